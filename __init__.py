@@ -1,0 +1,16 @@
+"""NVIDIA DALI's pipelines as JAX iterators, with exact epochs, masks and resume.
+
+The public names:
+
+- `data_iterator`: from a function of a DALI graph to one that makes iterators.
+- `DALIGenericIterator`: an iterator over pipelines made by hand.
+- `LastBatchPolicy`: DALI's own enum, FILL, DROP or PARTIAL.
+"""
+
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
+
+from .core.decorator import data_iterator as data_iterator
+from .core.iterator import DALIGenericIterator as DALIGenericIterator
+
+__all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator"]
+__version__ = "0.1.0"

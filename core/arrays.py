@@ -1,0 +1,94 @@
+"""DALI's tensors as NumPy and JAX arrays, without a copy where the executor allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from nvidia.dali.tensors import TensorListCPU, TensorListGPU
+
+TensorList = TensorListCPU | TensorListGPU
+
+# What JAX makes of these where jax_enable_x64 is off, without a word.
+_NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+def is_on_gpu(tensors: TensorList) -> bool:
+    """Whether a pipeline output lies in GPU memory."""
+    return isinstance(tensors, TensorListGPU)
+
+
+def check_uniform(tensors: TensorList, name: str) -> None:
+    """Raises ValueError where the samples of an output differ in shape."""
+    if tensors.is_dense_tensor():
+        return
+    shapes = tensors.shape()
+    other = next((shape for shape in shapes if shape != shapes[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"output {name!r} is ragged: its samples have shapes {tuple(shapes[0])} and "
+            f"{tuple(other)}, which no array can hold. Give them one shape in the pipeline, "
+            "e.g. by fn.resize or fn.crop for images, or by fn.pad for sequences"
+        )
+
+
+def check_width(dtype: Any, name: str) -> None:
+    """Raises TypeError where JAX would narrow an output's dtype silently."""
+    narrow = _NARROWED.get(str(dtype))
+    if narrow is not None and not jax.config.jax_enable_x64:
+        raise TypeError(
+            f"output {name!r} is {dtype}, which JAX would narrow to {narrow}. Cast it in the "
+            f"pipeline, e.g. fn.cast(..., dtype=types.{narrow.upper().replace('FLOAT32', 'FLOAT')})"
+            ", or keep it by jax.config.update('jax_enable_x64', True)"
+        )
+
+
+def host_view(
+    tensors: TensorListCPU, name: str, copy: bool = False, device_axis: bool = False
+) -> np.ndarray:
+    """A pipeline's CPU output as one NumPy array of shape [batch, ...].
+
+    Args:
+        tensors: The output, uniform in shape.
+        name: Its name, for errors.
+        copy: True where the executor reuses the buffer once it is released; else the
+            array is a read-only view that keeps the buffer alive.
+        device_axis: True for the shape [1, batch, ...].
+
+    Raises:
+        ValueError: If the samples differ in shape.
+    """
+    check_uniform(tensors, name)
+    view = np.asarray(tensors.as_tensor())
+    if copy:
+        view = view.copy()
+    # Views may alias the caller's own memory (external_source with no_copy) or each other.
+    view.flags.writeable = False
+    return view[None] if device_axis else view
+
+
+def gpu_array(
+    tensors: TensorListGPU, name: str, copy: bool = False, device_axis: bool = False
+) -> jax.Array:
+    """A pipeline's GPU output as a jax.Array of shape [batch, ...] on the same GPU.
+
+    Args:
+        tensors: The output, uniform in shape.
+        name: Its name, for errors.
+        copy: True where the executor reuses the buffer once it is released. JAX copies
+            asynchronously, so this waits until the copy is done (DALI issue 5617).
+        device_axis: True for the shape [1, batch, ...].
+
+    Raises:
+        ValueError: If the samples differ in shape.
+        TypeError: If JAX would narrow the dtype.
+    """
+    check_uniform(tensors, name)
+    if device_axis:
+        tensor = tensors.as_reshaped_tensor([1, len(tensors), *tensors[0].shape()])
+    else:
+        tensor = tensors.as_tensor()
+    check_width(np.dtype(tensor.__cuda_array_interface__["typestr"]), name)
+    array = jax.dlpack.from_dlpack(tensor)
+    return array.copy().block_until_ready() if copy else array

@@ -1,0 +1,106 @@
+"""The iterator's own arguments, checked once and shared by every way to make an iterator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+_AUTO_RESET = {"no": False, "yes": True}
+
+
+def _parse_auto_reset(value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    if isinstance(value, str) and value.lower() in _AUTO_RESET:
+        return _AUTO_RESET[value.lower()]
+    raise ValueError(f"auto_reset must be 'yes', 'no', True, False or None, not {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class IteratorConfig:
+    """Arguments of an iterator, in DALI's names; see `dalijax.DALIGenericIterator`.
+
+    Raises:
+        ValueError: If a value is not one of those allowed, or two exclude one another.
+        TypeError: If a value has the wrong type.
+    """
+
+    output_map: Sequence[str]
+    size: int = -1
+    reader_name: str | None = None
+    auto_reset: Any = False
+    last_batch_padded: bool = False
+    last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL
+    prepare_first_batch: bool = True
+    sharding: Any = None
+    devices: Sequence[Any] | None = None
+    pmap_compatible: bool | None = None
+    mask: str | None = None
+    as_numpy: bool | None = None
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "auto_reset", _parse_auto_reset(self.auto_reset))
+        set_field(self, "output_map", self._checked_names())
+        set_field(self, "size", int(self.size))
+        if self.size == 0 or self.size < -1:
+            raise ValueError(f"size must be a positive number of samples, or -1, not {self.size}")
+        if not isinstance(self.last_batch_policy, LastBatchPolicy):
+            raise ValueError(
+                "last_batch_policy must be one of LastBatchPolicy.FILL, DROP and PARTIAL, "
+                f"not {self.last_batch_policy!r}"
+            )
+        self._check_exclusive()
+
+    def _checked_names(self) -> tuple[str, ...]:
+        if isinstance(self.output_map, str):
+            raise TypeError(
+                f"output_map must be a list of names, not a string: "
+                f"pass [{self.output_map!r}] for a pipeline of one output"
+            )
+        names = tuple(self.output_map)
+        if not names:
+            raise ValueError(
+                "output_map is empty: name each output of the pipeline, "
+                "e.g. output_map=['images', 'labels']"
+            )
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"output_map must hold names, not {name!r}")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"output_map has {twice} more than once: names must be distinct")
+        if self.mask is not None and (not isinstance(self.mask, str) or self.mask in names):
+            raise ValueError(
+                f"mask must be a name that output_map {list(names)} has not, not {self.mask!r}"
+            )
+        return names
+
+    def _check_exclusive(self) -> None:
+        if self.reader_name is not None and self.size != -1:
+            raise ValueError(
+                f"size={self.size} together with reader_name={self.reader_name!r}: "
+                "the reader says the size, leave size out"
+            )
+        if self.sharding is not None and self.devices is not None:
+            raise ValueError(
+                "sharding and devices exclude one another: pass sharding for global arrays, "
+                "or devices for pmap's [devices, batch, ...] layout"
+            )
+        if self.sharding is not None and self.pmap_compatible:
+            raise ValueError(
+                "pmap_compatible=True with sharding: a sharded batch has no device axis. Pass "
+                "devices for pmap's layout"
+            )
+        placed = "sharding" if self.sharding is not None else "devices"
+        if self.sharding is not None or self.devices is not None:
+            if self.as_numpy:
+                raise ValueError(f"as_numpy=True with {placed}: only jax.Arrays can be placed")
+            if self.last_batch_policy is LastBatchPolicy.PARTIAL:
+                raise ValueError(
+                    f"LastBatchPolicy.PARTIAL with {placed}: every shard must keep its shape. "
+                    "Use LastBatchPolicy.FILL and mask='mask', which marks the padding"
+                )

@@ -1,0 +1,233 @@
+"""`data_iterator`: from a function of a DALI graph to one that makes iterators."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from .batches import choose_layout
+from .config import IteratorConfig
+from .iterator import DALIGenericIterator
+from .pipelines import DEFAULT_SEED, FunctionSource, default_device_id, function_parameters
+from .placement import DataShard, GlobalLayout
+
+
+class IteratorFunction:
+    """What `data_iterator` returns: called, it makes an iterator.
+
+    It takes the arguments of the pipeline function, those of ``nvidia.dali.pipeline_def``
+    (batch_size, num_threads, device_id, seed, ...) and ``checkpoints``. It pickles where its
+    pipeline function does.
+
+    Attributes:
+        pipeline_fn: The function of the graph.
+        config: The iterator's arguments, as given to `data_iterator`.
+    """
+
+    def __init__(self, pipeline_fn: Callable[..., Any], config: IteratorConfig):
+        functools.update_wrapper(self, pipeline_fn)
+        self.pipeline_fn = pipeline_fn
+        self.config = config
+
+    def __call__(
+        self, *args: Any, checkpoints: Sequence[bytes] | None = None, **kwargs: Any
+    ) -> DALIGenericIterator:
+        """Makes an iterator, at the start or where ``checkpoints`` say.
+
+        Args:
+            *args: Positional arguments of the pipeline function.
+            checkpoints: What an iterator's ``checkpoints()`` gave.
+            **kwargs: Arguments of the pipeline function, of ``nvidia.dali.pipeline_def``,
+                and those of `data_iterator` that it was not given. Left out, num_threads
+                is 4, seed is 0, and device_id is 0 where DALI sees a GPU and None (the CPU)
+                where not. With sharding or devices, batch_size is the global one, and the
+                pipeline of shard i has seed + i, so that shards draw different numbers.
+
+        Raises:
+            TypeError: For an argument that nobody takes.
+            ValueError: For one given here and to `data_iterator`, or that excludes another.
+        """
+        own = function_parameters(self.pipeline_fn)
+        config = self._configured({k: kwargs.pop(k) for k in _CONFIG - own if k in kwargs})
+        layout = choose_layout(config)
+        each: list[dict[str, Any]] = [{}]
+        if isinstance(layout, GlobalLayout):
+            each = self._placed(layout.shards, own, kwargs)
+        elif "device_id" not in own:
+            kwargs.setdefault("device_id", default_device_id())
+        source = FunctionSource(self.pipeline_fn, args, kwargs, each)
+        return DALIGenericIterator._from_source(source, config)
+
+    def _placed(
+        self, shards: Sequence[DataShard], own: frozenset[str], kwargs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """What differs between the pipelines of the data shards; takes it out of ``kwargs``."""
+        set_here = sorted({"shard_id", "num_shards"} & set(kwargs))
+        if set_here:
+            raise ValueError(f"{set_here} come from the sharding or the devices: leave them out")
+        missing = sorted({"shard_id", "num_shards"} - own)
+        if missing and shards[0].num_shards > 1:
+            raise ValueError(
+                f"{self.__name__}() has no argument {missing}, which its reader needs to read "
+                f"one of {shards[0].num_shards} shards: add shard_id=0 and num_shards=1 to it, "
+                "and pass both on to the reader"
+            )
+        if not isinstance(kwargs.get("batch_size"), int):
+            raise ValueError("batch_size, the global one, must be passed with sharding or devices")
+        if isinstance(kwargs.get("device_id"), int):
+            raise ValueError(
+                f"device_id={kwargs['device_id']} with sharding or devices, which say it: leave "
+                "it out, or pass None for pipelines on the CPU"
+            )
+        on_cpu = "device_id" in kwargs
+        kwargs.pop("device_id", None)
+        size = shards[0].batch_size(kwargs.pop("batch_size"))
+        each: list[dict[str, Any]] = []
+        for shard in shards:
+            one = {k: getattr(shard, k) for k in ("shard_id", "num_shards") if k not in missing}
+            one |= {"batch_size": size, "device_id": None if on_cpu else shard.device_id}
+            if "seed" not in own:
+                # One seed for all would give every shard the same random augmentations.
+                one["seed"] = (kwargs.get("seed") or DEFAULT_SEED) + shard.shard_id
+            each.append(one)
+        return each
+
+    def _configured(self, given: dict[str, Any]) -> IteratorConfig:
+        """The arguments of `data_iterator` and of the call together."""
+        both = sorted(
+            name for name in given if getattr(self.config, name) != _CONFIG_DEFAULTS[name]
+        )
+        if both:
+            raise ValueError(
+                f"{both} given both to data_iterator and to the call of {self.__name__}(): "
+                "pass each of them once"
+            )
+        return dataclasses.replace(self.config, **given) if given else self.config
+
+    def __reduce__(self) -> Any:
+        # Where the decorated name is this object, its function can't be found by that name.
+        found: Any = sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return self.__qualname__
+        return IteratorFunction, (self.pipeline_fn, self.config)
+
+    def __repr__(self) -> str:
+        return f"<data_iterator of {self.__module__}.{self.__qualname__}>"
+
+
+_CONFIG_DEFAULTS = {
+    field.name: None if field.default is dataclasses.MISSING else field.default
+    for field in dataclasses.fields(IteratorConfig)
+}
+_CONFIG = frozenset(_CONFIG_DEFAULTS)
+
+
+@overload
+def data_iterator(
+    pipeline_fn: Callable[..., Any],
+    output_map: Sequence[str] = ...,
+    size: int = ...,
+    reader_name: str | None = ...,
+    auto_reset: str | bool | None = ...,
+    last_batch_padded: bool = ...,
+    last_batch_policy: LastBatchPolicy = ...,
+    prepare_first_batch: bool = ...,
+    sharding: jax.sharding.Sharding | None = ...,
+    devices: Sequence[jax.Device] | None = ...,
+    pmap_compatible: bool | None = ...,
+    *,
+    mask: str | None = ...,
+    as_numpy: bool | None = ...,
+) -> IteratorFunction: ...
+
+
+@overload
+def data_iterator(
+    pipeline_fn: None = None,
+    output_map: Sequence[str] = ...,
+    size: int = ...,
+    reader_name: str | None = ...,
+    auto_reset: str | bool | None = ...,
+    last_batch_padded: bool = ...,
+    last_batch_policy: LastBatchPolicy = ...,
+    prepare_first_batch: bool = ...,
+    sharding: jax.sharding.Sharding | None = ...,
+    devices: Sequence[jax.Device] | None = ...,
+    pmap_compatible: bool | None = ...,
+    *,
+    mask: str | None = ...,
+    as_numpy: bool | None = ...,
+) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
+
+
+def data_iterator(
+    pipeline_fn: Callable[..., Any] | None = None,
+    output_map: Sequence[str] = [],
+    size: int = -1,
+    reader_name: str | None = None,
+    auto_reset: str | bool | None = False,
+    last_batch_padded: bool = False,
+    last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
+    prepare_first_batch: bool = True,
+    sharding: jax.sharding.Sharding | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    pmap_compatible: bool | None = None,
+    *,
+    mask: str | None = None,
+    as_numpy: bool | None = None,
+) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
+    """Turns a function of a DALI graph into one that makes iterators.
+
+    Works as a decorator, with and without arguments, and as a plain call, with the names
+    and the order of ``nvidia.dali.plugin.jax.data_iterator``::
+
+        @data_iterator(output_map=["images", "labels"], reader_name="reader")
+        def iterator_fn(data_dir):
+            jpegs, labels = fn.readers.file(file_root=data_dir, name="reader")
+            images = fn.decoders.image(jpegs, device="mixed")
+            return fn.resize(images, size=(224, 224)), labels.gpu()
+
+        for batch in iterator_fn("train", batch_size=128):
+            step(batch["images"], batch["labels"])
+
+    Args:
+        pipeline_fn: The function of the graph. For several devices it takes ``shard_id`` and
+            ``num_shards`` and hands them to its reader.
+        output_map, size, reader_name, auto_reset, last_batch_padded, last_batch_policy,
+            prepare_first_batch, pmap_compatible, mask, as_numpy: As for
+            `dalijax.DALIGenericIterator`.
+        sharding: A jax.sharding.Sharding: batches are global arrays placed by it.
+        devices: jax devices, one pipeline for each: batches have pmap's layout
+            [devices, batch, ...].
+
+    Returns:
+        An `IteratorFunction`, or a decorator that makes one where ``pipeline_fn`` is None.
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+    """
+    config = IteratorConfig(
+        output_map=output_map,
+        size=size,
+        reader_name=reader_name,
+        auto_reset=auto_reset,
+        last_batch_padded=last_batch_padded,
+        last_batch_policy=last_batch_policy,
+        prepare_first_batch=prepare_first_batch,
+        sharding=sharding,
+        devices=devices,
+        pmap_compatible=pmap_compatible,
+        mask=mask,
+        as_numpy=as_numpy,
+    )
+    if pipeline_fn is None:
+        return lambda decorated: IteratorFunction(decorated, config)
+    return IteratorFunction(pipeline_fn, config)

@@ -1,0 +1,291 @@
+"""Pipelines at a position: which batch is next, how it is taken, and how to stand there again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nvidia.dali import Pipeline
+
+from .config import IteratorConfig
+from .epochs import EpochPlan
+from .pipelines import PipelineSource, reader_meta
+from .runner import Outputs, Runner, SourceEnded, SourceError
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Where the pipelines must stand to deliver a batch next.
+
+    Attributes:
+        checkpoints: DALI's checkpoint of each pipeline, or None where there is none to be had.
+        lag: Number of batches to drop after restoring them. It is more than 0 after a failed
+            batch (DALI's checkpoint of one is incomplete, so that the one before it is kept)
+            and between epochs (an epoch may consume more batches than it delivers).
+    """
+
+    checkpoints: tuple[bytes, ...] | None = None
+    lag: int = 0
+
+    def later(self, batches: int) -> Mark:
+        """The mark so many batches further on."""
+        return dataclasses.replace(self, lag=self.lag + batches)
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """The next batch to deliver: ``step`` of ``epoch``.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        step: Number of its batches that are behind it, failed ones included.
+        mark: Where the pipelines stand; None before they were first built.
+        epoch_mark: Where they stood at the epoch's start.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    mark: Mark | None = None
+    epoch_mark: Mark | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """What a run gave: a value or an error, and the position after it."""
+
+    value: Any
+    error: Exception | None
+    after: Position
+
+
+class Feed:
+    """The pipelines of one iterator and the position of its consumer; not thread-safe.
+
+    Args:
+        source: Where the pipelines come from.
+        config: The iterator's arguments.
+
+    Attributes:
+        position: The consumer's position. `take` doesn't move it: the caller does, by
+            setting it to what `Taken.after` says.
+        batch_size: Batch size of each pipeline; 0 until they are built.
+        plan: The epochs; None where only the source knows their end, and until then.
+        streams: The shard of each pipeline in epoch 0.
+    """
+
+    def __init__(self, source: PipelineSource, config: IteratorConfig):
+        self.source = source
+        self.position = Position()
+        self.batch_size = 0
+        self.plan: EpochPlan | None = None
+        self.streams: tuple[int, ...] = ()
+        self._config = config
+        self._runner: Runner | None = None
+
+    def runner(self) -> Runner:
+        """The running pipelines, built to stand at the position where there are none."""
+        if self._runner is None:
+            mark = self.position.mark or Mark()
+            built = self.source.build(mark.checkpoints)
+            self._read_plan(built)
+            self._runner = Runner(built, mark.lag)
+            if self.position.mark is None:
+                start = Mark(self._runner.checkpoints())
+                self.position = dataclasses.replace(self.position, mark=start, epoch_mark=start)
+        return self._runner
+
+    def drop(self) -> None:
+        """Frees the pipelines; the next use builds them again, at the position."""
+        self._runner = None
+
+    def _read_plan(self, built: Sequence[Pipeline]) -> None:
+        config, outputs = self._config, built[0].num_outputs
+        if outputs != len(config.output_map):
+            raise ValueError(
+                f"output_map names {len(config.output_map)} outputs, {list(config.output_map)}, "
+                f"but the pipeline has {outputs}: give each of them one name"
+            )
+        self.batch_size = built[0].max_batch_size
+        samples, shards, padded, stick = config.size, len(built), config.last_batch_padded, False
+        self.streams = tuple(range(shards))
+        if config.reader_name is not None:
+            metas = reader_meta(built, config.reader_name)
+            samples, shards = metas[0]["epoch_size"], metas[0]["number_of_shards"]
+            padded, stick = bool(metas[0]["pad_last_batch"]), bool(metas[0]["stick_to_shard"])
+            self.streams = tuple(meta["shard_id"] for meta in metas)
+            if config.last_batch_padded and not padded:
+                raise ValueError(
+                    f"last_batch_padded=True, but reader {config.reader_name!r} has "
+                    "pad_last_batch=False: leave last_batch_padded out, the reader says it"
+                )
+        elif samples < 0 and shards > 1:
+            raise ValueError(
+                f"{shards} pipelines without reader_name or size: only a single pipeline can "
+                "end its epoch by StopIteration"
+            )
+        if samples > 0:
+            self.plan = EpochPlan(
+                samples, shards, self.batch_size, config.last_batch_policy, padded, stick
+            )
+
+    # Position
+
+    def delivered(self) -> int | None:
+        """Number of batches that the current epoch delivers; None where it can't be known."""
+        self.runner()
+        if self.plan is None:
+            return None
+        return self.plan.delivered(self.position.epoch, self.streams[0])
+
+    def at_end(self) -> bool:
+        """Whether every batch of the current epoch is behind the position."""
+        total = self.delivered()
+        if total is not None:
+            return self.position.step >= total
+        # An ended source at the start of an epoch is one to restart, or an error.
+        return self.position.step > 0 and self.runner().ended()
+
+    def _valid(self, outputs: Sequence[Outputs]) -> list[int]:
+        """Samples of each pipeline's batch that belong to the epoch, once sizes are checked."""
+        lengths = [len(own[0]) for own in outputs]
+        here, plan = self.position, self.plan
+        if plan is None:
+            return lengths
+        if lengths != [self.batch_size] * len(lengths):
+            raise ValueError(
+                f"the pipelines gave batches of {lengths} samples, not of {self.batch_size}: "
+                "with size or reader_name each batch must be whole. Leave size out (-1) for a "
+                "source of smaller batches"
+            )
+        return [plan.valid(here.epoch, here.step, stream) for stream in self.streams]
+
+    def next_epoch(self) -> None:
+        """Moves from the end of an epoch to the start of the next one."""
+        here = self.position
+        mark, epoch = here.mark or Mark(), here.epoch + 1
+        if self.plan is not None:
+            epoch = self.plan.next_epoch(here.epoch)
+            behind = self.plan.first_batch(here.epoch) + here.step
+            skipped = self.plan.first_batch(epoch) - behind
+            mark = mark.later(skipped)
+            self.runner().lag += skipped
+        else:
+            self.runner().restart()
+            mark = Mark(self.runner().checkpoints())
+        self.position = Position(epoch, 0, mark, mark)
+
+    def rewind(self) -> None:
+        """Moves back to the start of the current epoch.
+
+        Raises:
+            RuntimeError: If nothing says how the pipelines stood there.
+        """
+        here = self.position
+        if here.step == 0:
+            return
+        start = here.epoch_mark or Mark()
+        exact = start.checkpoints is not None and not self.source.unresumable
+        if not self.source.rebuildable or not (exact or here.epoch == 0):
+            why = self.source.unresumable or "the pipelines can't be built again"
+            raise RuntimeError(
+                f"reset() at batch {here.step} of epoch {here.epoch} can't go back to the "
+                f"epoch's start: {why}. Finish the epoch first, or use dalijax.data_iterator "
+                "over a source that DALI can checkpoint"
+            )
+        self.drop()
+        self.position = Position(here.epoch, 0, start if exact else None, start if exact else None)
+
+    # Batches
+
+    def take(self, make: Callable[[Sequence[Outputs], Sequence[int], bool], Any]) -> Taken:
+        """Takes the batch at the position.
+
+        Args:
+            make: Makes the value to deliver: of each pipeline's outputs, of the number of
+                their samples that belong to the epoch, and of whether to copy.
+
+        Raises:
+            SourceEnded: If the source turns out to have ended, which is the epoch's end.
+            Exception: What the pipelines' own source raised; its batch stays the next one.
+            RuntimeError: If the source has no batch although the epoch has one.
+        """
+        here = self.position
+        value, error = None, None
+        try:
+            value = self._run(
+                lambda outputs: make(outputs, self._valid(outputs), not self.runner().dynamic)
+            )
+        except SourceEnded:
+            raise
+        except (_NoBatch, SourceError) as failed:
+            if isinstance(failed, SourceError):
+                self._stand_again()
+            raise failed.__cause__ or failed from None
+        except Exception as failed:
+            error = self._failed(failed)
+        except BaseException:
+            # Ctrl-C, say: the batch may be lost on the way, so stand before it again.
+            self._stand_again()
+            raise
+        if error is None:
+            mark = Mark(self.runner().checkpoints())
+        else:
+            mark = (here.mark or Mark()).later(1)
+        return Taken(value, error, dataclasses.replace(here, step=here.step + 1, mark=mark))
+
+    def _run(self, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
+        here, runner = self.position, self.runner()
+        try:
+            return runner.take(convert)
+        except SourceEnded:
+            if here.step > 0 and self.plan is None:
+                raise
+            if here.step > 0:
+                raise _NoBatch(
+                    f"the pipeline's source ended after {here.step} of {self.delivered()} "
+                    f"batches of epoch {here.epoch}: it gives fewer samples than the epoch's "
+                    f"size. Pass the size that it really has, a multiple of the batch size "
+                    f"{self.batch_size} where it drops the rest"
+                ) from None
+        if self.plan is not None:
+            # The source's epoch ended with ours; that of a source without a plan was
+            # started by next_epoch().
+            runner.restart()
+            with contextlib.suppress(SourceEnded):
+                return runner.take(convert)
+        if self.source.rebuildable:
+            # An iterable is used up, but its pipeline's function makes it anew.
+            self._runner = Runner(self.source.build(runner.checkpoints()))
+            with contextlib.suppress(SourceEnded):
+                return self._runner.take(convert)
+        raise _NoBatch(
+            f"the pipeline's source gives no batch in epoch {here.epoch}: it is used up. Let "
+            "fn.external_source start again by cycle='raise' (an iterable or a generator "
+            "function), or create the iterator that it reads inside the pipeline function"
+        )
+
+    def _failed(self, error: Exception) -> Exception:
+        """The error to raise for a batch that is used up; DALI's own says where it happened."""
+        if not isinstance(error, RuntimeError):
+            return error
+        # DALI ends with "Current pipeline object is no longer valid", which isn't so here.
+        text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
+        here = self.position
+        failed = RuntimeError(
+            f"batch {here.step} of epoch {here.epoch} failed, and counts as delivered; the next "
+            f"call goes on with the batch after it. DALI says: {text}"
+        )
+        failed.__cause__ = error
+        return failed
+
+    def _stand_again(self) -> None:
+        """Has the pipelines built anew at the position, where that is exact."""
+        mark = self.position.mark
+        if mark and mark.checkpoints and self.source.rebuildable and not self.source.unresumable:
+            self.drop()
+
+
+class _NoBatch(RuntimeError):
+    """The source has no batch where the epoch has one; it is no batch that failed."""

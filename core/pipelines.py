@@ -1,0 +1,213 @@
+"""Making DALI pipelines: from a decorated function, again and again, or those handed in."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from nvidia.dali import Pipeline, backend, pipeline_def
+
+# Documented as "not to be considered optimised", in DALI's plugin as here.
+DEFAULT_NUM_THREADS = 4
+# Two iterators that are built alike deliver alike; DALI would draw a seed for each build.
+DEFAULT_SEED = 0
+
+_NO_SOURCE_STATE = "Checkpointing enabled in a pipeline with external source"
+_PIPELINE_ARGS = frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"}
+_DEF_ARGS = _PIPELINE_ARGS | {"enable_conditionals", "debug"}
+
+
+def default_device_id() -> int | None:
+    """0 where DALI sees a GPU, None (a CPU-only pipeline) where it does not."""
+    return 0 if backend.GetCUDADeviceCount() > 0 else None
+
+
+class PipelineSource(Protocol):
+    """Where an iterator has its pipelines from.
+
+    Attributes:
+        unresumable: Why a checkpoint can't tell where the pipelines stand, or "" where it can.
+        rebuildable: Whether `build` may be called again.
+    """
+
+    unresumable: str
+    rebuildable: bool
+
+    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
+        """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
+        ...
+
+
+def _build(pipeline: Pipeline) -> None:
+    """Builds a pipeline; a missing GPU is said with its cure."""
+    try:
+        pipeline.build()
+    except RuntimeError as error:
+        text = str(error)
+        if backend.GetCUDADeviceCount() == 0 and ("CUDA" in text or "GPU" in text):
+            raise RuntimeError(
+                f"the pipeline needs a GPU (device_id={pipeline.device_id}) and DALI sees none "
+                "on this machine. For the CPU, use device='cpu' for its decoders, no .gpu(), "
+                f"and leave device_id out or pass None. DALI says: {text}"
+            ) from error
+        raise
+
+
+class FunctionSource:
+    """Pipelines from a graph function, rebuilt as often as needed.
+
+    Args:
+        pipeline_fn: A function of the graph, plain or decorated by `nvidia.dali.pipeline_def`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments and those of `nvidia.dali.pipeline_def`.
+        each: What differs between the pipelines (device_id, shard_id, ...), one mapping
+            for each pipeline to build.
+
+    Raises:
+        TypeError: If a keyword belongs neither to the function nor to pipeline_def.
+    """
+
+    rebuildable = True
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        each: Sequence[Mapping[str, Any]] = ({},),
+    ):
+        self.unresumable = ""
+        self._fn = pipeline_fn
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs or {})
+        for name in ("seed", "num_threads"):  # None is the default: left out
+            if self._kwargs.get(name, "") is None and name not in function_parameters(pipeline_fn):
+                del self._kwargs[name]
+        self._each = [dict(one) for one in each]
+        own = function_parameters(pipeline_fn)
+        unknown = sorted((set(self._kwargs) | set(self._each[0])) - own - _DEF_ARGS)
+        if unknown:
+            raise TypeError(
+                f"{getattr(pipeline_fn, '__name__', pipeline_fn)!s}() has no argument {unknown}: "
+                f"its own are {sorted(own)}, the others are those of nvidia.dali.pipeline_def"
+            )
+        # Unless asked for by name, checkpointing falls back to none where DALI refuses it.
+        asked = self._kwargs.pop("enable_checkpointing", None)
+        self._may_fall_back = asked is None
+        self._checkpointing = True if asked is None else bool(asked)
+        if not self._checkpointing:
+            self.unresumable = "enable_checkpointing=False was passed"
+
+    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
+        chosen = checkpoints or [None] * len(self._each)
+        return [self._build_one(one, c) for one, c in zip(self._each, chosen, strict=True)]
+
+    def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                pipeline = self._define(one, checkpoint)
+                _build(pipeline)
+            except RuntimeError as error:
+                if not self._may_fall_back or "checkpoint" not in str(error).lower():
+                    raise
+                self._may_fall_back = False
+                self._checkpointing = False
+                self.unresumable = f"DALI can't checkpoint this graph: {error}"
+                pipeline = self._define(one, None)
+                _build(pipeline)
+        for warning in caught:
+            # Said where a state is asked for: such a pipeline iterates well without one.
+            if str(warning.message).startswith(_NO_SOURCE_STATE):
+                self.unresumable = str(warning.message).split(". ")[0]
+            else:
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+        return pipeline
+
+    def _define(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
+        state = {"enable_checkpointing": self._checkpointing, "checkpoint": checkpoint}
+        defaults = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
+        call = {**self._kwargs, **one}
+        if not getattr(self._fn, "_is_pipeline_def", False):
+            return pipeline_def(**defaults, **state)(self._fn)(*self._args, **call)
+        # Its own decorator may have set the defaults: only those that it left out are ours.
+        pipeline = self._fn(*self._args, **state, **call)
+        left_out = {k: v for k, v in defaults.items() if getattr(pipeline, k) is None}
+        if left_out:
+            pipeline = self._fn(*self._args, **state, **call, **left_out)
+        return pipeline
+
+
+class GivenSource:
+    """Pipelines that the caller made; one or a list of them.
+
+    Raises:
+        TypeError: If one of them is no `nvidia.dali.Pipeline`.
+        ValueError: If there is none, or their batch sizes or checkpointing differ.
+    """
+
+    rebuildable = False
+
+    def __init__(self, pipelines: Pipeline | Sequence[Pipeline]):
+        given = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)
+        if not given:
+            raise ValueError("pipelines is empty: pass a Pipeline or a list of them")
+        for pipeline in given:
+            if not isinstance(pipeline, Pipeline):
+                raise TypeError(f"pipelines must hold nvidia.dali.Pipeline, not {pipeline!r}")
+        sizes = [pipeline.max_batch_size for pipeline in given]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"all pipelines must have one batch_size, not {sizes}")
+        self.unresumable = "the pipelines were made without enable_checkpointing=True"
+        self._given: list[Pipeline] | None = given
+
+    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
+        if self._given is None or checkpoints is not None:
+            raise RuntimeError(
+                "pipelines made by hand can't be built again: use dalijax.data_iterator, "
+                "which builds them from their function"
+            )
+        given, self._given = self._given, None
+        for pipeline in given:
+            _build(pipeline)
+        return given
+
+
+def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
+    """Names of the arguments of a graph function that may be passed by keyword."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(pipeline_fn).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind in kinds)
+
+
+def reader_names(pipeline: Pipeline) -> list[str]:
+    """Names of the readers of a built pipeline that know their epoch's size."""
+    return sorted(pipeline.reader_meta())
+
+
+def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
+    """DALI's metadata of one reader in each of the pipelines.
+
+    Raises:
+        ValueError: If a pipeline has no such reader (the message lists those that it has),
+            or the readers disagree on what must be alike.
+    """
+    metas = []
+    for pipeline in pipelines:
+        known = reader_names(pipeline)
+        if name not in known:
+            raise ValueError(
+                f"reader_name={name!r} is not in the pipeline: its readers are {known}. "
+                "Give the reader operator that name, e.g. fn.readers.file(..., name="
+                f"{name!r})"
+            )
+        metas.append(pipeline.reader_meta(name))
+    for key in ("epoch_size", "number_of_shards", "pad_last_batch", "stick_to_shard"):
+        values = [meta[key] for meta in metas]
+        if len(set(values)) > 1:
+            raise ValueError(f"reader {name!r} has another {key} in each pipeline: {values}")
+    return metas

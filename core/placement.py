@@ -1,0 +1,255 @@
+"""Where a batch lives: from a Sharding or a list of devices to pipelines, and back to arrays.
+
+The rows of a global batch are cut into *data shards*, the distinct row ranges that the
+sharding gives to devices. One pipeline decodes each data shard that a local device holds, on
+the first such device; the others get copies::
+
+    mesh (data=2, model=2), P("data")          rows 0..B/2          rows B/2..B
+                                               device 0, device 1   device 2, device 3
+                                               pipeline 0           pipeline 1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class DataShard:
+    """One distinct range of a global batch's rows, and who holds it.
+
+    Attributes:
+        shard_id: Position of the range among all ranges, over all processes.
+        num_shards: Number of the ranges.
+        devices: The local devices that hold it; the first of them decodes it.
+    """
+
+    shard_id: int
+    num_shards: int
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def device_id(self) -> int | None:
+        """DALI's device_id for the pipeline: the GPU's number on this host, None on a CPU."""
+        return gpu_ordinal(self.devices[0])
+
+    def batch_size(self, global_batch: int) -> int:
+        """Rows of this shard.
+
+        Raises:
+            ValueError: If the shards do not divide the global batch.
+        """
+        if global_batch % self.num_shards:
+            raise ValueError(
+                f"batch_size={global_batch} is not divisible by the {self.num_shards} data "
+                "shards that the sharding cuts it into: batch_size is the global batch, "
+                f"e.g. {-(-global_batch // self.num_shards) * self.num_shards}"
+            )
+        return global_batch // self.num_shards
+
+
+def gpu_ordinal(device: jax.Device) -> int | None:
+    """The number of a GPU among those of its host; None for a CPU."""
+    return None if device.platform == "cpu" else int(device.local_hardware_id)
+
+
+def _rank(sharding: Sharding) -> int:
+    """The least rank of an array that a sharding can place."""
+    if isinstance(sharding, NamedSharding):
+        return max(1, len(sharding.spec))
+    return 1
+
+
+def data_shards(sharding: Sharding) -> list[DataShard]:
+    """The data shards that this process holds, in order of their rows.
+
+    Args:
+        sharding: Any sharding; its device order, its unused axes and the processes that it
+            spans may be what they like.
+    """
+    # Rows of a virtual array that every axis divides: only the cuts matter.
+    shape = (sharding.num_devices,) * _rank(sharding)
+
+    def first_row(index: tuple[slice, ...] | None) -> int:
+        return index[0].indices(shape[0])[0] if index else 0
+
+    order = sorted({first_row(index) for index in sharding.devices_indices_map(shape).values()})
+    holders: dict[int, list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        holders.setdefault(first_row(index), []).append(device)
+    return [
+        DataShard(order.index(start), len(order), tuple(devices))
+        for start, devices in sorted(holders.items())
+    ]
+
+
+def rows_sharding(sharding: Sharding) -> Sharding:
+    """A sharding that cuts rows alike and nothing else, for arrays of any rank from 1."""
+    if isinstance(sharding, NamedSharding):
+        rows = sharding.spec[0] if len(sharding.spec) else None
+        return NamedSharding(sharding.mesh, PartitionSpec(rows))
+    return sharding
+
+
+def _output_shardings(
+    sharding: Sharding | Mapping[str, Any], names: Sequence[str]
+) -> dict[str, Sharding]:
+    """The sharding of each output, given one for all or a dict."""
+    if isinstance(sharding, Sharding):
+        return dict.fromkeys(names, sharding)
+    if not isinstance(sharding, Mapping):
+        raise TypeError(f"sharding must be a jax.sharding.Sharding or a dict, not {sharding!r}")
+    if set(sharding) != set(names):
+        raise ValueError(
+            f"sharding is for {sorted(sharding)}, the outputs are {sorted(names)}: "
+            "give each output one"
+        )
+    mesh = next((s.mesh for s in sharding.values() if isinstance(s, NamedSharding)), None)
+    made: dict[str, Sharding] = {}
+    for name, one in sharding.items():
+        if isinstance(one, PartitionSpec):
+            if mesh is None:
+                raise ValueError(
+                    f"sharding[{name!r}] is a PartitionSpec, and no output has a NamedSharding "
+                    "whose mesh it could use: pass NamedSharding(mesh, spec) for one of them"
+                )
+            one = NamedSharding(mesh, one)
+        if not isinstance(one, Sharding):
+            raise TypeError(f"sharding[{name!r}] must be a Sharding or PartitionSpec, not {one!r}")
+        made[name] = one
+    return made
+
+
+def _put(piece: Any, device: jax.Device) -> jax.Array:
+    """A piece on a device, in place where it is there already."""
+    if isinstance(piece, jax.Array) and piece.devices() == {device}:
+        return piece
+    return jax.device_put(piece, device)
+
+
+class GlobalLayout:
+    """Batches as global arrays, each output placed by its sharding.
+
+    Nothing is concatenated: each device gets its rows from the pipeline of its data shard,
+    in place where they are there already.
+
+    Args:
+        sharding: One Sharding for all outputs, or a dict of output name to Sharding or
+            PartitionSpec (of the mesh of another output's NamedSharding).
+        names: The outputs' names.
+
+    Attributes:
+        shards: This process's data shards, one for each pipeline. Where outputs cut the rows
+            differently, those of the finest cut; the others are resharded by JAX.
+
+    Raises:
+        ValueError, TypeError: If an output has no sharding, or it is none.
+    """
+
+    def __init__(self, sharding: Sharding | Mapping[str, Any], names: Sequence[str]):
+        self._shardings = _output_shardings(sharding, names)
+        cuts = {name: data_shards(one) for name, one in self._shardings.items()}
+        finest = max(cuts, key=lambda name: cuts[name][0].num_shards)
+        self.shards = cuts[finest]
+        self._rows = rows_sharding(self._shardings[finest])
+        self._direct = {name for name, cut in cuts.items() if cut == self.shards}
+
+    def place(self, name: str, pieces: Sequence[Any]) -> jax.Array:
+        """One global array of the rows that each local pipeline decoded.
+
+        Args:
+            name: The output's name; one that is no output is placed by rows.
+            pieces: [rows, ...] of each data shard: NumPy arrays, or jax.Arrays on its first
+                device.
+
+        Raises:
+            ValueError: If the pieces differ in shape, or the sharding doesn't fit it.
+        """
+        shapes = {piece.shape for piece in pieces}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"output {name!r} has another shape in each shard, {sorted(shapes)}: give it "
+                "one shape in the pipeline, e.g. by fn.resize or fn.pad"
+            )
+        target = self._shardings.get(name, self._rows)
+        if name in self._direct:
+            return self._assemble(name, pieces, target)
+        whole = self._assemble(name, pieces, self._rows)
+        return whole if target is self._rows else jax.device_put(whole, target)
+
+    def _assemble(self, name: str, pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
+        rows, *rest = pieces[0].shape
+        shape = (rows * self.shards[0].num_shards, *rest)
+        try:
+            indices = sharding.addressable_devices_indices_map(shape)
+        except (ValueError, IndexError) as error:
+            raise ValueError(
+                f"output {name!r} of shape {shape} does not fit {sharding}: {error}. Pass "
+                "sharding as a dict of output name to the Sharding of each"
+            ) from error
+        arrays: dict[jax.Device, jax.Array] = {}
+        for shard, piece in zip(self.shards, pieces):
+            first: dict[str, jax.Array] = {}
+            for device in shard.devices:
+                own = indices[device][1:]
+                part = piece if own == (slice(None),) * len(own) else piece[(slice(None), *own)]
+                # Further holders copy from the first, device to device.
+                arrays[device] = _put(first.get(str(own), part), device)
+                first.setdefault(str(own), arrays[device])
+        ordered = [arrays[device] for device in indices]
+        return jax.make_array_from_single_device_arrays(shape, sharding, ordered)
+
+
+class LocalLayout:
+    """Batches where the pipelines left them; what several pipelines give is put together.
+
+    Args:
+        host: The CPU device for CPU outputs; None keeps them NumPy arrays.
+    """
+
+    def __init__(self, host: jax.Device | None):
+        self._host = host
+
+    def place(self, name: str, pieces: Sequence[Any]) -> Any:
+        """One array of the pieces that the pipelines decoded, along dimension 0.
+
+        Pieces of different GPUs become one array over them, in place; those of one device
+        are concatenated there.
+        """
+        if len(pieces) == 1:
+            return self._on_host(pieces[0])
+        if not isinstance(pieces[0], jax.Array):
+            return self._on_host(np.concatenate(pieces))
+        devices = [piece.device for piece in pieces]
+        if len(set(devices)) == 1:
+            return jnp.concatenate(pieces)
+        return over_devices(devices, [name]).place(name, pieces)
+
+    def _on_host(self, piece: Any) -> Any:
+        if self._host is None or isinstance(piece, jax.Array):
+            return piece
+        return jax.device_put(piece, self._host)
+
+
+def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalLayout:
+    """A layout that cuts dimension 0 over devices, in their order.
+
+    Raises:
+        ValueError: If there is no device, one of them twice, or several processes.
+    """
+    if not devices or len(set(devices)) < len(devices):
+        raise ValueError(f"devices must be distinct and at least one, not {list(devices)}")
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"devices over {jax.process_count()} processes: pmap's layout is for one process, "
+            "pass sharding for global arrays instead"
+        )
+    mesh = jax.sharding.Mesh(np.array(devices, dtype=object), ("device",))
+    return GlobalLayout(NamedSharding(mesh, PartitionSpec("device")), names)

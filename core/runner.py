@@ -1,0 +1,189 @@
+"""Running pipelines: scheduling ahead, taking outputs in step, and what happens on errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from nvidia.dali import Pipeline
+
+from .arrays import TensorList
+
+T = TypeVar("T")
+Outputs = Sequence[TensorList]
+_ALL = 1 << 30
+
+
+def _drop(outputs: Sequence[Outputs]) -> None:
+    """The conversion of a batch that nobody wants."""
+
+
+class SourceEnded(Exception):
+    """The pipelines' own source raised StopIteration: there is no further batch."""
+
+
+class SourceError(Exception):
+    """The pipelines' own source raised; ``__cause__`` is what. Its batch was not produced."""
+
+
+def _queue_depth(pipeline: Pipeline) -> int:
+    """Batches that DALI schedules ahead of the consumer."""
+    if not pipeline.exec_pipelined:
+        return 1
+    if pipeline.exec_separated:
+        return max(pipeline.cpu_queue_size, pipeline.gpu_queue_size)
+    return pipeline.prefetch_queue_depth
+
+
+class _Lane:
+    """One pipeline and what is scheduled in it."""
+
+    def __init__(self, pipeline: Pipeline):
+        self.pipeline = pipeline
+        self._depth = _queue_depth(pipeline)
+        self._scheduled = 0
+        self._fresh = True
+        self.error: Exception | None = None
+
+    def schedule(self, most: int) -> None:
+        """Fills the queue by at most so many runs, without waiting for any of them."""
+        while self._scheduled < self._depth and most > 0 and self.error is None:
+            # DALI's first run after a build or a reset fills the whole queue by itself.
+            runs, self._fresh = (self._depth if self._fresh else 1), False
+            try:
+                self.pipeline.schedule_run()
+            except Exception as error:  # the source's own: said when its batch is due
+                self.error = error
+                return
+            # Where the source has ended nothing more is scheduled: empty() tells the truth.
+            self._scheduled += runs
+            most -= 1
+
+    def empty(self) -> bool:
+        """Whether no scheduled batch is left to take."""
+        return self.pipeline.empty()
+
+    def share(self) -> Outputs:
+        """The next outputs; they belong to the caller until `release`."""
+        if self.empty():
+            if self.error is not None:
+                error, self.error = self.error, None
+                self._scheduled = 0
+                raise SourceError(str(error)) from error
+            raise SourceEnded
+        self._scheduled -= 1
+        return self.pipeline.share_outputs()
+
+    def restart(self) -> None:
+        """Starts the next epoch of a source that has ended."""
+        self.pipeline.reset()
+        self._scheduled = 0
+        self._fresh = True
+
+
+class Runner:
+    """Built pipelines, run in step: batch k of all of them is taken together.
+
+    Args:
+        pipelines: Built pipelines, none of whose runs has been scheduled.
+        lag: Number of batches to drop before the first that is taken.
+    """
+
+    def __init__(self, pipelines: Sequence[Pipeline], lag: int = 0):
+        self.pipelines = tuple(pipelines)
+        self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
+        self.lag = lag
+        self._lanes = [_Lane(pipeline) for pipeline in pipelines]
+        self._can_checkpoint = all(_can_checkpoint(pipeline) for pipeline in pipelines)
+
+    def schedule(self, most: int = _ALL) -> None:
+        """Fills the queues by at most ``most`` runs, without waiting for a result."""
+        for lane in self._lanes:
+            lane.schedule(most)
+
+    def ended(self) -> bool:
+        """Whether the source has no further batch in this epoch; it waits for nothing."""
+        self.schedule()
+        return any(lane.empty() and lane.error is None for lane in self._lanes)
+
+    def restart(self) -> None:
+        """Starts the next epoch of sources that have ended; readers run on by themselves."""
+        self.lag = 0
+        for lane in self._lanes:
+            if lane.empty():
+                lane.restart()
+
+    def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
+        """Takes one batch, drops ``lag`` batches before it, and schedules what comes next.
+
+        Args:
+            convert: Makes the caller's value of the outputs of each pipeline, before their
+                buffers are given back to DALI.
+
+        Raises:
+            SourceEnded: If the source has no further batch; nothing was taken.
+            SourceError: If the source failed; nothing was taken.
+            Exception: What DALI or ``convert`` raised. The batch is then used up, in all
+                pipelines, and the next call takes the next one.
+        """
+        self.schedule()
+        dropped = self.lag > 0
+        while self.lag:
+            self._schedule_if_empty()
+            try:
+                self._share(_drop)
+            except (SourceEnded, SourceError):
+                raise
+            except Exception:
+                pass
+            self.lag -= 1
+        # One run for each batch taken: what was dropped is made up by the next call, so that
+        # no restore runs more than the queue and one batch.
+        runs = 1 - self._schedule_if_empty() if dropped else _ALL
+        try:
+            return self._share(convert)
+        finally:
+            self.schedule(runs)
+
+    def _schedule_if_empty(self) -> int:
+        """Schedules one run where nothing is left to take; returns how many it scheduled."""
+        if not any(lane.empty() for lane in self._lanes):
+            return 0
+        self.schedule(1)
+        return 1
+
+    def _share(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
+        outputs: list[Outputs] = []
+        failure: Exception | None = None
+        shared: list[_Lane] = []
+        for lane in self._lanes:  # all of them, so that they stay in step after a failure
+            try:
+                outputs.append(lane.share())
+                shared.append(lane)
+            except (SourceEnded, SourceError) as error:
+                failure = error
+            except Exception as error:
+                failure = failure or error
+                shared.append(lane)
+        try:
+            if failure is not None:
+                raise failure
+            return convert(outputs)
+        finally:
+            for lane in shared:
+                lane.pipeline.release_outputs()
+
+    def checkpoints(self) -> tuple[bytes, ...] | None:
+        """DALI's checkpoint of each pipeline at the batch taken last; None if disabled."""
+        if not self._can_checkpoint:
+            return None
+        return tuple(lane.pipeline.checkpoint() for lane in self._lanes)
+
+
+def _can_checkpoint(pipeline: Pipeline) -> bool:
+    """Whether a pipeline was built with checkpointing; no property says it."""
+    try:
+        pipeline.checkpoint()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,47 @@
+"""Fixtures of all tests: fake devices, and small data sets whose samples carry their number."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+NUM_FILES = 12
+
+
+def write_jpegs(folder: pathlib.Path, count: int) -> list[str]:
+    """JPEGs of one grey each: picture i decodes to 8 * i in every pixel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for i in range(count):
+        files.append(str(folder / f"{i:05d}.jpg"))
+        Image.fromarray(np.full((16, 16, 3), 8 * i % 256, np.uint8)).save(files[-1], quality=100)
+    return files
+
+
+def corrupt(path: str) -> None:
+    """Cuts a JPEG inside its header, so that no decoder reads it."""
+    data = pathlib.Path(path).read_bytes()
+    pathlib.Path(path).write_bytes(data[:60] + b"garbage" * 5)
+
+
+@pytest.fixture(scope="session")
+def jpegs(tmp_path_factory) -> list[str]:
+    """Paths of `NUM_FILES` JPEGs; picture i is 8 * i everywhere."""
+    return write_jpegs(tmp_path_factory.mktemp("jpegs") / "class", NUM_FILES)
+
+
+@pytest.fixture(scope="session")
+def arrays_dir(tmp_path_factory) -> str:
+    """A folder of `NUM_FILES` .npy files; file i holds int32 [i]."""
+    folder = tmp_path_factory.mktemp("arrays")
+    for i in range(NUM_FILES):
+        np.save(folder / f"{i:05d}.npy", np.array([i], np.int32))
+    return str(folder)

@@ -1,0 +1,99 @@
+"""What iterators must deliver, by reading sample by sample: no closed form, no DALI.
+
+A simulation of the rules, slow and plain: every stream is a list of (sample, epoch, real),
+and an epoch takes batches until each stream has given all its samples of that epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+Sample = tuple[int, int, bool]  # number, epoch, whether it is no padding
+
+
+def shard(n: int, shards: int, i: int) -> range:
+    return range(n * i // shards, n * (i + 1) // shards)
+
+
+def _stream(case: Case, stream: int) -> Iterator[Sample]:
+    """The samples that the pipeline of one shard reads, without an end."""
+    per_epoch = max(len(shard(case.n, case.shards, i)) for i in range(case.shards))
+    while per_epoch % case.batch:
+        per_epoch += 1
+    epoch = 0
+    while True:
+        own = shard(case.n, case.shards, stream if case.stick else (stream + epoch) % case.shards)
+        yield from ((i, epoch, True) for i in own)
+        if case.padded:
+            last = own[-1] if own else -1
+            yield from ((last, epoch, False) for _ in range(per_epoch - len(own)))
+        epoch += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A reader and a policy ("FILL", "DROP" or "PARTIAL")."""
+
+    n: int
+    shards: int
+    batch: int
+    policy: str
+    padded: bool
+    stick: bool
+
+    def readable(self) -> bool:
+        """Whether every stream has samples; DALI refuses a shard without any."""
+        return self.n >= self.shards
+
+    def epochs(self, count: int) -> list[list[list[list[Sample]]]]:
+        """The first ``count`` epochs: batches of each, [stream][batch][sample].
+
+        An epoch is [stream][batch]: each batch a list of its samples, PARTIAL ones cut.
+        """
+        streams = [_stream(self, s) for s in range(self.shards)]
+        ends = [0] * self.shards  # samples of each stream that belong to epochs so far
+        taken, out, epoch = 0, [], -1
+        while len(out) < count:
+            epoch += 1
+            for s in range(self.shards):
+                read = s if self.stick else (s + epoch) % self.shards
+                ends[s] += len(shard(self.n, self.shards, read))
+            batches = self._consumed(taken, ends)
+            read_epoch = [
+                [[next(stream) for _ in range(self.batch)] for _ in range(batches)]
+                for stream in streams
+            ]
+            taken += batches * self.batch
+            if batches == 0 and not (self.policy == "DROP" and not self.padded):
+                continue  # read ahead entirely: skipped
+            out.append([self._kept(own, epoch) for own in read_epoch])
+        return out
+
+    def _consumed(self, taken: int, ends: list[int]) -> int:
+        sizes = [len(shard(self.n, self.shards, i)) for i in range(self.shards)]
+        if self.padded:
+            whole = max(sizes)
+        elif self.policy == "DROP":
+            whole = self.n // self.shards
+        else:
+            whole = max(ends) - taken
+        batches = 0
+        while batches * self.batch < whole:
+            batches += 1
+        return batches
+
+    def _kept(self, own: list[list[Sample]], epoch: int) -> list[list[Sample]]:
+        if self.policy == "DROP":
+            smallest = self.n // self.shards
+            return own[: smallest // self.batch]
+        if self.policy == "PARTIAL":
+            cut = [[s for s in batch if s[1] == epoch and s[2]] for batch in own]
+            return [batch for batch in cut if batch]
+        return own
+
+    def mask(self, batch: list[Sample], epoch: int) -> list[bool]:
+        """Which samples of a delivered batch count; all of them under DROP."""
+        if self.policy == "DROP":
+            return [True] * len(batch)
+        return [s[1] == epoch and s[2] for s in batch]
