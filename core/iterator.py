@@ -114,10 +114,9 @@ class DALIGenericIterator:
         """
         with self._lock:
             self._check_open()
-            moved = self._feed.position.step > 0
-            if moved and not (self._config.auto_reset or self._set_state_last):
-                if self._peeked is None and self._feed.at_end():
-                    self._feed.next_epoch()
+            stays = self._config.auto_reset or self._set_state_last or self._peeked is not None
+            if not stays and self._feed.position.step > 0 and self._feed.at_end():
+                self._feed.next_epoch()
             return self
 
     def __next__(self) -> Batch:

@@ -101,6 +101,7 @@ class FunctionSource:
             self.unresumable = "enable_checkpointing=False was passed"
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
+        """New pipelines; see `PipelineSource.build`."""
         chosen = checkpoints or [None] * len(self._each)
         return [self._build_one(one, c) for one, c in zip(self._each, chosen, strict=True)]
 
@@ -166,6 +167,7 @@ class GivenSource:
         self._given: list[Pipeline] | None = given
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
+        """The pipelines handed in, once."""
         if self._given is None or checkpoints is not None:
             raise RuntimeError(
                 "pipelines made by hand can't be built again: use dalijax.data_iterator, "

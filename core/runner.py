@@ -141,9 +141,14 @@ class Runner:
         # no restore runs more than the queue and one batch.
         runs = 1 - self._schedule_if_empty() if dropped else _ALL
         try:
-            return self._share(convert)
-        finally:
+            value = self._share(convert)
+        except (SourceEnded, SourceError):
+            raise  # nothing was taken: there is nothing to make up
+        except Exception:
             self.schedule(runs)
+            raise
+        self.schedule(runs)
+        return value
 
     def _schedule_if_empty(self) -> int:
         """Schedules one run where nothing is left to take; returns how many it scheduled."""

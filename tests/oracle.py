@@ -46,14 +46,15 @@ class Case:
         """Whether every stream has samples; DALI refuses a shard without any."""
         return self.n >= self.shards
 
-    def epochs(self, count: int) -> list[list[list[list[Sample]]]]:
-        """The first ``count`` epochs: batches of each, [stream][batch][sample].
+    def epochs(self, count: int) -> list[tuple[int, list[list[list[Sample]]]]]:
+        """The first ``count`` epochs that consume a batch: (number, [stream][batch][sample]).
 
-        An epoch is [stream][batch]: each batch a list of its samples, PARTIAL ones cut.
+        PARTIAL batches are cut.
         """
         streams = [_stream(self, s) for s in range(self.shards)]
         ends = [0] * self.shards  # samples of each stream that belong to epochs so far
-        taken, out, epoch = 0, [], -1
+        taken, epoch = 0, -1
+        out: list[tuple[int, list[list[list[Sample]]]]] = []
         while len(out) < count:
             epoch += 1
             for s in range(self.shards):
@@ -67,7 +68,7 @@ class Case:
             taken += batches * self.batch
             if batches == 0 and not (self.policy == "DROP" and not self.padded):
                 continue  # read ahead entirely: skipped
-            out.append([self._kept(own, epoch) for own in read_epoch])
+            out.append((epoch, [self._kept(own, epoch) for own in read_epoch]))
         return out
 
     def _consumed(self, taken: int, ends: list[int]) -> int:

@@ -27,7 +27,8 @@ def test_equals_the_simulation(policy, padded, stick):
         if not case.readable():
             continue
         plan, epoch = plan_of(case), 0
-        for expected in case.epochs(7):
+        for number, expected in case.epochs(7):
+            assert number == epoch
             for stream in range(shards):
                 assert plan.delivered(epoch, stream) == len(expected[stream]), (case, epoch)
                 for step, samples in enumerate(expected[stream]):

@@ -1,0 +1,96 @@
+"""A small set of labelled JPEGs, drawn once, so that the examples need no download.
+
+It does not read anything: the examples do that with DALI, as they would for any folder with
+one folder of pictures for each class.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+from tqdm import tqdm
+
+CACHE = Path(__file__).resolve().parent.parent / ".cache" / "shapes"
+
+
+def _polygon(corners: int, radius: float = 1.0) -> np.ndarray:
+    turns = 2 * np.pi * np.arange(corners) / corners
+    return radius * np.stack([np.cos(turns), np.sin(turns)], axis=1)
+
+
+def _bar(half_width: float, half_height: float, y: float = 0.0) -> np.ndarray:
+    signs = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)])
+    return signs * [half_width, half_height] + [0.0, y]
+
+
+# Each class is a list of polygons around (0, 0), painted in this order: True paints, False
+# cuts a hole.
+SHAPES: dict[str, list[tuple[np.ndarray, bool]]] = {
+    "cross": [(_bar(1.0, 0.28), True), (_bar(0.28, 1.0), True)],
+    "disc": [(_polygon(60), True)],
+    "ring": [(_polygon(60), True), (_polygon(60, 0.6), False)],
+    "square": [(_polygon(4), True)],
+    "stripes": [(_bar(0.9, 0.13, y), True) for y in (-0.78, -0.26, 0.26, 0.78)],
+    "triangle": [(_polygon(3), True)],
+}
+
+
+def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.Image:
+    """One picture of a shape whose colours, size, place, angle and background are random."""
+    width, height = (int(side) for side in rng.integers(sides[0], sides[1] + 1, size=2))
+    radius = min(width, height) * rng.uniform(0.25, 0.42)
+    centre = [rng.uniform(0.9 * radius, side - 0.9 * radius) for side in (width, height)]
+    turn = rng.uniform(0, 2 * np.pi)
+    rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    stencil = Image.new("L", (width, height))
+    for points, paints in SHAPES[shape]:
+        placed = points @ rotation * radius + centre
+        ImageDraw.Draw(stencil).polygon([tuple(p) for p in placed], fill=255 if paints else 0)
+    # The background fades from one colour into another; a shape must not vanish in it.
+    left, right = rng.uniform(0, 255, size=(2, 3))
+    ink = rng.uniform(0, 255, size=3)
+    while min(np.linalg.norm(ink - left), np.linalg.norm(ink - right)) < 110:
+        ink = rng.uniform(0, 255, size=3)
+        left, right = left * 0.9, right * 0.9
+    fade = np.linspace(0, 1, width)[None, :, None]
+    background = np.broadcast_to(left * (1 - fade) + right * fade, (height, width, 3))
+    pixels = np.where(np.asarray(stencil)[..., None] > 0, ink, background)
+    pixels = pixels + rng.normal(0, rng.uniform(2, 22), size=pixels.shape)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def make_pictures(
+    cache: Path, count: int, sides: tuple[int, int] = (80, 220), seed: int = 0
+) -> Path:
+    """A folder with one folder of JPEGs for each shape; drawn if the cache has it not yet.
+
+    Args:
+        cache: Where to keep it.
+        count: Number of pictures, over all classes.
+        sides: Least and greatest width and height, in pixels.
+        seed: Equal seeds draw equal pictures.
+    """
+    folder = cache / f"{count}-of-{sides[0]}-to-{sides[1]}px-seed-{seed}"
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    names = list(SHAPES)
+    # Drawn elsewhere and renamed when complete: an interrupted run leaves no half data set.
+    with tempfile.TemporaryDirectory(dir=cache, prefix="unfinished-") as unfinished:
+        drawn = Path(unfinished) / "pictures"
+        for name in names:
+            (drawn / name).mkdir(parents=True)
+        for k in tqdm(range(count), desc="Drawing pictures", unit="picture"):
+            name = names[k % len(names)]
+            quality = int(rng.integers(60, 96))
+            draw(name, sides, rng).save(drawn / name / f"{k:05d}.jpg", quality=quality)
+        try:
+            drawn.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process has drawn the same pictures
+                raise
+    return folder

@@ -1,0 +1,228 @@
+"""Trains a small image classifier on pictures that DALI reads, decodes and augments.
+
+Run it as it is, or with a folder of your own that has one folder of pictures for each class::
+
+    python examples/quickstart.py
+    python examples/quickstart.py --data path/to/pictures --epochs 20
+
+It needs no GPU. Where there is one, the same pipelines decode and augment on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import nvidia.dali.fn as fn
+import optax
+from flax import nnx
+from matplotlib.figure import Figure
+from nvidia.dali import backend, types
+from pictures import CACHE, make_pictures
+from tqdm import tqdm
+
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+
+SIDE = 64  # pixels that the network sees
+GOAL = 0.85  # of the held-out pictures
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+
+
+# A pipeline is a function of a graph: it runs once, to say what DALI's threads then do for
+# every batch. `data_iterator` turns it into a function that makes iterators.
+@data_iterator(output_map=["images", "labels"], reader_name="train")
+def training_data(files: list[str], classes: list[int], gpu: bool) -> Any:
+    """Shuffled and augmented pictures, other ones in each epoch."""
+    encoded, labels = fn.readers.file(
+        files=files, labels=classes, random_shuffle=True, name="train"
+    )
+    # "mixed" takes bytes in host memory and gives pixels in GPU memory; what follows a
+    # decoder runs where its pixels are.
+    images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu")
+    images = fn.rotate(
+        images, angle=fn.random.uniform(range=(-20, 20)), fill_value=128, keep_size=True
+    )
+    images = fn.random_resized_crop(
+        images, size=(SIDE, SIDE), random_area=(0.7, 1.0), random_aspect_ratio=(0.8, 1.25)
+    )
+    images = fn.flip(images, horizontal=fn.random.coin_flip())
+    images = fn.color_twist(
+        images,
+        hue=fn.random.uniform(range=(-30, 30)),
+        brightness=fn.random.uniform(range=(0.7, 1.3)),
+        contrast=fn.random.uniform(range=(0.7, 1.3)),
+    )
+    # A jitted step wants its inputs on one device.
+    return images, labels.gpu() if gpu else labels
+
+
+# The last batch is rarely whole. A padded reader and FILL fill it with copies of the last
+# picture, so that the jitted step sees one shape only; the mask says which are no copies.
+@data_iterator(
+    output_map=["images", "labels"],
+    reader_name="held_out",
+    last_batch_policy=LastBatchPolicy.FILL,
+    mask="mask",
+)
+def held_out_data(files: list[str], classes: list[int], gpu: bool) -> Any:
+    """Every picture once, in order, as it is."""
+    encoded, labels = fn.readers.file(
+        files=files, labels=classes, pad_last_batch=True, name="held_out"
+    )
+    images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu")
+    images = fn.resize(images, size=(SIDE, SIDE), interp_type=types.INTERP_TRIANGULAR)
+    return images, labels.gpu() if gpu else labels
+
+
+class Network(nnx.Module):
+    """Four convolutions, each of half the size of the one before."""
+
+    def __init__(self, num_classes: int, rngs: nnx.Rngs):
+        widths = [3, 16, 32, 64, 64]
+        self.convolutions = nnx.List(
+            nnx.Conv(i, o, (3, 3), strides=2, rngs=rngs) for i, o in zip(widths, widths[1:])
+        )
+        self.norms = nnx.List(nnx.GroupNorm(o, num_groups=8, rngs=rngs) for o in widths[1:])
+        self.head = nnx.Linear(widths[-1], num_classes, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        # Pictures come as bytes, a quarter of the size of floats.
+        x = images.astype("float32") / 127.5 - 1
+        for convolution, norm in zip(self.convolutions, self.norms):
+            x = nnx.relu(norm(convolution(x)))
+        return self.head(x.max(axis=(1, 2)))
+
+
+@nnx.jit
+def train_step(
+    model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array
+) -> jax.Array:
+    def loss_fn(model: Network) -> jax.Array:
+        # The reader gives labels of shape [batch, 1].
+        losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels[:, 0])
+        return losses.mean()
+
+    loss, gradients = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+@nnx.jit
+def is_right(model: Network, images: jax.Array, labels: jax.Array) -> jax.Array:
+    return model(images).argmax(axis=-1) == labels[:, 0]
+
+
+def evaluate(model: Network, iterator: DALIGenericIterator) -> tuple[int, int]:
+    """Numbers of pictures that the network gets right, and of pictures seen."""
+    right = seen = 0
+    for batch in iterator:
+        mask = np.asarray(batch["mask"])
+        right += int(np.sum(mask & np.asarray(is_right(model, batch["images"], batch["labels"]))))
+        seen += int(mask.sum())
+    return right, seen
+
+
+def split(folder: Path) -> tuple[list[str], dict[str, tuple[list[str], list[int]]]]:
+    """Class names, and files with their labels: every fifth file of a class is held out."""
+    names: list[str] = []
+    parts: dict[str, tuple[list[str], list[int]]] = {"train": ([], []), "held_out": ([], [])}
+    for class_folder in sorted(path for path in folder.glob("*") if path.is_dir()):
+        files = sorted(p for p in class_folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+        for k, file in enumerate(files):
+            paths, labels = parts["held_out" if k % 5 == 4 else "train"]
+            paths.append(str(file))
+            labels.append(len(names))
+        if files:
+            names.append(class_folder.name)
+    if len(names) < 2 or not parts["held_out"][0]:
+        raise SystemExit(
+            f"{folder} must have at least two folders of pictures, one for each class, "
+            f"and five pictures in one of them; it has {len(names)} folders of pictures"
+        )
+    return names, parts
+
+
+def save_grid(batch: dict[str, jax.Array], names: list[str], path: Path) -> None:
+    """Writes the first pictures of a batch as a PNG, each with its label."""
+    images, labels = np.asarray(batch["images"])[:32], np.asarray(batch["labels"])[:32, 0]
+    figure = Figure(figsize=(12, 7))
+    axes = figure.subplots(4, 8)
+    for ax in axes.flat:
+        ax.axis("off")
+    for ax, image, label in zip(axes.flat, images, labels):
+        ax.imshow(image)
+        ax.set_title(names[label], fontsize=9)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    print(f"One augmented batch: {path}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Trains an image classifier on DALI's batches.")
+    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=64)
+    out = Path(__file__).resolve().parent / "out" / "quickstart.png"
+    parser.add_argument("--out", type=Path, default=out, help="a PNG of one augmented batch")
+    arguments = parser.parse_args()
+    if arguments.epochs < 1 or arguments.batch_size < 1:
+        parser.error("--epochs and --batch-size must be at least 1")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    names, parts = split(arguments.data or make_pictures(arguments.cache, count=2000))
+    num_train, num_held_out = (len(parts[part][0]) for part in ("train", "held_out"))
+    # Both must see the GPU: DALI to decode on it, and JAX to take its arrays from there.
+    gpu = backend.GetCUDADeviceCount() > 0 and jax.default_backend() == "gpu"
+    print(
+        f"{num_train} pictures to train on, {num_held_out} held out, {len(names)} classes, "
+        f"decoding on the {'GPU' if gpu else 'CPU'}"
+    )
+    # Both iterators prepare batches in the background while JAX computes.
+    train = training_data(*parts["train"], gpu, batch_size=arguments.batch_size)
+    held_out = held_out_data(*parts["held_out"], gpu, batch_size=arguments.batch_size)
+    # peek() shows the next batch and leaves it the next one.
+    save_grid(train.peek(), names, arguments.out)
+
+    steps = arguments.epochs * len(train)
+    model = Network(len(names), rngs=nnx.Rngs(0))
+    schedule = optax.cosine_onecycle_schedule(steps, peak_value=5e-3)
+    optimizer = nnx.Optimizer(model, optax.adamw(schedule), wrt=nnx.Param)
+    # Of the last epoch, for the first also compiles.
+    train_seconds = test_seconds = 0.0
+    right = seen = 0
+    with tqdm(total=steps, desc="Training", unit="batch") as progress:
+        for epoch in range(arguments.epochs):
+            start = time.perf_counter()
+            # Each loop over the iterator is one epoch; there is nothing to reset.
+            for batch in train:
+                loss = train_step(model, optimizer, batch["images"], batch["labels"])
+                progress.update()
+            loss.block_until_ready()  # JAX computes in the background, too
+            train_seconds = time.perf_counter() - start
+
+            start = time.perf_counter()
+            right, seen = evaluate(model, held_out)
+            test_seconds = time.perf_counter() - start
+            if seen != num_held_out:
+                raise SystemExit(f"{seen} pictures were evaluated, not the {num_held_out} files")
+            progress.set_postfix(epoch=epoch + 1, loss=f"{loss:.3f}", right=f"{right / seen:.1%}")
+
+    accuracy = right / seen
+    print(f"Training:   {len(train) * arguments.batch_size / train_seconds:,.0f} images/s")
+    print(f"Evaluation: {seen / test_seconds:,.0f} images/s, each of {seen} images once")
+    print(f"Accuracy on held-out images: {accuracy:.1%}")
+    if accuracy < GOAL:
+        raise SystemExit(f"The accuracy is below {GOAL:.0%}: try more --epochs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Arguments: names and order as in DALI's plugin, and an error with a cure for each mistake."""
+
+import inspect
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.plugin import jax as dali_jax
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DALIPolicy
+
+import dalijax
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+
+COUNT = 6
+
+
+def counter():
+    return fn.external_source(lambda info: np.array([info.idx_in_epoch], np.int32), batch=False)
+
+
+def files(jpegs, pad=False, shard_id=0, num_shards=1):
+    return fn.readers.file(
+        files=jpegs,
+        labels=list(range(len(jpegs))),
+        name="reader",
+        pad_last_batch=pad,
+        shard_id=shard_id,
+        num_shards=num_shards,
+    )[1]
+
+
+@data_iterator(output_map=["x"], size=COUNT)
+def module_level(scale=1):
+    return counter() * scale
+
+
+@data_iterator(output_map=["x"], size=COUNT, mask="mask")
+def bare():
+    return counter()
+
+
+plain_call = data_iterator(counter, ["x"], COUNT)
+
+
+@pytest.mark.parametrize("name", ("data_iterator", "DALIGenericIterator"))
+def test_signatures_are_dalis_and_keyword_only_additions(name):
+    theirs = dict(inspect.signature(getattr(dali_jax, name)).parameters)
+    ours = dict(inspect.signature(getattr(dalijax, name)).parameters)
+    added = [k for k in ours if k not in theirs]
+    assert list(ours)[: len(theirs)] == list(theirs)
+    assert [ours[k].default for k in theirs] == [p.default for p in theirs.values()]
+    assert {"mask", "as_numpy"} <= set(added)
+    assert all(ours[k].kind is inspect.Parameter.KEYWORD_ONLY for k in added)
+
+
+def test_the_policy_is_dalis_own_enum():
+    assert LastBatchPolicy is DALIPolicy
+
+
+def test_decorator_with_and_without_arguments_and_plain_call():
+    def first(iterator):
+        return np.asarray(next(iterator)["x"]).ravel().tolist()
+
+    assert first(module_level(scale=3, batch_size=2)) == [0, 3]
+    assert first(module_level(2, batch_size=2)) == [0, 2]  # positional pipeline arguments
+    assert first(bare(batch_size=2)) == [0, 1]
+    assert first(plain_call(batch_size=2)) == [0, 1]
+    assert module_level.__name__ == "module_level"
+
+    decorate = data_iterator(output_map=["x"], size=COUNT)
+    assert first(decorate(pipeline_def(counter))(batch_size=2)) == [0, 1]
+    # Without parentheses the names are missing, which DALI answers by empty batches.
+    with pytest.raises(ValueError, match="output_map is empty"):
+
+        @data_iterator
+        def nameless():
+            return counter()
+
+
+def test_a_bare_pipeline_and_a_list():
+    for wrap in (lambda p: p, lambda p: [p], lambda p: (p,)):
+        pipeline = pipeline_def(counter)(batch_size=2, num_threads=1, device_id=None)
+        iterator = DALIGenericIterator(wrap(pipeline), ["x"], COUNT)
+        assert len(iterator) == 3 and iterator.size == COUNT and iterator.batch_size == 2
+        assert iterator.next()["x"].tolist() == [[0], [1]]
+
+
+def test_defaults_of_threads_seed_and_device():
+    seen = []
+
+    def graph():
+        from nvidia.dali import Pipeline
+
+        p = Pipeline.current()
+        seen.append((p.num_threads, p.seed, p.device_id, p.exec_dynamic))
+        return counter()
+
+    data_iterator(graph, ["x"], COUNT)(batch_size=2)
+    data_iterator(graph, ["x"], COUNT)(batch_size=2, num_threads=None, seed=None, device_id=None)
+    data_iterator(graph, ["x"], COUNT)(batch_size=2, num_threads=1, seed=7)
+    data_iterator(pipeline_def(num_threads=3)(graph), ["x"], COUNT)(batch_size=2)
+    assert seen[:3] == [(4, 0, None, True), (4, 0, None, True), (1, 7, None, True)]
+    assert seen[-1] == (3, 0, None, True)
+
+
+@pytest.mark.parametrize(
+    "value,expected",
+    [("yes", True), (True, True), ("no", False), (False, False), (None, False), ("True", ValueError)],
+)
+def test_auto_reset(value, expected):
+    make = lambda: data_iterator(counter, ["x"], 4, auto_reset=value)(batch_size=2)  # noqa: E731
+    if expected is ValueError:
+        with pytest.raises(ValueError, match="auto_reset must be 'yes', 'no'"):
+            make()
+        return
+    iterator = make()
+    assert len(list(iterator)) == 2
+    again = next(iterator, None)
+    assert (again is not None) == expected
+
+
+MISTAKES = [
+    (dict(output_map=[]), {}, ValueError, "output_map is empty"),
+    (dict(output_map=["a", "b"]), {}, ValueError, "names 2 outputs.*the pipeline has 1"),
+    (dict(output_map=["a", "a"]), {}, ValueError, "'a'.* more than once"),
+    (dict(output_map="x"), {}, TypeError, r"pass \['x'\]"),
+    (dict(mask="x"), {}, ValueError, "mask must be a name that output_map"),
+    (dict(size=0), {}, ValueError, "size must be a positive number"),
+    (dict(size=3, reader_name="reader"), {}, ValueError, "size=3 together with reader_name"),
+    (dict(reader_name="nobody"), {}, ValueError, r"'nobody' is not in .* \['reader'\]"),
+    (dict(reader_name="reader", last_batch_padded=True), {}, ValueError, "pad_last_batch=False"),
+    (dict(last_batch_policy="FILL"), {}, ValueError, "LastBatchPolicy.FILL, DROP and PARTIAL"),
+    (dict(), dict(size=2, reader_name="reader"), ValueError, "size=2 together"),
+    (dict(reader_name="reader"), dict(reader_name="reader"), ValueError, "given both to"),
+    (dict(reader_name="reader"), dict(flavour=1), TypeError, r"no argument \['flavour'\]"),
+    (dict(reader_name="reader", devices=[]), {}, ValueError, "devices must be distinct"),
+]
+
+
+@pytest.mark.parametrize("config,call,error,words", MISTAKES)
+def test_mistakes_say_the_value_and_the_cure(jpegs, config, call, error, words):
+    with pytest.raises(error, match=words):
+        data_iterator(files, **{"output_map": ["x"], **config})(jpegs, batch_size=2, **call)
+
+
+def sharding():
+    return NamedSharding(jax.make_mesh((2,), ("data",)), PartitionSpec("data"))
+
+
+@pytest.mark.parametrize(
+    "config,call,words",
+    [
+        (dict(devices="d", sharding="s"), {}, "exclude one another"),
+        (dict(sharding="s"), dict(device_id=0), "device_id=0 with sharding or devices"),
+        (dict(devices="d"), dict(device_id=1), "device_id=1 with sharding or devices"),
+        (dict(sharding="s", as_numpy=True), {}, "as_numpy=True with sharding"),
+        (dict(devices="d", as_numpy=True), {}, "as_numpy=True with devices"),
+        (dict(sharding="s", pmap_compatible=True), {}, "pmap_compatible=True with sharding"),
+        (
+            dict(sharding="s", last_batch_policy=LastBatchPolicy.PARTIAL),
+            {},
+            "LastBatchPolicy.FILL and mask",
+        ),
+    ],
+)
+def test_placement_mistakes(jpegs, config, call, words):
+    named = {"s": sharding(), "d": jax.devices()[:2]}
+    config = {k: named.get(v, v) if isinstance(v, str) else v for k, v in config.items()}
+    with pytest.raises(ValueError, match=words):
+        data_iterator(files, ["x"], reader_name="reader", **config)(jpegs, batch_size=2, **call)
+
+
+def test_an_explicit_none_device_is_honoured(jpegs):
+    iterator_fn = data_iterator(files, ["x"], reader_name="reader", sharding=sharding())
+    assert next(iterator_fn(jpegs, batch_size=2, device_id=None))["x"].shape == (2, 1)
+
+
+def test_a_gpu_operator_without_a_gpu_says_so(jpegs):
+    def graph():
+        data, _ = fn.readers.file(files=jpegs, name="reader")
+        return fn.decoders.image(data, device="mixed")
+
+    with pytest.raises(RuntimeError, match="needs a GPU .* sees none .* device='cpu'"):
+        data_iterator(graph, ["x"], reader_name="reader")(batch_size=2)
+    with pytest.raises(RuntimeError, match="needs a GPU"):
+        plain_call(batch_size=2, device_id=0)
+
+
+@pytest.mark.parametrize("iterator_fn", (module_level, plain_call, bare))
+def test_iterator_functions_pickle(iterator_fn):
+    copy = pickle.loads(pickle.dumps(iterator_fn))
+    assert next(copy(batch_size=2))["x"].tolist() == [[0], [1]]
+
+
+def test_len_is_unknown_where_only_the_source_knows_it():
+    iterator = data_iterator(counter, ["x"])(batch_size=2)
+    with pytest.raises(TypeError, match="length is unknown"):
+        len(iterator)
+    assert iterator.size == -1
+    assert bool(iterator)
+
+
+def test_dtypes_and_labels(jpegs):
+    def graph():
+        label = files(jpegs)
+        return label, fn.cast(label, dtype=types.FLOAT16), label > 3
+
+    batch = next(data_iterator(graph, ["a", "b", "c"], reader_name="reader")(batch_size=4))
+    assert {k: (v.shape, v.dtype.name) for k, v in batch.items()} == {
+        "a": ((4, 1), "int32"),
+        "b": ((4, 1), "float16"),
+        "c": ((4, 1), "bool"),
+    }
+    assert all(isinstance(v, jax.Array) for v in batch.values())

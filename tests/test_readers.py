@@ -1,0 +1,155 @@
+"""Iterators over DALI's real readers deliver exactly what the simulation says."""
+
+import itertools
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from oracle import Case
+
+EPOCHS = 5
+
+
+def cases(max_n, shards=(1, 2, 3), batches=(1, 2, 3, 4)):
+    for n, s, b in itertools.product(range(1, max_n + 1), shards, batches):
+        if n >= s:
+            yield n, s, b
+
+
+def file_reader(files, case, shard_id):
+    _, label = fn.readers.file(
+        files=files[: case.n],
+        labels=list(range(case.n)),
+        name="reader",
+        shard_id=shard_id,
+        num_shards=case.shards,
+        stick_to_shard=case.stick,
+        pad_last_batch=case.padded,
+    )
+    return label
+
+
+def numpy_reader(folder, case, shard_id):
+    return fn.readers.numpy(
+        file_root=folder,
+        files=[f"{i:05d}.npy" for i in range(case.n)],
+        name="reader",
+        shard_id=shard_id,
+        num_shards=case.shards,
+        stick_to_shard=case.stick,
+        pad_last_batch=case.padded,
+    )
+
+
+def check_stream(iterator, case, stream, axis=()):
+    """Five epochs of one stream (an index into the pmap axis, if there is one)."""
+    for epoch, expected in case.epochs(EPOCHS):
+        assert len(iterator) == len(expected[stream]), (case, epoch)
+        got = [(b["x"][axis].ravel().tolist(), b["mask"][axis].tolist()) for b in iterator]
+        want = [([s[0] for s in batch], case.mask(batch, epoch)) for batch in expected[stream]]
+        assert got == want, (case, epoch)
+        iterator.reset()
+
+
+@pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
+@pytest.mark.parametrize(
+    "stick,padded", [(False, False), (False, True), (True, False), (True, True)]
+)
+def test_file_reader(jpegs, policy, stick, padded):
+    seen = 0
+    for n, shards, batch in cases(10):
+        case = Case(n, shards, batch, policy, padded, stick)
+        for stream in range(shards):
+            iterator_fn = data_iterator(
+                lambda case=case, stream=stream: file_reader(jpegs, case, stream),
+                ["x"],
+                reader_name="reader",
+                last_batch_policy=LastBatchPolicy[policy],
+                mask="mask",
+                as_numpy=True,
+            )
+            with iterator_fn(batch_size=batch, num_threads=1) as iterator:
+                check_stream(iterator, case, stream)
+            seen += 1
+    assert seen == 4 * (10 + 2 * 9 + 3 * 8)
+
+
+@pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
+@pytest.mark.parametrize("padded", (False, True))
+def test_numpy_reader(arrays_dir, policy, padded):
+    for n, shards, batch in cases(10, shards=(1, 3), batches=(2, 3)):
+        case = Case(n, shards, batch, policy, padded, False)
+        for stream in range(shards):
+            iterator_fn = data_iterator(
+                lambda case=case, stream=stream: numpy_reader(arrays_dir, case, stream),
+                ["x"],
+                reader_name="reader",
+                last_batch_policy=LastBatchPolicy[policy],
+                mask="mask",
+                as_numpy=True,
+            )
+            with iterator_fn(batch_size=batch, num_threads=1) as iterator:
+                check_stream(iterator, case, stream)
+
+
+@pytest.mark.parametrize("policy", ("FILL", "DROP"))
+@pytest.mark.parametrize(
+    "stick,padded", [(False, False), (False, True), (True, False), (True, True)]
+)
+def test_pipelines_of_several_shards_stay_in_step(jpegs, policy, stick, padded):
+    for n, shards, batch in cases(8, shards=(2, 3), batches=(2, 3)):
+        case = Case(n, shards, batch, policy, padded, stick)
+        pipelines = [
+            pipeline_def(file_reader)(
+                jpegs, case, s, batch_size=batch, num_threads=1, device_id=None, seed=0
+            )
+            for s in range(shards)
+        ]
+        iterator = DALIGenericIterator(
+            pipelines,
+            ["x"],
+            reader_name="reader",
+            last_batch_policy=LastBatchPolicy[policy],
+            pmap_compatible=True,
+            mask="mask",
+            as_numpy=True,
+        )
+        for epoch, expected in case.epochs(EPOCHS):
+            got = [(b["x"][..., 0].tolist(), b["mask"].tolist()) for b in iterator]
+            want = [
+                (
+                    [[s[0] for s in own] for own in batches],
+                    [case.mask(own, epoch) for own in batches],
+                )
+                for batches in zip(*expected)
+            ]
+            assert got == want, (case, epoch)
+            iterator.reset()
+
+
+@pytest.mark.parametrize("padded", (False, True))
+@pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
+def test_size_without_a_reader(policy, padded):
+    # size=N is a reader of N samples, here an endless counter: what counts is the rhythm.
+    for n, batch in itertools.product(range(1, 9), (1, 2, 3)):
+        case = Case(n, 1, batch, policy, padded, False)
+
+        def counter(info):
+            return np.array([info.idx_in_epoch], np.int32)
+
+        iterator = data_iterator(
+            lambda counter=counter: fn.external_source(counter, batch=False),
+            ["x"],
+            size=n,
+            last_batch_padded=padded,
+            last_batch_policy=LastBatchPolicy[policy],
+            mask="mask",
+            as_numpy=True,
+        )(batch_size=batch, num_threads=1)
+        for epoch, expected in case.epochs(EPOCHS):
+            assert len(iterator) == len(expected[0])
+            got = [b["mask"].tolist() for b in iterator]
+            assert got == [case.mask(own, epoch) for own in expected[0]], (case, epoch)
+            iterator.reset()
