@@ -61,7 +61,7 @@ class BatchMaker:
             masks = [np.arange(n) < v for n, v in zip(kept, valid)]
             if self._device_axis:
                 masks = [mask[None] for mask in masks]
-            batch[self._mask] = self._layout.place(self._mask, masks)
+            batch[self._mask] = self._layout.place_mask(self._mask, masks)
         return batch
 
     def _piece(self, tensors: arrays.TensorList, name: str, kept: int, copy: bool) -> Any:

@@ -161,11 +161,15 @@ class GlobalLayout:
         self._rows = rows_sharding(self._shardings[finest])
         self._direct = {name for name, cut in cuts.items() if cut == self.shards}
 
+    def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> jax.Array:
+        """The global mask, cut by rows as the pipelines are."""
+        return self._assemble(name, pieces, self._rows)
+
     def place(self, name: str, pieces: Sequence[Any]) -> jax.Array:
         """One global array of the rows that each local pipeline decoded.
 
         Args:
-            name: The output's name; one that is no output is placed by rows.
+            name: The output's name.
             pieces: [rows, ...] of each data shard: NumPy arrays, or jax.Arrays on its first
                 device.
 
@@ -178,11 +182,10 @@ class GlobalLayout:
                 f"output {name!r} has another shape in each shard, {sorted(shapes)}: give it "
                 "one shape in the pipeline, e.g. by fn.resize or fn.pad"
             )
-        target = self._shardings.get(name, self._rows)
+        target = self._shardings[name]
         if name in self._direct:
             return self._assemble(name, pieces, target)
-        whole = self._assemble(name, pieces, self._rows)
-        return whole if target is self._rows else jax.device_put(whole, target)
+        return jax.device_put(self._assemble(name, pieces, self._rows), target)
 
     def _assemble(self, name: str, pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
         rows, *rest = pieces[0].shape
@@ -231,6 +234,11 @@ class LocalLayout:
         if len(set(devices)) == 1:
             return jnp.concatenate(pieces)
         return over_devices(devices, [name]).place(name, pieces)
+
+    def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
+        """The mask of the pieces, not committed: it goes along with any array's device."""
+        mask = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return mask if self._host is None else jnp.asarray(mask)
 
     def _on_host(self, piece: Any) -> Any:
         if self._host is None or isinstance(piece, jax.Array):

@@ -42,19 +42,17 @@ def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.
     """One picture of a shape whose colours, size, place, angle and background are random."""
     width, height = (int(side) for side in rng.integers(sides[0], sides[1] + 1, size=2))
     radius = min(width, height) * rng.uniform(0.25, 0.42)
-    centre = [rng.uniform(0.9 * radius, side - 0.9 * radius) for side in (width, height)]
+    centre = [rng.uniform(radius, side - radius) for side in (width, height)]
     turn = rng.uniform(0, 2 * np.pi)
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     stencil = Image.new("L", (width, height))
     for points, paints in SHAPES[shape]:
         placed = points @ rotation * radius + centre
         ImageDraw.Draw(stencil).polygon([tuple(p) for p in placed], fill=255 if paints else 0)
-    # The background fades from one colour into another; a shape must not vanish in it.
-    left, right = rng.uniform(0, 255, size=(2, 3))
-    ink = rng.uniform(0, 255, size=3)
-    while min(np.linalg.norm(ink - left), np.linalg.norm(ink - right)) < 110:
-        ink = rng.uniform(0, 255, size=3)
-        left, right = left * 0.9, right * 0.9
+    # Bright on dark: a small network then needs a few epochs only. The background fades from
+    # one colour into another.
+    ink = rng.uniform(140, 255, size=3)
+    left, right = rng.uniform(0, 120, size=(2, 3))
     fade = np.linspace(0, 1, width)[None, :, None]
     background = np.broadcast_to(left * (1 - fade) + right * fade, (height, width, 3))
     pixels = np.where(np.asarray(stencil)[..., None] > 0, ink, background)

@@ -43,12 +43,11 @@ def training_data(files: list[str], classes: list[int], gpu: bool) -> Any:
     # "mixed" takes bytes in host memory and gives pixels in GPU memory; what follows a
     # decoder runs where its pixels are.
     images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu")
-    images = fn.rotate(
-        images, angle=fn.random.uniform(range=(-20, 20)), fill_value=128, keep_size=True
-    )
     images = fn.random_resized_crop(
-        images, size=(SIDE, SIDE), random_area=(0.7, 1.0), random_aspect_ratio=(0.8, 1.25)
+        images, size=(SIDE, SIDE), random_area=(0.8, 1.0), random_aspect_ratio=(0.8, 1.25)
     )
+    angle = fn.random.uniform(range=(-20, 20))
+    images = fn.rotate(images, angle=angle, keep_size=True, fill_value=0)
     images = fn.flip(images, horizontal=fn.random.coin_flip())
     images = fn.color_twist(
         images,

@@ -1,0 +1,112 @@
+"""Arrays: zero-copy, alive as long as they are referred to, never changed under the reader."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+from dalijax import DALIGenericIterator, data_iterator
+
+SHAPE = (64, 256)
+
+
+def counting(shape=SHAPE):
+    """Batch k holds k in every element of its two samples."""
+
+    def batch(info):
+        return [np.full(shape, info, np.float32)] * 2
+
+    return fn.external_source(batch) + 0.0  # through an operator: DALI's own buffers
+
+
+def test_host_views_are_zero_copy_read_only_and_stay_alive():
+    iterator = data_iterator(counting, ["x"], 200, as_numpy=True)(batch_size=2)
+    held = [next(iterator)["x"] for _ in range(50)]
+    iterator.close()
+    del iterator
+    gc.collect()
+    for k, view in enumerate(held):
+        assert isinstance(view, np.ndarray) and not view.flags.owndata
+        assert view.ctypes.data % 64 == 0
+        assert (view == k).all()
+        with pytest.raises(ValueError, match="read-only"):
+            view[0] = 1
+
+
+def test_jax_arrays_are_placed_without_a_copy():
+    pipelines = [
+        pipeline_def(counting)(batch_size=2, num_threads=1, device_id=None) for _ in range(2)
+    ]
+    views = DALIGenericIterator(pipelines[0], ["x"], 200, as_numpy=True)
+    view = next(views)["x"]
+    array = jax.device_put(view, jax.devices()[0])
+    assert array.unsafe_buffer_pointer() == view.ctypes.data  # what this test relies on
+
+    class Seen:
+        pointers: list[int] = []
+
+    iterator = DALIGenericIterator(pipelines[1], ["x"], 200)
+    place = iterator._make_batch._layout.place
+
+    def recorded(name, pieces):
+        Seen.pointers.append(pieces[0].ctypes.data)
+        return place(name, pieces)
+
+    iterator._make_batch._layout.place = recorded
+    held = [next(iterator)["x"] for _ in range(20)]
+    assert [x.unsafe_buffer_pointer() for x in held] == Seen.pointers
+    assert [float(x[0, 0, 0]) for x in held] == list(range(20))
+    assert all(x.devices() == {jax.devices("cpu")[0]} and x.committed for x in held)
+
+
+@pytest.mark.parametrize("as_numpy", (False, True))
+@pytest.mark.parametrize("dynamic", (True, False))
+@pytest.mark.parametrize("depth", (1, 2))
+def test_a_heavy_asynchronous_step_reads_its_own_batch(dynamic, depth, as_numpy):
+    # DALI issue 5617: without the dynamic executor DALI's plugin copies asynchronously and
+    # gives the buffer back before the copy is done.
+    def step(x, burn):
+        for _ in range(20):
+            burn = burn @ burn / jnp.linalg.norm(burn)
+        # The sum waits for the matrix products: long after the buffer could be reused.
+        x = x + 0 * burn.sum()
+        return x.min(), x.max(), x
+
+    pipeline = pipeline_def(counting)(
+        batch_size=2,
+        num_threads=2,
+        device_id=None,
+        exec_dynamic=dynamic,
+        prefetch_queue_depth=depth,
+    )
+    iterator = DALIGenericIterator(pipeline, ["x"], 1000, as_numpy=as_numpy)
+    burn = jnp.eye(300) + 0.01
+    # A donated buffer is given back, or written to, as soon as the step can.
+    run = jax.jit(step, donate_argnums=() if as_numpy else 0)
+    seen = [run(next(iterator)["x"], burn)[:2] for _ in range(60)]
+    assert [(float(a), float(b)) for a, b in seen] == [(k, k) for k in range(60)]
+
+
+def test_partial_batches_are_views_too():
+    iterator = data_iterator(
+        counting, ["x"], 5, last_batch_policy=policy("PARTIAL"), last_batch_padded=True
+    )(batch_size=2)
+    assert [b["x"].shape[0] for b in iterator] == [2, 2, 1]
+
+
+def policy(name):
+    from dalijax import LastBatchPolicy
+
+    return LastBatchPolicy[name]
+
+
+def test_masks_go_along_with_any_device():
+    iterator = data_iterator(counting, ["x"], 3, mask="mask", last_batch_padded=True)(batch_size=2)
+    batches = list(iterator)
+    assert [b["mask"].tolist() for b in batches] == [[True, True], [True, False]]
+    assert all(b["mask"].dtype == bool and not b["mask"].committed for b in batches)
+    elsewhere = jax.device_put(jnp.ones(2), jax.devices()[3])
+    assert jnp.where(batches[1]["mask"], elsewhere, 0.0).tolist() == [1.0, 0.0]
