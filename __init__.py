@@ -10,7 +10,7 @@ The public names:
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 
 from .core.decorator import data_iterator as data_iterator
-from .core.iterator import DALIGenericIterator as DALIGenericIterator
+from .core.generic import DALIGenericIterator as DALIGenericIterator
 
 __all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator"]
 __version__ = "0.1.0"

@@ -40,6 +40,7 @@ class IteratorConfig:
     pmap_compatible: bool | None = None
     mask: str | None = None
     as_numpy: bool | None = None
+    on_error: str = "raise"
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -53,6 +54,8 @@ class IteratorConfig:
                 "last_batch_policy must be one of LastBatchPolicy.FILL, DROP and PARTIAL, "
                 f"not {self.last_batch_policy!r}"
             )
+        if self.on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', not {self.on_error!r}")
         self._check_exclusive()
 
     def _checked_names(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .batches import choose_layout
 from .config import IteratorConfig
-from .iterator import DALIGenericIterator
+from .generic import DALIGenericIterator
 from .pipelines import DEFAULT_SEED, FunctionSource, default_device_id, function_parameters
 from .placement import DataShard, GlobalLayout
 
@@ -62,7 +62,10 @@ class IteratorFunction:
         elif "device_id" not in own:
             kwargs.setdefault("device_id", default_device_id())
         source = FunctionSource(self.pipeline_fn, args, kwargs, each)
-        return DALIGenericIterator._from_source(source, config)
+        iterator = DALIGenericIterator._from_source(source, config, checkpoints is not None)
+        if checkpoints is not None:
+            iterator._restore_checkpoints(checkpoints)
+        return iterator
 
     def _placed(
         self, shards: Sequence[DataShard], own: frozenset[str], kwargs: dict[str, Any]
@@ -146,6 +149,7 @@ def data_iterator(
     *,
     mask: str | None = ...,
     as_numpy: bool | None = ...,
+    on_error: str = ...,
 ) -> IteratorFunction: ...
 
 
@@ -165,6 +169,7 @@ def data_iterator(
     *,
     mask: str | None = ...,
     as_numpy: bool | None = ...,
+    on_error: str = ...,
 ) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
 
 
@@ -183,6 +188,7 @@ def data_iterator(
     *,
     mask: str | None = None,
     as_numpy: bool | None = None,
+    on_error: str = "raise",
 ) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
     """Turns a function of a DALI graph into one that makes iterators.
 
@@ -202,7 +208,7 @@ def data_iterator(
         pipeline_fn: The function of the graph. For several devices it takes ``shard_id`` and
             ``num_shards`` and hands them to its reader.
         output_map, size, reader_name, auto_reset, last_batch_padded, last_batch_policy,
-            prepare_first_batch, pmap_compatible, mask, as_numpy: As for
+            prepare_first_batch, pmap_compatible, mask, as_numpy, on_error: As for
             `dalijax.DALIGenericIterator`.
         sharding: A jax.sharding.Sharding: batches are global arrays placed by it.
         devices: jax devices, one pipeline for each: batches have pmap's layout
@@ -227,6 +233,7 @@ def data_iterator(
         pmap_compatible=pmap_compatible,
         mask=mask,
         as_numpy=as_numpy,
+        on_error=on_error,
     )
     if pipeline_fn is None:
         return lambda decorated: IteratorFunction(decorated, config)

@@ -107,6 +107,14 @@ class EpochPlan:
             return _ceil_div(self._valid_from(epoch, 0, stream), self.batch_size)
         return self.consumed(epoch)
 
+    def size(self, epoch: int) -> int:
+        """Number of samples of an epoch in each shard, as DALI's iterators count them."""
+        if self.policy is LastBatchPolicy.DROP:
+            return self.num_samples // self.num_shards
+        if self.padded:
+            return _ceil_div(self.num_samples, self.num_shards)
+        return self.consumed(epoch) * self.batch_size
+
     def next_epoch(self, epoch: int) -> int:
         """The first epoch after ``epoch`` that consumes a batch.
 

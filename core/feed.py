@@ -11,6 +11,7 @@ from nvidia.dali import Pipeline
 
 from .config import IteratorConfig
 from .epochs import EpochPlan
+from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
 from .pipelines import PipelineSource, reader_meta
 from .runner import Outputs, Runner, SourceEnded, SourceError
 
@@ -43,12 +44,18 @@ class Position:
         step: Number of its batches that are behind it, failed ones included.
         mark: Where the pipelines stand; None before they were first built.
         epoch_mark: Where they stood at the epoch's start.
+        errors: Number of batches that failed so far.
     """
 
     epoch: int = 0
     step: int = 0
     mark: Mark | None = None
     epoch_mark: Mark | None = None
+    errors: int = 0
+
+
+class BatchError(RuntimeError):
+    """DALI failed to produce a batch; it counts as delivered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +68,14 @@ class Taken:
 
 
 class Feed:
-    """The pipelines of one iterator and the position of its consumer; not thread-safe.
+    """The pipelines of one iterator and the position of their next run; not thread-safe.
 
     Args:
         source: Where the pipelines come from.
         config: The iterator's arguments.
 
     Attributes:
-        position: The consumer's position. `take` doesn't move it: the caller does, by
+        position: The position of the next run. `take` doesn't move it: the caller does, by
             setting it to what `Taken.after` says.
         batch_size: Batch size of each pipeline; 0 until they are built.
         plan: The epochs; None where only the source knows their end, and until then.
@@ -83,6 +90,34 @@ class Feed:
         self.streams: tuple[int, ...] = ()
         self._config = config
         self._runner: Runner | None = None
+        self._fingerprint: Fingerprint | None = None
+        self._expected: Fingerprint | None = None
+
+    @property
+    def built(self) -> bool:
+        """Whether the pipelines were ever built."""
+        return self.batch_size > 0
+
+    def fingerprint(self) -> Fingerprint:
+        """What identifies the data; blank until the pipelines were built."""
+        if self._fingerprint is None:
+            if not self.built:
+                return unknown()
+            self._fingerprint = fingerprint(
+                self.runner().pipelines, self.plan, self.streams, self.source.serialized
+            )
+        return self._fingerprint
+
+    def restore(self, position: Position, saved: Fingerprint) -> None:
+        """Moves to a position, whose pipelines are built when they are next used.
+
+        Args:
+            position: The position.
+            saved: The fingerprint that it was saved with, compared once they are built.
+        """
+        self.drop()
+        self.position = position
+        self._expected = None if self.built else saved
 
     def runner(self) -> Runner:
         """The running pipelines, built to stand at the position where there are none."""
@@ -91,10 +126,19 @@ class Feed:
             built = self.source.build(mark.checkpoints)
             self._read_plan(built)
             self._runner = Runner(built, mark.lag)
+            if self._expected is not None:
+                self._check_expected(self._expected)
             if self.position.mark is None:
                 start = Mark(self._runner.checkpoints())
                 self.position = dataclasses.replace(self.position, mark=start, epoch_mark=start)
         return self._runner
+
+    def _check_expected(self, saved: Fingerprint) -> None:
+        lines = differences(saved, self.fingerprint())
+        if lines:
+            self.drop()
+            raise StateError.of_other_data(lines)
+        self._expected = None
 
     def drop(self) -> None:
         """Frees the pipelines; the next use builds them again, at the position."""
@@ -174,7 +218,7 @@ class Feed:
         else:
             self.runner().restart()
             mark = Mark(self.runner().checkpoints())
-        self.position = Position(epoch, 0, mark, mark)
+        self.position = Position(epoch, 0, mark, mark, here.errors)
 
     def rewind(self) -> None:
         """Moves back to the start of the current epoch.
@@ -195,7 +239,8 @@ class Feed:
                 "over a source that DALI can checkpoint"
             )
         self.drop()
-        self.position = Position(here.epoch, 0, start if exact else None, start if exact else None)
+        again = start if exact else None
+        self.position = Position(here.epoch, 0, again, again, here.errors)
 
     # Batches
 
@@ -233,7 +278,9 @@ class Feed:
             mark = Mark(self.runner().checkpoints())
         else:
             mark = (here.mark or Mark()).later(1)
-        return Taken(value, error, dataclasses.replace(here, step=here.step + 1, mark=mark))
+        errors = here.errors + (error is not None)
+        after = dataclasses.replace(here, step=here.step + 1, mark=mark, errors=errors)
+        return Taken(value, error, after)
 
     def _run(self, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
         here, runner = self.position, self.runner()
@@ -273,7 +320,7 @@ class Feed:
         # DALI ends with "Current pipeline object is no longer valid", which isn't so here.
         text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
         here = self.position
-        failed = RuntimeError(
+        failed = BatchError(
             f"batch {here.step} of epoch {here.epoch} failed, and counts as delivered; the next "
             f"call goes on with the batch after it. DALI says: {text}"
         )

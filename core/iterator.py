@@ -2,121 +2,79 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
-from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from . import state as state_lib
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
-from .feed import Feed, Taken
-from .pipelines import GivenSource, PipelineSource
+from .feed import BatchError, Feed, Taken
+from .fingerprint import StateError
+from .pipelines import PipelineSource
 from .runner import SourceEnded
 
+_log = logging.getLogger("dalijax")
 
-class DALIGenericIterator:
-    """Iterates over DALI pipelines; each batch is a dict of arrays.
 
-    Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in their order, so
-    that existing code changes its import line only, and ``mask`` and ``as_numpy``.
+@dataclasses.dataclass(frozen=True)
+class FailedBatch:
+    """A batch that ``on_error="skip"`` skipped.
 
-    Args:
-        pipelines: A Pipeline or a list of them, all of one batch size.
-        output_map: A name for each output of the pipeline, in order.
-        size: Number of samples in an epoch (over all pipelines), where no reader says it.
-            -1 without ``reader_name``: the epoch ends where the pipeline's source raises
-            StopIteration; ``last_batch_policy`` then has no effect.
-        reader_name: Name of the reader that says the epoch's size, its shards and padding.
-        auto_reset: "yes" or True: raising StopIteration starts the next epoch. "no", False
-            or None: ``reset()`` does, or ``iter()`` at the end of an epoch.
-        last_batch_padded: Whether the source repeats its last sample to fill the last batch
-            (True) or runs on into the next epoch. With ``reader_name`` the reader says it.
-        last_batch_policy: FILL delivers every batch whole; DROP leaves out the last one
-            where it is not whole; PARTIAL cuts it to the samples of the epoch.
-        prepare_first_batch: Whether to schedule the first batches at once.
-        sharding: How to place the batches over devices.
-        pmap_compatible: Whether arrays have a leading device axis.
-        mask: A name: each batch then has a bool array of that name, shape [batch], True
-            where the sample belongs to the epoch and is no padding.
-        as_numpy: True: CPU outputs are NumPy arrays instead of jax.Arrays: read-only views
-            of DALI's buffers, valid for as long as they are referred to. GPU outputs are
-            jax.Arrays all the same.
-
-    A batch whose run fails, at a corrupt file say, is raised by ``next()`` as DALI's
-    RuntimeError. It counts as a batch of the epoch, and the next call goes on with the next
-    one; DALI fails a whole batch, never a single sample. An exception of the pipeline's own
-    Python source is raised as it is, and the next call asks for the same batch again.
-
-    Raises:
-        ValueError, TypeError: For arguments that are wrong or exclude one another.
-        RuntimeError: If the pipelines can't be built.
+    Attributes:
+        epoch: Its epoch.
+        step: Its number in the epoch.
+        message: What DALI says of it.
     """
 
-    def __init__(
-        self,
-        pipelines: Pipeline | Sequence[Pipeline],
-        output_map: Sequence[str],
-        size: int = -1,
-        reader_name: str | None = None,
-        auto_reset: str | bool | None = False,
-        last_batch_padded: bool = False,
-        last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
-        prepare_first_batch: bool = True,
-        sharding: jax.sharding.Sharding | None = None,
-        pmap_compatible: bool | None = None,
-        *,
-        mask: str | None = None,
-        as_numpy: bool | None = None,
-    ):
-        config = IteratorConfig(
-            output_map=output_map,
-            size=size,
-            reader_name=reader_name,
-            auto_reset=auto_reset,
-            last_batch_padded=last_batch_padded,
-            last_batch_policy=last_batch_policy,
-            prepare_first_batch=prepare_first_batch,
-            sharding=sharding,
-            pmap_compatible=pmap_compatible,
-            mask=mask,
-            as_numpy=as_numpy,
-        )
-        self._start(GivenSource(pipelines), config)
+    epoch: int
+    step: int
+    message: str
 
-    @classmethod
-    def _from_source(cls, source: PipelineSource, config: IteratorConfig) -> DALIGenericIterator:
-        """An iterator whose pipelines are built by a source, e.g. from their function."""
-        iterator = cls.__new__(cls)
-        iterator._start(source, config)
-        return iterator
 
-    def _start(self, source: PipelineSource, config: IteratorConfig) -> None:
+class BatchIterator:
+    """An iterator over the pipelines of a source; see `dalijax.DALIGenericIterator`.
+
+    Args:
+        source: Where the pipelines come from.
+        config: The iterator's arguments.
+        lazy: Whether to build the pipelines only when they are first used.
+    """
+
+    def __init__(self, source: PipelineSource, config: IteratorConfig, lazy: bool = False):
         self._config = config
         self._lock = threading.RLock()
         self._closed = False
-        self._peeked: Taken | None = None
-        self._set_state_last = False
         self._feed = Feed(source, config)
         self._make_batch = BatchMaker(config, choose_layout(config))
-        runner = self._feed.runner()
-        if config.prepare_first_batch:
-            runner.schedule()
+        # The consumer's position; the feed's is further on by a peeked batch.
+        self._position = self._feed.position
+        self._peeked: Taken | None = None
+        self._stays = False  # set_state() came last, after which iter() does not move
+        self._errors: list[FailedBatch] = []
+        if not lazy:
+            self._feed.runner()
+            self._position = self._feed.position
+            if config.prepare_first_batch:
+                self.start_prefetch()
 
     # The protocol of an iterator
 
-    def __iter__(self) -> DALIGenericIterator:
+    def __iter__(self) -> BatchIterator:
         """Itself, in the next epoch where every batch of this one has been delivered.
 
-        In mid-epoch, and just after a state was set, it goes on where it is. With
-        ``auto_reset`` it never moves: raising StopIteration does.
+        In mid-epoch, and just after `set_state`, it goes on where it is. With ``auto_reset``
+        it never moves: raising StopIteration does.
         """
-        with self._lock:
-            self._check_open()
-            stays = self._config.auto_reset or self._set_state_last or self._peeked is not None
-            if not stays and self._feed.position.step > 0 and self._feed.at_end():
-                self._feed.next_epoch()
+        with self._open():
+            stays = self._config.auto_reset or self._stays or self._peeked is not None
+            if not stays and self._position.step > 0 and self._feed.at_end():
+                self._next_epoch()
             return self
 
     def __next__(self) -> Batch:
@@ -129,16 +87,16 @@ class DALIGenericIterator:
             TypeError: If JAX would narrow an output's 64-bit dtype.
             RuntimeError: If DALI failed to produce the batch.
         """
-        with self._lock:
-            self._check_open()
-            self._set_state_last = False
+        with self._open():
+            self._stays = False
             taken = self._take()
-            if taken is None:
-                if self._config.auto_reset:
-                    self._feed.next_epoch()
-                raise StopIteration
             self._peeked = None
-            self._feed.position = taken.after
+            if taken is None:
+                self._position = self._feed.position
+                if self._config.auto_reset:
+                    self._next_epoch()
+                raise StopIteration
+            self._position = self._feed.position = taken.after
             if taken.error is not None:
                 raise taken.error
             return taken.value
@@ -154,8 +112,7 @@ class DALIGenericIterator:
             StopIteration: At the end of an epoch; nothing moves to the next one.
             Exception: What ``next()`` would raise, which it then raises too.
         """
-        with self._lock:
-            self._check_open()
+        with self._open():
             taken = self._take()
             if taken is None:
                 raise StopIteration
@@ -164,12 +121,20 @@ class DALIGenericIterator:
             return dict(taken.value)
 
     def _take(self) -> Taken | None:
-        """The batch at the position, taken once; None at the end of the epoch."""
-        if self._peeked is None and not self._feed.at_end():
+        """The batch after the position, taken once; None at the end of the epoch."""
+        feed = self._feed
+        while self._peeked is None and not feed.at_end():
             try:
-                self._peeked = self._feed.take(self._make_batch)
+                taken = feed.take(self._make_batch)
             except SourceEnded:
                 return None
+            if self._config.on_error == "skip" and isinstance(taken.error, BatchError):
+                failed = FailedBatch(feed.position.epoch, feed.position.step, str(taken.error))
+                _log.warning("skipped: %s", failed.message)
+                self._errors.append(failed)
+                feed.position = taken.after
+            else:
+                self._peeked = taken
         return self._peeked
 
     def __len__(self) -> int:
@@ -178,8 +143,7 @@ class DALIGenericIterator:
         Raises:
             TypeError: If only the source knows where its epoch ends.
         """
-        with self._lock:
-            self._check_open()
+        with self._open():
             total = self._feed.delivered()
             if total is None:
                 raise TypeError(
@@ -198,25 +162,116 @@ class DALIGenericIterator:
         As in DALI: the size passed in, or what the reader says: the smallest shard's under
         DROP, the largest's over a padded reader, else the samples of the epoch's batches.
         """
-        with self._lock:
-            self._check_open()
+        with self._open():
             self._feed.runner()
             plan = self._feed.plan
             if plan is None or self._config.size > 0:
                 return self._config.size
-            if self._config.last_batch_policy is LastBatchPolicy.DROP:
-                return plan.num_samples // plan.num_shards
-            if plan.padded:
-                return -(-plan.num_samples // plan.num_shards)
-            return plan.consumed(self._feed.position.epoch) * plan.batch_size
+            return plan.size(self._position.epoch)
 
     @property
     def batch_size(self) -> int:
         """Number of samples in a batch of each pipeline."""
-        with self._lock:
-            self._check_open()
+        with self._open():
             self._feed.runner()
             return self._feed.batch_size
+
+    @property
+    def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of a batch, under PARTIAL those of a whole one.
+
+        Takes at most one batch, which ``next()`` then delivers.
+
+        Raises:
+            ValueError: At the end of an epoch: ``reset()`` starts the next one.
+            Exception: What ``next()`` would raise.
+        """
+        with self._open():
+            if self._spec is None:
+                try:
+                    batch = self.peek()
+                except StopIteration:
+                    raise ValueError(
+                        "element_spec at the end of an epoch has no batch to learn from: call "
+                        "reset() first, or read it before the last batch"
+                    ) from None
+                self._spec = {name: self._spec_of(array) for name, array in batch.items()}
+            return dict(self._spec)
+
+    def _spec_of(self, array: Any) -> jax.ShapeDtypeStruct:
+        shape = array.shape
+        if self._config.last_batch_policy is LastBatchPolicy.PARTIAL and self._feed.plan:
+            axis = 1 if self._config.pmap_compatible else 0
+            shape = (*shape[:axis], self._feed.batch_size, *shape[axis + 1 :])
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+
+    _spec: dict[str, jax.ShapeDtypeStruct] | None = None
+
+    @property
+    def errors(self) -> tuple[FailedBatch, ...]:
+        """The batches that ``on_error="skip"`` skipped in this process."""
+        with self._lock:
+            return tuple(self._errors)
+
+    # State
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the consumer stands, as a plain JSON value (dict of str, int, list and dict).
+
+        It is the position after the last batch that ``next()`` delivered, whatever was
+        peeked or scheduled since; its keys and types never change.
+
+        Raises:
+            ValueError: If the pipelines can't be resumed: the message says why.
+        """
+        with self._open():
+            self._check_resumable()
+            return state_lib.encode(
+                self._position, self._config.output_map, self._feed.fingerprint()
+            )
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a state says; the pipelines are built again when they are next used.
+
+        Args:
+            state: What `get_state` of an iterator over the same data gave. It is neither
+                kept nor changed.
+
+        Raises:
+            ValueError: If it is no state, or one of other data; nothing has changed.
+        """
+        with self._open():
+            self._check_resumable()
+            feed = self._feed
+            position = state_lib.decode(state, self._config.output_map, feed.fingerprint())
+            if position != self._position or position != feed.position:
+                feed.restore(position, state["fingerprint"])
+                self._position = position
+                self._peeked = None
+            self._stays = True
+
+    def checkpoints(self) -> list[bytes]:
+        """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
+
+        Raises:
+            ValueError: If the pipelines can't be resumed: the message says why.
+        """
+        return state_lib.to_bytes(self.get_state())
+
+    def _restore_checkpoints(self, pieces: Sequence[bytes]) -> None:
+        self.set_state(state_lib.from_bytes(pieces))
+        self._feed.runner()
+        if self._config.prepare_first_batch:
+            self.start_prefetch()
+
+    def _check_resumable(self) -> None:
+        source = self._feed.source
+        if source.unresumable:
+            raise StateError(
+                f"the pipelines have no state to resume from: {source.unresumable}. Give "
+                "fn.external_source a callable with one argument (sample info, batch info or "
+                "the batch's index), use a reader, or keep the position yourself"
+            )
 
     # Position and lifecycle
 
@@ -224,25 +279,25 @@ class DALIGenericIterator:
         """Starts the next epoch at the end of one, else goes back to the epoch's start.
 
         Raises:
-            RuntimeError: If the pipelines can't go back: see the message for the way out.
+            RuntimeError: If the pipelines can't go back: the message says the way out.
         """
-        with self._lock:
-            self._check_open()
-            self._set_state_last = False
+        with self._open():
+            self._stays = False
             if self._peeked is None and self._feed.at_end():
-                self._feed.next_epoch()
-            elif self._feed.position.step > 0:
+                self._next_epoch()
+            elif self._feed.position.step > 0 and self._position.step > 0:
                 self._feed.rewind()
                 self._peeked = None
+                self._position = self._feed.position
 
-    @property
-    def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each output, learnt from the next batch, which stays the next.
+    def _next_epoch(self) -> None:
+        self._feed.next_epoch()
+        self._position = self._feed.position
 
-        Raises:
-            StopIteration: Never; at the end of an epoch, ValueError asks for a ``reset()``.
-        """
-        raise NotImplementedError
+    def start_prefetch(self) -> None:
+        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        with self._open():
+            self._feed.runner().schedule()
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError. May be called again."""
@@ -251,12 +306,14 @@ class DALIGenericIterator:
             self._peeked = None
             self._feed.drop()
 
-    def __enter__(self) -> DALIGenericIterator:
+    def __enter__(self) -> BatchIterator:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def _open(self) -> threading.RLock:  # type: ignore[valid-type]
+        """The lock, of an iterator that is not closed."""
         if self._closed:
             raise ValueError("the iterator is closed: make a new one")
+        return self._lock

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from nvidia.dali import Pipeline, backend, pipeline_def
 
+from .fingerprint import serialized_operators
+
 # Documented as "not to be considered optimised", in DALI's plugin as here.
 DEFAULT_NUM_THREADS = 4
 # Two iterators that are built alike deliver alike; DALI would draw a seed for each build.
@@ -30,10 +32,12 @@ class PipelineSource(Protocol):
     Attributes:
         unresumable: Why a checkpoint can't tell where the pipelines stand, or "" where it can.
         rebuildable: Whether `build` may be called again.
+        serialized: What DALI serialises of each pipeline, where they were given so.
     """
 
     unresumable: str
     rebuildable: bool
+    serialized: list[bytes]
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
@@ -70,6 +74,7 @@ class FunctionSource:
     """
 
     rebuildable = True
+    serialized: list[bytes] = []  # noqa: RUF012 - never changed
 
     def __init__(
         self,
@@ -146,12 +151,13 @@ class FunctionSource:
 class GivenSource:
     """Pipelines that the caller made; one or a list of them.
 
+    They are built again from what DALI serialises of them, which leaves out Python sources
+    and functions. Those made without enable_checkpointing are built again with it at once.
+
     Raises:
         TypeError: If one of them is no `nvidia.dali.Pipeline`.
-        ValueError: If there is none, or their batch sizes or checkpointing differ.
+        ValueError: If there is none, or their batch sizes differ.
     """
-
-    rebuildable = False
 
     def __init__(self, pipelines: Pipeline | Sequence[Pipeline]):
         given = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)
@@ -163,20 +169,82 @@ class GivenSource:
         sizes = [pipeline.max_batch_size for pipeline in given]
         if len(set(sizes)) > 1:
             raise ValueError(f"all pipelines must have one batch_size, not {sizes}")
-        self.unresumable = "the pipelines were made without enable_checkpointing=True"
-        self._given: list[Pipeline] | None = given
+        self.unresumable = ""
+        self.rebuildable = False
+        self.serialized: list[bytes] = []
+        self._given = given
+        self._arguments: list[dict[str, Any]] = []
+        self._used = False
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """The pipelines handed in, once."""
-        if self._given is None or checkpoints is not None:
+        """The pipelines handed in at first, then new ones like them."""
+        if not self._used:
+            self._used = True
+            given, self._given = self._given, []
+            for pipeline in given:
+                _build(pipeline)
+            self._keep_definitions(given)
+            if all(can_checkpoint(pipeline) for pipeline in given):
+                return given
+            if not self.rebuildable:
+                self.unresumable = "pass enable_checkpointing=True to the pipelines"
+                return given
+        if not self.rebuildable:
             raise RuntimeError(
-                "pipelines made by hand can't be built again: use dalijax.data_iterator, "
-                "which builds them from their function"
+                "these pipelines can't be built again: DALI does not serialise their Python "
+                "sources or functions. Use dalijax.data_iterator, which builds pipelines from "
+                "their function"
             )
-        given, self._given = self._given, None
-        for pipeline in given:
-            _build(pipeline)
-        return given
+        chosen = checkpoints or [None] * len(self.serialized)
+        return [
+            self._again(arguments, definition, checkpoint)
+            for arguments, definition, checkpoint in zip(
+                self._arguments, self.serialized, chosen, strict=True
+            )
+        ]
+
+    def _keep_definitions(self, given: Sequence[Pipeline]) -> None:
+        try:
+            self.serialized = [pipeline.serialize() for pipeline in given]
+        except (RuntimeError, NotImplementedError):  # Python functions; already deserialised
+            return
+        kinds = {kind for text in self.serialized for kind, _, _ in serialized_operators(text)}
+        self.rebuildable = "external_source" not in kinds
+        self._arguments = [
+            {
+                "batch_size": pipeline.max_batch_size,
+                "num_threads": pipeline.num_threads,
+                "device_id": pipeline.device_id,
+                "seed": DEFAULT_SEED if pipeline.seed is None else pipeline.seed,
+                "exec_pipelined": pipeline.exec_pipelined,
+                "exec_async": pipeline.exec_async,
+                "exec_dynamic": pipeline.exec_dynamic,
+                "prefetch_queue_depth": {
+                    "cpu_size": pipeline.cpu_queue_size,
+                    "gpu_size": pipeline.gpu_queue_size,
+                }
+                if pipeline.exec_separated
+                else pipeline.prefetch_queue_depth,
+            }
+            for pipeline in given
+        ]
+
+    @staticmethod
+    def _again(
+        arguments: Mapping[str, Any], definition: bytes, checkpoint: bytes | None
+    ) -> Pipeline:
+        pipeline = Pipeline(**arguments, enable_checkpointing=True, checkpoint=checkpoint)
+        pipeline.deserialize_and_build(definition)
+        return pipeline
+
+
+def can_checkpoint(pipeline: Pipeline) -> bool:
+    """Whether a built pipeline was made with enable_checkpointing; no property says it."""
+    try:
+        pipeline.checkpoint()
+    except RuntimeError:
+        return False
+    return True
 
 
 def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from nvidia.dali import Pipeline
 
 from .arrays import TensorList
+from .pipelines import can_checkpoint
 
 T = TypeVar("T")
 Outputs = Sequence[TensorList]
@@ -94,7 +95,7 @@ class Runner:
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.lag = lag
         self._lanes = [_Lane(pipeline) for pipeline in pipelines]
-        self._can_checkpoint = all(_can_checkpoint(pipeline) for pipeline in pipelines)
+        self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
 
     def schedule(self, most: int = _ALL) -> None:
         """Fills the queues by at most ``most`` runs, without waiting for a result."""
@@ -183,12 +184,3 @@ class Runner:
         if not self._can_checkpoint:
             return None
         return tuple(lane.pipeline.checkpoint() for lane in self._lanes)
-
-
-def _can_checkpoint(pipeline: Pipeline) -> bool:
-    """Whether a pipeline was built with checkpointing; no property says it."""
-    try:
-        pipeline.checkpoint()
-    except RuntimeError:
-        return False
-    return True

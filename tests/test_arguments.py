@@ -108,7 +108,14 @@ def test_defaults_of_threads_seed_and_device():
 
 @pytest.mark.parametrize(
     "value,expected",
-    [("yes", True), (True, True), ("no", False), (False, False), (None, False), ("True", ValueError)],
+    [
+        ("yes", True),
+        (True, True),
+        ("no", False),
+        (False, False),
+        (None, False),
+        ("True", ValueError),
+    ],
 )
 def test_auto_reset(value, expected):
     make = lambda: data_iterator(counter, ["x"], 4, auto_reset=value)(batch_size=2)  # noqa: E731
