@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import jax
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)
+if os.environ.get("DALIJAX_TEST_GPU") != "1":  # see tests/gpu
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 NUM_FILES = 12
@@ -45,3 +47,21 @@ def arrays_dir(tmp_path_factory) -> str:
     for i in range(NUM_FILES):
         np.save(folder / f"{i:05d}.npy", np.array([i], np.int32))
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def jpegs_many(tmp_path_factory) -> list[str]:
+    """Paths of 32 files that nobody decodes; what counts is their label."""
+    folder = tmp_path_factory.mktemp("many")
+    files = [str(folder / f"{i:05d}.jpg") for i in range(32)]
+    for i, file in enumerate(files):
+        pathlib.Path(file).write_bytes(bytes([i]))
+    return files
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """The closing table of the conformance check."""
+    from conformance import TALLY
+
+    if TALLY.cells:
+        terminalreporter.write_line(str(TALLY))

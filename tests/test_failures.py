@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import NUM_FILES, corrupt, write_jpegs
 from nvidia.dali import fn, pipeline_def
 
+from conftest import NUM_FILES, corrupt, write_jpegs
 from dalijax import DALIGenericIterator, data_iterator
 
 BATCH = 3

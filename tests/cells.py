@@ -1,0 +1,112 @@
+"""Iterators over small readers, and what they must deliver: the cells of the matrix."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator
+
+import numpy as np
+from nvidia.dali import fn, types
+
+from conformance import Expected
+from dalijax import LastBatchPolicy, data_iterator
+from oracle import Case
+
+EPOCHS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One configuration of a file reader and an iterator over one of its shards."""
+
+    case: Case
+    stream: int = 0
+    shuffle: str = "none"  # or "random_shuffle" or "shuffle_after_epoch"
+    depth: int = 2
+    auto_reset: bool = False
+    prepare: bool = True
+    random: bool = True
+
+    def make(self, files: list[str]):
+        """A fresh iterator."""
+        iterator_fn = data_iterator(
+            graph,
+            ["x", "u"] if self.random else ["x"],
+            reader_name="reader",
+            auto_reset=self.auto_reset,
+            prepare_first_batch=self.prepare,
+            last_batch_policy=LastBatchPolicy[self.case.policy],
+            mask="mask",
+            as_numpy=True,
+        )
+        return iterator_fn(
+            files, self, batch_size=self.case.batch, num_threads=1, prefetch_queue_depth=self.depth
+        )
+
+    def expected(self) -> Expected:
+        """What the simulation says; a shuffled epoch as a multiset where that is known."""
+        epochs = []
+        # DALI's readers stick to their shard by themselves where they shuffle after each epoch.
+        stick = self.case.stick or self.shuffle == "shuffle_after_epoch"
+        for number, streams in dataclasses.replace(self.case, stick=stick).epochs(EPOCHS):
+            epochs.append([])
+            for own in streams[self.stream]:
+                batch = {"mask": np.array(self.case.mask(own, number))}
+                if self.shuffle == "none" or self._known():
+                    batch["x"] = np.array([[s[0]] for s in own], np.int32)
+                epochs[-1].append(batch)
+        return Expected(epochs, self.auto_reset, ordered=self.shuffle == "none")
+
+    def _known(self) -> bool:
+        """Whether the samples of each shuffled epoch are known: DALI shuffles over shards."""
+        return self.case.padded and self.case.policy != "DROP" and self.case.shards == 1
+
+
+def graph(files: list[str], cell: Cell):
+    """The pipeline of a cell: the label is the number of the file."""
+    case = cell.case
+    label = fn.readers.file(
+        files=files[: case.n],
+        labels=list(range(case.n)),
+        name="reader",
+        shard_id=cell.stream,
+        num_shards=case.shards,
+        stick_to_shard=case.stick,
+        pad_last_batch=case.padded,
+        random_shuffle=cell.shuffle == "random_shuffle",
+        shuffle_after_epoch=cell.shuffle == "shuffle_after_epoch",
+        initial_fill=4,
+    )[1]
+    if not cell.random:
+        return label
+    noise = fn.random.uniform(range=(0.0, 1.0))
+    flip = fn.cast(fn.random.coin_flip(), dtype=types.FLOAT)
+    return label, noise + flip + fn.random.normal(stddev=0.1)
+
+
+def sizes() -> Iterator[tuple[int, int, int]]:
+    """Samples, batch size and shards: whole batches, one sample more, one less than a batch."""
+    for batch, shards in itertools.product((2, 3), (1, 2, 4)):
+        for rest in sorted({0, 1, batch - 1}):
+            yield 2 * batch * shards + rest, batch, shards
+
+
+def matrix() -> Iterator[Cell]:
+    """Every cell of the whole matrix."""
+    readers = itertools.product(sizes(), ("FILL", "DROP", "PARTIAL"), (False, True), (False, True))
+    for (n, batch, shards), policy, padded, stick in readers:
+        case = Case(n, shards, batch, policy, padded, stick)
+        for shuffle in ("none", "random_shuffle", "shuffle_after_epoch"):
+            if shuffle == "shuffle_after_epoch" and stick:
+                continue  # DALI refuses it
+            for depth, auto, prepare, drawn in itertools.product(
+                (1, 2, 3), (False, True), (False, True), (False, True)
+            ):
+                yield Cell(case, shards - 1, shuffle, depth, auto, prepare, drawn)
+
+
+def sample(count: int, seed: int) -> list[Cell]:
+    """Some cells of the matrix, with every value of every field among them."""
+    return random.Random(seed).sample(list(matrix()), count)

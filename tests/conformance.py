@@ -1,0 +1,294 @@
+"""The conformance check: every property of an iterator with states, in one function.
+
+`check` takes a function that makes a fresh iterator and what its batches must be. It walks
+through a few epochs once, saves a state before every step and at every end, and then holds
+every way of going on from every state against that walk.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import multiprocessing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import jax
+import numpy as np
+
+Result = Any
+
+
+@dataclasses.dataclass
+class Tally:
+    """What the checks of a test run did, for the closing table."""
+
+    cells: int = 0
+    restores: int = 0
+    batches: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"conformance: {self.cells} cells, {self.restores} restores compared, "
+            f"{self.batches} batches compared, failures 0"
+        )
+
+
+TALLY = Tally()
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What an iterator must deliver.
+
+    Attributes:
+        epochs: For each epoch its batches, each a dict of some of the outputs; None for a
+            batch that fails.
+        auto_reset: Whether StopIteration starts the next epoch.
+        sized: Whether len() is known.
+        ordered: Whether the batches come in this order; else only their number, their
+            masks and, over each epoch, their samples as a multiset are compared.
+        pipelines: Number of local pipelines.
+    """
+
+    epochs: Sequence[Sequence[dict[str, Any] | None]]
+    auto_reset: bool = False
+    sized: bool = True
+    ordered: bool = True
+    pipelines: int = 1
+
+    def steps(self) -> list[str]:
+        """The calls of a walk through the epochs, StopIteration twice where it is sticky."""
+        calls: list[str] = []
+        for epoch in self.epochs:
+            calls += ["next"] * (len(epoch) + 1)
+            calls += [] if self.auto_reset else ["next", "reset"]
+        return calls
+
+
+def frozen(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch as values that compare: dtype, shape and bytes of each array, on each device."""
+    out = {}
+    for name, array in batch.items():
+        if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
+            pieces = sorted(
+                (shard.device.id, str(shard.index), np.asarray(shard.data).tobytes())
+                for shard in array.addressable_shards
+            )
+            out[name] = (str(array.dtype), array.shape, pieces)
+        else:
+            host = np.asarray(array)
+            out[name] = (str(host.dtype), host.shape, host.tobytes())
+    return out
+
+
+def do(iterator: Any, call: str) -> Result:
+    """What one call gives, and the length after it."""
+    try:
+        result: Any = frozen(next(iterator)) if call == "next" else iterator.reset()
+    except StopIteration:
+        result = "stop"
+    except RuntimeError as error:
+        result = "failed: " + str(error)
+    try:
+        length: Any = len(iterator)
+    except TypeError:
+        length = "unknown"
+    return result, length
+
+
+def _check_oracle(results: list[Result], expected: Expected, host: list[Any]) -> None:
+    """The walk is what the oracle says: batches, masks, ends and lengths."""
+    at = 0
+    for number, epoch in enumerate(expected.epochs):
+        samples: list[Any] = []
+        wanted: list[Any] = []
+        for want in epoch:
+            got = host[at]
+            if want is None:
+                assert isinstance(got, str) and got.startswith("failed"), (number, at, got)
+            else:
+                assert isinstance(got, dict), (number, at, got, want)
+                for name, values in want.items():
+                    if expected.ordered or name == "mask":
+                        np.testing.assert_array_equal(got[name], values, f"{number} {at} {name}")
+                    else:
+                        valid = np.asarray(want.get("mask", np.ones(len(values), bool)))
+                        samples += np.ravel(got[name])[valid.ravel()].tolist()
+                        wanted += np.ravel(values)[valid.ravel()].tolist()
+            assert results[at][1] == (len(epoch) if expected.sized else "unknown"), (number, at)
+            at += 1
+        assert sorted(samples) == sorted(wanted), number
+        for _ in range(1 if expected.auto_reset else 2):
+            assert host[at] == "stop", (number, at, host[at])
+            at += 1
+        at += 0 if expected.auto_reset else 1
+
+
+def _same_type(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_same_type(a[k], b[k]) for k in a)
+    return True
+
+
+def _tail_in_process(make: bytes, calls: list[list[str]], states: list[str], out: Any) -> None:
+    """Runs the tails of many states in another process."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    fresh = cloudpickle.loads(make)
+    tails = []
+    for state, own in zip(states, calls, strict=True):
+        iterator = fresh()
+        iterator.set_state(json.loads(state))
+        tails.append([do(iterator, call) for call in own])
+        iterator.close()
+    out.put(tails)
+
+
+def check(
+    make: Callable[[], Any],
+    expected: Expected,
+    *,
+    process: bool = False,
+    tail: int | None = None,
+) -> None:
+    """Checks every property of an iterator's states.
+
+    Args:
+        make: Makes a fresh iterator; the same data each time.
+        expected: What it must deliver.
+        process: Whether to restore in another process, too.
+        tail: Steps to compare after each restore; None for all of them.
+    """
+    calls = expected.steps()
+    end = len(calls) + 1
+    iterator = make()
+    states, results, host = [iterator.get_state()], [], []
+    for call in calls:
+        result = do(iterator, call)
+        results.append(result)
+        host.append(_readable(result[0]))
+        states.append(iterator.get_state())
+    _check_oracle(results, expected, host)
+    last = states[-1]
+
+    for state in states:
+        assert state == json.loads(json.dumps(state))
+        assert _same_type(state, states[0])
+        assert len(json.dumps(state)) <= 4096 * expected.pipelines
+
+    def compare(other: Any, at: int, to: int, how: str) -> None:
+        for k in range(at, min(to, len(calls))):
+            got = do(other, calls[k])
+            assert got == results[k], (how, at, k, _readable(got[0]), host[k], got[1], results[k])
+            TALLY.batches += 1
+        TALLY.restores += 1
+
+    # Restoring at every position, into the same iterator and into a new one.
+    for at, state in enumerate(states):
+        to = end if tail is None else at + tail
+        given = copy.deepcopy(state)
+        iterator.set_state(given)
+        assert given == state, "the caller's state was changed"
+        assert iterator.get_state() == state
+        given["epoch"] = "overwritten"  # nor is it kept
+        compare(iterator, at, to, "same")
+        new = make()
+        new.set_state(json.loads(json.dumps(state)))
+        assert new.get_state() == state
+        new.start_prefetch()
+        assert new.get_state() == state
+        compare(new, at, to, "new")
+        new.close()
+
+    # Save and restore between all steps: no drift; set_state(get_state()) changes nothing.
+    iterator = make()
+    for at, state in enumerate(states[:-1]):
+        assert iterator.get_state() == state, at
+        iterator.set_state(iterator.get_state())
+        compare(iterator, at, at + 1, "in place")
+        if at % 3 == 0:
+            again = make()
+            again.set_state(iterator.get_state())
+            iterator.close()
+            iterator = again
+    assert iterator.get_state() == last
+
+    # Looking ahead changes neither a state nor what comes.
+    iterator = make()
+    for at, state in enumerate(states[:-1]):
+        _look_ahead(iterator, at)
+        assert iterator.get_state() == state, at
+        compare(iterator, at, at + 1, "looked ahead")
+    iterator.close()
+    for use in (lambda: next(iterator), iterator.get_state, lambda: iterator.set_state(last)):
+        _raises_value_error(use)
+    iterator.close()
+
+    if process:
+        context = multiprocessing.get_context("spawn")
+        out = context.SimpleQueue()
+        tails = [calls[at:] if tail is None else calls[at : at + tail] for at in range(end)]
+        texts = [json.dumps(state) for state in states]
+        arguments = (cloudpickle.dumps(make), tails, texts, out)
+        child = context.Process(target=_tail_in_process, args=arguments)
+        child.start()
+        for at, got in enumerate(out.get()):
+            assert got == results[at : at + len(got)], ("process", at)
+            TALLY.restores += 1
+            TALLY.batches += len(got)
+        child.join(60)
+        assert child.exitcode == 0
+    TALLY.cells += 1
+
+
+def _look_ahead(iterator: Any, at: int) -> None:
+    iterator.start_prefetch()
+    for _ in range(at % 3):
+        try:
+            peeked = iterator.peek()
+            if at % 2:
+                spec = iterator.element_spec
+                for name, array in peeked.items():
+                    assert spec[name].dtype == array.dtype
+        except (StopIteration, RuntimeError):
+            pass
+
+
+def _readable(result: Any) -> Any:
+    if not isinstance(result, dict):
+        return result
+    out = {}
+    for name, (dtype, shape, data) in result.items():
+        if isinstance(data, bytes):
+            out[name] = np.frombuffer(data, dtype).reshape(shape)
+        else:
+            out[name] = _whole(dtype, shape, data)
+    return out
+
+
+def _whole(dtype: str, shape: tuple[int, ...], pieces: list[Any]) -> np.ndarray:
+    """A sharded array put together from its pieces."""
+    whole = np.zeros(shape, dtype)
+    for _, index, data in pieces:
+        # The index is the text of slices, made by `frozen` above.
+        where = tuple(slice(*_bounds(part)) for part in index[1:-1].split("slice(")[1:])
+        whole[where] = np.frombuffer(data, dtype).reshape(whole[where].shape)
+    return whole
+
+
+def _bounds(part: str) -> list[int | None]:
+    numbers = part.split(")")[0].split(",")
+    return [None if n.strip() == "None" else int(n) for n in numbers]
+
+
+def _raises_value_error(use: Callable[[], Any]) -> None:
+    try:
+        use()
+    except ValueError:
+        return
+    raise AssertionError("a closed iterator answered")
