@@ -62,10 +62,7 @@ class IteratorFunction:
         elif "device_id" not in own:
             kwargs.setdefault("device_id", default_device_id())
         source = FunctionSource(self.pipeline_fn, args, kwargs, each)
-        iterator = DALIGenericIterator._from_source(source, config, checkpoints is not None)
-        if checkpoints is not None:
-            iterator._restore_checkpoints(checkpoints)
-        return iterator
+        return DALIGenericIterator._from_source(source, config, checkpoints=checkpoints)
 
     def _placed(
         self, shards: Sequence[DataShard], own: frozenset[str], kwargs: dict[str, Any]

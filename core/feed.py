@@ -108,7 +108,7 @@ class Feed:
             )
         return self._fingerprint
 
-    def restore(self, position: Position, saved: Fingerprint) -> None:
+    def restore(self, position: Position, saved: Fingerprint | None = None) -> None:
         """Moves to a position, whose pipelines are built when they are next used.
 
         Args:
@@ -132,6 +132,11 @@ class Feed:
                 start = Mark(self._runner.checkpoints())
                 self.position = dataclasses.replace(self.position, mark=start, epoch_mark=start)
         return self._runner
+
+    def adopt(self, position: Position) -> None:
+        """Takes a position for the one that the pipelines, built but not run, stand at."""
+        self.position = position
+        self.runner().lag = position.mark.lag if position.mark else 0
 
     def _check_expected(self, saved: Fingerprint) -> None:
         lines = differences(saved, self.fingerprint())

@@ -93,9 +93,13 @@ class DALIGenericIterator(BatchIterator):
 
     @classmethod
     def _from_source(
-        cls, source: PipelineSource, config: IteratorConfig, lazy: bool = False
+        cls,
+        source: PipelineSource,
+        config: IteratorConfig,
+        lazy: bool = False,
+        checkpoints: Sequence[bytes] | None = None,
     ) -> DALIGenericIterator:
-        """An iterator whose pipelines are built by a source; lazy: when they are first used."""
+        """An iterator whose pipelines are built by a source; see `BatchIterator`."""
         iterator = cls.__new__(cls)
-        BatchIterator.__init__(iterator, source, config, lazy)
+        BatchIterator.__init__(iterator, source, config, lazy, checkpoints)
         return iterator

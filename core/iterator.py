@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from . import checkpoints as checkpoints_lib
 from . import state as state_lib
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
@@ -44,9 +45,16 @@ class BatchIterator:
         source: Where the pipelines come from.
         config: The iterator's arguments.
         lazy: Whether to build the pipelines only when they are first used.
+        checkpoints: What `checkpoints` of an iterator gave, to go on from.
     """
 
-    def __init__(self, source: PipelineSource, config: IteratorConfig, lazy: bool = False):
+    def __init__(
+        self,
+        source: PipelineSource,
+        config: IteratorConfig,
+        lazy: bool = False,
+        checkpoints: Sequence[bytes] | None = None,
+    ):
         self._config = config
         self._lock = threading.RLock()
         self._closed = False
@@ -57,11 +65,16 @@ class BatchIterator:
         self._peeked: Taken | None = None
         self._stays = False  # set_state() came last, after which iter() does not move
         self._errors: list[FailedBatch] = []
-        if not lazy:
-            self._feed.runner()
-            self._position = self._feed.position
-            if config.prepare_first_batch:
-                self.start_prefetch()
+        if lazy:
+            return
+        self._feed.runner()
+        self._position = self._feed.position
+        if checkpoints is not None:
+            self._restore_checkpoints(checkpoints)
+        elif source.restored:
+            self._restore_checkpoints(source.restored, stand_there=True)
+        if config.prepare_first_batch:
+            self.start_prefetch()
 
     # The protocol of an iterator
 
@@ -256,13 +269,29 @@ class BatchIterator:
         Raises:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
-        return state_lib.to_bytes(self.get_state())
+        return checkpoints_lib.to_bytes(self.get_state())
 
-    def _restore_checkpoints(self, pieces: Sequence[bytes]) -> None:
-        self.set_state(state_lib.from_bytes(pieces))
-        self._feed.runner()
-        if self._config.prepare_first_batch:
-            self.start_prefetch()
+    def _restore_checkpoints(self, pieces: Sequence[bytes], stand_there: bool = False) -> None:
+        """Goes on where checkpoints say, this package's or those of DALI's plugin.
+
+        Args:
+            pieces: One for each pipeline.
+            stand_there: Whether the pipelines were built at them already.
+        """
+        feed = self._feed
+        feed.runner()
+        self._check_resumable()
+        state = checkpoints_lib.from_bytes(pieces)
+        if state is None:
+            position = checkpoints_lib.of_dali(pieces, feed.plan, feed.streams)
+        else:
+            position = state_lib.decode(state, self._config.output_map, feed.fingerprint())
+        if stand_there:
+            feed.adopt(position)
+        else:
+            feed.restore(position)
+        self._position = position
+        self._stays = True
 
     def _check_resumable(self) -> None:
         source = self._feed.source

@@ -33,11 +33,13 @@ class PipelineSource(Protocol):
         unresumable: Why a checkpoint can't tell where the pipelines stand, or "" where it can.
         rebuildable: Whether `build` may be called again.
         serialized: What DALI serialises of each pipeline, where they were given so.
+        restored: The checkpoints that the first pipelines built stand at by themselves.
     """
 
     unresumable: str
     rebuildable: bool
     serialized: list[bytes]
+    restored: list[bytes]
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
@@ -75,6 +77,7 @@ class FunctionSource:
 
     rebuildable = True
     serialized: list[bytes] = []  # noqa: RUF012 - never changed
+    restored: list[bytes] = []  # noqa: RUF012 - never changed
 
     def __init__(
         self,
@@ -151,8 +154,9 @@ class FunctionSource:
 class GivenSource:
     """Pipelines that the caller made; one or a list of them.
 
-    They are built again from what DALI serialises of them, which leaves out Python sources
-    and functions. Those made without enable_checkpointing are built again with it at once.
+    Those made with ``checkpoint=`` start where the iterator stood that gave it. All are built
+    again from what DALI serialises of them, which leaves out Python sources and functions;
+    those made without enable_checkpointing at once.
 
     Raises:
         TypeError: If one of them is no `nvidia.dali.Pipeline`.
@@ -172,6 +176,7 @@ class GivenSource:
         self.unresumable = ""
         self.rebuildable = False
         self.serialized: list[bytes] = []
+        self.restored: list[bytes] = []
         self._given = given
         self._arguments: list[dict[str, Any]] = []
         self._used = False
@@ -183,6 +188,10 @@ class GivenSource:
             given, self._given = self._given, []
             for pipeline in given:
                 _build(pipeline)
+            # Not public: where a DALI doesn't keep it, the position can't be told, and it is
+            # as if the pipelines stood at their start, as in DALI's own iterator.
+            kept = [getattr(p, "_checkpoint", None) for p in given if p.is_restored_from_checkpoint]
+            self.restored = [one for one in kept if one]
             self._keep_definitions(given)
             if all(can_checkpoint(pipeline) for pipeline in given):
                 return given

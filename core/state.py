@@ -128,35 +128,3 @@ def _from_text(texts: Sequence[str]) -> tuple[bytes, ...] | None:
         return tuple(base64.b64decode(one, validate=True) for one in texts) or None
     except (binascii.Error, TypeError, ValueError) as error:
         raise StateError(f"the state's checkpoints are no base64: {error}") from None
-
-
-def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
-    """A state as one piece for each pipeline, as DALI's ``checkpoints()`` gives them."""
-    parts = len(state["checkpoints"])
-    return [json.dumps({"part": i, "parts": parts, "state": state}).encode() for i in range(parts)]
-
-
-def from_bytes(pieces: Sequence[bytes]) -> dict[str, Any]:
-    """The state that `to_bytes` cut; the pieces must be all of one state, in any order.
-
-    Raises:
-        StateError: If they are not.
-    """
-    read = []
-    for piece in pieces:
-        try:
-            read.append(json.loads(piece))
-        except (UnicodeDecodeError, json.JSONDecodeError, TypeError):
-            raise StateError(f"no checkpoint of dalijax: {piece[:40]!r}") from None
-    if not read or not all(isinstance(one, dict) and "state" in one for one in read):
-        raise StateError(f"no checkpoints of dalijax: {len(read)} pieces")
-    numbers = sorted(one.get("part", -1) for one in read)
-    if numbers != list(range(read[0].get("parts", 0))):
-        raise StateError(
-            f"checkpoints() gave {read[0].get('parts')} pieces, but numbers {numbers} were passed: "
-            "pass all of them"
-        )
-    if any(one["state"] != read[0]["state"] for one in read):
-        raise StateError("the checkpoints are of different states: pass those of one call")
-    state: dict[str, Any] = read[0]["state"]
-    return state

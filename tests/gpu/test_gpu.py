@@ -122,7 +122,8 @@ def test_a_heavy_step_reads_its_own_batch(dynamic, depth, steps):
 
     def step(x, burn):
         for _ in range(40):
-            burn = burn @ burn / jnp.linalg.norm(burn)
+            burn = burn @ burn
+            burn = burn / jnp.abs(burn).max()
         x = x + 0 * burn.sum()
         return x.min(), x.max(), x
 
@@ -138,7 +139,7 @@ def test_two_thousand_steps_of_mixed_decoding(photos):
     @jax.jit
     def checksum(image, label):
         weights = jnp.arange(image.size, dtype=jnp.float32).reshape(image.shape) % 251
-        return (image * weights).sum() + label.sum()
+        return (image * weights).sum() + label.sum().astype(jnp.float32)
 
     def run(block):
         iterator = make(photos, augment=True, auto_reset=True)

@@ -1,0 +1,160 @@
+"""Checkpoints as bytes, one for each pipeline: this package's, and those of DALI's plugin.
+
+Both are DALI's own protobuf (``Checkpoint``: the operators' states, and an external context
+of two texts, the pipeline's and the iterator's). This package puts its state where DALI's
+plugin puts its counters, so that a checkpoint serves ``checkpoints=`` here and the
+``checkpoint=`` of a pipeline made by hand alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .epochs import EpochPlan
+from .feed import Mark, Position
+from .fingerprint import StateError, wire_fields
+
+_CONTEXT, _ITERATOR_DATA = 2, 2
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    length, rest = b"", len(content)
+    while rest > 127:
+        length += bytes([rest & 127 | 128])
+        rest >>= 7
+    return bytes([number << 3 | 2]) + length + bytes([rest]) + content
+
+
+def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
+    """A state as one checkpoint for each pipeline."""
+    shared = json.dumps({k: v for k, v in state.items() if k != "checkpoints"})
+    pieces = []
+    for part, text in enumerate(state["checkpoints"]):
+        own = json.dumps({"part": part, "parts": len(state["checkpoints"]), "state": shared})
+        # A field that comes again is merged with the first: the pipeline's text stays.
+        context = _field(_CONTEXT, _field(_ITERATOR_DATA, own.encode()))
+        pieces.append(base64.b64decode(text) + context)
+    return pieces
+
+
+def iterator_data(piece: bytes) -> dict[str, Any]:
+    """What an iterator put into a checkpoint: this package's envelope or DALI's counters.
+
+    Raises:
+        StateError: If the bytes are no checkpoint, or an iterator put nothing into it.
+    """
+    text = b""
+    try:
+        for number, content in wire_fields(piece):
+            if number == _CONTEXT:
+                text = dict(wire_fields(content)).get(_ITERATOR_DATA, text)
+        data = json.loads(text)
+    except (ValueError, TypeError, AttributeError):
+        raise StateError(
+            f"no checkpoint of an iterator: {bytes(piece[:40])!r}. Pass what checkpoints() of an "
+            "iterator gave, one for each pipeline"
+        ) from None
+    if not isinstance(data, dict):
+        raise StateError(f"no checkpoint of an iterator: it holds {data!r}")
+    return data
+
+
+def from_bytes(pieces: Sequence[bytes]) -> dict[str, Any] | None:
+    """The state that `to_bytes` cut, from its pieces in any order; None if they are DALI's.
+
+    Raises:
+        StateError: If they are no checkpoints, or not all of one state.
+    """
+    read = [iterator_data(piece) for piece in pieces]
+    if not read:
+        raise StateError("checkpoints is empty: pass one for each pipeline")
+    ours = ["parts" in one for one in read]
+    if not any(ours):
+        return None
+    numbers = sorted(int(one.get("part", -1)) for one in read)
+    if not all(ours) or numbers != list(range(read[0]["parts"])):
+        raise StateError(
+            f"checkpoints() gave {read[0].get('parts')} pieces, but those of numbers {numbers} "
+            "were passed: pass all of them"
+        )
+    if any(one["state"] != read[0]["state"] for one in read):
+        raise StateError("the checkpoints are of different states: pass those of one call")
+    ordered = sorted(zip(read, pieces), key=lambda pair: int(pair[0]["part"]))
+    state: dict[str, Any] = json.loads(read[0]["state"])
+    state["checkpoints"] = [
+        base64.b64encode(piece[: len(piece) - _added(one)]).decode() for one, piece in ordered
+    ]
+    return state
+
+
+def _added(own: Mapping[str, Any]) -> int:
+    return len(_field(_CONTEXT, _field(_ITERATOR_DATA, json.dumps(own).encode())))
+
+
+def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[int]) -> Position:
+    """The position that checkpoints of DALI's own JAX iterator describe.
+
+    DALI saves counters of samples: those read ahead when the epoch started, and those of the
+    epoch so far; the shard of each pipeline says where the rotation over shards stands. The
+    start of the epoch is not among them, so that ``reset()`` can't go back in this epoch.
+
+    Args:
+        pieces: One for each pipeline.
+        plan: The epochs now.
+        streams: The shard of each pipeline in epoch 0.
+
+    Raises:
+        StateError: If they don't say enough, or are of another reader.
+    """
+    counters = iterator_data(pieces[0])
+    needed = ("_counter", "_counter_per_gpu", "_shard_sizes_per_gpu", "_shards_id")
+    if plan is None or any(key not in counters for key in needed):
+        raise StateError(
+            "the checkpoints of DALI's iterator don't say where it stood: only those of an "
+            "iterator with reader_name do. Finish the epoch with DALI's plugin and start the next "
+            "one here"
+        )
+    sizes = sorted(counters["_shard_sizes_per_gpu"])
+    now = sorted(plan.shard_size(i) for i in range(plan.num_shards))
+    if sizes != now or len(pieces) != len(streams):
+        raise StateError(
+            "the checkpoints of DALI's iterator are of other data (saved -> now): shard sizes "
+            f"{sizes} -> {now}, pipelines {len(pieces)} -> {len(streams)}"
+        )
+    ahead = [int(n) for n in counters["_counter_per_gpu"]]
+    epoch = _epoch_of(plan, streams, [int(i) for i in counters["_shards_id"]], ahead)
+    step, rest = divmod(int(counters["_counter"]) - min(ahead), plan.batch_size)
+    if epoch is None or rest or step < 0:
+        raise StateError(
+            f"the counters of DALI's checkpoint {counters} fit no batch of batch_size "
+            f"{plan.batch_size} over {plan.num_samples} samples: pass the batch size and the "
+            "last_batch_policy that they were saved with"
+        )
+    delivered = plan.delivered(epoch, streams[0])
+    # DALI's DROP has read the batch that it drops when it stops; we drop it afterwards.
+    mark = Mark(tuple(bytes(piece) for piece in pieces), min(0, delivered - step))
+    step = min(step, delivered)
+    return Position(epoch, step, mark, mark if step == 0 else Mark())
+
+
+def _epoch_of(
+    plan: EpochPlan, streams: Sequence[int], shards: Sequence[int], ahead: Sequence[int]
+) -> int | None:
+    """The first epoch that starts as DALI's counters say: everything later repeats from it."""
+    runs_on = any(ahead)
+    epoch = 0
+    for _ in range(2 * plan.num_shards * plan.batch_size + 1):
+        turned = [plan.shard_of(stream, epoch) for stream in streams]
+        read = [0] * plan.num_shards
+        if runs_on and epoch:
+            start = plan.first_batch(epoch) * plan.batch_size
+            read = [start - plan.stream_end(s, epoch - 1) for s in range(plan.num_shards)]
+        # DALI orders them by neither stream nor shard; epochs of one turn differ evenly in all.
+        if turned == list(shards) and sorted(read) == sorted(ahead):
+            return epoch
+        epoch = plan.next_epoch(epoch)
+    return None

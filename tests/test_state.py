@@ -1,0 +1,291 @@
+"""States: what is refused and why, sizes, hand-made pipelines, threads."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+from conformance import Expected, check
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+
+BASE = dict(
+    n=10, shuffle=False, after=False, pad=True, stick=True, fill=8, shard_id=0, shards=1, gain=2.0
+)
+
+
+def graph(files, n, shuffle, after, pad, stick, fill, shard_id, shards, gain):
+    label = fn.readers.file(
+        files=files[:n],
+        labels=list(range(n)),
+        name="reader",
+        random_shuffle=shuffle,
+        shuffle_after_epoch=after,
+        pad_last_batch=pad,
+        stick_to_shard=stick,
+        initial_fill=fill,
+        shard_id=shard_id,
+        num_shards=shards,
+    )[1]
+    return label, fn.random.uniform(range=(0.0, gain))
+
+
+def make(files, config=None, call=None, **changed):
+    config = {"output_map": ["x", "u"], "reader_name": "reader", "mask": "mask", **(config or {})}
+    iterator_fn = data_iterator(graph, **config)
+    return iterator_fn(files, **{**BASE, **changed}, **{"batch_size": 3, **(call or {})})
+
+
+def numbers(batch):
+    return np.asarray(batch["x"]).ravel().tolist(), np.asarray(batch["u"]).tolist()
+
+
+CHANGES = [
+    (dict(changed=dict(n=9)), "epoch_size: 10 -> 9"),
+    (dict(call=dict(batch_size=4)), "batch_size: 3 -> 4"),
+    (dict(changed=dict(shards=2)), "num_shards: 1 -> 2"),
+    (dict(config=dict(last_batch_policy=LastBatchPolicy.DROP)), "policy: FILL -> DROP"),
+    (dict(changed=dict(pad=False)), "padded: 1 -> 0"),
+    (dict(changed=dict(stick=False)), "stick: 1 -> 0"),
+    (dict(call=dict(seed=5)), "seed: 0 -> 5"),
+    (dict(config=dict(output_map=["y", "u"])), r"outputs: \['x', 'u'\] -> \['y', 'u'\]"),
+    (dict(changed=dict(shuffle=True)), "reader.random_shuffle: false -> true"),
+    (dict(changed=dict(fill=9)), "reader.initial_fill: 8 -> 9"),
+    (dict(changed=dict(gain=3.0)), r"operators\[1\]: random.uniform __Uniform_0 \w+ -> random"),
+    (dict(files=True), "reader.files: #.* -> #"),
+]
+
+
+@pytest.mark.parametrize("change,words", CHANGES, ids=[w for _, w in CHANGES])
+def test_each_field_is_compared_by_itself(jpegs_many, change, words):
+    saved = make(jpegs_many).get_state()
+    files = jpegs_many[::-1] if change.get("files") else jpegs_many
+    args = (change.get("config"), change.get("call"))
+    iterator = make(files, *args, **change.get("changed", {}))
+    first = next(iterator)
+    before = iterator.get_state()
+    with pytest.raises(ValueError, match=f"(?s)saved -> now.*{words}") as caught:
+        iterator.set_state(saved)
+    lines = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    # The field that changed, beside the reader's argument of the same meaning, and no other.
+    assert len(lines) == {"epoch_size": 3, "num_shards": 2, "padded": 2, "stick": 2}.get(
+        words.split(":")[0], 1
+    ), lines
+    # A refused restore changes nothing: the same iterator made afresh goes on alike.
+    assert iterator.get_state() == before
+    reference = make(files, *args, **change.get("changed", {}))
+    names = [k for k in first if k != "mask"]
+    for name in names:
+        assert np.array_equal(first[name], next(iter([reference.peek()]))[name])
+    next(reference)
+    for a, b in zip(iterator, reference, strict=True):
+        assert all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def test_shuffle_after_epoch_and_shard_ids_are_compared(jpegs_many):
+    after = make(jpegs_many, stick=False, after=True).get_state()
+    with pytest.raises(ValueError, match="reader.shuffle_after_epoch: true -> false"):
+        make(jpegs_many, stick=False).set_state(after)
+    other = make(jpegs_many, shards=2, shard_id=1)
+    with pytest.raises(ValueError, match="shard_ids: 0 -> 1"):
+        other.set_state(make(jpegs_many, shards=2).get_state())
+
+
+def test_a_folder_is_compared_by_what_it_lists(tmp_path):
+    folder = tmp_path / "data" / "class"
+    folder.mkdir(parents=True)
+    for name in ("a.jpg", "b.jpg"):
+        (folder / name).write_bytes(b"x")
+
+    @data_iterator(output_map=["x"], reader_name="reader")
+    def by_root():
+        return fn.readers.file(file_root=str(folder.parent), name="reader")[1]
+
+    saved = by_root(batch_size=1).get_state()
+    (folder / "b.jpg").rename(folder / "c.jpg")
+    with pytest.raises(ValueError, match="reader.file_root: .* -> "):
+        by_root(batch_size=1).set_state(saved)
+    (folder / "c.jpg").rename(folder / "b.jpg")
+    by_root(batch_size=1).set_state(saved)
+
+
+def test_threads_prefetching_and_devices_may_change(jpegs_many):
+    iterator = make(jpegs_many, call=dict(prefetch_queue_depth=1, num_threads=1))
+    next(iterator)
+    other = make(jpegs_many, call=dict(prefetch_queue_depth=3, num_threads=3))
+    other.set_state(iterator.get_state())
+    assert numbers(next(other)) == numbers(next(iterator))
+
+
+def test_what_is_no_state_is_refused(jpegs_many):
+    iterator = make(jpegs_many)
+    next(iterator)
+    state = iterator.get_state()
+    text = json.dumps(state)
+    bad = [
+        ({}, "no state of dalijax"),
+        (None, "no state of dalijax"),
+        ("nonsense", "no state of dalijax"),
+        ({**state, "format": "other"}, "no state of dalijax"),
+        ({**state, "version": 99}, "format version 99, .* newer dalijax"),
+        ({**state, "version": 0}, "format version 0, .* older dalijax"),
+        ({**state, "step": 2}, "damaged"),
+        ({**state, "step": "1"}, r"damaged \(\['step'\]"),
+        ({k: v for k, v in state.items() if k != "lag"}, r"damaged \(\['lag'\]"),
+        ({**state, "checkpoints": [state["checkpoints"][0][:-8]]}, "damaged"),
+    ]
+    for wrong, words in bad:
+        with pytest.raises(ValueError, match=words):
+            iterator.set_state(wrong)
+        assert json.dumps(iterator.get_state()) == text
+    rest = [numbers(b) for b in iterator]
+    reference = make(jpegs_many)
+    assert [numbers(b) for b in reference][1:] == rest
+
+
+def given(files, pipeline=None, **changed):
+    made = pipeline_def(graph)(
+        files,
+        **{**BASE, **changed},
+        **{"batch_size": 3, "num_threads": 2, "device_id": None, **(pipeline or {})},
+    )
+    return DALIGenericIterator(made, ["x", "u"], reader_name="reader", mask="mask")
+
+
+def epochs(count, n=10, batch=3):
+    whole = [list(range(k, min(k + batch, n))) for k in range(0, n, batch)]
+    epoch = [
+        {
+            "x": np.array(own + [n - 1] * (batch - len(own)))[:, None],
+            "mask": np.arange(batch) < len(own),
+        }
+        for own in whole
+    ]
+    return [epoch] * count
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        dict(enable_checkpointing=True, seed=3),
+        dict(seed=3),
+        dict(),
+        dict(exec_dynamic=False, seed=1),
+        dict(exec_pipelined=False, exec_async=False),
+        dict(prefetch_queue_depth=3),
+    ],
+    ids=str,
+)
+def test_hand_made_pipelines_have_every_property(jpegs_many, pipeline):
+    check(lambda: given(jpegs_many, pipeline), Expected(epochs(3)))
+
+
+def test_hand_made_pipelines_start_at_the_checkpoint_they_were_given(jpegs_many):
+    options = dict(seed=3, enable_checkpointing=True)
+    iterator = given(jpegs_many, options)
+    for _ in range(3):
+        next(iterator)
+    (saved,) = iterator.checkpoints()
+    again = given(jpegs_many, {**options, "checkpoint": saved})
+    assert again.get_state() == iterator.get_state()
+    for a, b in zip(again, iterator, strict=True):
+        assert all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def test_hand_made_pipelines_that_have_no_state_say_so():
+    def source(info):
+        return [np.array([info], np.int32)] * 2
+
+    def pipe():
+        return fn.external_source(source)
+
+    def hand_made(**options):
+        made = pipeline_def(pipe)(batch_size=2, num_threads=1, device_id=None, **options)
+        return DALIGenericIterator(made, ["x"], 20)
+
+    iterator = hand_made()
+    next(iterator)
+    with pytest.raises(ValueError, match="enable_checkpointing=True"):
+        iterator.get_state()
+    saving = hand_made(enable_checkpointing=True)
+    next(saving)
+    saving.get_state()
+    next(saving)
+    with pytest.raises(RuntimeError, match="can't be built again.*data_iterator"):
+        saving.reset()
+    assert int(next(saving)["x"][0, 0]) == 2
+
+
+def test_graphs_with_python_functions(jpegs_many):
+    def pipe():
+        label = fn.readers.file(
+            files=jpegs_many[:10], labels=list(range(10)), name="reader", pad_last_batch=True
+        )[1]
+        doubled = fn.python_function(label, function=lambda x: x * 2)
+        return label, fn.random.uniform(), doubled
+
+    def build():
+        return data_iterator(pipe, ["x", "u", "y"], reader_name="reader", mask="mask")(batch_size=3)
+
+    state = build().get_state()
+    assert any("Python function" in line for line in state["fingerprint"]["unchecked"])
+    assert "reader.pad_last_batch" in state["fingerprint"]["sources"]
+    check(build, Expected(epochs(2)))
+
+
+def test_element_spec(jpegs_many):
+    for policy in LastBatchPolicy:
+        iterator = make(jpegs_many, config=dict(last_batch_policy=policy))
+        spec = {k: (v.shape, str(v.dtype)) for k, v in iterator.element_spec.items()}
+        assert spec == {
+            "x": ((3, 1), "int32"),
+            "u": ((3,), "float32"),
+            "mask": ((3,), "bool"),
+        }
+        assert numbers(next(iterator))[0] == [0, 1, 2]
+
+
+def test_any_thread_may_call(jpegs_many):
+    iterator = make(jpegs_many, config=dict(auto_reset=True, as_numpy=True))
+    reference = make(jpegs_many, config=dict(auto_reset=True, as_numpy=True))
+    got, failures, done = [], [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            try:
+                peeked, state = iterator.peek(), iterator.get_state()
+                assert set(peeked) == {"x", "u", "mask"} and state["epoch"] >= 0
+            except StopIteration:
+                pass
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    def take():
+        for _ in range(100):
+            with lock:  # so that the order of the list is that of the calls
+                got.append(next(iterator, "stop"))
+
+    lock = threading.Lock()
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    takers = [threading.Thread(target=take) for _ in range(3)]
+    for thread in (*lookers, *takers):
+        thread.start()
+    for thread in takers:
+        thread.join()
+    done.set()
+    for thread in lookers:
+        thread.join()
+    assert not failures
+    want = [next(reference, "stop") for _ in range(300)]
+    assert [b if b == "stop" else numbers(b) for b in got] == [
+        b if b == "stop" else numbers(b) for b in want
+    ]
+
+
+def test_types_of_fingerprints_are_the_same_before_the_pipelines_exist(jpegs_many):
+    from dalijax.core.fingerprint import unknown
+
+    known = make(jpegs_many).get_state()["fingerprint"]
+    assert {k: type(v) for k, v in unknown().items()} == {k: type(v) for k, v in known.items()}
