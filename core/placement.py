@@ -243,7 +243,10 @@ class LocalLayout:
     def _on_host(self, piece: Any) -> Any:
         if self._host is None or isinstance(piece, jax.Array):
             return piece
-        return jax.device_put(piece, self._host)
+        # Not committed: a step that takes it compiles once, whether its parameters are fresh or
+        # come from a step, and may take arrays of a GPU beside it.
+        with jax.default_device(self._host):
+            return jax.device_put(piece)
 
 
 def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalLayout:

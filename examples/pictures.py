@@ -40,7 +40,8 @@ SHAPES: dict[str, list[tuple[np.ndarray, bool]]] = {
 
 def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.Image:
     """One picture of a shape whose colours, size, place, angle and background are random."""
-    width, height = (int(side) for side in rng.integers(sides[0], sides[1] + 1, size=2))
+    width = int(rng.integers(sides[0], sides[1] + 1))
+    height = int(width * rng.uniform(0.75, 1.33))
     radius = min(width, height) * rng.uniform(0.25, 0.42)
     centre = [rng.uniform(radius, side - radius) for side in (width, height)]
     turn = rng.uniform(0, 2 * np.pi)
@@ -56,7 +57,7 @@ def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.
     fade = np.linspace(0, 1, width)[None, :, None]
     background = np.broadcast_to(left * (1 - fade) + right * fade, (height, width, 3))
     pixels = np.where(np.asarray(stencil)[..., None] > 0, ink, background)
-    pixels = pixels + rng.normal(0, rng.uniform(2, 22), size=pixels.shape)
+    pixels = pixels + rng.normal(0, rng.uniform(2, 15), size=pixels.shape)
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
@@ -68,7 +69,7 @@ def make_pictures(
     Args:
         cache: Where to keep it.
         count: Number of pictures, over all classes.
-        sides: Least and greatest width and height, in pixels.
+        sides: Least and greatest width, in pixels; heights are 3/4 to 4/3 of it.
         seed: Equal seeds draw equal pictures.
     """
     folder = cache / f"{count}-of-{sides[0]}-to-{sides[1]}px-seed-{seed}"

@@ -59,7 +59,25 @@ def test_jax_arrays_are_placed_without_a_copy():
     held = [next(iterator)["x"] for _ in range(20)]
     assert [x.unsafe_buffer_pointer() for x in held] == Seen.pointers
     assert [float(x[0, 0, 0]) for x in held] == list(range(20))
-    assert all(x.devices() == {jax.devices("cpu")[0]} and x.committed for x in held)
+    assert all(x.devices() == {jax.devices("cpu")[0]} for x in held)
+
+
+def test_a_training_step_compiles_once():
+    compiled = []
+
+    @jax.jit
+    def step(parameter, x):
+        compiled.append(1)
+        return parameter + x.sum()
+
+    iterator = data_iterator(counting, ["x"], 200)(batch_size=2)
+    parameter = jnp.zeros(())
+    for _ in range(4):
+        parameter = step(parameter, next(iterator)["x"])
+    assert step._cache_size() == len(compiled) == 1
+    # Nor does a batch on the CPU forbid parameters that are committed to another device.
+    elsewhere = jax.device_put(parameter, jax.devices()[2])
+    assert step(elsewhere, next(iterator)["x"]).devices() == {jax.devices()[2]}
 
 
 @pytest.mark.parametrize("as_numpy", (False, True))

@@ -1,0 +1,390 @@
+"""DALI's tutorial 'Getting started with JAX and DALI', step by step, with dalijax.
+
+Run it as it is::
+
+    python examples/getting_started.py
+
+Each step prints what it finds, and writes a picture of it to examples/out/getting_started.
+Without a GPU, the steps that need one say so, and two CPU devices stand in for two GPUs.
+The tutorial is jax-getting_started.html in
+https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/frameworks/jax/
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import nvidia.dali.fn as fn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from matplotlib.figure import Figure
+from nvidia.dali import backend, pipeline_def
+from pictures import CACHE, SHAPES, make_pictures
+
+from dalijax import DALIGenericIterator, data_iterator
+
+NAMES = sorted(SHAPES)  # the reader numbers the folders in this order
+SIDE = 256
+
+
+@functools.cache
+def num_gpus() -> int:
+    """Number of GPUs that both DALI and JAX see."""
+    return min(backend.GetCUDADeviceCount(), len(jax.devices())) * (jax.default_backend() == "gpu")
+
+
+def best_decoder() -> str:
+    """Where to decode: with the GPU's help, where there is one."""
+    return "mixed" if num_gpus() else "cpu"
+
+
+def show_images(images: Any, titles: Sequence[str], path: Path) -> None:
+    """Writes a batch of images as one PNG."""
+    columns = min(len(images), 4 if len(images) <= 8 else 9)
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(2 * columns, 2.2 * rows))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat:
+        ax.axis("off")
+    # np.asarray brings the pixels to the host, from whatever devices hold them.
+    for ax, image, title in zip(axes.flat, np.asarray(images), titles):
+        ax.imshow(image)
+        ax.set_title(title, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path)
+    print(f"Picture: {path.name}")
+
+
+def names_of(labels: Any) -> list[str]:
+    """Class names for labels of shape [batch, 1]."""
+    return [NAMES[label] for label in np.asarray(labels)[:, 0]]
+
+
+def quick_start(image_dir: str, picture: Path) -> None:
+    """Quick start: a whole example, which the next steps explain."""
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs, device=best_decoder())
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    iterator = iterator_fn(batch_size=8)
+    batch = next(iterator)  # ready to be used by JAX
+    print(f"A batch: images of shape {batch['images'].shape}, labels {batch['labels'].shape}")
+    show_images(batch["images"], names_of(batch["labels"]), picture)
+
+
+def plain_call(image_dir: str, picture: Path) -> None:
+    """Running DALI with JAX: data_iterator, called with the function of a pipeline."""
+
+    # The function says what DALI's threads do for each batch. It runs once, when the
+    # iterator is made.
+    def simple_pipeline() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs)
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    # reader_name says which operator knows how many samples an epoch has: the one of this
+    # name in the pipeline.
+    iterator_fn = data_iterator(
+        simple_pipeline, output_map=["images", "labels"], reader_name="image_reader"
+    )
+    iterator = iterator_fn(batch_size=1)
+
+    output = next(iterator)
+    print(output.keys())
+    for name, array in output.items():
+        print(f"{name}: {type(array)} {array.shape} {array.dtype}")
+    second = next(iterator)
+    both = np.concatenate([output["images"], second["images"]])
+    labels = [f"Label = {each['labels'][0]}" for each in (output, second)]
+    show_images(both, labels, picture)
+
+
+def decorator(image_dir: str, picture: Path) -> None:
+    """The same as a decorator, which the next steps use: it is shorter."""
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs)
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    iterator = iterator_fn(batch_size=1)
+    output = next(iterator)
+    print(f"{iterator_fn} gives images of shape {output['images'].shape}")
+    show_images(output["images"], names_of(output["labels"]), picture)
+
+
+def length_and_loops(image_dir: str, picture: Path) -> None:
+    """Loops: len() is the number of batches, and each loop is one epoch."""
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs)
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    iterator = iterator_fn(batch_size=1)
+    print(f"Iterator size: {len(iterator)}")
+    images = []
+    for batch_id, batch in enumerate(iterator):
+        print(batch_id, end=" ")
+        images.append(batch["images"][0])
+    # A second loop needs no reset() in between.
+    print(f"\nBatches in the next loop: {sum(1 for _ in iterator)}")
+    show_images(images, [f"batch {k}" for k in range(len(images))], picture)
+
+
+def batching(image_dir: str, picture: Path) -> None:
+    """Batching: several samples in one batch."""
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs)
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    # batch_size is no argument of the function above: data_iterator adds it.
+    batch = next(iterator_fn(batch_size=8))
+    print(f"images: {batch['images'].shape}, labels: {batch['labels'].shape}")
+    print(f"Images backing device: {batch['images'].devices()}")
+    show_images(batch["images"], names_of(batch["labels"]), picture)
+
+
+def gpu_acceleration(image_dir: str, picture: Path) -> None:
+    """GPU acceleration: .gpu() moves the images, and what follows runs there."""
+    if not num_gpus():
+        print("Skipped: it needs a GPU.")
+        return
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs)
+        images = images.gpu()
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    batch = next(iterator_fn(batch_size=8))
+    print(f"Images backing device: {batch['images'].devices()}")
+    show_images(batch["images"], names_of(batch["labels"]), picture)
+
+
+def another_gpu(image_dir: str, picture: Path) -> None:
+    """device_id: which GPU runs the pipeline."""
+    if num_gpus() < 2:
+        print("Skipped: it needs two GPUs.")
+        return
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs)
+        images = images.gpu()
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    batch = next(iterator_fn(batch_size=1, device_id=1))
+    print(f"Images backing device: {batch['images'].devices()}")
+    show_images(batch["images"], names_of(batch["labels"]), picture)
+
+
+def mixed_decoding(image_dir: str, picture: Path) -> None:
+    """Hardware accelerated decoding: device="mixed" decodes with the GPU's help."""
+    if not num_gpus():
+        print("Skipped: it needs a GPU.")
+        return
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        # The decoded images are on the GPU: no .gpu() is needed.
+        images = fn.decoders.image(jpegs, device="mixed")
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    batch = next(iterator_fn(batch_size=8))
+    print(f"Images backing device: {batch['images'].devices()}")
+    print(f"Labels backing device: {batch['labels'].devices()}")
+    show_images(batch["images"], names_of(batch["labels"]), picture)
+
+
+def random_shuffling(image_dir: str, picture: Path) -> None:
+    """Random shuffling: in an order that the seed repeats."""
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(
+            file_root=image_dir, name="image_reader", random_shuffle=True
+        )
+        images = fn.decoders.image(jpegs, device=best_decoder())
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    for seed in (0, 0, 1):
+        batch = next(iterator_fn(batch_size=8, seed=seed))
+        print(f"seed={seed}: labels {np.asarray(batch['labels'])[:, 0]}")
+    batch = next(iterator_fn(batch_size=8, seed=0))
+    show_images(batch["images"], names_of(batch["labels"]), picture)
+
+
+def augmentations(image_dir: str, picture: Path) -> None:
+    """Augmentations: each image is rotated by an angle of its own."""
+
+    @data_iterator(output_map=["images", "labels", "angles"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(
+            file_root=image_dir, name="image_reader", random_shuffle=True
+        )
+        images = fn.decoders.image(jpegs, device=best_decoder())
+        angle = fn.random.uniform(range=(-10.0, 10.0))
+        images = fn.rotate(images, angle=angle, fill_value=0)
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels, angle
+
+    batch = next(iterator_fn(batch_size=8, seed=0))
+    titles = [f"{angle:+.1f} degrees" for angle in np.asarray(batch["angles"])]
+    print("Angles:", ", ".join(titles))
+    show_images(batch["images"], titles, picture)
+
+
+def multiple_devices(image_dir: str, picture: Path) -> None:
+    """Multiple GPUs: one pipeline for each, and batches that are spread over them."""
+    mesh = Mesh(jax.devices(), axis_names=("batch",))
+    sharding = NamedSharding(mesh, PartitionSpec("batch"))
+    print(sharding)
+
+    # data_iterator passes shard_id and num_shards, so that each pipeline reads its own part
+    # of the files. device_id is left out: the sharding says it.
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader", sharding=sharding)
+    def iterator_fn(shard_id: int = 0, num_shards: int = 1) -> Any:
+        jpegs, labels = fn.readers.file(
+            file_root=image_dir, name="image_reader", shard_id=shard_id, num_shards=num_shards
+        )
+        images = fn.decoders.image(jpegs, device=best_decoder())
+        angle = fn.random.uniform(range=(-10.0, 10.0))
+        images = fn.rotate(images, angle=angle, fill_value=0)
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels.gpu() if num_gpus() else labels
+
+    # batch_size is that of the whole batch, over all devices.
+    batch = next(iterator_fn(batch_size=4 * len(jax.devices())))
+    images = batch["images"]
+    print(f"Images shape: {images.shape}")
+    print(f"Images backing device: {images.devices()}")
+    print(f"Images sharding: {images.sharding}")
+    jax.debug.visualize_array_sharding(images.ravel())
+    holders: list[str] = []
+    for k, shard in enumerate(images.addressable_shards):
+        print(f"Shard {k}: device {shard.device}, rows {shard.index[0]}, {shard.data.shape}")
+        holders += [str(shard.device)] * len(shard.data)
+    titles = [f"{name}, {device}" for name, device in zip(names_of(batch["labels"]), holders)]
+    show_images(images, titles, picture)
+
+
+def num_threads(image_dir: str, picture: Path) -> None:
+    """num_threads: how many CPU threads run a pipeline, and what that changes."""
+
+    @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
+    def iterator_fn() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs, device=best_decoder())
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    def run_iterator(iterator: DALIGenericIterator, num_epochs: int) -> int:
+        return sum(len(batch["labels"]) for _ in range(num_epochs) for batch in iterator)
+
+    print(f"This machine has {os.cpu_count()} CPU cores.")
+    print(f"{'num_threads':>11} {'images/s':>9}")
+    speeds: dict[str, float] = {}
+    for threads in (1, 2, 4, 8):
+        iterator = iterator_fn(batch_size=12, num_threads=threads)
+        run_iterator(iterator, num_epochs=2)  # the first batches wait for DALI to start
+        start = time.perf_counter()
+        num_images = run_iterator(iterator, num_epochs=10)
+        speeds[str(threads)] = num_images / (time.perf_counter() - start)
+        print(f"{threads:>11} {speeds[str(threads)]:>9,.0f}")
+    figure = Figure(figsize=(6, 4))
+    ax = figure.subplots()
+    ax.bar(list(speeds), list(speeds.values()))
+    ax.set(xlabel="num_threads", ylabel="images/s")
+    figure.tight_layout()
+    figure.savefig(picture)
+    print(f"Picture: {picture.name}")
+
+
+def handmade_pipeline(image_dir: str, picture: Path) -> None:
+    """Internals: an iterator over a pipeline that is made by hand."""
+
+    @pipeline_def
+    def simple_pipeline() -> Any:
+        jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
+        images = fn.decoders.image(jpegs, device=best_decoder())
+        images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
+        return images, labels
+
+    # DALI's own decorator has no defaults for these: device_id=None is for the CPU.
+    pipeline = simple_pipeline(batch_size=8, num_threads=1, device_id=0 if num_gpus() else None)
+    print(type(pipeline))
+    iterator = DALIGenericIterator(
+        pipeline, output_map=["images", "labels"], reader_name="image_reader"
+    )
+    print(type(iterator))
+    batch = next(iterator)
+    print(f"Images backing device: {batch['images'].devices()}")
+    print(f"Labels backing device: {batch['labels'].devices()}")
+    show_images(batch["images"], names_of(batch["labels"]), picture)
+
+
+STEPS: list[Callable[[str, Path], None]] = [
+    quick_start,
+    plain_call,
+    decorator,
+    length_and_loops,
+    batching,
+    gpu_acceleration,
+    another_gpu,
+    mixed_decoding,
+    random_shuffling,
+    augmentations,
+    multiple_devices,
+    num_threads,
+    handmade_pipeline,
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="DALI's JAX tutorial, with dalijax.")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    out = Path(__file__).resolve().parent / "out" / "getting_started"
+    parser.add_argument("--out", type=Path, default=out, help="a folder for the pictures")
+    arguments = parser.parse_args()
+
+    # For the step of several devices, and too late once JAX has looked for its devices. It
+    # changes nothing about GPUs.
+    jax.config.update("jax_num_cpu_devices", 2)
+    image_dir = str(make_pictures(arguments.cache, count=36, sides=(160, 400)))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for number, step in enumerate(STEPS, 1):
+        print(f"\n{number}. {(step.__doc__ or step.__name__).splitlines()[0]}\n")
+        step(image_dir, arguments.out / f"{number:02d}_{step.__name__}.png")
+    print(f"\nThe pictures are in {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

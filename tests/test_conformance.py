@@ -1,0 +1,179 @@
+"""The table of public iterators, each against the conformance check in every way of restoring.
+
+An iterator or adapter that is public and has no row here fails a test.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import pathlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn, pipeline_def
+
+import dalijax
+from conformance import Expected, check
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from oracle import Case
+
+N, BATCH = 11, 4
+
+
+def graph(files: list[str], case: Case, shard_id: int = 0, num_shards: int = 1) -> Any:
+    label = fn.readers.file(
+        files=files[: case.n],
+        labels=list(range(case.n)),
+        name="reader",
+        shard_id=shard_id,
+        num_shards=num_shards,
+        pad_last_batch=case.padded,
+        stick_to_shard=case.stick,
+    )[1]
+    return label, fn.random.uniform()
+
+
+def of_case(case: Case, shards: int = 1, axis: bool = False, **options: Any) -> Expected:
+    """Three epochs of all shards of a case together."""
+    epochs = []
+    for number, streams in case.epochs(3):
+        epochs.append([])
+        for pieces in zip(*streams):
+            x = [[[s[0]] for s in own] for own in pieces]
+            mask = [case.mask(own, number) for own in pieces]
+            if axis:
+                epochs[-1].append({"x": np.array(x, np.int32), "mask": np.array(mask)})
+            else:
+                flat = {"x": np.concatenate(x).astype(np.int32), "mask": np.concatenate(mask)}
+                epochs[-1].append(flat)
+    return Expected(epochs, pipelines=shards, **options)
+
+
+def decorated(files: list[str], case: Case, mesh: Any = None, **config: Any) -> Any:
+    """A decorated function's iterator; ``mesh`` is (shape, axes, spec, devices)."""
+    if mesh is not None:
+        shape, axes, spec, order = mesh
+        devices = np.array([jax.devices()[i] for i in order]).reshape(shape)
+        config["sharding"] = NamedSharding(Mesh(devices, axes), PartitionSpec(*spec))
+    if "devices" in config:
+        config["devices"] = [jax.devices()[i] for i in config["devices"]]
+    policy = LastBatchPolicy[case.policy]
+    config = {"reader_name": "reader", "mask": "mask", "last_batch_policy": policy, **config}
+    iterator_fn = data_iterator(graph, ["x", "u"], **config)
+    return iterator_fn(files, case, batch_size=case.batch * case.shards, num_threads=1)
+
+
+def hand_made(files: list[str], case: Case) -> Any:
+    pipelines = [
+        pipeline_def(graph)(
+            files, case, s, case.shards, batch_size=case.batch, num_threads=1, device_id=None
+        )
+        for s in range(case.shards)
+    ]
+    return DALIGenericIterator(
+        pipelines,
+        ["x", "u"],
+        reader_name="reader",
+        mask="mask",
+        last_batch_policy=LastBatchPolicy[case.policy],
+        pmap_compatible=case.shards > 1,
+    )
+
+
+def by_source(files: list[str], sized: bool) -> Any:
+    def source(info: Any) -> np.ndarray:
+        if info.iteration >= 3:
+            raise StopIteration
+        return np.arange(BATCH, dtype=np.int32)[:, None] + BATCH * info.iteration
+
+    def pipe() -> Any:
+        return fn.external_source(source, batch_info=True), fn.random.uniform()
+
+    size = 3 * BATCH if sized else -1
+    return data_iterator(pipe, ["x", "u"], size=size, mask="mask")(batch_size=BATCH)
+
+
+def of_source(sized: bool) -> Expected:
+    batch = np.arange(BATCH, dtype=np.int32)[:, None]
+    epoch = [{"x": batch + BATCH * k, "mask": np.ones(BATCH, bool)} for k in range(3)]
+    return Expected([epoch] * 3, sized=sized)
+
+
+PADDED = Case(N, 1, BATCH, "FILL", True, False)
+RUNS_ON = Case(N, 1, BATCH, "FILL", False, False)
+TWO = Case(N, 2, 2, "FILL", True, True)
+FOUR = Case(N, 4, 2, "FILL", False, False)
+
+Row = tuple[Callable[[list[str]], Any], Expected]
+
+ROWS: dict[str, dict[str, Row]] = {
+    "data_iterator": {
+        "padded": (lambda f: decorated(f, PADDED), of_case(PADDED)),
+        "runs on": (lambda f: decorated(f, RUNS_ON), of_case(RUNS_ON)),
+        "as_numpy, auto_reset": (
+            lambda f: decorated(f, PADDED, as_numpy=True, auto_reset=True),
+            of_case(PADDED, auto_reset=True),
+        ),
+        "partial": (
+            lambda f: decorated(f, Case(N, 1, BATCH, "PARTIAL", False, False)),
+            of_case(Case(N, 1, BATCH, "PARTIAL", False, False)),
+        ),
+        "drop": (
+            lambda f: decorated(f, Case(N, 1, BATCH, "DROP", True, False)),
+            of_case(Case(N, 1, BATCH, "DROP", True, False)),
+        ),
+        "sharded over a mesh with replicas": (
+            lambda f: decorated(f, TWO, ((2, 2), ("d", "m"), ("d",), (6, 2, 0, 5))),
+            of_case(TWO, 2),
+        ),
+        "sharded over two axes": (
+            lambda f: decorated(f, FOUR, ((2, 2), ("d", "m"), (("d", "m"),), (0, 1, 2, 3))),
+            of_case(FOUR, 4),
+        ),
+        "devices": (
+            lambda f: decorated(f, TWO, devices=(3, 1)),
+            of_case(TWO, 2, axis=True),
+        ),
+        "sized source": (lambda f: by_source(f, True), of_source(True)),
+        "source that ends": (lambda f: by_source(f, False), of_source(False)),
+    },
+    "DALIGenericIterator": {
+        "one pipeline": (lambda f: hand_made(f, PADDED), of_case(PADDED)),
+        "two pipelines": (lambda f: hand_made(f, TWO), of_case(TWO, 2, axis=True)),
+    },
+}
+
+
+@pytest.mark.parametrize("name,row", [(name, row) for name in ROWS for row in ROWS[name]])
+def test_conformance(jpegs_many, name, row):
+    make, expected = ROWS[name][row]
+    check(functools.partial(make, jpegs_many), expected, process=True)
+
+
+def public_iterators() -> set[str]:
+    """Names of everything public that iterates: of the package, and of each adapter."""
+    root = pathlib.Path(dalijax.__file__).parent
+    found = set()
+    modules = [dalijax]
+    for module in pkgutil.iter_modules([str(root / "adapters")]):
+        modules.append(importlib.import_module(f"dalijax.adapters.{module.name}"))
+    for module in modules:
+        for name in module.__all__:
+            one = getattr(module, name)
+            iterates = isinstance(one, type) and (
+                hasattr(one, "__next__") or hasattr(one, "__iter__")
+            )
+            if (iterates and name != "LastBatchPolicy") or name == "data_iterator":
+                found.add(name)
+    return found
+
+
+def test_every_public_iterator_has_a_row():
+    assert public_iterators() == set(ROWS)
