@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ TensorList = TensorListCPU | TensorListGPU
 _NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
-def is_on_gpu(tensors: TensorList) -> bool:
+def is_on_gpu(tensors: TensorList) -> TypeGuard[TensorListGPU]:
     """Whether a pipeline output lies in GPU memory."""
     return isinstance(tensors, TensorListGPU)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.tensors import TensorListCPU
 
 from . import arrays
 from .config import IteratorConfig
@@ -67,10 +68,11 @@ class BatchMaker:
     def _piece(self, tensors: arrays.TensorList, name: str, kept: int, copy: bool) -> Any:
         """One pipeline's output as an array of [kept, ...], or [1, kept, ...] for pmap."""
         axis = bool(self._device_axis)
+        array: Any
         if arrays.is_on_gpu(tensors):
             array = arrays.gpu_array(tensors, name, copy, axis)
         else:
-            array = arrays.host_view(tensors, name, copy, axis)
+            array = arrays.host_view(cast(TensorListCPU, tensors), name, copy, axis)
             if not self._as_numpy:
                 arrays.check_width(array.dtype, name)
         if kept == len(tensors):

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .epochs import EpochPlan
-from .feed import Mark, Position
 from .fingerprint import StateError, wire_fields
+from .position import Mark, Position
 
 _CONTEXT, _ITERATOR_DATA = 2, 2
 

@@ -32,6 +32,8 @@ class IteratorFunction:
 
     def __init__(self, pipeline_fn: Callable[..., Any], config: IteratorConfig):
         functools.update_wrapper(self, pipeline_fn)
+        self.__name__: str = getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__)
+        self.__qualname__: str = getattr(pipeline_fn, "__qualname__", self.__name__)
         self.pipeline_fn = pipeline_fn
         self.config = config
 

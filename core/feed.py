@@ -13,45 +13,10 @@ from .config import IteratorConfig
 from .epochs import EpochPlan
 from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
 from .pipelines import PipelineSource, reader_meta
+from .position import Mark, Position
 from .runner import Outputs, Runner, SourceEnded, SourceError
 
-
-@dataclasses.dataclass(frozen=True)
-class Mark:
-    """Where the pipelines must stand to deliver a batch next.
-
-    Attributes:
-        checkpoints: DALI's checkpoint of each pipeline, or None where there is none to be had.
-        lag: Number of batches to drop after restoring them. It is more than 0 after a failed
-            batch (DALI's checkpoint of one is incomplete, so that the one before it is kept)
-            and between epochs (an epoch may consume more batches than it delivers).
-    """
-
-    checkpoints: tuple[bytes, ...] | None = None
-    lag: int = 0
-
-    def later(self, batches: int) -> Mark:
-        """The mark so many batches further on."""
-        return dataclasses.replace(self, lag=self.lag + batches)
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """The next batch to deliver: ``step`` of ``epoch``.
-
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        step: Number of its batches that are behind it, failed ones included.
-        mark: Where the pipelines stand; None before they were first built.
-        epoch_mark: Where they stood at the epoch's start.
-        errors: Number of batches that failed so far.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    mark: Mark | None = None
-    epoch_mark: Mark | None = None
-    errors: int = 0
+CLOSED = "the iterator is closed: make a new one"
 
 
 class BatchError(RuntimeError):
@@ -80,6 +45,7 @@ class Feed:
         batch_size: Batch size of each pipeline; 0 until they are built.
         plan: The epochs; None where only the source knows their end, and until then.
         streams: The shard of each pipeline in epoch 0.
+        closed: Whether `close` was called.
     """
 
     def __init__(self, source: PipelineSource, config: IteratorConfig):
@@ -88,6 +54,7 @@ class Feed:
         self.batch_size = 0
         self.plan: EpochPlan | None = None
         self.streams: tuple[int, ...] = ()
+        self.closed = False
         self._config = config
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
@@ -121,6 +88,8 @@ class Feed:
 
     def runner(self) -> Runner:
         """The running pipelines, built to stand at the position where there are none."""
+        if self.closed:
+            raise ValueError(CLOSED)
         if self._runner is None:
             mark = self.position.mark or Mark()
             built = self.source.build(mark.checkpoints)
@@ -144,6 +113,11 @@ class Feed:
             self.drop()
             raise StateError.of_other_data(lines)
         self._expected = None
+
+    def close(self) -> None:
+        """Frees the pipelines for good."""
+        self.closed = True
+        self.drop()
 
     def drop(self) -> None:
         """Frees the pipelines; the next use builds them again, at the position."""

@@ -101,8 +101,9 @@ def fingerprint(
             "padded": int(plan.padded),
             "stick": int(plan.stick),
         }
+    unchecked: list[str] = []
     if serialized:
-        operators, unchecked = list(serialized_operators(serialized[0])), []
+        operators = list(serialized_operators(serialized[0]))
     else:
         operators, unchecked = _operators(first)
     for kind, name, arguments in operators:
@@ -124,16 +125,18 @@ def fingerprint(
 
 def differences(saved: Fingerprint, now: Fingerprint) -> list[str]:
     """One line for each field that differs, ``field: saved -> now``; unknown ones agree."""
-    blank, lines = unknown(), []
-    for key, empty in blank.items():
+    lines: list[str] = []
+    before: Any
+    after: Any
+    for key, empty in unknown().items():
         before, after = saved.get(key, empty), now.get(key, empty)
         if key == "unchecked" or before == after or empty in (before, after):
             continue
         if key == "sources":
             for name in sorted({*before, *after}):
                 if before.get(name) != after.get(name):
-                    told = (one.get(name, "(left out)") for one in (before, after))
-                    lines.append(f"{name}: " + " -> ".join(told))
+                    told = [one.get(name, "(left out)") for one in (before, after)]
+                    lines.append(f"{name}: {told[0]} -> {told[1]}")
         elif key == "operators":
             for i in range(max(len(before), len(after))):
                 told = [one[i] if i < len(one) else "(none)" for one in (before, after)]
@@ -178,7 +181,8 @@ def _operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         return list(serialized_operators(pipeline.serialize())), []
     except RuntimeError:
         pass  # a graph with Python operators doesn't serialise
-    found, unchecked = [], []
+    found: list[Operator] = []
+    unchecked: list[str] = []
     # Not public: where a DALI has no such list, the graph goes unchecked, and the state says so.
     instances = getattr(pipeline, "_ops", None)
     if not instances:

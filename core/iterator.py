@@ -15,7 +15,7 @@ from . import checkpoints as checkpoints_lib
 from . import state as state_lib
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
-from .feed import BatchError, Feed, Taken
+from .feed import CLOSED, BatchError, Feed, Taken
 from .fingerprint import StateError
 from .pipelines import PipelineSource
 from .runner import SourceEnded
@@ -57,7 +57,6 @@ class BatchIterator:
     ):
         self._config = config
         self._lock = threading.RLock()
-        self._closed = False
         self._feed = Feed(source, config)
         self._make_batch = BatchMaker(config, choose_layout(config))
         # The consumer's position; the feed's is further on by a peeked batch.
@@ -331,9 +330,8 @@ class BatchIterator:
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError. May be called again."""
         with self._lock:
-            self._closed = True
             self._peeked = None
-            self._feed.drop()
+            self._feed.close()
 
     def __enter__(self) -> BatchIterator:
         return self
@@ -341,8 +339,8 @@ class BatchIterator:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _open(self) -> threading.RLock:  # type: ignore[valid-type]
+    def _open(self) -> threading.RLock:
         """The lock, of an iterator that is not closed."""
-        if self._closed:
-            raise ValueError("the iterator is closed: make a new one")
+        if self._feed.closed:
+            raise ValueError(CLOSED)
         return self._lock

@@ -110,7 +110,7 @@ class FunctionSource:
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """New pipelines; see `PipelineSource.build`."""
-        chosen = checkpoints or [None] * len(self._each)
+        chosen: Sequence[bytes | None] = checkpoints or [None] * len(self._each)
         return [self._build_one(one, c) for one, c in zip(self._each, chosen, strict=True)]
 
     def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
@@ -138,8 +138,11 @@ class FunctionSource:
         return pipeline
 
     def _define(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
-        state = {"enable_checkpointing": self._checkpointing, "checkpoint": checkpoint}
-        defaults = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
+        state: dict[str, Any] = {
+            "enable_checkpointing": self._checkpointing,
+            "checkpoint": checkpoint,
+        }
+        defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
         call = {**self._kwargs, **one}
         if not getattr(self._fn, "_is_pipeline_def", False):
             return pipeline_def(**defaults, **state)(self._fn)(*self._args, **call)
@@ -204,7 +207,7 @@ class GivenSource:
                 "sources or functions. Use dalijax.data_iterator, which builds pipelines from "
                 "their function"
             )
-        chosen = checkpoints or [None] * len(self.serialized)
+        chosen: Sequence[bytes | None] = checkpoints or [None] * len(self.serialized)
         return [
             self._again(arguments, definition, checkpoint)
             for arguments, definition, checkpoint in zip(

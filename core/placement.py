@@ -201,8 +201,9 @@ class GlobalLayout:
         for shard, piece in zip(self.shards, pieces):
             first: dict[str, jax.Array] = {}
             for device in shard.devices:
-                own = indices[device][1:]
-                part = piece if own == (slice(None),) * len(own) else piece[(slice(None), *own)]
+                own = (indices[device] or ())[1:]
+                split = any(one != slice(None) for one in own)
+                part = piece.__getitem__((slice(None), *own)) if split else piece
                 # Further holders copy from the first, device to device.
                 arrays[device] = _put(first.get(str(own), part), device)
                 first.setdefault(str(own), arrays[device])

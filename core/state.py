@@ -14,8 +14,8 @@ from typing import Any
 
 import nvidia.dali
 
-from .feed import Mark, Position
 from .fingerprint import Fingerprint, StateError, differences
+from .position import Mark, Position
 
 VERSION = 1
 _FORMAT = "dalijax"

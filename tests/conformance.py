@@ -28,12 +28,15 @@ class Tally:
     cells: int = 0
     restores: int = 0
     batches: int = 0
+    failed: int = 0
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
-        return (
-            f"conformance: {self.cells} cells, {self.restores} restores compared, "
-            f"{self.batches} batches compared, failures 0"
+        table = (
+            f"conformance: {self.cells} cells run, {self.restores} restores compared, "
+            f"{self.batches} batches compared, failures {self.failed}"
         )
+        return "\n".join([table, *self.notes])
 
 
 TALLY = Tally()
@@ -149,7 +152,17 @@ def _tail_in_process(make: bytes, calls: list[list[str]], states: list[str], out
     out.put(tails)
 
 
-def check(
+def check(make: Callable[[], Any], expected: Expected, **options: Any) -> None:
+    """`check_properties`, counted for the closing table."""
+    try:
+        check_properties(make, expected, **options)
+    except BaseException:
+        TALLY.failed += 1
+        raise
+    TALLY.cells += 1
+
+
+def check_properties(
     make: Callable[[], Any],
     expected: Expected,
     *,
@@ -243,7 +256,6 @@ def check(
             TALLY.batches += len(got)
         child.join(60)
         assert child.exitcode == 0
-    TALLY.cells += 1
 
 
 def _look_ahead(iterator: Any, at: int) -> None:

@@ -63,5 +63,5 @@ def pytest_terminal_summary(terminalreporter) -> None:
     """The closing table of the conformance check."""
     from conformance import TALLY
 
-    if TALLY.cells:
+    if TALLY.cells or TALLY.notes:
         terminalreporter.write_line(str(TALLY))

@@ -1,0 +1,43 @@
+"""Positions: the next batch to deliver, and where the pipelines must stand for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Where the pipelines must stand to deliver a batch next.
+
+    Attributes:
+        checkpoints: DALI's checkpoint of each pipeline, or None where there is none to be had.
+        lag: Number of batches to drop after restoring them. It is more than 0 after a failed
+            batch (DALI's checkpoint of one is incomplete, so that the one before it is kept)
+            and between epochs (an epoch may consume more batches than it delivers).
+    """
+
+    checkpoints: tuple[bytes, ...] | None = None
+    lag: int = 0
+
+    def later(self, batches: int) -> Mark:
+        """The mark so many batches further on."""
+        return dataclasses.replace(self, lag=self.lag + batches)
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """The next batch to deliver: ``step`` of ``epoch``.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        step: Number of its batches that are behind it, failed ones included.
+        mark: Where the pipelines stand; None before they were first built.
+        epoch_mark: Where they stood at the epoch's start.
+        errors: Number of batches that failed so far.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    mark: Mark | None = None
+    epoch_mark: Mark | None = None
+    errors: int = 0

@@ -1,0 +1,581 @@
+"""Batches that fail: at every position, under every policy, before and after a resume."""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import time
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def, types
+
+from conformance import Expected, check, frozen
+from conftest import corrupt, write_jpegs
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from oracle import Case
+
+NAMES = ["image", "x", "u"]
+EPOCHS = 3
+N = 7
+FULL = os.environ.get("DALIJAX_FULL") == "1"
+
+
+def label_reader(paths, case, stream=0, shuffle=False):
+    return fn.readers.file(
+        files=paths[: case.n],
+        labels=list(range(case.n)),
+        name="reader",
+        shard_id=stream,
+        num_shards=case.shards,
+        stick_to_shard=case.stick,
+        pad_last_batch=case.padded,
+        random_shuffle=shuffle,
+        initial_fill=4,
+        seed=7,
+    )
+
+
+def decode(paths, case, stream=0, shuffle=False):
+    """Random numbers before, of and beside the decoder that fails."""
+    data, label = label_reader(paths, case, stream, shuffle)
+    image = fn.decoders.image(data)
+    image = fn.noise.gaussian(image, stddev=5.0)
+    flip = fn.cast(fn.random.coin_flip(), dtype=types.FLOAT)
+    return image, label, fn.random.uniform() + flip
+
+
+def maker(paths, case, depth=2, stream=0, shuffle=False, **config):
+    iterator_fn = data_iterator(
+        decode,
+        NAMES,
+        reader_name="reader",
+        last_batch_policy=LastBatchPolicy[case.policy],
+        mask="mask",
+        as_numpy=True,
+        **config,
+    )
+    # One thread: which of two corrupt files in a batch DALI names is not up to chance.
+    build = {"batch_size": case.batch, "num_threads": 1, "prefetch_queue_depth": depth}
+    return functools.partial(iterator_fn, paths, case, stream, shuffle, **build)
+
+
+def failing(case, bad, stream=0, epochs=EPOCHS):
+    """What is delivered, with None where a sample of the batch as it is read is corrupt."""
+    whole = Case(case.n, case.shards, case.batch, "FILL", case.padded, case.stick)
+    if case.policy == "DROP":
+        whole = case
+    out = []
+    for (number, cut), (_, read) in zip(case.epochs(epochs), whole.epochs(epochs), strict=True):
+        out.append([])
+        for kept, batch in zip(cut[stream], read[stream]):
+            values = {
+                "x": np.array([[s[0]] for s in kept], np.int32),
+                "mask": np.array(case.mask(kept, number)),
+            }
+            out[-1].append(None if bad & {s[0] for s in batch} else values)
+    return out
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Makes a folder of JPEGs of which some are corrupt."""
+
+    def make(bad, count=N):
+        folder = tmp_path / "-".join(map(str, ["bad", *sorted(bad)]))
+        if folder.exists():  # DALI may have its files mapped: writing them again is a SIGBUS
+            return [str(folder / f"{i:05d}.jpg") for i in range(count)]
+        paths = write_jpegs(folder, count)
+        for i in bad:
+            corrupt(paths[i])
+        return paths
+
+    return make
+
+
+POLICIES = [(p, padded) for p in ("FILL", "DROP", "PARTIAL") for padded in (False, True)]
+every_policy = pytest.mark.parametrize("policy,padded", POLICIES)
+
+
+@every_policy
+def test_a_corrupt_file_at_every_position(pictures, policy, padded):
+    case = Case(N, 1, 2, policy, padded, False)
+    checked = 0
+    for position in range(N):
+        for depth in (1, 2, 3) if FULL else (1 + (position + len(policy)) % 3,):
+            expected = failing(case, {position}, epochs=2)
+            failures = sum(batch is None for epoch in expected for batch in epoch)
+            # DROP never delivers the last file where it is padded, in epoch 0 where it is not.
+            assert failures > 0 or (policy == "DROP" and position == N - 1)
+            check(maker(pictures({position}), case, depth), Expected(expected))
+            checked += 1
+    assert checked == (3 * N if FULL else N)
+
+
+@every_policy
+@pytest.mark.parametrize("bad", [{1, 2, 3, 4, 5}, {0, 1, 2}, set(range(N))], ids=str)
+def test_many_corrupt_files_in_a_row(pictures, policy, padded, bad):
+    # The three shards are 0-1, 2-3 and 4-6: with {0, 1, 2} a whole epoch of one fails.
+    depth = 1 + len(bad) % 3
+    for case in (Case(N, 1, 2, policy, padded, False), Case(N, 3, 2, policy, padded, False)):
+        stream = case.shards - 1
+        for auto_reset in (False, True):
+            expected = Expected(failing(case, bad, stream), auto_reset)
+            make = maker(pictures(bad), case, depth, stream, auto_reset=auto_reset)
+            check(make, expected, tail=4)
+    whole = failing(case, bad, stream)
+    assert bad == {1, 2, 3, 4, 5} or any(set(map(type, epoch)) == {type(None)} for epoch in whole)
+
+
+@pytest.mark.parametrize("depth", (1, 2, 3))
+def test_pipelines_made_by_hand_with_corrupt_files(pictures, depth):
+    case, bad = Case(N, 1, 2, "FILL", True, False), {0, 4, 5}
+    paths = pictures(bad)
+
+    def make():
+        pipeline = pipeline_def(decode)(
+            paths,
+            case,
+            batch_size=case.batch,
+            num_threads=1,
+            device_id=None,
+            prefetch_queue_depth=depth,
+        )
+        return DALIGenericIterator(
+            pipeline, NAMES, reader_name="reader", mask="mask", as_numpy=True
+        )
+
+    check(make, Expected(failing(case, bad)), tail=5)
+
+
+def shuffled(paths, case):
+    """The batches of a shuffled reader by DALI alone: the numbers, nothing decoded."""
+
+    def labels():
+        return label_reader(paths, case, shuffle=True)[1]
+
+    build = {"batch_size": case.batch, "num_threads": 1, "device_id": None, "seed": 0}
+    pipeline = pipeline_def(labels)(**build)
+    while True:
+        yield pipeline.run()[0].as_array()
+
+
+@pytest.mark.parametrize("bad", [{3}, {0, 6}, {1, 2, 5}], ids=str)
+@pytest.mark.parametrize("depth", (1, 3))
+def test_corrupt_files_of_a_shuffled_reader(pictures, bad, depth):
+    case = Case(N, 1, 2, "FILL", True, False)
+    paths = pictures(bad)
+    numbers = shuffled(paths, case)
+    epochs = []
+    for epoch, streams in case.epochs(EPOCHS):
+        masks = [np.array(case.mask(own, epoch)) for own in streams[0]]
+        batches = [{"x": next(numbers), "mask": mask} for mask in masks]
+        counted = [i for b in batches for i in b["x"][b["mask"]].ravel()]
+        assert sorted(counted) == list(range(N))  # each sample exactly once
+        epochs.append([None if bad & set(b["x"].ravel()) else b for b in batches])
+    assert epochs[0] != epochs[1]
+    check(maker(paths, case, depth, shuffle=True), Expected(epochs), tail=5)
+
+
+def test_failures_are_counted_in_the_state(pictures):
+    case, bad = Case(N, 1, 2, "FILL", False, False), {2, 4, 5}
+    iterator = maker(pictures(bad), case)()
+    failed = 0
+    for epoch in failing(case, bad):
+        for want in epoch:
+            failed += want is None
+            with pytest.raises(RuntimeError) if want is None else contextlib.nullcontext():
+                next(iterator)
+            assert iterator.get_state()["errors"] == failed
+        iterator.reset()
+    assert failed == 7
+    assert iterator.errors == ()  # those that were raised are not listed
+
+
+# on_error="skip"
+
+
+def walk(iterator, calls):
+    """What each call gives, and the state and the length after it."""
+    out = []
+    for call in calls:
+        try:
+            result = frozen(next(iterator)) if call == "next" else iterator.reset()
+        except StopIteration:
+            result = "stop"
+        out.append((result, len(iterator), json.dumps(iterator.get_state())))
+    return out
+
+
+def told(iterator):
+    return [(one.epoch, one.step) for one in iterator.errors]
+
+
+@every_policy
+@pytest.mark.parametrize("bad", [{0}, {6}, {2, 3, 4, 5}, set(range(N))], ids=str)
+def test_skipped_batches(pictures, caplog, policy, padded, bad):
+    case = Case(N, 1, 2, policy, padded, False)
+    auto_reset, depth = bool(bad & {0}), 1 + len(bad) % 3
+    make = maker(pictures(bad), case, depth, on_error="skip", auto_reset=auto_reset)
+    expected = failing(case, bad)
+    numbers = [number for number, _ in case.epochs(EPOCHS)]
+    # The calls, how each must end, and the failures behind it.
+    calls, ends, behind, failures = [], [], [], []
+    for number, epoch in zip(numbers, expected, strict=True):
+        before = len(failures)
+        for step, want in enumerate(epoch):
+            if want is None:
+                failures.append((number, step))
+            else:
+                calls.append("next")
+                ends.append((number, step + 1, want))
+                behind.append(len(failures))
+        for call in ["next"] if auto_reset else ["next", "next", "reset"]:
+            calls.append(call)
+            ends.append((number, len(epoch), "stop" if call == "next" else None))
+            behind.append(len(failures))
+        assert len(failures) - before == sum(want is None for want in epoch)
+    iterator = make()
+    first = json.dumps(iterator.get_state())
+    results = walk(iterator, calls)
+
+    logged = [r.getMessage() for r in caplog.records if r.name == "dalijax"]
+    assert told(iterator) == failures
+    assert logged == [f"skipped: {one.message}" for one in iterator.errors]
+    for one in iterator.errors:
+        assert f"batch {one.step} of epoch {one.epoch} failed" in one.message
+        assert "decoders.image" in one.message
+    lengths = {number: len(epoch) for number, epoch in zip(numbers, expected)}
+    for (number, step, want), count, (got, length, text) in zip(ends, behind, results):
+        state = json.loads(text)
+        assert state["errors"] == count
+        if isinstance(want, dict):
+            assert (state["epoch"], state["step"], length) == (number, step, lengths[number])
+            for name, values in want.items():
+                dtype, shape, data = got[name]
+                np.testing.assert_array_equal(np.frombuffer(data, dtype).reshape(shape), values)
+        else:
+            assert got == want
+
+    # From each state on it goes on alike, here and in a new one, and skips what it skipped.
+    states = [first, *(text for _, _, text in results)]
+    for at, text in enumerate(states):
+        iterator.set_state(json.loads(text))
+        assert walk(iterator, calls[at : at + 4]) == results[at : at + 4], at
+        new = make()
+        new.set_state(json.loads(text))
+        assert walk(new, calls[at:]) == results[at:], at
+        assert told(new) == failures[json.loads(text)["errors"] :]
+        new.close()
+
+
+def test_a_skipped_batch_is_logged_once_however_often_it_is_peeked(pictures, caplog):
+    case = Case(N, 1, 2, "FILL", True, False)
+    iterator = maker(pictures({2}), case, on_error="skip")()
+    next(iterator)
+    before = iterator.get_state()
+    for _ in range(3):
+        assert iterator.peek()["x"].ravel().tolist() == [4, 5]
+        assert iterator.get_state() == before
+        _ = iterator.element_spec
+        iterator.start_prefetch()
+    assert next(iterator)["x"].ravel().tolist() == [4, 5]
+    assert len(caplog.records) == len(iterator.errors) == 1
+    assert iterator.get_state()["errors"] == 1
+
+
+@pytest.mark.parametrize("call", ("reset", "iter"))
+def test_peek_past_a_skipped_last_batch_moves_nothing(pictures, call):
+    # The last batch is corrupt: only peek() finds out that the epoch has no more to deliver.
+    case = Case(N, 1, 2, "FILL", True, False)
+    after = []
+    for looks in (0, 1):
+        iterator = maker(pictures({6}), case, on_error="skip")()
+        for _ in range(3):
+            next(iterator)
+        for _ in range(looks):
+            with pytest.raises(StopIteration):
+                iterator.peek()
+        iterator.reset() if call == "reset" else iter(iterator)
+        after.append(iterator.get_state())
+    assert after[0] == after[1]
+
+
+# Failures that pass
+
+
+@contextlib.contextmanager
+def away(path):
+    pathlib.Path(path).rename(path + ".away")
+    try:
+        yield
+    finally:
+        pathlib.Path(path + ".away").rename(path)
+
+
+def numbers(batch):
+    return batch["x"].ravel().tolist()
+
+
+@pytest.mark.parametrize("depth", (1, 2, 3))
+def test_a_missing_file(pictures, depth):
+    case = Case(12, 1, 3, "FILL", True, False)
+    paths = pictures(set(), 12)
+    make = maker(paths, case, depth, prepare_first_batch=False)
+    reference = make()
+    epochs = [[frozen(batch) for batch in reference] for _ in range(3)]
+    iterator = make()
+    states = [iterator.get_state()]
+    with away(paths[7]):
+        for want in epochs[0][:2]:
+            assert frozen(next(iterator)) == want
+            states.append(iterator.get_state())
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="batch 2 of epoch 0.*" + paths[7]):
+                iterator.peek()
+        with pytest.raises(RuntimeError, match="batch 2 of epoch 0"):
+            next(iterator)
+        assert len(iterator) == 4
+    # It is back: from any state before it, or from the epoch's start, nothing is missing.
+    for at, state in enumerate(states):
+        iterator.set_state(state)
+        assert [frozen(batch) for batch in iterator] == epochs[0][at:]
+        assert [frozen(batch) for batch in iterator] == epochs[1]
+    iterator.set_state(states[0])
+    with away(paths[11]):
+        for want in epochs[0][:3]:
+            assert frozen(next(iterator)) == want
+        with pytest.raises(RuntimeError, match="batch 3 of epoch 0.*" + paths[11]):
+            next(iterator)
+        # The same failure, seen from a state in front of it.
+        again = make()
+        again.set_state(states[2])
+        assert frozen(next(again)) == epochs[0][2]
+        with pytest.raises(RuntimeError, match="batch 3 of epoch 0.*" + paths[11]):
+            next(again)
+
+
+def test_a_file_that_comes_back_is_read_again(pictures):
+    case = Case(12, 1, 3, "FILL", True, False)
+    paths = pictures(set(), 12)
+    iterator = maker(paths, case)()
+    assert [numbers(batch) for batch in iterator][2] == [6, 7, 8]
+    with away(paths[7]):
+        seen = []
+        for _ in range(3):
+            with contextlib.suppress(RuntimeError):
+                seen.append(numbers(next(iterator)))
+            iterator.start_prefetch()
+        assert [0, 1, 2] in seen
+    while True:  # the rest of the epoch
+        with contextlib.suppress(RuntimeError):
+            if not list(iterator):
+                break
+    iterator.reset()
+    assert [numbers(batch) for batch in iterator] == [[i, i + 1, i + 2] for i in (0, 3, 6, 9)]
+
+
+def test_a_corrupt_file_that_is_mended(pictures):
+    case = Case(N, 1, 2, "FILL", True, False)
+    paths = pictures({2})
+    good = write_jpegs(pathlib.Path(paths[0]).parent / "good", N)
+    make = maker(paths, case)
+    reference = maker(good, case)()
+    whole = [[(numbers(b), b["u"].tolist(), b["mask"].tolist()) for b in reference]]
+    whole += [[(numbers(b), b["u"].tolist(), b["mask"].tolist()) for b in reference]]
+    iterator = make()
+    next(iterator)
+    with pytest.raises(RuntimeError, match="batch 1 of epoch 0"):
+        next(iterator)
+    state = iterator.get_state()
+    os.replace(good[2], paths[2])
+    resumed = make()
+    resumed.set_state(state)
+    for one in (iterator, resumed):
+        rest = [(numbers(b), b["u"].tolist(), b["mask"].tolist()) for b in one]
+        assert rest == whole[0][2:]
+        again = [(numbers(b), b["u"].tolist(), b["mask"].tolist()) for b in one]
+        assert again == whole[1]
+        assert one.get_state()["errors"] == 1
+
+
+def test_a_python_function_that_fails_now_and_then(arrays_dir):
+    fails = {4, 5, 13}
+
+    def pipe(mended):
+        x = fn.readers.numpy(file_root=arrays_dir, file_filter="*.npy", name="reader")
+
+        def function(value):
+            if int(value[0]) in fails and not mended:
+                raise KeyError(f"no row {value[0]}")
+            return value
+
+        return fn.python_function(x, function=function), fn.random.uniform()
+
+    make = data_iterator(pipe, ["x", "u"], reader_name="reader", as_numpy=True)
+    whole = [frozen(batch) for batch in make(True, batch_size=3)]
+    iterator = make(False, batch_size=3)
+    for want in whole:
+        if fails & set(np.frombuffer(want["x"][2], np.int32)):
+            with pytest.raises(RuntimeError, match="batch 1 of epoch 0 failed.*KeyError: 'no row"):
+                next(iterator)
+        else:
+            assert frozen(next(iterator)) == want
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert iterator.get_state()["errors"] == 1
+
+
+# No restore replays
+
+
+def until_delivered(iterator):
+    """The next batch, over the end of an epoch where one is there."""
+    for batch in iterator:
+        return batch
+    iterator.reset()
+    return until_delivered(iterator)
+
+
+def by_number(calls, bad=()):
+    """A graph over a source that is asked once for each run, before DALI runs it."""
+
+    def source(info):
+        calls.append(info.iteration)
+        return np.full((2, 1), info.iteration, np.int32)
+
+    def checked(x):
+        if int(x[0]) in bad:
+            raise KeyError("bad row")
+        return x
+
+    def pipe():
+        x = fn.external_source(source, batch_info=True)
+        return (fn.python_function(x, function=checked) if bad else x), fn.random.uniform()
+
+    return pipe
+
+
+@every_policy
+@pytest.mark.parametrize("depth", (1, 2, 3))
+def test_no_restore_replays_a_source(policy, padded, depth):
+    for n in (4, 5, 7):
+        calls = []
+        iterator_fn = data_iterator(
+            by_number(calls),
+            ["x", "u"],
+            size=n,
+            last_batch_padded=padded,
+            last_batch_policy=LastBatchPolicy[policy],
+            as_numpy=True,
+            prepare_first_batch=False,
+        )
+
+        def make():
+            return iterator_fn(batch_size=2, prefetch_queue_depth=depth)
+
+        iterator = make()
+        last, states = -1, [(iterator.get_state(), -1)]
+        for _ in range(3):
+            for _ in range(len(iterator)):
+                last = int(next(iterator)["x"][0, 0])
+                states.append((iterator.get_state(), last))
+            with pytest.raises(StopIteration):
+                next(iterator)
+            states.append((iterator.get_state(), last))
+            iterator.reset()
+            states.append((iterator.get_state(), last))
+        for state, before in states:
+            for other in (iterator, make()):
+                calls.clear()
+                other.set_state(state)
+                assert other.get_state() == state
+                got = int(until_delivered(other)["x"][0, 0])
+                # What comes after the batch delivered last, and no more of it than this.
+                assert calls == list(range(before + 1, before + 1 + len(calls)))
+                assert got in calls
+                assert len(calls) <= depth + 1, (n, state["epoch"], state["step"])
+
+
+@pytest.mark.parametrize("depth", (1, 2, 3))
+@pytest.mark.parametrize("failures", (1, 2, 3, 4, 6))
+def test_a_restore_after_failures_runs_them_again_and_no_more(depth, failures):
+    # DALI has no whole checkpoint of a failed batch, so a state keeps the one before it.
+    calls = []
+    bad = range(3, 3 + failures)
+    iterator_fn = data_iterator(
+        by_number(calls, bad),
+        ["x", "u"],
+        size=100,
+        as_numpy=True,
+        prepare_first_batch=False,
+    )
+    iterator = iterator_fn(batch_size=2, prefetch_queue_depth=depth)
+    for step in range(3 + failures):
+        with pytest.raises(RuntimeError) if step in bad else contextlib.nullcontext():
+            next(iterator)
+    state = iterator.get_state()
+    want = frozen(next(iterator))
+    calls.clear()
+    resumed = iterator_fn(batch_size=2, prefetch_queue_depth=depth)
+    resumed.set_state(state)
+    assert frozen(next(resumed)) == want
+    assert calls == list(range(3, 3 + max(depth, failures) + 1))
+
+
+@every_policy
+@pytest.mark.parametrize("depth", (1, 2, 3))
+def test_no_restore_replays_a_reader(jpegs_many, policy, padded, depth):
+    calls = []
+
+    def count(label):
+        calls.append(int(label[0]))
+        return label
+
+    def pipe(case, stream):
+        return fn.python_function(label_reader(jpegs_many, case, stream)[1], function=count)
+
+    for shards, stream in ((1, 0), (3, 2)):
+        case = Case(N, shards, 2, policy, padded, False)
+        make = functools.partial(
+            data_iterator(
+                pipe,
+                ["x"],
+                reader_name="reader",
+                last_batch_policy=LastBatchPolicy[policy],
+                as_numpy=True,
+                prepare_first_batch=False,
+            ),
+            case,
+            stream,
+            batch_size=2,
+            num_threads=1,
+            prefetch_queue_depth=depth,
+        )
+        iterator = make()
+        states, batches = [], []
+        for _ in range(3):
+            states.append((iterator.get_state(), len(batches)))
+            for _ in range(len(iterator)):
+                batches.append(numbers(next(iterator)))
+                states.append((iterator.get_state(), len(batches)))
+            iterator.reset()
+        batches.append(numbers(until_delivered(iterator)))
+        iterator.close()
+        for state, behind in states:
+            resumed = make()
+            calls.clear()
+            resumed.set_state(state)
+            assert numbers(until_delivered(resumed)) == batches[behind]
+            settle(calls, 2 * (depth + 1))
+            assert len(calls) <= 2 * (depth + 1), (state["epoch"], state["step"])
+            resumed.close()
+
+
+def settle(calls, enough):
+    """Waits for the runs that DALI's threads still work at: until so many, and no more come."""
+    deadline = time.monotonic() + 5
+    while len(calls) < enough and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.005)

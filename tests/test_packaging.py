@@ -1,0 +1,121 @@
+"""The wheel: complete, importable by itself, and light. Packages are listed by hand, so that a
+new folder is easily forgotten; tests of the editable install would not notice."""
+
+import email
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Modules that cannot be imported without an optional package, and which.
+OPTIONAL: dict[str, str] = {}
+
+
+def run(*arguments, cwd, **env):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | env
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def sources():
+    """The package's files, relative to its root."""
+    found = [
+        *ROOT.glob("*.py"),
+        *(f for d in ("core", "adapters") for f in ROOT.glob(f"{d}/**/*.py")),
+    ]
+    return {file.relative_to(ROOT).as_posix() for file in found}
+
+
+def modules():
+    parts = [pathlib.PurePath("dalijax", file).with_suffix("").parts for file in sources()]
+    return sorted(".".join(p[:-1] if p[-1] == "__init__" else p) for p in parts)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel built of a copy of the sources: a build leaves its own folders behind."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "py.typed", *sources()):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+    try:
+        here = int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
+    except importlib.metadata.PackageNotFoundError:
+        here = False
+    offline = ["--no-build-isolation"] if here else []
+    run("-m", "pip", "wheel", "-q", "--no-deps", *offline, "-w", out, source, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """Runs code that sees the installed wheel, and neither the repository nor its folder."""
+    site, empty = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("empty")
+    run("-m", "pip", "install", "-q", "--no-index", "--no-deps", "-t", site, wheel, cwd=empty)
+
+    def execute(code, *arguments):
+        where = f"import dalijax, pathlib; assert pathlib.Path({str(site)!r}) in pathlib.Path("
+        code += f"\n{where}dalijax.__file__).parents, dalijax.__file__"
+        return run("-c", code, *arguments, cwd=empty, PYTHONPATH=str(site))
+
+    return execute
+
+
+def test_the_wheel_has_every_source_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    packed = {name for name in names if ".dist-info/" not in name}
+    assert packed == {f"dalijax/{name}" for name in {*sources(), "py.typed"}}
+
+
+def test_the_wheel_has_the_licence(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        licence = archive.read(f"{info}/licenses/LICENSE").decode()
+        metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+    assert licence == (ROOT / "LICENSE").read_text()
+    assert licence.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_every_module_imports(python):
+    assert set(OPTIONAL) <= set(modules())
+    absent = {m: p for m, p in OPTIONAL.items() if importlib.util.find_spec(p) is None}
+    names = [name for name in modules() if name not in absent]
+    python("import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)", *names)
+    if absent:
+        pytest.skip(f"all others imported; not installed is what these need: {absent}")
+
+
+def test_the_version_is_that_of_the_metadata(python):
+    code = (
+        "import dalijax, importlib.metadata as m; print(dalijax.__version__, m.version('dalijax'))"
+    )
+    version, installed = python(code).split()
+    assert version == installed
+
+
+def test_import_needs_dali_jax_and_numpy_only(python):
+    code = """
+import json, sys
+import jax.numpy, numpy, nvidia.dali.fn, nvidia.dali.plugin.base_iterator
+before = set(sys.modules)
+import dalijax
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    loaded = json.loads(python(code))
+    assert "dalijax.core" in loaded
+    assert "nvidia.dali.plugin.jax" not in loaded  # it asserts a newer JAX than Pax has
+    packages = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
+    assert packages <= {"dalijax", "jax", "numpy", "nvidia"}
