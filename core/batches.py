@@ -42,8 +42,10 @@ class BatchMaker:
         self._as_numpy = bool(config.as_numpy)
         self._layout = layout
         self._device_axis = config.pmap_compatible
-        if self._device_axis is None:
-            self._device_axis = config.devices is not None
+        if config.sharding is not None:
+            self._device_axis = False
+        elif config.devices is not None and self._device_axis is None:
+            self._device_axis = True
 
     def __call__(self, outputs: Sequence[Outputs], valid: Sequence[int], copy: bool) -> Batch:
         """The batch of one run.
@@ -53,21 +55,25 @@ class BatchMaker:
             valid: Number of samples of each pipeline's batch that belong to the epoch.
             copy: Whether the buffers are reused once they are released.
         """
+        axis = self._device_axis
+        if axis is None:  # as DALI's plugin: several pipelines without a sharding are stacked
+            axis = len(outputs) > 1
         kept = [n if self._cut else len(own[0]) for n, own in zip(valid, outputs)]
         batch: Batch = {}
         for k, name in enumerate(self._names):
-            pieces = [self._piece(own[k], name, n, copy) for own, n in zip(outputs, kept)]
+            pieces = [self._piece(own[k], name, n, copy, axis) for own, n in zip(outputs, kept)]
             batch[name] = self._layout.place(name, pieces)
         if self._mask is not None:
             masks = [np.arange(n) < v for n, v in zip(kept, valid)]
-            if self._device_axis:
+            if axis:
                 masks = [mask[None] for mask in masks]
             batch[self._mask] = self._layout.place_mask(self._mask, masks)
         return batch
 
-    def _piece(self, tensors: arrays.TensorList, name: str, kept: int, copy: bool) -> Any:
+    def _piece(
+        self, tensors: arrays.TensorList, name: str, kept: int, copy: bool, axis: bool
+    ) -> Any:
         """One pipeline's output as an array of [kept, ...], or [1, kept, ...] for pmap."""
-        axis = bool(self._device_axis)
         array: Any
         if arrays.is_on_gpu(tensors):
             array = arrays.gpu_array(tensors, name, copy, axis)

@@ -13,6 +13,7 @@ from .config import IteratorConfig
 from .epochs import EpochPlan
 from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
 from .pipelines import PipelineSource, reader_meta
+from .placement import DataShard
 from .position import Mark, Position
 from .runner import Outputs, Runner, SourceEnded, SourceError
 
@@ -38,6 +39,7 @@ class Feed:
     Args:
         source: Where the pipelines come from.
         config: The iterator's arguments.
+        shards: The data shard of each pipeline, where batches are placed by shards.
 
     Attributes:
         position: The position of the next run. `take` doesn't move it: the caller does, by
@@ -48,7 +50,9 @@ class Feed:
         closed: Whether `close` was called.
     """
 
-    def __init__(self, source: PipelineSource, config: IteratorConfig):
+    def __init__(
+        self, source: PipelineSource, config: IteratorConfig, shards: Sequence[DataShard] = ()
+    ):
         self.source = source
         self.position = Position()
         self.batch_size = 0
@@ -56,6 +60,7 @@ class Feed:
         self.streams: tuple[int, ...] = ()
         self.closed = False
         self._config = config
+        self._shards = tuple(shards)
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
         self._expected: Fingerprint | None = None
@@ -133,6 +138,14 @@ class Feed:
         self.batch_size = built[0].max_batch_size
         samples, shards, padded, stick = config.size, len(built), config.last_batch_padded, False
         self.streams = tuple(range(shards))
+        if self._shards:
+            if len(self._shards) != shards:
+                raise ValueError(
+                    f"the sharding has {len(self._shards)} data shards on this process, and "
+                    f"there is {shards} pipeline{'s' * (shards > 1)}: pass one for each"
+                )
+            shards = self._shards[0].num_shards
+            self.streams = tuple(shard.shard_id for shard in self._shards)
         if config.reader_name is not None:
             metas = reader_meta(built, config.reader_name)
             samples, shards = metas[0]["epoch_size"], metas[0]["number_of_shards"]

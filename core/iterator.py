@@ -57,8 +57,9 @@ class BatchIterator:
     ):
         self._config = config
         self._lock = threading.RLock()
-        self._feed = Feed(source, config)
-        self._make_batch = BatchMaker(config, choose_layout(config))
+        layout = choose_layout(config)
+        self._feed = Feed(source, config, layout.shards)
+        self._make_batch = BatchMaker(config, layout)
         # The consumer's position; the feed's is further on by a peeked batch.
         self._position = self._feed.position
         self._peeked: Taken | None = None
@@ -192,6 +193,8 @@ class BatchIterator:
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a batch, under PARTIAL those of a whole one.
 
+        With sharding or devices, shapes are global and the sharding is there, too.
+
         Takes at most one batch, which ``next()`` then delivers.
 
         Raises:
@@ -215,7 +218,8 @@ class BatchIterator:
         if self._config.last_batch_policy is LastBatchPolicy.PARTIAL and self._feed.plan:
             axis = 1 if self._config.pmap_compatible else 0
             shape = (*shape[:axis], self._feed.batch_size, *shape[axis + 1 :])
-        return jax.ShapeDtypeStruct(shape, array.dtype)
+        placed = self._config.sharding is not None or self._config.devices is not None
+        return jax.ShapeDtypeStruct(shape, array.dtype, sharding=array.sharding if placed else None)
 
     _spec: dict[str, jax.ShapeDtypeStruct] | None = None
 

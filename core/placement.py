@@ -157,9 +157,9 @@ class GlobalLayout:
         self._shardings = _output_shardings(sharding, names)
         cuts = {name: data_shards(one) for name, one in self._shardings.items()}
         finest = max(cuts, key=lambda name: cuts[name][0].num_shards)
-        self.shards = cuts[finest]
+        self.shards = tuple(cuts[finest])
         self._rows = rows_sharding(self._shardings[finest])
-        self._direct = {name for name, cut in cuts.items() if cut == self.shards}
+        self._direct = {name for name, cut in cuts.items() if tuple(cut) == self.shards}
 
     def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> jax.Array:
         """The global mask, cut by rows as the pipelines are."""
@@ -217,6 +217,8 @@ class LocalLayout:
     Args:
         host: The CPU device for CPU outputs; None keeps them NumPy arrays.
     """
+
+    shards: tuple[DataShard, ...] = ()
 
     def __init__(self, host: jax.Device | None):
         self._host = host
