@@ -274,6 +274,12 @@ class Feed:
         after = dataclasses.replace(here, step=here.step + 1, mark=mark, errors=errors)
         return Taken(value, error, after)
 
+    def sample(self, make: Callable[[Sequence[Outputs], Sequence[int], bool], Any]) -> Any:
+        """A first batch of new pipelines; the position and its pipelines stay as they are."""
+        return Runner(self.source.build()).take(
+            lambda outputs: make(outputs, [len(own[0]) for own in outputs], True)
+        )
+
     def _run(self, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
         here, runner = self.position, self.runner()
         try:

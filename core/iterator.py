@@ -195,10 +195,10 @@ class BatchIterator:
 
         With sharding or devices, shapes are global and the sharding is there, too.
 
-        Takes at most one batch, which ``next()`` then delivers.
+        Takes at most one batch, which ``next()`` then delivers; at the end of an epoch, where
+        there is none, one of pipelines that are built for it and freed again.
 
         Raises:
-            ValueError: At the end of an epoch: ``reset()`` starts the next one.
             Exception: What ``next()`` would raise.
         """
         with self._open():
@@ -206,10 +206,7 @@ class BatchIterator:
                 try:
                     batch = self.peek()
                 except StopIteration:
-                    raise ValueError(
-                        "element_spec at the end of an epoch has no batch to learn from: call "
-                        "reset() first, or read it before the last batch"
-                    ) from None
+                    batch = self._feed.sample(self._make_batch)
                 self._spec = {name: self._spec_of(array) for name, array in batch.items()}
             return dict(self._spec)
 

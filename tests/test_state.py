@@ -245,6 +245,14 @@ def test_element_spec(jpegs_many):
             "mask": ((3,), "bool"),
         }
         assert numbers(next(iterator))[0] == [0, 1, 2]
+        # At the end of an epoch, too, without moving on.
+        ended = make(jpegs_many, config=dict(last_batch_policy=policy))
+        again = make(jpegs_many, config=dict(last_batch_policy=policy))
+        left = list(ended)
+        again.set_state(ended.get_state())
+        assert again.element_spec == iterator.element_spec
+        assert again.get_state() == ended.get_state()
+        assert next(again, "stop") == "stop" and left
 
 
 def test_any_thread_may_call(jpegs_many):

@@ -17,48 +17,12 @@ from PIL import Image
 from conformance import Expected, check
 from conftest import corrupt
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from photographs import BATCH, COUNT, graph, photos  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(
     backend.GetCUDADeviceCount() == 0 or jax.default_backend() != "gpu",
     reason="needs a GPU that DALI and JAX see, and DALIJAX_TEST_GPU=1",
 )
-
-COUNT, BATCH = 20, 6
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> list[str]:
-    """Smooth JPEGs of varied sizes; the red of picture i is about 10 * i."""
-    folder = tmp_path_factory.mktemp("photos")
-    rng, files = np.random.default_rng(0), []
-    for i in range(COUNT):
-        height, width = rng.integers(80, 200, 2)
-        rows = np.linspace(0, 255, height)[:, None]
-        cols = np.linspace(0, 255, width)[None]
-        red = np.full((height, width), 10 * i)
-        picture = np.stack([red, rows + 0 * cols, cols + 0 * rows], -1).astype(np.uint8)
-        files.append(str(folder / f"{i:03d}.jpg"))
-        Image.fromarray(picture).save(files[-1], quality=95, subsampling=0)
-    return files
-
-
-def graph(files, augment=False, shard_id=0, num_shards=1):
-    data, label = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
-        pad_last_batch=True,
-        stick_to_shard=True,
-        shard_id=shard_id,
-        num_shards=num_shards,
-    )
-    if augment:
-        image = fn.decoders.image_random_crop(data, device="mixed")
-        image = fn.resize(image, size=(64, 64))
-        image = fn.crop_mirror_normalize(image, mirror=fn.random.coin_flip(), dtype=types.FLOAT)
-    else:
-        image = fn.resize(fn.decoders.image(data, device="mixed"), size=(64, 64))
-    return image, label.gpu()
 
 
 def make(files, augment=False, batch_size=BATCH, call=None, **config):
@@ -141,15 +105,24 @@ def test_two_thousand_steps_of_mixed_decoding(photos):
         weights = jnp.arange(image.size, dtype=jnp.float32).reshape(image.shape) % 251
         return (image * weights).sum() + label.sum().astype(jnp.float32)
 
+    burn = jax.random.normal(jax.random.key(0), (1024, 1024))
+
+    def heavy(image, label, burn):
+        for _ in range(20):
+            burn = burn @ burn
+            burn = burn / jnp.abs(burn).max()
+        image = image + 0 * burn.sum()
+        return checksum(image, label), image
+
     def run(block):
         iterator = make(photos, augment=True, auto_reset=True)
-        step = jax.jit(lambda image, label: (checksum(image, label), image), donate_argnums=0)
+        step = jax.jit(heavy, donate_argnums=0)
         sums = []
         while len(sums) < 2000:
             for batch in iterator:
                 if block:
                     batch = jax.block_until_ready({k: jnp.array(v) for k, v in batch.items()})
-                value, _ = step(batch["image"], batch["x"])
+                value, _ = step(batch["image"], batch["x"], burn)
                 sums.append(value)
                 if block:
                     value.block_until_ready()

@@ -1,0 +1,64 @@
+"""What only several GPUs can show: every mesh gets its rows, decoded once, in place."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import backend
+
+from dalijax import data_iterator
+from photographs import graph, photos  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.skipif(
+    backend.GetCUDADeviceCount() < 2 or jax.device_count() < 2,
+    reason="needs two GPUs, and DALIJAX_TEST_GPU=1",
+)
+
+
+@pytest.mark.parametrize("order", ("in order", "reversed"))
+@pytest.mark.parametrize("shape,spec", [((2, 1), ("a",)), ((1, 2), ("a",)), ((1, 2), (None, "b"))])
+def test_meshes(photos, shape, spec, order):
+    devices = jax.devices()[:2] if order == "in order" else jax.devices()[1::-1]
+    mesh = Mesh(np.array(devices).reshape(shape), ("a", "b"))
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    by_rows = NamedSharding(mesh, PartitionSpec(*spec[:1]))
+    iterator = data_iterator(
+        graph,
+        ["image", "x"],
+        reader_name="reader",
+        mask="mask",
+        sharding={"image": sharding, "x": by_rows},
+    )(photos, batch_size=8)
+    shards = shape[0]
+    assert len(iterator._feed.runner().pipelines) == shards
+    reference = [
+        iter(
+            data_iterator(graph, ["image", "x"], reader_name="reader", mask="mask")(
+                photos, False, s, shards, batch_size=8 // shards, seed=s
+            )
+        )
+        for s in range(shards)
+    ]
+    made, seen = iterator._make_batch, []
+
+    def recorded(outputs, valid, copy):
+        pointers = [int(own[1].as_tensor().data_ptr()) for own in outputs]
+        batch = made(outputs, valid, copy)
+        pieces = {s.device: s.data.unsafe_buffer_pointer() for s in batch["x"].addressable_shards}
+        seen.append(all(p in pieces.values() for p in pointers))
+        return batch
+
+    iterator._make_batch = recorded
+    counted = []
+    for batch in iterator:
+        own = [next(it) for it in reference]
+        for name in ("image", "x", "mask"):
+            want = np.concatenate([np.asarray(b[name]) for b in own])
+            array = batch[name]
+            where = array.sharding.devices_indices_map(array.shape)
+            for shard in array.addressable_shards:
+                np.testing.assert_array_equal(np.asarray(shard.data), want[where[shard.device]])
+        counted += np.asarray(batch["x"])[np.asarray(batch["mask"])].ravel().tolist()
+    assert sorted(counted) == list(range(len(photos)))
+    assert seen and all(seen)  # labels lie where DALI made them
+    jax.debug.visualize_array_sharding(batch["x"])

@@ -1,0 +1,152 @@
+"""Long runs with saves and restores, and many iterators: nothing grows."""
+
+import gc
+import json
+import os
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from nvidia.dali import fn, types
+
+from conftest import NUM_FILES
+from dalijax import LastBatchPolicy, data_iterator
+
+BATCHES = 20_000 if os.environ.get("DALIJAX_FULL") == "1" else 2_000
+BATCH = 5
+SAVE_EVERY = 100
+MEGABYTE = 2**20
+SLACK = 4  # native threads that JAX's own pool may add; an iterator has more, each restore anew
+
+
+def graph(paths):
+    data, label = fn.readers.file(
+        files=paths,
+        labels=list(range(NUM_FILES)),
+        name="reader",
+        random_shuffle=True,
+        initial_fill=6,
+        pad_last_batch=True,
+    )
+    # 240 KiB in a batch: one kept of every hundred would show.
+    image = fn.resize(fn.decoders.image(data), size=(64, 64))
+    image = fn.cast(fn.noise.gaussian(image, stddev=3.0), dtype=types.FLOAT)
+    return image, label, fn.random.uniform()
+
+
+def maker(paths, **config):
+    iterator_fn = data_iterator(
+        graph, ["image", "x", "u"], reader_name="reader", mask="mask", **config
+    )
+    return lambda: iterator_fn(paths, batch_size=BATCH, num_threads=2)
+
+
+class Figures:
+    """What the process holds now."""
+
+    def __init__(self):
+        process = psutil.Process()
+        self.memory = process.memory_info().rss / MEGABYTE
+        self.threads = threading.active_count(), process.num_threads()
+        self.handles = process.num_fds()
+
+    def check_no_more_than(self, before):
+        assert self.threads[0] == before.threads[0]
+        assert self.threads[1] <= before.threads[1] + SLACK
+        assert self.handles <= before.handles
+
+    def __str__(self):
+        python, native = self.threads
+        return (
+            f"{self.memory:.0f} MB, {python} Python threads, {native} threads, "
+            f"{self.handles} handles"
+        )
+
+
+@pytest.mark.parametrize("as_numpy,policy", [(True, "FILL"), (False, "PARTIAL")])
+def test_a_long_run_holds_what_a_short_one_does(jpegs, as_numpy, policy):
+    make = maker(jpegs, as_numpy=as_numpy, last_batch_policy=LastBatchPolicy[policy])
+    with make() as iterator:
+        for batch in iterator:
+            np.asarray(batch["image"])
+    del batch
+    gc.collect()
+    before = Figures()
+    iterator = make()
+    taken, counts, sizes = 0, np.zeros(NUM_FILES, int), set()
+    running = Figures()
+    while taken < BATCHES + 10:  # beyond the last restore, whose threads start when needed
+        batch = next(iterator, None)
+        if batch is None:
+            iterator.reset()
+            continue
+        counts[np.asarray(batch["x"])[np.asarray(batch["mask"])]] += 1
+        assert batch["image"].shape[1:] == (64, 64, 3)
+        taken += 1
+        if taken % SAVE_EVERY == 0:
+            text = json.dumps(iterator.get_state())
+            sizes.add(len(text))
+            if taken % (2 * SAVE_EVERY) == 0:  # go on in another one
+                iterator.close()
+                iterator = make()
+                iterator.set_state(json.loads(text))
+        if taken == BATCHES // 4:
+            gc.collect()
+            warm = Figures()
+    del batch
+    gc.collect()
+    end = Figures()
+    iterator.close()
+    after = Figures()
+    print(f"{taken} batches, states of {min(sizes)} to {max(sizes)} characters")  # noqa: T201
+    for name in ("before", "running", "warm", "end", "after"):
+        print(f"{name:8} {locals()[name]}")  # noqa: T201
+    # Each epoch has each sample once; the last one is as far as it is.
+    assert counts.max() - counts.min() <= 1
+    assert counts.max() == -(-taken // 3)
+    assert end.memory - warm.memory < 30
+    end.check_no_more_than(warm)
+    after.check_no_more_than(before)
+    assert max(sizes) - min(sizes) < 100
+
+
+@pytest.mark.parametrize("as_numpy", (True, False))
+def test_many_iterators_leave_nothing_behind(jpegs, as_numpy):
+    make = maker(jpegs, as_numpy=as_numpy)
+
+    def use():
+        with make() as iterator:
+            held = [next(iterator) for _ in range(2)]
+            iterator.set_state(iterator.get_state())
+            iterator.peek()
+            iterator.reset()
+            next(iterator)
+        return held
+
+    for _ in range(5):
+        use()
+    gc.collect()
+    before = Figures()
+    gc.disable()  # close() itself must free the pipelines, not a cycle's collection
+    try:
+        for _ in range(50):
+            use()
+        after = Figures()
+    finally:
+        gc.enable()
+    print(f"before {before}\nafter  {after}")  # noqa: T201
+    after.check_no_more_than(before)
+    assert after.memory - before.memory < 30
+
+
+def test_an_iterator_that_is_dropped_is_freed(jpegs):
+    make = maker(jpegs)
+    next(make())
+    gc.collect()
+    before = Figures()
+    for _ in range(10):
+        next(make())  # never closed
+    gc.collect()
+    after = Figures()
+    after.check_no_more_than(before)
