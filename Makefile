@@ -1,0 +1,58 @@
+# Each target sets up the virtual environment that it needs; a second call installs nothing
+# unless pyproject.toml has changed. `make` alone lists the targets.
+
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+ARGS ?=
+
+# What a shell may carry over that would reach into the environment, or out of it.
+unexport PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTHONSAFEPATH PYTHONWARNINGS VIRTUAL_ENV
+unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.NOTPARALLEL:
+.PHONY: help demo test test-full lint format bench clean
+
+help:  ## List the targets.
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/.installed-demo  ## Train a small classifier on pictures that DALI decodes.
+	@$(PYTHON) examples/quickstart.py $(ARGS)
+
+test: $(VENV)/.installed-test  ## Run the tests; ARGS='-k epochs' goes to pytest.
+	@$(PYTHON) -m pytest $(ARGS)
+
+test-full: $(VENV)/.installed-full  ## Run the tests with every optional package installed.
+	@$(PYTHON) -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-test  ## Check style, format and types.
+	@failed=0; \
+	$(PYTHON) -m ruff check . || failed=1; \
+	$(PYTHON) -m ruff format --check . || failed=1; \
+	.ci/types $(PYTHON) || failed=1; \
+	exit $$failed
+
+format: $(VENV)/.installed-test  ## Rewrite the sources in the common format.
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+bench: $(VENV)/.installed-test  ## Run the benchmarks.
+	@if [ -f benchmarks/run.py ]; then $(PYTHON) benchmarks/run.py $(ARGS); \
+	else echo "There is no benchmark yet."; fi
+
+clean:  ## Remove what builds and runs leave behind, but not the virtual environment.
+	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out
+	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
+
+$(VENV)/.installed-demo: EXTRAS := examples
+$(VENV)/.installed-test: EXTRAS := test,examples,grain,clu
+$(VENV)/.installed-full: EXTRAS := all
+
+# The stamp is made last: after a failed or interrupted install the next call installs again.
+$(VENV)/.installed-%: pyproject.toml
+	@rm -f $@
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || \
+	    { base=$$(.ci/python) && "$$base" -m venv --clear $(VENV); }
+	@echo "Installing dalijax[$(EXTRAS)] into $(VENV) (once; this takes a minute or two) ..."
+	@$(PYTHON) -m pip install -qq -e '.[$(EXTRAS)]'
+	@touch $@
