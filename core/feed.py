@@ -99,7 +99,7 @@ class Feed:
             mark = self.position.mark or Mark()
             built = self.source.build(mark.checkpoints)
             self._read_plan(built)
-            self._runner = Runner(built, mark.lag)
+            self._runner = Runner(built, mark.lag, self.source.owned)
             if self._expected is not None:
                 self._check_expected(self._expected)
             if self.position.mark is None:
@@ -126,7 +126,9 @@ class Feed:
 
     def drop(self) -> None:
         """Frees the pipelines; the next use builds them again, at the position."""
-        self._runner = None
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
 
     def _read_plan(self, built: Sequence[Pipeline]) -> None:
         config, outputs = self._config, built[0].num_outputs
@@ -276,9 +278,13 @@ class Feed:
 
     def sample(self, make: Callable[[Sequence[Outputs], Sequence[int], bool], Any]) -> Any:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""
-        return Runner(self.source.build()).take(
-            lambda outputs: make(outputs, [len(own[0]) for own in outputs], True)
-        )
+        runner = Runner(self.source.build())
+        try:
+            return runner.take(
+                lambda outputs: make(outputs, [len(own[0]) for own in outputs], True)
+            )
+        finally:
+            runner.close()
 
     def _run(self, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
         here, runner = self.position, self.runner()
@@ -302,9 +308,11 @@ class Feed:
                 return runner.take(convert)
         if self.source.rebuildable:
             # An iterable is used up, but its pipeline's function makes it anew.
-            self._runner = Runner(self.source.build(runner.checkpoints()))
+            checkpoints = runner.checkpoints()
+            self.drop()
+            runner = self._runner = Runner(self.source.build(checkpoints))
             with contextlib.suppress(SourceEnded):
-                return self._runner.take(convert)
+                return runner.take(convert)
         raise _NoBatch(
             f"the pipeline's source gives no batch in epoch {here.epoch}: it is used up. Let "
             "fn.external_source start again by cycle='raise' (an iterable or a generator "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,24 +17,10 @@ from .config import IteratorConfig
 from .feed import CLOSED, BatchError, Feed, Taken
 from .fingerprint import StateError
 from .pipelines import PipelineSource
+from .position import FailedBatch
 from .runner import SourceEnded
 
 _log = logging.getLogger("dalijax")
-
-
-@dataclasses.dataclass(frozen=True)
-class FailedBatch:
-    """A batch that ``on_error="skip"`` skipped.
-
-    Attributes:
-        epoch: Its epoch.
-        step: Its number in the epoch.
-        message: What DALI says of it.
-    """
-
-    epoch: int
-    step: int
-    message: str
 
 
 class BatchIterator:
@@ -64,6 +49,7 @@ class BatchIterator:
         self._position = self._feed.position
         self._peeked: Taken | None = None
         self._stays = False  # set_state() came last, after which iter() does not move
+        self._stopped = False  # StopIteration was raised in this epoch
         self._errors: list[FailedBatch] = []
         if lazy:
             return
@@ -85,8 +71,9 @@ class BatchIterator:
         it never moves: raising StopIteration does.
         """
         with self._open():
-            stays = self._config.auto_reset or self._stays or self._peeked is not None
-            if not stays and self._position.step > 0 and self._feed.at_end():
+            stays = self._config.auto_reset or self._stays
+            begun = self._position.step > 0 or self._stopped  # an epoch may have no batch
+            if not stays and begun and self._at_end():
                 self._next_epoch()
             return self
 
@@ -106,6 +93,7 @@ class BatchIterator:
             self._peeked = None
             if taken is None:
                 self._position = self._feed.position
+                self._stopped = True
                 if self._config.auto_reset:
                     self._next_epoch()
                 raise StopIteration
@@ -261,7 +249,7 @@ class BatchIterator:
                 feed.restore(position, state["fingerprint"])
                 self._position = position
                 self._peeked = None
-            self._stays = True
+            self._stays, self._stopped = True, False
 
     def checkpoints(self) -> list[bytes]:
         """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
@@ -312,16 +300,26 @@ class BatchIterator:
         """
         with self._open():
             self._stays = False
-            if self._peeked is None and self._feed.at_end():
+            if self._at_end():
                 self._next_epoch()
-            elif self._feed.position.step > 0 and self._position.step > 0:
-                self._feed.rewind()
+            elif self._position.step > 0:
+                looked, self._feed.position = self._feed.position, self._position
+                try:
+                    self._feed.rewind()
+                except RuntimeError:
+                    self._feed.position = looked
+                    raise
                 self._peeked = None
                 self._position = self._feed.position
+
+    def _at_end(self) -> bool:
+        """Whether the consumer, who may stand behind what was peeked, is at an epoch's end."""
+        return self._position == self._feed.position and self._feed.at_end()
 
     def _next_epoch(self) -> None:
         self._feed.next_epoch()
         self._position = self._feed.position
+        self._stopped = False
 
     def start_prefetch(self) -> None:
         """Builds the pipelines where they are not, and schedules runs; waits for none."""

@@ -34,12 +34,14 @@ class PipelineSource(Protocol):
         rebuildable: Whether `build` may be called again.
         serialized: What DALI serialises of each pipeline, where they were given so.
         restored: The checkpoints that the first pipelines built stand at by themselves.
+        owned: Whether the pipelines built last belong to nobody else.
     """
 
     unresumable: str
     rebuildable: bool
     serialized: list[bytes]
     restored: list[bytes]
+    owned: bool
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
@@ -76,6 +78,7 @@ class FunctionSource:
     """
 
     rebuildable = True
+    owned = True
     serialized: list[bytes] = []  # noqa: RUF012 - never changed
     restored: list[bytes] = []  # noqa: RUF012 - never changed
 
@@ -180,6 +183,7 @@ class GivenSource:
         self.rebuildable = False
         self.serialized: list[bytes] = []
         self.restored: list[bytes] = []
+        self.owned = False
         self._given = given
         self._arguments: list[dict[str, Any]] = []
         self._used = False
@@ -207,6 +211,7 @@ class GivenSource:
                 "sources or functions. Use dalijax.data_iterator, which builds pipelines from "
                 "their function"
             )
+        self.owned = True
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self.serialized)
         return [
             self._again(arguments, definition, checkpoint)

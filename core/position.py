@@ -41,3 +41,18 @@ class Position:
     mark: Mark | None = None
     epoch_mark: Mark | None = None
     errors: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class FailedBatch:
+    """A batch that ``on_error="skip"`` skipped.
+
+    Attributes:
+        epoch: Its epoch.
+        step: Its number in the epoch.
+        message: What DALI says of it.
+    """
+
+    epoch: int
+    step: int
+    message: str

@@ -88,9 +88,11 @@ class Runner:
     Args:
         pipelines: Built pipelines, none of whose runs has been scheduled.
         lag: Number of batches to drop before the first that is taken.
+        owned: Whether `close` may free the pipelines; else the caller does.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], lag: int = 0):
+    def __init__(self, pipelines: Sequence[Pipeline], lag: int = 0, owned: bool = True):
+        self._owned = owned
         self.pipelines = tuple(pipelines)
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.lag = lag
@@ -178,6 +180,18 @@ class Runner:
         finally:
             for lane in shared:
                 lane.pipeline.release_outputs()
+
+    def close(self) -> None:
+        """Frees the pipelines and their threads now; arrays made of their outputs stay valid."""
+        for pipeline in self.pipelines if self._owned else ():
+            # Not public: without it they are freed when Python collects their cycles.
+            getattr(pipeline, "_shutdown", lambda: None)()
+        self.pipelines = ()
+        self._lanes.clear()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lanes"):
+            self.close()
 
     def checkpoints(self) -> tuple[bytes, ...] | None:
         """DALI's checkpoint of each pipeline at the batch taken last; None if disabled."""
