@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from .placement import DataShard
 from .position import Mark, Position
 from .runner import Outputs, Runner, SourceEnded, SourceError
 
+_READER = re.compile(r"operator `[\w.]*readers\.")
 CLOSED = "the iterator is closed: make a new one"
 
 
@@ -263,7 +265,14 @@ class Feed:
                 self._stand_again()
             raise failed.__cause__ or failed from None
         except Exception as failed:
-            error = self._failed(failed)
+            if _READER.search(str(failed)) and isinstance(failed, RuntimeError):
+                # DALI's readers never run again after an error: new ones stand there again.
+                self._stand_again()
+                raise self._told(failed, "can't be read; the next call tries it again") from failed
+            error = failed
+            if isinstance(failed, RuntimeError):
+                counts = "failed, and counts as delivered; the next call goes on with the next one"
+                error = self._told(failed, counts, BatchError)
         except BaseException:
             # Ctrl-C, say: the batch may be lost on the way, so stand before it again.
             self._stand_again()
@@ -319,19 +328,16 @@ class Feed:
             "function), or create the iterator that it reads inside the pipeline function"
         )
 
-    def _failed(self, error: Exception) -> Exception:
-        """The error to raise for a batch that is used up; DALI's own says where it happened."""
-        if not isinstance(error, RuntimeError):
-            return error
+    def _told(
+        self, error: RuntimeError, what: str, kind: type[RuntimeError] = RuntimeError
+    ) -> RuntimeError:
+        """DALI's error with the batch that it is about and what becomes of it."""
         # DALI ends with "Current pipeline object is no longer valid", which isn't so here.
         text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
         here = self.position
-        failed = BatchError(
-            f"batch {here.step} of epoch {here.epoch} failed, and counts as delivered; the next "
-            f"call goes on with the batch after it. DALI says: {text}"
-        )
-        failed.__cause__ = error
-        return failed
+        told = kind(f"batch {here.step} of epoch {here.epoch} {what}. DALI says: {text}")
+        told.__cause__ = error
+        return told
 
     def _stand_again(self) -> None:
         """Has the pipelines built anew at the position, where that is exact."""

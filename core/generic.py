@@ -46,8 +46,9 @@ class DALIGenericIterator(BatchIterator):
             delivered. Either way it counts as a batch of the epoch. DALI fails a whole
             batch, never a single sample: "skip" loses the good samples beside a bad one.
 
-    An exception of the pipeline's own Python source is always raised as it is, and the next
-    call asks for the same batch again.
+    What a source can't give is never skipped nor counted: an exception of the pipeline's own
+    Python source, or a RuntimeError of a reader (a missing file), is raised by each call until
+    the source gives the batch.
 
     States are plain JSON values: `get_state` is where the consumer stands, whatever was
     peeked or scheduled, and `set_state` goes on from there bit by bit, on this iterator, a

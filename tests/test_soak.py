@@ -76,7 +76,8 @@ def test_a_long_run_holds_what_a_short_one_does(jpegs, as_numpy, policy):
     iterator = make()
     taken, counts, sizes = 0, np.zeros(NUM_FILES, int), set()
     running = Figures()
-    while taken < BATCHES + 10:  # beyond the last restore, whose threads start when needed
+    # Both figures are taken 10 batches after a restore: its threads start when needed.
+    while taken < BATCHES + 10:
         batch = next(iterator, None)
         if batch is None:
             iterator.reset()
@@ -91,7 +92,7 @@ def test_a_long_run_holds_what_a_short_one_does(jpegs, as_numpy, policy):
                 iterator.close()
                 iterator = make()
                 iterator.set_state(json.loads(text))
-        if taken == BATCHES // 4:
+        if taken == BATCHES // 5 + 10:
             gc.collect()
             warm = Figures()
     del batch
