@@ -374,6 +374,47 @@ def test_a_file_that_comes_back_is_read_again(pictures, on_error):
     assert [frozen(batch) for batch in iterator] == second
 
 
+@pytest.mark.parametrize("depth", (1, 3))
+def test_an_array_that_no_reader_reads_is_tried_until_it_is_mended(tmp_path, depth):
+    for i in range(12):
+        np.save(tmp_path / f"{i:02d}.npy", np.array([i], np.int32))
+    good = (tmp_path / "07.npy").read_bytes()
+
+    def pipe():
+        x = fn.readers.numpy(
+            file_root=str(tmp_path), file_filter="*.npy", name="reader", dont_use_mmap=True
+        )
+        return x, fn.random.uniform()
+
+    make = functools.partial(
+        data_iterator(pipe, ["x", "u"], reader_name="reader", as_numpy=True),
+        batch_size=2,
+        prefetch_queue_depth=depth,
+    )
+    reference = make()
+    epochs = [[frozen(batch) for batch in reference] for _ in range(2)]
+    reference.close()
+    (tmp_path / "07.npy").write_bytes(b"no array at all")
+    iterator = make()
+    for want in epochs[0][:3]:
+        assert frozen(next(iterator)) == want
+    state = iterator.get_state()
+    for _ in range(4):
+        for use in (iterator.peek, iterator.__next__):
+            with pytest.raises(RuntimeError, match="batch 3 of epoch 0 can't be read"):
+                use()
+        assert iterator.get_state() == state
+        iterator.set_state(state)
+    resumed = make()
+    resumed.set_state(state)
+    with pytest.raises(RuntimeError, match="batch 3 of epoch 0 can't be read"):
+        next(resumed)
+    (tmp_path / "07.npy").write_bytes(good)
+    for one in (iterator, resumed):
+        for epoch in (epochs[0][3:], epochs[1]):
+            assert [frozen(batch) for batch in one] == epoch
+
+
 def test_a_corrupt_file_that_is_mended(pictures):
     # Long epochs, so that nobody has read the file of the next one before it is mended.
     case = Case(24, 1, 2, "FILL", True, False)

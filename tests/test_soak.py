@@ -2,6 +2,7 @@
 
 import gc
 import json
+import multiprocessing
 import os
 import threading
 
@@ -66,6 +67,15 @@ class Figures:
 
 @pytest.mark.parametrize("as_numpy,policy", [(True, "FILL"), (False, "PARTIAL")])
 def test_a_long_run_holds_what_a_short_one_does(jpegs, as_numpy, policy):
+    # In a process of its own: what other tests left in the heap makes its size jump.
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=long_run, args=(jpegs, as_numpy, policy))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+def long_run(jpegs, as_numpy, policy):
     make = maker(jpegs, as_numpy=as_numpy, last_batch_policy=LastBatchPolicy[policy])
     with make() as iterator:
         for batch in iterator:
