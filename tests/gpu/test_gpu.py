@@ -63,6 +63,19 @@ def test_zero_copy(photos):
     assert [[b[k].unsafe_buffer_pointer() for k in ("image", "x")] for b in held] == pointers
 
 
+def test_arrays_outlive_their_pipelines(photos):
+    iterator = make(photos)
+    held = list(iterator)
+    want = [{k: np.array(v) for k, v in batch.items()} for batch in held]
+    iterator.close()
+    for _ in range(3):  # would write over the buffers, had DALI taken them back
+        with make(photos, augment=True) as other:
+            assert len(list(other)) == len(held)
+    for batch, values in zip(held, want, strict=True):
+        for name, array in batch.items():
+            np.testing.assert_array_equal(np.asarray(array), values[name])
+
+
 def counting(shape=(64, 224, 224, 3)):
     """Batch k is k everywhere, made on the GPU by DALI."""
 
