@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
@@ -14,6 +15,11 @@ if os.environ.get("DALIJAX_TEST_GPU") != "1":  # see tests/gpu
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# CI repeats what it saw; at home each run looks at other cases.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 NUM_FILES = 12
 

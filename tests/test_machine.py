@@ -132,8 +132,8 @@ class IteratorMachine(RuleBasedStateMachine):
     def reference(setup):
         return Reference(setup, IteratorMachine.files)
 
-    @initialize(setup=setups(), watched=st.booleans())
-    def begin(self, setup, watched):
+    @initialize(setup=setups(), watched=st.booleans(), steps=st.integers(0, 9))
+    def begin(self, setup, watched, steps):
         self.setup, self.ref = setup, self.reference(setup)
         self.auto = setup.cell.auto_reset
         # len() builds the pipelines: asked for after each call it would hide lazy restores.
@@ -141,6 +141,10 @@ class IteratorMachine(RuleBasedStateMachine):
         self.saved: list[tuple[str, list[bytes], int, int]] = []
         self.held: list[tuple[dict, dict]] = []
         self.start_over()
+        # A first walk, so that most runs have states of a few epochs to go back to.
+        for _ in range(steps):
+            self.the_state_is_the_position()
+            self.reset() if self.at_end() and not self.auto else self.next()
 
     def start_over(self):
         self.iterator = self.setup.make(self.files)
@@ -160,7 +164,11 @@ class IteratorMachine(RuleBasedStateMachine):
 
     # Calls that move
 
-    @rule()
+    @rule(times=st.integers(1, 3))
+    def take(self, times):
+        for _ in range(times):
+            self.next()
+
     def next(self):
         self.restored = False
         if not self.at_end():
@@ -250,7 +258,7 @@ class IteratorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), how=st.sampled_from(("in place", "new", "checkpoints")))
     def restore(self, data, how):
-        saved = data.draw(st.sampled_from(self.saved), label="state")
+        saved = data.draw(st.sampled_from(self.saved[::-1]), label="state")
         if how != "in place":
             self.iterator.close()
         self.go_on(saved, how)
