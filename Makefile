@@ -46,7 +46,6 @@ clean:  ## Remove what builds and runs leave behind, but not the virtual environ
 
 $(VENV)/.installed-demo: EXTRAS := examples
 $(VENV)/.installed-test: EXTRAS := test,examples,grain,clu
-$(VENV)/.installed-full: EXTRAS := all
 
 # The stamp is made last: after a failed or interrupted install the next call installs again.
 $(VENV)/.installed-%: pyproject.toml

@@ -317,11 +317,16 @@ class IteratorMachine(RuleBasedStateMachine):
             assert frozen(batch) == want
 
 
-def test_any_path(jpegs_many):
+@pytest.fixture
+def machine(jpegs_many):
     IteratorMachine.files = jpegs_many
-    IteratorMachine.reference.cache_clear()
+    yield IteratorMachine
+    IteratorMachine.reference.cache_clear()  # and with it its iterators
+
+
+def test_any_path(machine):
     run_state_machine_as_test(
-        IteratorMachine,
+        machine,
         settings=settings(
             max_examples=1000 if FULL else 40,
             stateful_step_count=25,
