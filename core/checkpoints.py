@@ -8,7 +8,6 @@ plugin puts its counters, so that a checkpoint serves ``checkpoints=`` here and 
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from .epochs import EpochPlan
 from .fingerprint import StateError, wire_fields
 from .position import Mark, Position
+from .state import pack, unpack
 
 _CONTEXT, _ITERATOR_DATA = 2, 2
 
@@ -37,7 +37,7 @@ def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
         own = json.dumps({"part": part, "parts": len(state["checkpoints"]), "state": shared})
         # A field that comes again is merged with the first: the pipeline's text stays.
         context = _field(_CONTEXT, _field(_ITERATOR_DATA, own.encode()))
-        pieces.append(base64.b64decode(text) + context)
+        pieces.append(unpack(text) + context)
     return pieces
 
 
@@ -85,9 +85,7 @@ def from_bytes(pieces: Sequence[bytes]) -> dict[str, Any] | None:
         raise StateError("the checkpoints are of different states: pass those of one call")
     ordered = sorted(zip(read, pieces), key=lambda pair: int(pair[0]["part"]))
     state: dict[str, Any] = json.loads(read[0]["state"])
-    state["checkpoints"] = [
-        base64.b64encode(piece[: len(piece) - _added(one)]).decode() for one, piece in ordered
-    ]
+    state["checkpoints"] = [pack(piece[: len(piece) - _added(one)]) for one, piece in ordered]
     return state
 
 

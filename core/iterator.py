@@ -244,9 +244,10 @@ class BatchIterator:
         with self._open():
             self._check_resumable()
             feed = self._feed
-            position = state_lib.decode(state, self._config.output_map, feed.fingerprint())
+            now = feed.fingerprint()
+            position, saved = state_lib.decode(state, self._config.output_map, now)
             if position != self._position or position != feed.position:
-                feed.restore(position, state["fingerprint"])
+                feed.restore(position, saved)
                 self._position = position
                 self._peeked = None
             self._stays, self._stopped = True, False
@@ -273,7 +274,7 @@ class BatchIterator:
         if state is None:
             position = checkpoints_lib.of_dali(pieces, feed.plan, feed.streams)
         else:
-            position = state_lib.decode(state, self._config.output_map, feed.fingerprint())
+            position, _ = state_lib.decode(state, self._config.output_map, feed.fingerprint())
         if stand_there:
             feed.adopt(position)
         else:

@@ -1,6 +1,8 @@
 """States: an iterator's position as a plain JSON value, and back.
 
-Nothing is ever unpickled: a state from elsewhere can at worst be refused.
+Nothing is ever unpickled: a state from elsewhere can at worst be refused. DALI's checkpoints,
+and long lists of operators, are deflated (RFC 1950) in base64, so that a graph of dozens of
+operators stays within the 4 KiB that a state may have for each pipeline.
 """
 
 from __future__ import annotations
@@ -9,15 +11,19 @@ import base64
 import binascii
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import nvidia.dali
 
 from .fingerprint import Fingerprint, StateError, differences
 from .position import Mark, Position
 
+T = TypeVar("T")
 VERSION = 1
+_MOST = 1 << 24  # bytes of anything deflated: a state may come from elsewhere
+_READABLE = 1024  # characters of a list of operators that stays as it is
 _FORMAT = "dalijax"
 _TYPES: Mapping[str, type] = {
     "format": str,
@@ -59,11 +65,48 @@ def encode(position: Position, outputs: Sequence[str], fingerprint: Fingerprint)
         "outputs": list(outputs),
         "fingerprint": json.loads(json.dumps(fingerprint)),
     }
-    return state | {"digest": _digest(state)}
+    # The digest is of what is deflated: another zlib may deflate it otherwise.
+    digest = _digest(state)
+    now, before = mark.checkpoints or (), start.checkpoints or ()
+    state["checkpoints"] = [pack(one) for one in now]
+    state["epoch_checkpoints"] = [pack(one, like) for one, like in _beside(before, now)]
+    operators = json.dumps(fingerprint["operators"])
+    if len(operators) > _READABLE:
+        state["fingerprint"]["operators"] = [pack(operators.encode())]
+    return state | {"digest": digest}
 
 
-def decode(state: Mapping[str, Any], outputs: Sequence[str], fingerprint: Fingerprint) -> Position:
-    """The position that a state describes, once it is known to fit.
+def _beside(before: Sequence[T], now: Sequence[bytes]) -> list[tuple[T, bytes]]:
+    """Each checkpoint of the epoch's start, and the one of now, which is much like it."""
+    return list(zip(before, now if len(now) == len(before) else (b"",) * len(before)))
+
+
+def pack(data: bytes, like: bytes = b"") -> str:
+    """Bytes as text, short where they repeat themselves or those of ``like``."""
+    deflate = zlib.compressobj(zdict=like)
+    return base64.b64encode(deflate.compress(data) + deflate.flush()).decode()
+
+
+def unpack(text: str, like: bytes = b"") -> bytes:
+    """What `pack` made a text of.
+
+    Raises:
+        ValueError: If it is no such text.
+    """
+    inflate = zlib.decompressobj(zdict=like)
+    try:
+        data = inflate.decompress(base64.b64decode(text, validate=True), _MOST)
+    except (zlib.error, binascii.Error, TypeError) as error:
+        raise ValueError(f"no deflated text: {error}") from None
+    if not inflate.eof:
+        raise ValueError("no deflated text: it ends too soon, or never")
+    return data
+
+
+def decode(
+    state: Mapping[str, Any], outputs: Sequence[str], fingerprint: Fingerprint
+) -> tuple[Position, Fingerprint]:
+    """The position that a state describes, and its fingerprint, once it is known to fit.
 
     Args:
         state: What `encode` gave; it is neither kept nor changed.
@@ -75,22 +118,44 @@ def decode(state: Mapping[str, Any], outputs: Sequence[str], fingerprint: Finger
             message has each field that differs as saved -> now.
     """
     _check_shape(state)
-    lines = differences(state["fingerprint"], fingerprint)
+    plain, marks = _unpacked(state)
+    lines = differences(plain["fingerprint"], fingerprint)
     if state["outputs"] != list(outputs):
         lines.insert(0, f"outputs: {state['outputs']} -> {list(outputs)}")
     if lines:
         raise StateError.of_other_data(lines)
-    marks = [
-        Mark(_from_text(state[prefix + "checkpoints"]), state[prefix + "lag"])
-        for prefix in ("", "epoch_")
-    ]
     built = marks[0].checkpoints is not None
-    return Position(
+    position = Position(
         epoch=state["epoch"],
         step=state["step"],
         mark=marks[0] if built else None,
         epoch_mark=marks[1] if built else None,
         errors=state["errors"],
+    )
+    return position, plain["fingerprint"]
+
+
+def _unpacked(state: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Mark, Mark]]:
+    """The state with nothing deflated, whose digest is right, and its marks."""
+    own = dict(state["fingerprint"])
+    plain = {k: v for k, v in state.items() if k != "digest"} | {"fingerprint": own}
+    try:
+        now = tuple(unpack(text) for text in state["checkpoints"])
+        texts = _beside(state["epoch_checkpoints"], now)
+        before = tuple(unpack(text, like) for text, like in texts)
+        if len(own["operators"]) == 1 and " " not in own["operators"][0]:
+            own["operators"] = json.loads(unpack(own["operators"][0]))
+    except (ValueError, TypeError, LookupError) as error:
+        raise _damaged(str(error)) from None
+    plain["checkpoints"], plain["epoch_checkpoints"] = _to_text(now), _to_text(before)
+    if state["digest"] != _digest(plain):
+        raise _damaged("its digest does not match")
+    return plain, (Mark(now or None, state["lag"]), Mark(before or None, state["epoch_lag"]))
+
+
+def _damaged(why: str) -> StateError:
+    return StateError(
+        f"the state is damaged ({why}): it was cut short or changed after get_state()"
     )
 
 
@@ -107,11 +172,8 @@ def _check_shape(state: Mapping[str, Any]) -> None:
             "dalijax that saved it"
         )
     wrong = [k for k, t in _TYPES.items() if type(state.get(k)) is not t]
-    if wrong or state["digest"] != _digest({k: v for k, v in state.items() if k != "digest"}):
-        raise StateError(
-            f"the state is damaged ({wrong or 'its digest does not match'}): it was cut short "
-            "or changed after get_state()"
-        )
+    if wrong:
+        raise _damaged(f"{wrong} missing, or of another type")
 
 
 def _digest(state: Mapping[str, Any]) -> str:
@@ -121,10 +183,3 @@ def _digest(state: Mapping[str, Any]) -> str:
 
 def _to_text(checkpoints: Sequence[bytes] | None) -> list[str]:
     return [base64.b64encode(one).decode() for one in checkpoints or ()]
-
-
-def _from_text(texts: Sequence[str]) -> tuple[bytes, ...] | None:
-    try:
-        return tuple(base64.b64decode(one, validate=True) for one in texts) or None
-    except (binascii.Error, TypeError, ValueError) as error:
-        raise StateError(f"the state's checkpoints are no base64: {error}") from None

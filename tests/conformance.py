@@ -149,7 +149,7 @@ def _tail_in_process(make: bytes, calls: list[list[str]], states: list[str], out
         iterator.set_state(json.loads(state))
         tails.append([do(iterator, call) for call in own])
         iterator.close()
-    out.put(tails)
+    out.send(tails)
 
 
 def check(make: Callable[[], Any], expected: Expected, **options: Any) -> None:
@@ -244,13 +244,14 @@ def check_properties(
 
     if process:
         context = multiprocessing.get_context("spawn")
-        out = context.SimpleQueue()
+        out, into = context.Pipe(duplex=False)
         tails = [calls[at:] if tail is None else calls[at : at + tail] for at in range(end)]
         texts = [json.dumps(state) for state in states]
-        arguments = (cloudpickle.dumps(make), tails, texts, out)
+        arguments = (cloudpickle.dumps(make), tails, texts, into)
         child = context.Process(target=_tail_in_process, args=arguments)
         child.start()
-        for at, got in enumerate(out.get()):
+        into.close()  # so that a child that dies ends the pipe
+        for at, got in enumerate(out.recv()):
             assert got == results[at : at + len(got)], ("process", at)
             TALLY.restores += 1
             TALLY.batches += len(got)

@@ -1,8 +1,10 @@
 """States: what is refused and why, sizes, hand-made pipelines, threads."""
 
+import base64
 import json
 import threading
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -124,6 +126,7 @@ def test_what_is_no_state_is_refused(jpegs_many):
     next(iterator)
     state = iterator.get_state()
     text = json.dumps(state)
+    bomb = base64.b64encode(zlib.compress(bytes(1 << 25))).decode()
     bad = [
         ({}, "no state of dalijax"),
         (None, "no state of dalijax"),
@@ -134,7 +137,14 @@ def test_what_is_no_state_is_refused(jpegs_many):
         ({**state, "step": 2}, "damaged"),
         ({**state, "step": "1"}, r"damaged \(\['step'\]"),
         ({k: v for k, v in state.items() if k != "lag"}, r"damaged \(\['lag'\]"),
-        ({**state, "checkpoints": [state["checkpoints"][0][:-8]]}, "damaged"),
+        ({**state, "checkpoints": [state["checkpoints"][0][:-8]]}, "damaged.*ends too soon"),
+        ({**state, "checkpoints": state["epoch_checkpoints"]}, "damaged"),
+        ({**state, "checkpoints": ["%%%"]}, "damaged.*no deflated text"),
+        ({**state, "checkpoints": [3]}, "damaged.*no deflated text"),
+        ({**state, "checkpoints": []}, "damaged"),
+        ({**state, "checkpoints": [bomb]}, "damaged.*never"),
+        ({**state, "fingerprint": {}}, "damaged"),
+        ({**state, "fingerprint": {**state["fingerprint"], "operators": 3}}, "damaged"),
     ]
     for wrong, words in bad:
         with pytest.raises(ValueError, match=words):
@@ -337,3 +347,31 @@ def test_states_over_100_000_files_are_small(tmp_path, shuffle):
         f"state of {count:,} files, random_shuffle={shuffle}: {max(sizes)} bytes, get_state() "
         f"median {1e6 * float(np.median(seconds)):.0f} us"
     )
+
+
+def test_states_of_dozens_of_operators_are_small_and_say_what_differs(jpegs_many):
+    """4 KiB for a pipeline of 60 operators, half of which have a state of their own."""
+
+    def many(last):
+        x = fn.readers.file(
+            files=jpegs_many[:10], labels=list(range(10)), name="reader", pad_last_batch=True
+        )[1]
+        for gain in (*[1.0] * 29, last):
+            x = x + fn.random.uniform(range=(0.0, gain))
+        return x
+
+    def build(last=1.0):
+        return data_iterator(many, ["x"], reader_name="reader", mask="mask")(last, batch_size=3)
+
+    masks = [[{"mask": batch["mask"]} for batch in epoch] for epoch in epochs(2)]
+    check(build, Expected(masks))
+    state = build().get_state()
+    assert len(json.dumps(state)) <= 4096
+    with pytest.raises(ValueError, match=r"operators\[59\]: random.uniform __Uniform_58 .* -> "):
+        build(2.0).set_state(state)
+    iterator = build()
+    next(iterator)
+    again = data_iterator(many, ["x"], reader_name="reader", mask="mask")(
+        1.0, batch_size=3, checkpoints=iterator.checkpoints()
+    )
+    assert again.get_state() == iterator.get_state()
