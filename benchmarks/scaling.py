@@ -1,15 +1,18 @@
 """Images per second of one and of several GPUs, in one run: raw DALI, this package, the plugin.
 
-Every variant is made once and then measured in turn, so that what disturbs the machine
-disturbs all of them; figures are medians over the rounds.
+Each variant runs in a process of its own, all of them in turn for some rounds, so that what
+disturbs the machine disturbs all of them; figures are medians over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,12 +22,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import Pipeline, fn, pipeline_def, types
 
 import photos
 from dalijax import data_iterator
 
 Step = Callable[[], Any]
+Options = dict[str, Any]
 
 
 def graph(files: list[str], load: float, shard_id: int = 0, num_shards: int = 1) -> Any:
@@ -51,12 +55,10 @@ def graph(files: list[str], load: float, shard_id: int = 0, num_shards: int = 1)
     return images, label.gpu()
 
 
-def raw(files: list[str], load: float, batch: int, threads: int, gpus: int) -> Step:
+def raw(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
     """DALI's own loop over one pipeline for each GPU, in one thread."""
     pipelines = [
-        pipeline_def(graph)(
-            files, load, i, gpus, batch_size=batch, num_threads=threads, device_id=i, seed=i
-        )
+        pipeline_def(graph)(files, load, i, gpus, batch_size=batch, device_id=i, seed=i, **options)
         for i in range(gpus)
     ]
     for pipeline in pipelines:
@@ -73,12 +75,12 @@ def raw(files: list[str], load: float, batch: int, threads: int, gpus: int) -> S
     return step
 
 
-def raw_threads(files: list[str], load: float, batch: int, threads: int, gpus: int) -> Step:
+def raw_threads(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
     """The same with a Python thread for each GPU that runs free: the most that DALI gives."""
     steps = []
     for i in range(gpus):
         pipeline = pipeline_def(graph)(
-            files, load, i, gpus, batch_size=batch, num_threads=threads, device_id=i, seed=i
+            files, load, i, gpus, batch_size=batch, device_id=i, seed=i, **options
         )
         pipeline.build()
         pipeline.schedule_run()
@@ -102,7 +104,7 @@ def raw_threads(files: list[str], load: float, batch: int, threads: int, gpus: i
 
 
 def ours(
-    files: list[str], load: float, batch: int, threads: int, gpus: int, mesh_shape: Any = None
+    files: list[str], load: float, batch: int, options: Options, gpus: int, mesh_shape: Any = None
 ) -> Step:
     """This package, over a NamedSharding where there are several GPUs."""
     config: dict[str, Any] = {"reader_name": "reader", "auto_reset": True}
@@ -111,12 +113,12 @@ def ours(
         mesh = Mesh(grid.reshape(mesh_shape or (gpus, 1)), ("data", "model"))
         config["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
     iterator = data_iterator(graph, ["images", "labels"], **config)(
-        files, load, batch_size=batch * gpus, num_threads=threads
+        files, load, batch_size=batch * gpus, **options
     )
     return lambda: next(iterator, None) or next(iterator)
 
 
-def plugin(files: list[str], load: float, batch: int, threads: int, gpus: int) -> Step:
+def plugin(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
     """DALI's own JAX plugin; it takes all devices or one."""
     from nvidia.dali.plugin.jax import data_iterator as dali_data_iterator
 
@@ -125,7 +127,7 @@ def plugin(files: list[str], load: float, batch: int, threads: int, gpus: int) -
         mesh = Mesh(np.array(jax.devices()), ("data",))
         config["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
     iterator = dali_data_iterator(graph, ["images", "labels"], **config)(
-        files, load, batch_size=batch * gpus, num_threads=threads
+        files, load, batch_size=batch * gpus, **options
     )
     return lambda: next(iterator, None) or next(iterator)
 
@@ -144,57 +146,122 @@ def measure(step: Step, batches: int) -> float:
     return time.perf_counter() - start
 
 
+def variants(gpus: int) -> dict[str, tuple[int, Callable[..., Step]]]:
+    """What is compared, by name: the GPUs whose batches count, and what makes a step."""
+    made: dict[str, tuple[int, Callable[..., Step]]] = {
+        "raw DALI, 1 GPU": (1, lambda *a: raw(*a, 1)),
+        "dalijax, 1 GPU": (1, lambda *a: ours(*a, 1)),
+        "DALI's plugin, 1 GPU": (1, lambda *a: plugin(*a, 1)),
+    }
+    if gpus > 1:
+        made |= {
+            f"raw DALI, {gpus} GPUs, one thread": (gpus, lambda *a: raw(*a, gpus)),
+            f"raw DALI, {gpus} GPUs, a thread each": (gpus, lambda *a: raw_threads(*a, gpus)),
+            f"{PROCESSES}, {gpus} GPUs": (gpus, lambda *a: raw(*a, 1)),
+            f"dalijax, {gpus} GPUs": (gpus, lambda *a: ours(*a, gpus)),
+            f"DALI's plugin, {gpus} GPUs": (gpus, lambda *a: plugin(*a, gpus)),
+            f"dalijax, mesh (1, {gpus}), replicas": (1, lambda *a: ours(*a, 1, (1, gpus))),
+        }
+    return made
+
+
+PROCESSES = "raw DALI, a process each"
+
+
+def worker(args: argparse.Namespace) -> None:
+    """Measures one variant in this process and prints what it saw as JSON."""
+    waited = 0.0
+    share = Pipeline.share_outputs
+
+    def timed(self: Pipeline, *rest: Any) -> Any:
+        nonlocal waited
+        start = time.perf_counter()
+        try:
+            return share(self, *rest)
+        finally:
+            waited += time.perf_counter() - start
+
+    Pipeline.share_outputs = timed
+    files = sorted(str(path) for path in args.folder.glob("*.jpg"))
+    count, make = variants(args.gpus)[args.only]
+    count = 1 if args.only.startswith(PROCESSES) else count
+    options = {"num_threads": args.threads[0], "prefetch_queue_depth": args.depth}
+    step = make(files, args.load, args.batch, options)
+    measure(step, 20)
+    waited, before = 0.0, os.times()
+    seconds = measure(step, args.batches)
+    after = os.times()
+    busy = after.user + after.system - before.user - before.system
+    told = {
+        "images_per_s": count * args.batch * args.batches / seconds,
+        "wait_ms": 1e3 * waited / args.batches,
+        "batch_ms": 1e3 * seconds / args.batches,
+        "cores": busy / seconds,
+    }
+    print(json.dumps(told), flush=True)
+
+
+def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[str, float]:
+    """Measures one variant in a process of its own, or in one for each GPU at once."""
+    many = gpus if name.startswith(PROCESSES) else 1
+    command = [sys.executable, __file__, "--only", name, "--folder", str(args.folder)]
+    for option in ("batch", "batches", "load", "depth"):
+        command += [f"--{option}", str(getattr(args, option))]
+    command += ["--threads", str(threads)]
+    started = []
+    for i in range(many):
+        visible = {"CUDA_VISIBLE_DEVICES": str(i)} if many > 1 else {}
+        extra = ["--gpus", str(gpus)]
+        started.append(
+            subprocess.Popen(
+                command + extra, stdout=subprocess.PIPE, text=True, env=os.environ | visible
+            )
+        )
+    told = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
+    total = {k: statistics.mean(t[k] for t in told) for k in told[0]}
+    for key in ("images_per_s", "cores"):
+        total[key] = sum(t[key] for t in told)
+    return total
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=256, help="for each GPU")
-    parser.add_argument("--batches", type=int, default=60)
+    parser.add_argument("--batches", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--load", type=float, default=0.9, help="hw_decoder_load")
-    parser.add_argument("--threads", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--threads", type=int, nargs="+", default=[8], help="of each pipeline")
+    parser.add_argument("--depth", type=int, default=2, help="prefetch_queue_depth")
+    parser.add_argument("--match", default="", help="only variants whose name has it")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("scaling.json"))
+    parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--gpus", type=int, help="how many there are")
     args = parser.parse_args()
-    gpus = len(jax.devices())
+    if args.only:
+        worker(args)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        files = photos.make(pathlib.Path(folder), args.files)
+        args.folder = args.folder or pathlib.Path(folder)
+        photos.make(args.folder, args.files)
         rows = []
         for threads in args.threads:
-            made = (files, args.load, args.batch, threads)
-            variants: dict[str, tuple[int, Step]] = {
-                "raw DALI, 1 GPU": (1, raw(*made, 1)),
-                "dalijax, 1 GPU": (1, ours(*made, 1)),
-                "DALI's plugin, 1 GPU": (1, plugin(*made, 1)),
-            }
-            if gpus > 1:
-                variants |= {
-                    f"raw DALI, {gpus} GPUs, one thread": (gpus, raw(*made, gpus)),
-                    f"raw DALI, {gpus} GPUs, a thread each": (gpus, raw_threads(*made, gpus)),
-                    f"dalijax, {gpus} GPUs": (gpus, ours(*made, gpus)),
-                    f"DALI's plugin, {gpus} GPUs": (gpus, plugin(*made, gpus)),
-                    f"dalijax, mesh (1, {gpus}), replicas": (1, ours(*made, 1, (1, gpus))),
-                }
-            seconds: dict[str, list[float]] = {name: [] for name in variants}
-            for _ in range(args.rounds + 1):
-                for name, (_, step) in variants.items():
-                    seconds[name].append(measure(step, args.batches))
-            for name, (count, _) in variants.items():
-                kept = seconds[name][1:]  # the first round warms up
-                rate = [count * args.batch * args.batches / s for s in kept]
-                rows.append(
-                    {
-                        "variant": name,
-                        "threads": threads,
-                        "images_per_s": statistics.median(rate),
-                        "least": min(rate),
-                        "most": max(rate),
-                    }
-                )
+            names = [name for name in variants(args.gpus) if args.match in name]
+            told: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+            for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
+                for name in names:
+                    told[name].append(run(args, name, threads, args.gpus))
+            for name, own in told.items():
+                row = {k: statistics.median(one[k] for one in own) for k in own[0]}
+                rates = [one["images_per_s"] for one in own]
+                rows.append({"variant": name, "threads": threads, "rates": rates, **row})
                 print(
-                    f"{name:42s} threads {threads:3d}  {statistics.median(rate):9,.0f} images/s"
-                    f"  ({min(rate):,.0f} to {max(rate):,.0f})",
+                    f"{name:36s} threads {threads:3d}  {row['images_per_s']:9,.0f} images/s"
+                    f"  ({min(rates):,.0f} to {max(rates):,.0f}), batch {row['batch_ms']:.2f} ms,"
+                    f" of which waiting for DALI {row['wait_ms']:.2f}; {row['cores']:.1f} cores",
                     flush=True,
                 )
-            del variants
     args.out.write_text(json.dumps(rows, indent=1))
 
 

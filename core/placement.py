@@ -75,7 +75,7 @@ def data_shards(sharding: Sharding) -> list[DataShard]:
             spans may be what they like.
     """
     # Rows of a virtual array that every axis divides: only the cuts matter.
-    shape = (sharding.num_devices,) * _rank(sharding)
+    shape = (len(sharding.device_set),) * _rank(sharding)
 
     def first_row(index: tuple[slice, ...] | None) -> int:
         return index[0].indices(shape[0])[0] if index else 0

@@ -75,6 +75,11 @@ class _Lane:
         self._scheduled -= 1
         return self.pipeline.share_outputs()
 
+    def release(self, runs: int) -> None:
+        """Gives the outputs back to DALI, and schedules at most so many runs."""
+        self.pipeline.release_outputs()
+        self.schedule(runs)
+
     def restart(self) -> None:
         """Starts the next epoch of a source that has ended."""
         self.pipeline.reset()
@@ -142,16 +147,7 @@ class Runner:
             self.lag -= 1
         # One run for each batch taken: what was dropped is made up by the next call, so that
         # no restore runs more than the queue and one batch.
-        runs = 1 - self._schedule_if_empty() if dropped else _ALL
-        try:
-            value = self._share(convert)
-        except (SourceEnded, SourceError):
-            raise  # nothing was taken: there is nothing to make up
-        except Exception:
-            self.schedule(runs)
-            raise
-        self.schedule(runs)
-        return value
+        return self._share(convert, 1 - self._schedule_if_empty() if dropped else _ALL)
 
     def _schedule_if_empty(self) -> int:
         """Schedules one run where nothing is left to take; returns how many it scheduled."""
@@ -160,7 +156,8 @@ class Runner:
         self.schedule(1)
         return 1
 
-    def _share(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
+    def _share(self, convert: Callable[[Sequence[Outputs]], T], runs: int = 0) -> T:
+        """Takes one batch and schedules at most so many runs of each pipeline after it."""
         outputs: list[Outputs] = []
         failure: Exception | None = None
         shared: list[_Lane] = []
@@ -169,17 +166,23 @@ class Runner:
                 outputs.append(lane.share())
                 shared.append(lane)
             except (SourceEnded, SourceError) as error:
-                failure = error
+                failure = error  # nothing was taken: there is nothing to make up
+                runs = 0
             except Exception as error:
                 failure = failure or error
                 shared.append(lane)
+            else:
+                if self.dynamic:
+                    # Its outputs stay valid for as long as they are referred to, so that it
+                    # goes on while the others are waited for, and while the batch is placed.
+                    shared.pop().release(runs)
         try:
             if failure is not None:
                 raise failure
             return convert(outputs)
         finally:
             for lane in shared:
-                lane.pipeline.release_outputs()
+                lane.release(runs)
 
     def close(self) -> None:
         """Frees the pipelines and their threads now; arrays made of their outputs stay valid."""
