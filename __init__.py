@@ -5,12 +5,14 @@ The public names:
 - `data_iterator`: from a function of a DALI graph to one that makes iterators.
 - `DALIGenericIterator`: an iterator over pipelines made by hand.
 - `LastBatchPolicy`: DALI's own enum, FILL, DROP or PARTIAL.
+- `fn`: operators for graphs, beside ``nvidia.dali.fn``.
 """
 
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 
+from . import fn as fn
 from .core.decorator import data_iterator as data_iterator
 from .core.generic import DALIGenericIterator as DALIGenericIterator
 
-__all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator"]
+__all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator", "fn"]
 __version__ = "0.1.0"

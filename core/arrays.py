@@ -6,12 +6,33 @@ from typing import Any, TypeGuard
 
 import jax
 import numpy as np
+from nvidia.dali import types
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 TensorList = TensorListCPU | TensorListGPU
 
 # What JAX makes of these where jax_enable_x64 is off, without a word.
 _NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+_DALI_TYPES = {
+    np.dtype(types.to_numpy_type(one)): one
+    for one in (
+        *(types.UINT8, types.UINT16, types.UINT32, types.UINT64, types.BOOL, types.FLOAT16),
+        *(types.INT8, types.INT16, types.INT32, types.INT64, types.FLOAT, types.FLOAT64),
+    )
+}
+
+
+def dali_type(dtype: np.dtype[Any]) -> types.DALIDataType:
+    """DALI's type for a NumPy dtype.
+
+    Raises:
+        TypeError: If DALI has none.
+    """
+    if dtype not in _DALI_TYPES:
+        raise TypeError(f"DALI has no type for {dtype}: cast it to one of {list(_DALI_TYPES)}")
+    return _DALI_TYPES[dtype]
 
 
 def is_on_gpu(tensors: TensorList) -> TypeGuard[TensorListGPU]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -12,7 +12,9 @@ from nvidia.dali.tensors import TensorListCPU
 
 from . import arrays
 from .config import IteratorConfig
-from .placement import GlobalLayout, LocalLayout, over_devices
+from .epochs import EpochPlan
+from .pipelines import DEFAULT_SEED
+from .placement import DataShard, GlobalLayout, LocalLayout, over_devices
 from .runner import Outputs
 
 Batch = dict[str, Any]
@@ -25,6 +27,44 @@ def choose_layout(config: IteratorConfig) -> GlobalLayout | LocalLayout:
     if config.devices is not None:
         return over_devices(config.devices, config.output_map)
     return LocalLayout(None if config.as_numpy else jax.local_devices(backend="cpu")[0])
+
+
+def fed_pipelines(
+    config: IteratorConfig, batch_size: int, call: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], int, tuple[DataShard, ...]]:
+    """The pipelines of this process that are fed with records.
+
+    Args:
+        config: The iterator's arguments.
+        batch_size: The global batch with sharding, else that of this process.
+        call: Arguments of ``nvidia.dali.pipeline_def``.
+
+    Returns:
+        What differs between the pipelines, the rows of each, and the data shard of each (none
+        without sharding).
+
+    Raises:
+        ValueError: If the shards do not divide the batch, or device_id is given with them.
+    """
+    layout = choose_layout(config)
+    if not isinstance(layout, GlobalLayout):
+        return [{"batch_size": batch_size}], batch_size, ()
+    if isinstance(call.get("device_id"), int):
+        raise ValueError(
+            f"device_id={call['device_id']} with sharding, which says it: leave it out"
+        )
+    rows = layout.shards[0].batch_size(batch_size)
+    on_cpu = "device_id" in call
+    seed = call.get("seed") or DEFAULT_SEED
+    each = [
+        {
+            "batch_size": rows,
+            "device_id": None if on_cpu else shard.device_id,
+            "seed": seed + shard.shard_id,
+        }
+        for shard in layout.shards
+    ]
+    return each, rows, layout.shards
 
 
 class BatchMaker:
@@ -41,30 +81,37 @@ class BatchMaker:
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
         self._layout = layout
+        self._placed = config.sharding is not None or config.devices is not None
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
             self._device_axis = False
         elif config.devices is not None and self._device_axis is None:
             self._device_axis = True
 
-    def __call__(self, outputs: Sequence[Outputs], valid: Sequence[int], copy: bool) -> Batch:
+    def __call__(
+        self, outputs: Sequence[Outputs], valid: Sequence[int | np.ndarray], copy: bool
+    ) -> Batch:
         """The batch of one run.
 
         Args:
             outputs: The outputs of each pipeline.
-            valid: Number of samples of each pipeline's batch that belong to the epoch.
+            valid: Number of samples at the head of each pipeline's batch that belong to the
+                epoch, or their mask.
             copy: Whether the buffers are reused once they are released.
         """
         axis = self._device_axis
         if axis is None:  # as DALI's plugin: several pipelines without a sharding are stacked
             axis = len(outputs) > 1
-        kept = [n if self._cut else len(own[0]) for n, own in zip(valid, outputs)]
+        cut = self._cut
+        kept = [n if cut and isinstance(n, int) else len(own[0]) for n, own in zip(valid, outputs)]
         batch: Batch = {}
         for k, name in enumerate(self._names):
             pieces = [self._piece(own[k], name, n, copy, axis) for own, n in zip(outputs, kept)]
             batch[name] = self._layout.place(name, pieces)
         if self._mask is not None:
-            masks = [np.arange(n) < v for n, v in zip(kept, valid)]
+            masks = [
+                v if isinstance(v, np.ndarray) else np.arange(n) < v for n, v in zip(kept, valid)
+            ]
             if axis:
                 masks = [mask[None] for mask in masks]
             batch[self._mask] = self._layout.place_mask(self._mask, masks)
@@ -84,3 +131,23 @@ class BatchMaker:
         if kept == len(tensors):
             return array
         return array[:, :kept] if axis else array[:kept]
+
+    def spec(
+        self, batch: Batch, batch_size: int, plan: EpochPlan | None
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of a whole batch, by one that may be cut.
+
+        Args:
+            batch: A batch.
+            batch_size: Batch size of each pipeline.
+            plan: The epochs; None where the source may give smaller batches.
+        """
+        made = {}
+        for name, array in batch.items():
+            shape = array.shape
+            if self._cut and plan is not None:
+                axis = 1 if self._device_axis else 0
+                shape = (*shape[:axis], batch_size, *shape[axis + 1 :])
+            where = array.sharding if self._placed else None
+            made[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
+        return made

@@ -41,6 +41,11 @@ class IteratorConfig:
     mask: str | None = None
     as_numpy: bool | None = None
     on_error: str = "raise"
+    # Whether each epoch must be batched by itself and each shard keep its samples, as everyone
+    # but DALI has it; no argument of DALI's, so only adapters set it.
+    separate_epochs: bool = False
+    # Whether shards of unequal sizes are refused there.
+    equal_shards: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -107,3 +112,32 @@ class IteratorConfig:
                     f"LastBatchPolicy.PARTIAL with {placed}: every shard must keep its shape. "
                     "Use LastBatchPolicy.FILL and mask='mask', which marks the padding"
                 )
+
+
+def check_separate(
+    config: IteratorConfig, samples: int, shards: int, padded: bool, stick: bool
+) -> None:
+    """Raises ValueError where epochs run into one another, or shards rotate."""
+    reader = f"reader {config.reader_name!r}" if config.reader_name else "the source"
+    drops = config.last_batch_policy is LastBatchPolicy.DROP
+    if samples < 0:
+        raise ValueError(
+            "nothing says where an epoch ends: pass reader_name (or size) to data_iterator"
+        )
+    if not padded and not drops:
+        raise ValueError(
+            f"{reader} runs on into the next epoch to fill an epoch's last batch: pass "
+            "pad_last_batch=True to it, which only fills up what is masked or cut off, or drop "
+            "the rest of each epoch"
+        )
+    if config.equal_shards and samples % shards:
+        raise ValueError(
+            f"{shards} shards do not divide the {samples} samples of {reader}, and DALI leaves out "
+            "none of them to make the shards equal: use drop_remainder of the batches instead, or "
+            "another number of files"
+        )
+    if shards > 1 and not stick:
+        raise ValueError(
+            f"{reader} gives each of {shards} shards other samples in each epoch: pass "
+            "stick_to_shard=True to it"
+        )

@@ -14,8 +14,10 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from .batches import choose_layout
 from .config import IteratorConfig
 from .generic import DALIGenericIterator
+from .iterator import BatchIterator
 from .pipelines import DEFAULT_SEED, FunctionSource, default_device_id, function_parameters
 from .placement import DataShard, GlobalLayout
+from .stream import BatchStream
 
 
 class IteratorFunction:
@@ -55,6 +57,46 @@ class IteratorFunction:
             TypeError: For an argument that nobody takes.
             ValueError: For one given here and to `data_iterator`, or that excludes another.
         """
+        source, config = self._prepared(args, kwargs)
+        return DALIGenericIterator._from_source(source, config, checkpoints=checkpoints)
+
+    def stream(self, num_epochs: int | None, *args: Any, **kwargs: Any) -> BatchStream:
+        """A stream of batches over some epochs, whose pipelines are built when they are used.
+
+        Args:
+            num_epochs: Number of epochs; None for no end.
+            *args: As for a call.
+            **kwargs: As for a call, without ``checkpoints``.
+
+        Raises:
+            TypeError, ValueError: As for a call.
+        """
+        source, config = self._prepared(args, kwargs)
+        return BatchStream(BatchIterator(source, config, lazy=True), num_epochs)
+
+    def adapted(self, adapter: str, **settings: Any) -> IteratorFunction:
+        """The same function with settings that an adapter makes.
+
+        Args:
+            adapter: The adapter's name, for errors.
+            **settings: Arguments of `data_iterator`.
+
+        Raises:
+            ValueError: If `data_iterator` was given another value for one of them.
+        """
+        for name, value in settings.items():
+            own = getattr(self.config, name)
+            if own not in (_CONFIG_DEFAULTS[name], value):
+                raise ValueError(
+                    f"{name}={own!r} was given to data_iterator of {self.__name__}(), but "
+                    f"{adapter} needs {name}={value!r} here: leave it out there"
+                )
+        return IteratorFunction(self.pipeline_fn, dataclasses.replace(self.config, **settings))
+
+    def _prepared(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[FunctionSource, IteratorConfig]:
+        """Where the pipelines of a call come from, and the iterator's arguments."""
         own = function_parameters(self.pipeline_fn)
         config = self._configured({k: kwargs.pop(k) for k in _CONFIG - own if k in kwargs})
         layout = choose_layout(config)
@@ -63,8 +105,7 @@ class IteratorFunction:
             each = self._placed(layout.shards, own, kwargs)
         elif "device_id" not in own:
             kwargs.setdefault("device_id", default_device_id())
-        source = FunctionSource(self.pipeline_fn, args, kwargs, each)
-        return DALIGenericIterator._from_source(source, config, checkpoints=checkpoints)
+        return FunctionSource(self.pipeline_fn, args, kwargs, each), config
 
     def _placed(
         self, shards: Sequence[DataShard], own: frozenset[str], kwargs: dict[str, Any]

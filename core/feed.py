@@ -10,7 +10,7 @@ from typing import Any
 
 from nvidia.dali import Pipeline
 
-from .config import IteratorConfig
+from .config import IteratorConfig, check_separate
 from .epochs import EpochPlan
 from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
 from .pipelines import PipelineSource, reader_meta
@@ -50,6 +50,8 @@ class Feed:
         plan: The epochs; None where only the source knows their end, and until then.
         streams: The shard of each pipeline in epoch 0.
         closed: Whether `close` was called.
+        expected: The fingerprint that a state was saved with, until pipelines are there to
+            be compared with it.
     """
 
     def __init__(
@@ -65,17 +67,12 @@ class Feed:
         self._shards = tuple(shards)
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
-        self._expected: Fingerprint | None = None
-
-    @property
-    def built(self) -> bool:
-        """Whether the pipelines were ever built."""
-        return self.batch_size > 0
+        self.expected: Fingerprint | None = None
 
     def fingerprint(self) -> Fingerprint:
         """What identifies the data; blank until the pipelines were built."""
         if self._fingerprint is None:
-            if not self.built:
+            if not self.batch_size:  # never built
                 return unknown()
             self._fingerprint = fingerprint(
                 self.runner().pipelines, self.plan, self.streams, self.source.serialized
@@ -91,7 +88,7 @@ class Feed:
         """
         self.drop()
         self.position = position
-        self._expected = None if self.built else saved
+        self.expected = None if self.batch_size else saved
 
     def runner(self) -> Runner:
         """The running pipelines, built to stand at the position where there are none."""
@@ -102,8 +99,8 @@ class Feed:
             built = self.source.build(mark.checkpoints)
             self._read_plan(built)
             self._runner = Runner(built, mark.lag, self.source.owned)
-            if self._expected is not None:
-                self._check_expected(self._expected)
+            if self.expected is not None:
+                self._check_expected(self.expected)
             if self.position.mark is None:
                 start = Mark(self._runner.checkpoints())
                 self.position = dataclasses.replace(self.position, mark=start, epoch_mark=start)
@@ -119,7 +116,7 @@ class Feed:
         if lines:
             self.drop()
             raise StateError.of_other_data(lines)
-        self._expected = None
+        self.expected = None
 
     def close(self) -> None:
         """Frees the pipelines for good."""
@@ -165,6 +162,8 @@ class Feed:
                 f"{shards} pipelines without reader_name or size: only a single pipeline can "
                 "end its epoch by StopIteration"
             )
+        if config.separate_epochs:
+            check_separate(config, samples, shards, padded, stick)
         if samples > 0:
             self.plan = EpochPlan(
                 samples, shards, self.batch_size, config.last_batch_policy, padded, stick

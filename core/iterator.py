@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from . import checkpoints as checkpoints_lib
 from . import state as state_lib
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
 from .feed import CLOSED, BatchError, Feed, Taken
-from .fingerprint import StateError
-from .pipelines import PipelineSource
+from .fingerprint import unknown
+from .pipelines import PipelineSource, check_resumable
 from .position import FailedBatch
 from .runner import SourceEnded
 
@@ -102,9 +101,7 @@ class BatchIterator:
                 raise taken.error
             return taken.value
 
-    def next(self) -> Batch:
-        """The next batch; the same as ``next(iterator)``."""
-        return self.__next__()
+    next = __next__  # as in DALI
 
     def peek(self) -> Batch:
         """The batch that ``next()`` will deliver, which stays the next one.
@@ -171,6 +168,29 @@ class BatchIterator:
             return plan.size(self._position.epoch)
 
     @property
+    def epoch(self) -> int:
+        """Number of the consumer's epoch, from 0."""
+        return self._position.epoch
+
+    @property
+    def step(self) -> int:
+        """Number of batches of the epoch that are behind the consumer, failed ones included."""
+        return self._position.step
+
+    def epoch_lengths(self, num_epochs: int) -> list[int]:
+        """Number of batches of each of the first epochs.
+
+        Raises:
+            TypeError: If only the source knows where its epoch ends.
+        """
+        with self._open():
+            total = len(self)
+            plan, stream = self._feed.plan, self._feed.streams[0]
+            if plan is None:
+                return [total] * num_epochs
+            return [plan.delivered(epoch, stream) for epoch in range(num_epochs)]
+
+    @property
     def batch_size(self) -> int:
         """Number of samples in a batch of each pipeline."""
         with self._open():
@@ -195,16 +215,8 @@ class BatchIterator:
                     batch = self.peek()
                 except StopIteration:
                     batch = self._feed.sample(self._make_batch)
-                self._spec = {name: self._spec_of(array) for name, array in batch.items()}
+                self._spec = self._make_batch.spec(batch, self._feed.batch_size, self._feed.plan)
             return dict(self._spec)
-
-    def _spec_of(self, array: Any) -> jax.ShapeDtypeStruct:
-        shape = array.shape
-        if self._config.last_batch_policy is LastBatchPolicy.PARTIAL and self._feed.plan:
-            axis = 1 if self._config.pmap_compatible else 0
-            shape = (*shape[:axis], self._feed.batch_size, *shape[axis + 1 :])
-        placed = self._config.sharding is not None or self._config.devices is not None
-        return jax.ShapeDtypeStruct(shape, array.dtype, sharding=array.sharding if placed else None)
 
     _spec: dict[str, jax.ShapeDtypeStruct] | None = None
 
@@ -226,10 +238,11 @@ class BatchIterator:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
         with self._open():
-            self._check_resumable()
-            return state_lib.encode(
-                self._position, self._config.output_map, self._feed.fingerprint()
-            )
+            check_resumable(self._feed.source)
+            # A lazy iterator's first state stays what it was before the pipelines were built.
+            known = self._position.mark is not None
+            own = self._feed.expected or self._feed.fingerprint() if known else unknown()
+            return state_lib.encode(self._position, self._config.output_map, own)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where a state says; the pipelines are built again when they are next used.
@@ -242,7 +255,7 @@ class BatchIterator:
             ValueError: If it is no state, or one of other data; nothing has changed.
         """
         with self._open():
-            self._check_resumable()
+            check_resumable(self._feed.source)
             feed = self._feed
             now = feed.fingerprint()
             position, saved = state_lib.decode(state, self._config.output_map, now)
@@ -269,7 +282,7 @@ class BatchIterator:
         """
         feed = self._feed
         feed.runner()
-        self._check_resumable()
+        check_resumable(self._feed.source)
         state = checkpoints_lib.from_bytes(pieces)
         if state is None:
             position = checkpoints_lib.of_dali(pieces, feed.plan, feed.streams)
@@ -281,15 +294,6 @@ class BatchIterator:
             feed.restore(position)
         self._position = position
         self._stays = True
-
-    def _check_resumable(self) -> None:
-        source = self._feed.source
-        if source.unresumable:
-            raise StateError(
-                f"the pipelines have no state to resume from: {source.unresumable}. Give "
-                "fn.external_source a callable with one argument (sample info, batch info or "
-                "the batch's index), use a reader, or keep the position yourself"
-            )
 
     # Position and lifecycle
 

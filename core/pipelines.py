@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from nvidia.dali import Pipeline, backend, pipeline_def
 
-from .fingerprint import serialized_operators
+from .fingerprint import StateError, serialized_operators
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
 DEFAULT_NUM_THREADS = 4
@@ -46,6 +46,16 @@ class PipelineSource(Protocol):
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
         ...
+
+
+def check_resumable(source: PipelineSource) -> None:
+    """Raises StateError where a source has no state to resume from, with the way out."""
+    if source.unresumable:
+        raise StateError(
+            f"the pipelines have no state to resume from: {source.unresumable}. Give "
+            "fn.external_source a callable with one argument (sample info, batch info or "
+            "the batch's index), use a reader, or keep the position yourself"
+        )
 
 
 def _build(pipeline: Pipeline) -> None:

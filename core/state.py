@@ -25,6 +25,21 @@ VERSION = 1
 _MOST = 1 << 24  # bytes of anything deflated: a state may come from elsewhere
 _READABLE = 1024  # characters of a list of operators that stays as it is
 _FORMAT = "dalijax"
+# What most states have in common (a preset dictionary, RFC 1950): part of the format of version 1.
+_COMMON = (
+    b"crop_mirror_normalize __CropMirrorNormalize_ random_resized_crop __RandomResizedCrop_ "
+    b"decoders.image __Image_ random.coin_flip __CoinFlip_ random.uniform __Uniform_ cast __Cast_ "
+    b"resize __Resize_ color_twist __ColorTwist_ external_source __ExternalSource_ reshape "
+    b'"lag":0,"epoch_lag":0,"outputs":["images","labels"],"lengths":[["labels"]"image","label",'
+    b'"false","true","sources":{"reader.file_root":"/.files":"#.initial_fill":"1024","reader.'
+    b'num_shards":"1","reader.pad_last_batch":"true","reader.random_shuffle":"true","reader.'
+    b'stick_to_shard":"true","reader.shuffle_after_epoch":"},"unchecked":[]},"digest":"'
+    b'"padded":1,"stick":1,"seed":0,"operators":["readers.file reader","'
+    b'{"format":"dalijax","version":1,"dali":"2.4.0","epoch":0,"step":0,"errors":0,"fingerprint":'
+    b'{"epoch_size":-1,"batch_size":-1,"num_shards":1,"shard_ids":"0","policy":"FILLDROPPARTIAL",'
+    b"__MakeContiguous_CpuToCpu____MakeContiguous_CpuToGpu____MakeContiguous_GpuToGpu___"
+    b'\x12;Philox_00000000_0000000000000000:0000000000000000_0\n{"iter": 0, "epoch_idx": 0}\x12\x00'
+)
 _TYPES: Mapping[str, type] = {
     "format": str,
     "version": int,
@@ -70,10 +85,22 @@ def encode(position: Position, outputs: Sequence[str], fingerprint: Fingerprint)
     now, before = mark.checkpoints or (), start.checkpoints or ()
     state["checkpoints"] = [pack(one) for one in now]
     state["epoch_checkpoints"] = [pack(one, like) for one, like in _beside(before, now)]
-    operators = json.dumps(fingerprint["operators"])
-    if len(operators) > _READABLE:
-        state["fingerprint"]["operators"] = [pack(operators.encode())]
+    state["fingerprint"]["operators"] = _short(fingerprint["operators"])
     return state | {"digest": digest}
+
+
+def _short(operators: list[str]) -> list[str]:
+    """A list of operators as it is, or a long one deflated into a single text."""
+    text = json.dumps(operators)
+    return [pack(text.encode())] if len(text) > _READABLE else operators
+
+
+def _readable(operators: list[str]) -> list[str]:
+    """What `_short` made shorter."""
+    if len(operators) == 1 and " " not in operators[0]:
+        listed: list[str] = json.loads(unpack(operators[0]))
+        return listed
+    return operators
 
 
 def _beside(before: Sequence[T], now: Sequence[bytes]) -> list[tuple[T, bytes]]:
@@ -93,14 +120,70 @@ def unpack(text: str, like: bytes = b"") -> bytes:
     Raises:
         ValueError: If it is no such text.
     """
+    try:
+        return inflate(base64.b64decode(text, validate=True), like)
+    except (binascii.Error, TypeError) as error:
+        raise ValueError(f"no deflated text: {error}") from None
+
+
+def inflate(data: bytes, like: bytes = b"") -> bytes:
+    """What was deflated with a preset dictionary, up to 16 MiB.
+
+    Raises:
+        ValueError: If it is no such data, or was made with another dictionary.
+    """
     inflate = zlib.decompressobj(zdict=like)
     try:
-        data = inflate.decompress(base64.b64decode(text, validate=True), _MOST)
-    except (zlib.error, binascii.Error, TypeError) as error:
+        plain = inflate.decompress(data, _MOST)
+    except zlib.error as error:
         raise ValueError(f"no deflated text: {error}") from None
     if not inflate.eof:
         raise ValueError("no deflated text: it ends too soon, or never")
-    return data
+    return plain
+
+
+def to_text(state: Mapping[str, Any]) -> str:
+    """A state as one short ASCII text without quotes, for those who must keep it small.
+
+    Args:
+        state: What `encode` gave.
+    """
+    now = [unpack(text) for text in state["checkpoints"]]
+    before = [unpack(text, like) for text, like in _beside(state["epoch_checkpoints"], now)]
+    rest = {k: v for k, v in state.items() if k not in ("checkpoints", "epoch_checkpoints")}
+    rest["lengths"] = [[len(one) for one in own] for own in (now, before)]
+    own = dict(rest["fingerprint"])
+    own["operators"] = _readable(own["operators"])
+    rest["fingerprint"] = own
+    data = json.dumps(rest, separators=(",", ":")).encode() + b"\0" + b"".join([*now, *before])
+    deflate = zlib.compressobj(9, zdict=_COMMON)
+    return base64.b85encode(deflate.compress(data) + deflate.flush()).decode()
+
+
+def from_text(text: str) -> dict[str, Any]:
+    """The state that `to_text` made a text of.
+
+    Raises:
+        StateError: If it is no such text.
+    """
+    try:
+        head, _, tail = inflate(base64.b85decode(text), _COMMON).partition(b"\0")
+        state: dict[str, Any] = json.loads(head)
+        pieces: list[list[bytes]] = []
+        at = 0
+        for lengths in state.pop("lengths"):
+            pieces.append([])
+            for length in lengths:
+                pieces[-1].append(tail[at : at + length])
+                at += length
+        now, before = pieces
+        operators = state["fingerprint"]["operators"]
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise _damaged(str(error)) from None
+    state["checkpoints"] = [pack(one) for one in now]
+    state["epoch_checkpoints"] = [pack(one, like) for one, like in _beside(before, now)]
+    state["fingerprint"]["operators"] = _short(operators)
+    return {key: state[key] for key in _TYPES if key in state}
 
 
 def decode(
@@ -143,8 +226,7 @@ def _unpacked(state: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Mark, Mar
         now = tuple(unpack(text) for text in state["checkpoints"])
         texts = _beside(state["epoch_checkpoints"], now)
         before = tuple(unpack(text, like) for text, like in texts)
-        if len(own["operators"]) == 1 and " " not in own["operators"][0]:
-            own["operators"] = json.loads(unpack(own["operators"][0]))
+        own["operators"] = _readable(own["operators"])
     except (ValueError, TypeError, LookupError) as error:
         raise _damaged(str(error)) from None
     plain["checkpoints"], plain["epoch_checkpoints"] = _to_text(now), _to_text(before)

@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from nvidia.dali import fn, pipeline_def
 import dalijax
 from conformance import Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax.adapters import grain as grain_adapter
 from oracle import Case
 
 N, BATCH = 11, 4
@@ -111,6 +113,82 @@ RUNS_ON = Case(N, 1, BATCH, "FILL", False, False)
 TWO = Case(N, 2, 2, "FILL", True, True)
 FOUR = Case(N, 4, 2, "FILL", False, False)
 
+
+def grain_source(files: list[str], case: Case, **options: Any) -> Any:
+    iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader")
+    call = {"files": files, "case": case, "batch_size": case.batch, "num_threads": 1}
+    return iter(grain_adapter.DALIIterDataset(iterator_fn, num_epochs=3, **options, **call))
+
+
+def of_stream(case: Case, mask: bool = True) -> Expected:
+    """Three epochs of a case as a stream."""
+    expected = of_case(case)
+    for batch in [] if mask else [b for epoch in expected.epochs for b in epoch]:
+        del batch["mask"]
+    return expected.as_stream(1024)
+
+
+def records(files: list[str], count: int = N) -> Any:
+    source = [{"number": np.array([i], np.int32), "other": f"text {i}"} for i in range(count)]
+    return grain.MapDataset.source(source)
+
+
+def augment(number: Any) -> Any:
+    return number + 0, fn.random.uniform()
+
+
+def transformed(ds: Any, **options: Any) -> Any:
+    made = grain_adapter.DALITransform(
+        augment, batch_size=BATCH, output_map=["x", "u"], num_threads=1, **options
+    )
+    return iter(ds.pipe(made))
+
+
+def loaded(shuffle: bool, **options: Any) -> Any:
+    source = [{"number": np.array([i], np.int32)} for i in range(N)]
+    sampler = grain.samplers.IndexSampler(N, num_epochs=2, shuffle=shuffle, seed=3)
+    loader = grain_adapter.DALIDataLoader(
+        Listed(source),
+        sampler,
+        pipeline_fn=augment,
+        output_map=["x", "u"],
+        batch_size=BATCH,
+        num_threads=1,
+        **options,
+    )
+    return iter(loader)
+
+
+class Listed(list):
+    """A data source with a repr that says nothing of the memory."""
+
+    def __repr__(self) -> str:
+        return f"Listed({len(self)})"
+
+
+def batched() -> Any:
+    """`DALIBatch` where Grain batches; its DataLoader's iterator is no DatasetIterator."""
+    operation = grain_adapter.DALIBatch(
+        lambda number: number + 0, BATCH, ["x"], pad="mask", num_threads=1
+    )
+    return iter(records([]).batch(BATCH, batch_fn=operation.batch_fn).to_iter_dataset())
+
+
+def of_records(count: int, mask: bool, drop: bool = False, state_bytes: int = 400) -> Expected:
+    """The numbers 0 to N - 1 over and over, in batches."""
+    epoch = []
+    for start in range(0, count, BATCH):
+        own = np.arange(start, min(start + BATCH, count))
+        if len(own) < BATCH and drop:
+            break
+        pad = BATCH - len(own) if mask else 0
+        x = np.concatenate([own, np.repeat(own[-1:], pad)]).astype(np.int32) % N
+        epoch.append({"x": x[:, None]})
+        if mask:
+            epoch[-1]["mask"] = np.arange(BATCH) < len(own)
+    return Expected([epoch], sized=False, resets=False, state_bytes=state_bytes)
+
+
 Row = tuple[Callable[[list[str]], Any], Expected]
 
 ROWS: dict[str, dict[str, Row]] = {
@@ -148,6 +226,41 @@ ROWS: dict[str, dict[str, Row]] = {
         "one pipeline": (lambda f: hand_made(f, PADDED), of_case(PADDED)),
         "two pipelines": (lambda f: hand_made(f, TWO), of_case(TWO, 2, axis=True)),
     },
+    "DALIIterDataset": {
+        "partial": (
+            lambda f: grain_source(f, PADDED),
+            of_stream(Case(N, 1, BATCH, "PARTIAL", True, False), mask=False),
+        ),
+        "mask": (lambda f: grain_source(f, PADDED, pad="mask"), of_stream(PADDED)),
+        "drop": (
+            lambda f: grain_source(f, PADDED, drop_remainder=True),
+            of_stream(Case(N, 1, BATCH, "DROP", True, False), mask=False),
+        ),
+    },
+    "DALITransform": {
+        "of a MapDataset": (
+            lambda f: transformed(records(f), pad="mask"),
+            of_records(N, mask=True),
+        ),
+        "of an IterDataset": (
+            lambda f: transformed(records(f).repeat(2).to_iter_dataset()),
+            of_records(2 * N, mask=False),
+        ),
+        "of lists, drop": (
+            lambda f: transformed(
+                records(f).batch(BATCH, batch_fn=list).to_iter_dataset(), drop_remainder=True
+            ),
+            of_records(N, mask=False, drop=True),
+        ),
+    },
+    "DALIBatch": {"behind batch()": (lambda f: batched(), of_records(N, mask=True))},
+    "DALIDataLoader": {
+        "mask": (lambda f: loaded(False, pad="mask"), of_records(2 * N, mask=True)),
+        "drop": (
+            lambda f: loaded(False, drop_remainder=True),
+            of_records(2 * N, mask=False, drop=True),
+        ),
+    },
 }
 
 
@@ -170,7 +283,8 @@ def public_iterators() -> set[str]:
             iterates = isinstance(one, type) and (
                 hasattr(one, "__next__") or hasattr(one, "__iter__")
             )
-            if (iterates and name != "LastBatchPolicy") or name == "data_iterator":
+            makes = isinstance(one, type) and name.startswith("DALI")
+            if (iterates and name != "LastBatchPolicy") or makes or name == "data_iterator":
                 found.add(name)
     return found
 

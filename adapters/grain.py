@@ -1,0 +1,189 @@
+"""Grain: DALI as a dataset, a transform of records, a batch operation, or the data loader.
+
+    from dalijax.adapters.grain import DALIIterDataset, DALITransform, DALIBatch, DALIDataLoader
+
+- `DALIIterDataset`: a DALI reader as a ``grain.IterDataset``.
+- `DALITransform`: ``ds.pipe(DALITransform(...))``: Grain reads, shards, shuffles and checkpoints
+  records, DALI decodes and augments them. The one to take unless the data is in a DALI reader.
+- `DALIBatch`: the same within an unchanged ``grain.DataLoader(operations=[...])``.
+- `DALIDataLoader`: Grain's sampler and data source, DALI as the last stage, elastic states.
+- `RandomInputs`: numbers drawn for each record, for augmentation that depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grain
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from ..core import state as state_lib
+from ..core.decorator import IteratorFunction, data_iterator
+from ..core.fingerprint import StateError
+from ..core.pipelines import default_device_id, function_parameters
+from ..core.stream import BatchStream
+from .grain_batch import DALIBatch as DALIBatch
+from .grain_batch import RandomInputs as RandomInputs
+from .grain_loader import DALIDataLoader as DALIDataLoader
+from .grain_records import DALITransform as DALITransform
+from .grain_records import check_policy, element_spec, refuse_gpu_in_worker
+
+__all__ = ["DALIBatch", "DALIDataLoader", "DALIIterDataset", "DALITransform", "RandomInputs"]
+
+
+class DALIIterDataset(grain.IterDataset):
+    """A DALI reader as a Grain dataset of batches.
+
+    Args:
+        iterator_fn: What `dalijax.data_iterator` returned, or a plain graph function with
+            ``output_map`` and ``reader_name`` among the further arguments.
+        num_epochs: Number of epochs, each batched by itself; None for no end.
+        drop_remainder: True drops an epoch's last batch where it is not whole. False delivers
+            it smaller, or, with ``pad="mask"``, whole and with a mask.
+        pad: "mask": batches are whole and have an array "mask", bool of shape [batch], False
+            at the padding.
+        shard_options: grain.ShardOptions: the reader reads this shard of the data, the same
+            in every epoch. Default: all of it.
+        sharding: A jax.sharding.Sharding: batches are global arrays, and it says the shards.
+        **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``:
+            batch_size, num_threads, seed, ...
+
+    Elements are dicts of NumPy arrays for CPU pipelines and of jax.Arrays for GPU ones. Their
+    iterators build pipelines when the first batch is asked for. States are below 1 KiB.
+
+    Raises:
+        ValueError: If arguments exclude one another or what ``iterator_fn`` was made with.
+            When the first batch is asked for: if the reader runs on into the next epoch
+            (pad_last_batch) or from shard to shard (stick_to_shard).
+    """
+
+    def __init__(
+        self,
+        iterator_fn: IteratorFunction | Callable[..., Any],
+        *,
+        num_epochs: int | None = 1,
+        drop_remainder: bool = False,
+        pad: str | None = None,
+        shard_options: grain.sharding.ShardOptions | None = None,
+        sharding: Any = None,
+        **call: Any,
+    ):
+        super().__init__()
+        check_policy(drop_remainder, pad, sharding)
+        if num_epochs is not None and num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1, or None for no end, not {num_epochs}")
+        if not isinstance(iterator_fn, IteratorFunction):
+            names = {k: call.pop(k) for k in ("output_map", "reader_name") if k in call}
+            if "output_map" not in names:
+                raise ValueError(
+                    f"{iterator_fn!r} is no iterator function: decorate it with "
+                    "dalijax.data_iterator, or pass output_map= and reader_name= here"
+                )
+            iterator_fn = data_iterator(iterator_fn, **names)
+        policy = LastBatchPolicy.FILL if pad else LastBatchPolicy.PARTIAL
+        options = shard_options or grain.sharding.NoSharding()
+        if sharding is not None and options.shard_count > 1:
+            raise ValueError(
+                "shard_options with sharding, which says the shards by itself: leave one out"
+            )
+        self._iterator_fn = iterator_fn.adapted(
+            "DALIIterDataset",
+            auto_reset=False,
+            last_batch_policy=LastBatchPolicy.DROP if drop_remainder else policy,
+            mask="mask" if pad else None,
+            separate_epochs=True,
+            equal_shards=options.drop_remainder,
+            **({} if sharding is None else {"sharding": sharding}),
+        )
+        self._num_epochs = num_epochs
+        self._shard = (options.shard_index, options.shard_count)
+        self._call = call
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Restricts the dataset to every n-th of its shards, for Grain's worker processes."""
+        del sequential_slice
+        if self._iterator_fn.config.sharding is not None:
+            raise ValueError(
+                "a dataset over a sharding can't be split among Grain's workers or threads: DALI "
+                "has threads of its own (num_threads), leave them out"
+            )
+        index, count = self._shard
+        step = sl.step or 1
+        self._shard = (index * step + (sl.start or 0), count * step)
+
+    def __iter__(self) -> DALIDatasetIterator:
+        return DALIDatasetIterator(self._stream())
+
+    def _stream(self) -> BatchStream:
+        call, iterator_fn = dict(self._call), self._iterator_fn
+        if iterator_fn.config.sharding is None:
+            on_gpu = call.setdefault("device_id", default_device_id()) is not None
+            refuse_gpu_in_worker(on_gpu)
+            if iterator_fn.config.as_numpy is None:
+                call["as_numpy"] = not on_gpu
+            self._add_shard(call)
+        return iterator_fn.stream(self._num_epochs, **call)
+
+    def _add_shard(self, call: dict[str, Any]) -> None:
+        index, count = self._shard
+        own = function_parameters(self._iterator_fn.pipeline_fn)
+        if count > 1 and not {"shard_id", "num_shards"} <= own:
+            raise ValueError(
+                f"{self._iterator_fn.__name__}() must take shard_id and num_shards, and hand them "
+                f"to its reader, to read one of {count} shards: add shard_id=0 and num_shards=1"
+            )
+        if count > 1 and {"shard_id", "num_shards"} & set(call):
+            raise ValueError("shard_id and num_shards come from shard_options: leave them out")
+        if count > 1:
+            call |= {"shard_id": index, "num_shards": count}
+
+    @property
+    def _element_spec(self) -> Any:
+        with self._stream().iterator as iterator:
+            spec = iterator.element_spec
+        varies = self._iterator_fn.config.last_batch_policy is LastBatchPolicy.PARTIAL
+        return element_spec(spec, varies)
+
+    def __str__(self) -> str:
+        index, count = self._shard
+        return f"DALIIterDataset({self._iterator_fn.__name__}, shard {index} of {count})"
+
+
+class DALIDatasetIterator(grain.DatasetIterator):
+    """Iterates over a `DALIIterDataset`."""
+
+    def __init__(self, stream: BatchStream):
+        super().__init__()
+        self._stream = stream
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        return next(self._stream)
+
+    def get_state(self) -> dict[str, Any]:
+        """The position of the consumer, below 1 KiB; it builds no pipeline."""
+        return {"version": 1, "dali": state_lib.to_text(self._stream.get_state())}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where a state says.
+
+        Raises:
+            ValueError: If it is no state, or one of other data; nothing has changed.
+        """
+        if not isinstance(state, dict) or set(state) != {"version", "dali"}:
+            raise StateError(f"no state of a DALIIterDataset: {str(state)[:80]}")
+        self._stream.set_state(state_lib.from_text(state["dali"]))
+
+    def start_prefetch(self) -> None:
+        """Builds the pipelines and schedules runs; waits for none."""
+        self._assert_not_closed()
+        self._stream.start_prefetch()
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError."""
+        super().close()
+        self._stream.close()
+
+    def __str__(self) -> str:
+        return "DALIDatasetIterator()"

@@ -1,0 +1,302 @@
+"""`DALIDataLoader`: Grain's sampler and data source, DALI as the last stage, elastic states."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from ..core.batches import fed_pipelines
+from ..core.config import IteratorConfig
+from ..core.fingerprint import StateError
+from ..core.tape import Pulled
+from .grain_records import DALITransform
+
+Row = tuple[int, Any, Any]  # index of the record, its key, and the record
+
+__all__ = ["DALIDataLoader"]
+
+
+class DALIDataLoader:
+    """`grain.DataLoader` with DALI as its last stage, and a global batch over a mesh.
+
+    The state is the global step: a run that was saved on two processes of two devices goes on
+    on one of four, with the same records in the same order. So are the pixels, where random
+    numbers are drawn for each record (`RandomInputs`) or not at all. Random operators of DALI
+    follow from (seed, global step, shard): a graph with them goes on bit by bit on the same
+    number of shards, and is refused on another one unless ``other_randomness`` says so.
+
+    Args:
+        data_source: As for grain.DataLoader; a random access data source.
+        sampler: As there, not sharded: the processes and ``sharding`` say the shards.
+        operations: grain.transforms.Map and RandomMap, applied to each record.
+        pipeline_fn, output_map: The graph; see `DALITransform`.
+        batch_size: The global batch, over all processes.
+        sharding: How batches are placed over devices; each process reads and decodes the rows
+            that its devices hold.
+        shard_options: Without ``sharding``: the part of each batch that this process gets.
+        drop_remainder: True drops the last batch where it is not whole.
+        pad: "mask": it is filled up, and batches have an array "mask".
+        worker_count: Number of processes that read records; 0 reads in threads.
+        worker_buffer_size: Batches that each of them reads ahead.
+        read_options: grain.ReadOptions, counted in batches.
+        other_randomness: Whether a state may go on on another number of shards, though
+            DALI's random operators then draw other numbers.
+        prefetch, on_error, element_spec, **call: As for `DALITransform`.
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+    """
+
+    def __init__(
+        self,
+        data_source: Any,
+        sampler: Any,
+        operations: Sequence[Any] = (),
+        *,
+        pipeline_fn: Callable[..., Any],
+        output_map: Sequence[str],
+        batch_size: int,
+        sharding: Any = None,
+        shard_options: grain.sharding.ShardOptions | None = None,
+        drop_remainder: bool = False,
+        pad: str | None = None,
+        worker_count: int = 0,
+        worker_buffer_size: int = 1,
+        read_options: grain.ReadOptions | None = None,
+        other_randomness: bool = False,
+        **call: Any,
+    ):
+        own = getattr(sampler, "_shard_options", None)
+        if isinstance(own, grain.sharding.ShardOptions) and own.shard_count > 1:
+            raise ValueError(
+                f"the sampler is sharded ({own}): give it no shard_options, the loader's sharding "
+                "or shard_options say what each process reads"
+            )
+        for operation in operations:
+            if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):
+                raise ValueError(
+                    f"operation {operation!r} is no grain.transforms.Map or RandomMap: what drops, "
+                    "adds or batches records can't be resumed by the step alone. Use "
+                    "ds.pipe(DALITransform(...)) for it"
+                )
+        options = shard_options or grain.sharding.NoSharding()
+        parts, index = options.shard_count, options.shard_index
+        if parts > 1 and sharding is not None:
+            raise ValueError("shard_options with sharding, which says the shards: leave one out")
+        if parts > 1 and batch_size % parts:
+            raise ValueError(f"the {parts} shards don't divide batch_size={batch_size}")
+        if parts > 1 and not (drop_remainder or pad):
+            raise ValueError(
+                "the last batch may have no record for a shard: pass drop_remainder=True, or "
+                "pad='mask'"
+            )
+        call = {"seed": 0, **call}
+        if parts > 1:  # shards draw different numbers
+            call["seed"] = (call["seed"] or 0) + index
+        self._transform = DALITransform(
+            pipeline_fn,
+            batch_size=batch_size // parts,
+            output_map=output_map,
+            drop_remainder=drop_remainder,
+            pad=pad,
+            sharding=sharding,
+            **call,
+        )
+        rows = [range(index * (batch_size // parts), (index + 1) * (batch_size // parts))]
+        self.num_shards = parts
+        if sharding is not None:
+            config = IteratorConfig(output_map=tuple(output_map), sharding=sharding)
+            _, size, shards = fed_pipelines(config, batch_size, call)
+            rows = [range(s.shard_id * size, (s.shard_id + 1) * size) for s in shards]
+            self.num_shards = shards[0].num_shards
+        self._steps = _Steps(
+            data_source,
+            sampler,
+            tuple(operations),
+            batch_size,
+            tuple(row for own in rows for row in own),
+            drop_remainder,
+            bool(pad),
+        )
+        self._workers = grain.MultiprocessingOptions(worker_count, worker_buffer_size)
+        self._read = read_options or grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+        self.other_randomness = other_randomness
+        self.described = {
+            "batch_size": batch_size,
+            "sampler": repr(sampler),
+            "data_source": _short(repr(data_source)),
+        }
+
+    def __iter__(self) -> DALIDataLoaderIterator:
+        return DALIDataLoaderIterator(self, self._transform)
+
+    def records(self, step: int) -> grain.DatasetIterator:
+        """The records of the batches from a step on."""
+        steps = self._steps[step:] if step else self._steps
+        ds: Any = steps.to_iter_dataset(self._read)
+        if self._workers.num_workers:
+            ds = ds.mp_prefetch(self._workers)
+        iterator: grain.DatasetIterator = ds.__iter__()
+        return iterator
+
+
+def _short(text: str) -> str:
+    if len(text) <= 200:
+        return text
+    return f"{text[:180]}... #{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+class _Steps(grain.MapDataset):
+    """The rows of each global batch that this process feeds, by the number of the batch."""
+
+    def __init__(
+        self,
+        data_source: Any,
+        sampler: Any,
+        operations: Sequence[Any],
+        batch_size: int,
+        rows: Sequence[int],
+        drop_remainder: bool,
+        pad: bool,
+    ):
+        super().__init__()
+        self._source = data_source
+        self._sampler = sampler
+        self._operations = operations
+        self._batch_size = batch_size
+        self._rows = rows
+        self._pad = pad
+        self._records = len(sampler) if hasattr(sampler, "__len__") else sys.maxsize
+        whole, rest = divmod(self._records, batch_size)
+        self._length = whole + (rest > 0 and not drop_remainder)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        if index >= self._length:
+            raise IndexError(f"step {index} of {self._length}")
+        start = index * self._batch_size
+        # A padded row is the last record of the batch, whichever process holds that.
+        last = min(start + self._batch_size, self._records) - 1
+        numbers = [start + row for row in self._rows]
+        valid = [number <= last for number in numbers]
+        if not self._pad:
+            numbers = [number for number in numbers if number <= last]
+        metadata = [self._sampler[min(number, last)] for number in numbers]
+        keys = [one.record_key for one in metadata]
+        if hasattr(self._source, "__getitems__"):
+            records = list(self._source.__getitems__(keys))
+        else:
+            records = [self._source[key] for key in keys]
+        rows: list[Row] = []
+        for one, record in zip(metadata, records, strict=True):
+            for operation in self._operations:
+                if isinstance(operation, grain.transforms.Map):
+                    record = operation.map(record)
+                else:
+                    record = operation.random_map(record, one.rng)
+            rows.append((one.index, one.record_key, record))
+        return rows, valid
+
+
+class DALIDataLoaderIterator(grain.DatasetIterator):
+    """Iterates over a `DALIDataLoader`."""
+
+    def __init__(self, loader: DALIDataLoader, transform: DALITransform):
+        super().__init__()
+        self._loader = loader
+        self._records: grain.DatasetIterator | None = None
+        self._decoder = transform.decoder(self._pull, 0, by_step=True)
+        self._drawing = -1  # whether the graph has random operators, once that is known
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        return self._decoder.next()
+
+    def _pull(self) -> Pulled:
+        if self._records is None:
+            self._records = self._loader.records(self._decoder.place.step)
+        rows, valid = next(self._records)
+        mask = None if all(valid[: len(rows)]) else np.array(valid)
+        return Pulled(
+            [record for _, _, record in rows],
+            None,
+            lambda row: f"record {rows[row][0]} (key {rows[row][1]!r})",
+            mask,
+        )
+
+    @property
+    def errors(self) -> tuple[Any, ...]:
+        """The batches that were skipped, or that have masked records, in this process."""
+        return tuple(self._decoder.errors)
+
+    def get_state(self) -> dict[str, Any]:
+        """The global step, and what says that the data is the same; for any process."""
+        if self._decoder.place.marks is not None:
+            self._drawing = int(bool(self._decoder.stateful()))
+        return {
+            "version": 1,
+            "step": self._decoder.place.step,
+            "random": self._drawing,
+            "shards": self._loader.num_shards,
+            **self._loader.described,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on at a global step, whatever the number of processes that it was saved on.
+
+        Raises:
+            ValueError: If it is no state, of other data, or of another number of shards where
+                the graph draws random numbers; nothing has changed.
+        """
+        now = self.get_state()
+        if not isinstance(state, dict) or {k: type(v) for k, v in state.items()} != {
+            k: type(v) for k, v in now.items()
+        }:
+            raise StateError(f"no state of a DALIDataLoader: {str(state)[:80]}")
+        lines = [
+            f"{k}: {state[k]} -> {now[k]}"
+            for k in ("version", *self._loader.described)
+            if state[k] != now[k]
+        ]
+        if lines:
+            raise StateError.of_other_data(lines)
+        moved = state["shards"] != now["shards"] and not self._loader.other_randomness
+        if moved and state["random"] == 1:
+            raise StateError(
+                f"the state is of {state['shards']} shards, here are {now['shards']}, and the "
+                "graph's random operators draw other numbers for them: draw them for each "
+                "record (RandomInputs), or pass other_randomness=True to go on all the same"
+            )
+        self._stop()
+        self._drawing = state["random"]
+        self._decoder.restore(state["step"], None)
+
+    def start_prefetch(self) -> None:
+        """Reads the first records, builds the pipelines and schedules runs."""
+        self._assert_not_closed()
+        with contextlib.suppress(StopIteration):
+            self._decoder.start().schedule()
+
+    def _stop(self) -> None:
+        records, self._records = self._records, None
+        if records is not None:
+            records.close()
+
+    def close(self) -> None:
+        """Frees the pipelines and the readers; ``next()`` then raises ValueError."""
+        super().close()
+        self._decoder.close()
+        self._stop()
+
+    def __str__(self) -> str:
+        return "DALIDataLoaderIterator()"

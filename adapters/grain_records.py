@@ -1,0 +1,277 @@
+"""Grain's records through DALI: the transform of a dataset, and the operation of a loader."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grain
+from grain._src.python.dataset.base import ShapeDtypeStruct
+
+from ..core.batches import fed_pipelines
+from ..core.config import IteratorConfig
+from ..core.decoder import Decoder
+from ..core.fingerprint import StateError
+from ..core.pipelines import DEFAULT_SEED, default_device_id
+from ..core.tape import Pulled
+
+__all__ = ["DALITransform"]
+
+
+def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
+    """Raises ValueError where arguments about the last batch exclude one another."""
+    if pad not in (None, "mask"):
+        raise ValueError(f"pad must be None or 'mask', not {pad!r}")
+    if pad and drop_remainder:
+        raise ValueError(
+            "pad='mask' with drop_remainder=True: nothing is left to pad, leave one out"
+        )
+    if sharding is not None and not pad and not drop_remainder:
+        raise ValueError(
+            "the last batch is smaller, which a sharding does not allow: pass "
+            "drop_remainder=True to drop it, or pad='mask' to fill it up and mask the padding"
+        )
+
+
+def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
+    """Shape and dtype of each array; dimension 0 is None where the last batch is smaller."""
+    return {
+        name: ShapeDtypeStruct((None if varies else one.shape[0], *one.shape[1:]), one.dtype)
+        for name, one in batch.items()
+    }
+
+
+def refuse_gpu_in_worker(on_gpu: bool) -> None:
+    """Raises RuntimeError for a GPU pipeline in one of Grain's worker processes."""
+    from grain._src.python.dataset.transformations import process_prefetch
+
+    # Not public: where Grain does not say it, a worker's own error of CUDA must do.
+    in_worker = getattr(process_prefetch, "is_in_worker_process", lambda: False)
+    if on_gpu and in_worker():
+        raise RuntimeError(
+            "a GPU pipeline in a worker process of Grain, whose arrays could not leave it: decode "
+            "after the workers, by ds.mp_prefetch(...).pipe(DALITransform(...)) over the encoded "
+            "records or by DALIDataLoader, or pass device_id=None for a CPU pipeline"
+        )
+
+
+class DALITransform:
+    """Decodes and augments the records of a Grain dataset: ``ds.pipe(DALITransform(...))``.
+
+    Grain reads, shards, shuffles and checkpoints the records; DALI makes batches of them, and
+    works ahead. Takes a MapDataset, which it reads in whole batches; or an IterDataset of
+    records, or of lists of records (one list a batch, as from ``.batch(B, batch_fn=list)``
+    behind ``mp_prefetch``).
+
+    Args:
+        pipeline_fn: The function of the graph, undecorated. Records that are dicts give its
+            parameters by their keys; keys that it does not take pass it by, batched. A
+            record that is bytes, text, a number or an array is its only parameter. Text
+            comes as UTF-8 (see `dalijax.fn.read_file` for paths).
+        batch_size: Number of records in a batch; with ``sharding`` the global one, of which
+            each process feeds the rows that it holds.
+        output_map: A name for each output of the graph.
+        drop_remainder: True drops the last batch where it is not whole.
+        pad: "mask": the last batch is filled up with its last record, and batches have an
+            array "mask", bool of shape [batch], False at the padding.
+        prefetch: Number of batches that DALI works ahead.
+        sharding: A jax.sharding.Sharding, or a dict of them by outputs: batches are global
+            arrays.
+        on_error: What becomes of a record that DALI can't decode. "raise": a RuntimeError that
+            names it, and the next call gives the next batch; "skip": the batch is left out;
+            "mask" (with ``pad="mask"``): a neighbour stands for it, masked out.
+        element_spec: What a record looks like, with objects that have shape and dtype, where
+            the first one doesn't say it.
+        read_options: grain.ReadOptions for a MapDataset, counted in batches.
+        **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. ``seed``
+            left out is the dataset's (``ds.seed(...)``), or 0.
+
+    The state is the parent's at the last batch delivered and the random state, below 300 bytes.
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+    """
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        *,
+        batch_size: int,
+        output_map: Sequence[str],
+        drop_remainder: bool = False,
+        pad: str | None = None,
+        prefetch: int = 2,
+        sharding: Any = None,
+        on_error: str = "raise",
+        element_spec: Any = None,
+        read_options: grain.ReadOptions | None = None,
+        **call: Any,
+    ):
+        check_policy(drop_remainder, pad, sharding)
+        if batch_size < 1 or prefetch < 1:
+            raise ValueError(
+                f"batch_size and prefetch must be at least 1, not {batch_size} and {prefetch}"
+            )
+        self.batch_size = batch_size
+        self.drop_remainder = drop_remainder
+        self.pad = pad
+        self.read_options = read_options
+        self._fn = pipeline_fn
+        self._on_error = on_error
+        self._spec = element_spec
+        self._call = {"prefetch_queue_depth": prefetch, **call}
+        self._settings = {
+            "output_map": tuple(output_map),
+            "mask": "mask" if pad else None,
+            "sharding": sharding,
+        }
+        IteratorConfig(**self._settings)  # says what is wrong where it is written
+
+    def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
+        """The dataset of batches."""
+        if isinstance(ds, grain.MapDataset):
+            rows = self.local_rows()
+            options = self.read_options or grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+            ds = ds.batch(rows, batch_fn=list).to_iter_dataset(options)
+        return _DecodedDataset(ds, self)
+
+    def local_rows(self) -> int:
+        """Number of records that this process feeds for a batch."""
+        each, rows, _ = fed_pipelines(IteratorConfig(**self._settings), self.batch_size, self._call)
+        return rows * len(each)
+
+    def decoder(self, pull: Callable[[], Pulled], seed: int, by_step: bool = False) -> Decoder:
+        """What decodes the batches that ``pull`` gives.
+
+        Raises:
+            RuntimeError: For a GPU pipeline in a worker process of Grain.
+        """
+        call = dict(self._call)
+        if call.get("seed") is None:
+            call["seed"] = seed
+        on_gpu = False
+        if self._settings["sharding"] is None:
+            on_gpu = call.setdefault("device_id", default_device_id()) is not None
+            refuse_gpu_in_worker(on_gpu)
+        as_numpy = None if self._settings["sharding"] is not None else not on_gpu
+        config = IteratorConfig(**self._settings, as_numpy=as_numpy)
+        each, rows, _ = fed_pipelines(config, self.batch_size, call)
+        for name in each[0]:
+            call.pop(name, None)
+        return Decoder(
+            self._fn, config, call, each, rows, pull, self._on_error, self._spec, by_step
+        )
+
+
+class _DecodedDataset(grain.IterDataset):
+    """The batches that a `DALITransform` makes of its parent's records."""
+
+    def __init__(self, parent: grain.IterDataset, transform: DALITransform):
+        super().__init__(parent)
+        self._transform = transform
+
+    def __iter__(self) -> DecodedIterator:
+        seed = self._default_seed
+        return DecodedIterator(
+            self._parent.__iter__(), self._transform, DEFAULT_SEED if seed is None else int(seed)
+        )
+
+    @property
+    def _element_spec(self) -> Any:
+        iterator = self.__iter__()
+        batch = next(iterator)
+        iterator.close()
+        return element_spec(batch, not (self._transform.drop_remainder or self._transform.pad))
+
+    def __str__(self) -> str:
+        return f"DALITransform(batch_size={self._transform.batch_size})"
+
+
+class DecodedIterator(grain.DatasetIterator):
+    """Iterates over a dataset behind a `DALITransform`."""
+
+    def __init__(self, parent: grain.DatasetIterator, transform: DALITransform, seed: int):
+        super().__init__(parent)
+        self._transform = transform
+        self._rows = transform.local_rows()
+        self._decoder = transform.decoder(self._pull, seed)
+        self._pulled = 0  # number of records
+        self._start = (parent.get_state(), 0)
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        return self._decoder.next()
+
+    def _pull(self) -> Pulled:
+        """The records of the next batch."""
+        first = next(self._parent)
+        records = first if isinstance(first, list) else [first]
+        while not isinstance(first, list) and len(records) < self._rows:
+            try:
+                records.append(next(self._parent))
+            except StopIteration:
+                break
+        if len(records) > self._rows:
+            raise ValueError(
+                f"the parent gives lists of {len(records)} records, more than the {self._rows} of "
+                "a batch: batch the records by that number"
+            )
+        if len(records) < self._rows and self._transform.drop_remainder:
+            raise StopIteration
+        start, count = self._pulled, len(records)
+        self._pulled += count
+        pulled = Pulled(
+            records,
+            (self._parent.get_state(), self._pulled),
+            lambda row: f"record {start + min(row, count - 1)} of the stream",
+        )
+        return pulled.padded(self._rows) if self._transform.pad else pulled
+
+    @property
+    def errors(self) -> tuple[Any, ...]:
+        """The batches that were skipped, or that have masked records, in this process."""
+        return tuple(self._decoder.errors)
+
+    def get_state(self) -> dict[str, Any]:
+        """The parent's state at the last batch delivered, and the random state."""
+        place = self._decoder.place
+        parent, records = place.after or self._start
+        return {
+            "parent": parent,
+            "step": place.step,
+            "records": records,
+            "random": self._decoder.random_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where a state says.
+
+        Raises:
+            ValueError: If it is no state of such an iterator.
+        """
+        wanted = {"parent": object, "step": int, "records": int, "random": str}
+        if not isinstance(state, dict) or not all(
+            isinstance(state.get(k), t) for k, t in wanted.items()
+        ):
+            raise StateError(f"no state of a DALITransform: {str(state)[:80]}")
+        self._decoder.check(state["random"])
+        self._parent.set_state(state["parent"])
+        self._pulled = state["records"]
+        self._start = (state["parent"], state["records"])
+        self._decoder.restore(state["step"], self._start, state["random"])
+
+    def start_prefetch(self) -> None:
+        """Reads the first records, builds the pipelines and schedules runs."""
+        self._assert_not_closed()
+        super().start_prefetch()
+        with contextlib.suppress(StopIteration):
+            self._decoder.start().schedule()
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError."""
+        super().close()
+        self._decoder.close()
+
+    def __str__(self) -> str:
+        return "DALITransformIterator()"

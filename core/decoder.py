@@ -1,0 +1,349 @@
+"""Records in, batches out: pipelines that are fed, one for each data shard of this process."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from nvidia.dali import fn
+
+from . import randomness
+from .arrays import dali_type
+from .batches import Batch, BatchMaker, choose_layout
+from .config import IteratorConfig
+from .pipelines import FunctionSource, check_resumable, function_parameters
+from .placement import GlobalLayout
+from .position import FailedBatch
+from .records import Schema, described, learn, stacked
+from .runner import Outputs, Runner, SourceEnded, SourceError
+from .tape import Place, Pulled, RecordError, Tape, no_more
+
+_log = logging.getLogger("dalijax")
+ON_ERROR = ("raise", "skip", "mask")
+
+
+def _drop(outputs: Sequence[Outputs]) -> Batch:
+    return {}
+
+
+class Decoder:
+    """Feeds batches of records to pipelines and gives what they make of them.
+
+    Args:
+        pipeline_fn: The function of the graph; see `dalijax.core.records.learn`.
+        config: The iterator's arguments; ``mask`` adds the rows that are valid.
+        call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
+        each: What differs between the pipelines (device_id, seed).
+        rows: Rows of each pipeline's batch.
+        pull: Gives the records of the next batch, in the rows of all pipelines together;
+            raises StopIteration at the end.
+        on_error: What becomes of records that DALI can't decode: "raise", "skip" (the whole
+            batch) or "mask" (a neighbour stands for them, masked out).
+        spec: What a record looks like, where the first one doesn't say it.
+        by_step: Whether the random state follows from the step alone, for whole batches.
+
+    Attributes:
+        place: Where the consumer stands; replaced as a whole, so that any thread may read it.
+        errors: The batches that were skipped, and those with masked records.
+    """
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        config: IteratorConfig,
+        call: Mapping[str, Any],
+        each: Sequence[Mapping[str, Any]],
+        rows: int,
+        pull: Callable[[], Pulled],
+        on_error: str = "raise",
+        spec: Any = None,
+        by_step: bool = False,
+    ):
+        if getattr(pipeline_fn, "_is_pipeline_def", False):
+            raise TypeError(
+                f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
+                "pass the plain function, whose parameters are fed"
+            )
+        if on_error not in ON_ERROR:
+            raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
+        if on_error == "mask" and config.mask is None:
+            raise ValueError(
+                "on_error='mask' needs a mask to say which records are bad: pad='mask'"
+            )
+        self.place = Place()
+        self.errors: list[FailedBatch] = []
+        self._fn = pipeline_fn
+        own = function_parameters(pipeline_fn)
+        self._given = {k: v for k, v in call.items() if k in own}
+        self._options = {k: v for k, v in call.items() if k not in own}
+        self._each = [dict(one) for one in each]
+        self._rows = rows
+        self._on_error = on_error
+        self._spec = spec
+        self._by_step = by_step
+        self._layout = choose_layout(config)
+        self._make = BatchMaker(config, self._layout)
+        self._schema: Schema | None = None
+        self._tape = Tape(pull, len(self._each))
+        self._source = self._source_over(self._tape, self._each)
+        self._runner: Runner | None = None
+        self._first: tuple[bytes, ...] = ()
+        self._begin: tuple[bytes, ...] = ()  # where the pipelines stood when they were built
+        self._wanted = ""  # the random state to start from, as text
+        self._spare: Any = None
+
+    # The pipelines
+
+    def _source_over(
+        self, tape: Tape, each: Sequence[Mapping[str, Any]], **options: Any
+    ) -> FunctionSource:
+        """Pipelines that read along a tape."""
+        graph = functools.partial(_graph, self, tape)
+        made = [{**one, "lane": lane} for lane, one in enumerate(each)]
+        return FunctionSource(graph, (), {**self._options, **options}, made)
+
+    def start(self) -> Runner:
+        """The running pipelines, built to stand at the place where there are none.
+
+        Raises:
+            StopIteration: If there is no batch: the first one says the records' dtypes.
+            StateError: If the place is of other pipelines.
+        """
+        if self._runner is None:
+            if self._schema is None:
+                first = self._tape.first().records[0]
+                self._schema = learn(first, self._fn, self._given, self._spec)
+            runner = self._stand(None)
+            self._first = runner.checkpoints() or ()
+            marks = self.place.marks or self._start_marks()
+            if marks and marks != self._first:
+                runner = self._stand(marks)
+            self._begin = marks
+            return runner
+        return self._runner
+
+    @property
+    def _here(self) -> tuple[bytes, ...] | None:
+        """Where the pipelines must stand for the batch that is delivered next."""
+        return self.place.marks or self._begin or None
+
+    def _stand(self, marks: Sequence[bytes] | None) -> Runner:
+        """New pipelines that stand where checkpoints say, before the first batch of the tape."""
+        if self._runner is not None:
+            self._runner.close()
+        self._tape.rewind()
+        self._runner = Runner(self._source.build(marks))
+        return self._runner
+
+    def _start_marks(self) -> tuple[bytes, ...]:
+        """The checkpoints that the pipelines start from."""
+        if self._first and self._wanted:
+            return tuple(randomness.applied(self._wanted, self._first))
+        if self._by_step and self.place.step and self.stateful():
+            return self._marks_at(self.place.step)
+        return self._first
+
+    def _marks_at(self, step: int) -> tuple[bytes, ...]:
+        """The checkpoints after so many whole batches, told by those of the first two."""
+        lanes = len(self._each)
+        sample = self._tape.first().padded(self._rows * lanes)
+        sample = sample.without(self._undecodable(sample), sample.records[0])
+        runner = Runner(self._source_over(Tape(no_more, lanes, [sample] * 2), self._each).build())
+        try:
+            told = [runner.checkpoints() or ()]
+            for _ in range(2):
+                runner.take(_drop)
+                told.append(runner.checkpoints() or ())
+        finally:
+            runner.close()
+        return tuple(randomness.after(step, *own) for own in zip(*told, strict=True))
+
+    def _inputs(self, tape: Tape, lane: int) -> list[list[np.ndarray]]:
+        """What DALI is given next for one pipeline."""
+        schema, records = self._schema, tape.read(lane).records
+        if len(self._each) > 1 and len(records) > self._rows:
+            records = records[lane * self._rows : (lane + 1) * self._rows]
+        return schema.inputs(records) if schema else []
+
+    # Batches
+
+    def next(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            StopIteration: At the end.
+            RecordError: If DALI can't decode a record; the next call gives the next batch.
+            Exception: What ``pull`` raised.
+        """
+        while True:
+            runner = self.start()
+            try:
+                batch = runner.take(self._convert)
+            except SourceEnded:
+                raise StopIteration from None
+            except SourceError as error:
+                self._stand(self._here)
+                raise error.__cause__ or error from None
+            except RuntimeError as error:
+                repaired = self._failed(error)
+                if repaired is None:
+                    continue
+                return repaired
+            except Exception:  # no array can be made of it: it is behind us
+                self._delivered()
+                raise
+            except BaseException:  # Ctrl-C, say: it is still the next one
+                self._stand(self._here)
+                raise
+            self._delivered()
+            return batch
+
+    def _delivered(self) -> None:
+        """The first batch of the tape is behind the consumer."""
+        pulled = self._tape.batches[0]
+        self._tape.forget_first()
+        if pulled.valid is None or pulled.valid[0]:
+            self._spare = pulled.records[0]
+        marks = self._runner.checkpoints() if self._runner else None
+        self.place = Place(self.place.step + 1, pulled.after, marks)
+
+    def _convert(self, outputs: Sequence[Outputs]) -> Batch:
+        pulled, runner = self._tape.batches[0], self._runner
+        lengths = [len(own[0]) for own in outputs]
+        valid = np.ones(sum(lengths), bool) if pulled.valid is None else pulled.valid
+        masks = np.split(valid, np.cumsum(lengths)[:-1])
+        batch = self._make(outputs, masks, not (runner and runner.dynamic))
+        for name in self._schema.passed if self._schema else ():
+            if name in batch:
+                raise ValueError(
+                    f"the record's key {name!r} passes the graph by, and an output or the mask "
+                    "has that name, too: name the output otherwise"
+                )
+            values = stacked([record[name] for record in pulled.records], name)
+            batch[name] = self._placed(name, values, lengths)
+        return batch
+
+    def _placed(self, name: str, values: Any, lengths: Sequence[int]) -> Any:
+        """What passed the graph by, beside its outputs; text and dicts stay on the host."""
+        numeric = isinstance(values, np.ndarray) and not values.dtype.hasobject
+        if not numeric or not isinstance(self._layout, GlobalLayout):
+            return values
+        return self._layout.place_mask(name, np.split(values, np.cumsum(lengths)[:-1]))
+
+    # Records that DALI can't decode
+
+    def _failed(self, error: RuntimeError) -> Batch | None:
+        """Goes on behind a batch that failed; what is delivered of it, if anything."""
+        pulled = self._tape.batches[0]
+        bad = self._undecodable(pulled)
+        what = "; ".join(f"{pulled.name(i)} ({described(pulled.records[i])})" for i in bad[:5])
+        text = f"DALI can't decode {what}" if bad else f"batch {self.place.step} failed"
+        text += f"{' and more' if len(bad) > 5 else ''}. DALI says: {error}"
+        masks = self._on_error == "mask"
+        batch = None
+        if bad and (len(bad) < len(pulled.records) or self._spare is not None):
+            # Run it without them, so that the random state moves on as by any other batch.
+            self._tape.batches[0] = pulled.without(bad, self._spare)
+            batch = self._stand(self._here).take(self._convert if masks else _drop)
+            self._delivered()
+        else:
+            self._tape.forget_first()
+            marks = None if self._by_step else self._here
+            self.place = Place(self.place.step + 1, pulled.after, marks)
+            self._stop()
+        if self._on_error == "raise":
+            raise RecordError(text) from error
+        self.errors.append(FailedBatch(0, self.place.step - 1, text))
+        _log.warning("%s: %s", "masked" if batch and masks else "skipped", text)
+        return batch if masks else None
+
+    def _undecodable(self, pulled: Pulled) -> list[int]:
+        """The rows that fail by themselves, found by halving."""
+        rows = range(len(pulled.records))
+        todo = [list(rows[i : i + self._rows]) for i in range(0, len(rows), self._rows)]
+        bad: list[int] = []
+        while todo:
+            own = todo.pop(0)
+            if self._decodes([pulled.records[i] for i in own]):
+                continue
+            if len(own) == 1:
+                bad += own
+            else:
+                todo += [own[: len(own) // 2], own[len(own) // 2 :]]
+        return sorted(bad)
+
+    def _decodes(self, records: Sequence[Any]) -> bool:
+        """Whether a fresh pipeline runs these records."""
+        tape = Tape(no_more, 1, [Pulled(records, None, str)])
+        source = self._source_over(tape, self._each[:1], prefetch_queue_depth=1)
+        runner = Runner(source.build())
+        try:
+            runner.take(_drop)
+        except RuntimeError:
+            return False
+        finally:
+            runner.close()
+        return True
+
+    # State and lifecycle
+
+    def random_state(self) -> str:
+        """The random state at the place as a short text; "" before the pipelines were built.
+
+        Raises:
+            StateError: If the graph can't be resumed: the message says why.
+        """
+        check_resumable(self._source)
+        marks = self.place.marks
+        return self._wanted if not marks else randomness.difference(marks, self._first)
+
+    def stateful(self) -> list[str]:
+        """Names of the operators that have a state, once the pipelines were built."""
+        return sorted({name for one in self._first for name in randomness.stateful_operators(one)})
+
+    def check(self, random_state: str) -> None:
+        """Raises StateError where a random state is known to be of other pipelines."""
+        if random_state and self._first:
+            randomness.applied(random_state, self._first)
+
+    def restore(self, step: int, after: Any, random_state: str = "") -> None:
+        """Goes on behind a batch; the pipelines are built when they are next used."""
+        self._stop()
+        self._tape.batches.clear()
+        self._wanted = random_state
+        self.place = Place(step, after)
+
+    def again(self) -> None:
+        """Goes on after ``pull`` had no batch, where it may have one now."""
+        if self._runner is not None:
+            self._runner.restart()
+
+    def _stop(self) -> None:
+        """Frees the pipelines; the next use builds them again, at the place."""
+        self._tape.rewind()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+    def close(self) -> None:
+        """Frees the pipelines and what was pulled."""
+        self._stop()
+        self._tape.batches.clear()
+
+
+def _graph(decoder: Decoder, tape: Tape, lane: int = 0) -> Any:
+    """The graph of one pipeline: the caller's function over what its tape feeds."""
+    schema = decoder._schema
+    columns = schema.columns if schema else ()
+    nodes: Any = fn.external_source(
+        source=lambda index: decoder._inputs(tape, lane),
+        num_outputs=len(columns),
+        dtype=[dali_type(column.dtype) for column in columns],
+        ndim=[column.ndim for column in columns],
+        batch=True,
+    )
+    args, kwargs = schema.arguments(nodes) if schema else ([], {})
+    return decoder._fn(*args, **kwargs, **decoder._given)

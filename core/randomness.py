@@ -1,0 +1,90 @@
+"""The random state of pipelines: kept short, and known at any step without running to it.
+
+DALI's random operators count the samples that they drew for (a Philox generator: a key, a
+sequence number, an offset), and its checkpoints hold these counts as hexadecimal text. So a
+checkpoint differs little from the first one of its pipeline; and where each run counts on by
+the same number, the checkpoint after any number of runs follows from the first three.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from collections.abc import Sequence
+
+from .fingerprint import StateError, wire_fields
+from .state import inflate
+
+_NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
+_ITER = re.compile(rb'("iter": )(\d+)')
+
+
+def stateful_operators(checkpoint: bytes) -> list[str]:
+    """Names of the operators that have a state in a pipeline's checkpoint."""
+    names = []
+    for number, content in wire_fields(checkpoint):
+        if number == 1:
+            fields = dict(wire_fields(content))
+            if fields.get(2):
+                names.append(fields[1].decode())
+    return names
+
+
+def difference(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
+    """Checkpoints of pipelines as a short text, given those of their start."""
+    deflate = zlib.compressobj(9, zdict=b"".join(first))
+    data = b"".join(len(one).to_bytes(4, "big") + one for one in checkpoints)
+    return base64.b85encode(deflate.compress(data) + deflate.flush()).decode()
+
+
+def applied(text: str, first: Sequence[bytes]) -> list[bytes]:
+    """The checkpoints that `difference` made a text of.
+
+    Raises:
+        StateError: If it was made of other pipelines.
+    """
+    try:
+        data = inflate(base64.b85decode(text), b"".join(first))
+    except ValueError as error:
+        raise StateError(
+            "the state was saved by another graph, seed or number of shards, so that its random "
+            f"numbers can't go on ({error}). Make the transform as it was"
+        ) from None
+    made, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        made.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    if len(made) != len(first):
+        raise StateError(f"the state has {len(made)} pipelines, not {len(first)}")
+    return made
+
+
+def after(runs: int, zero: bytes, one: bytes, two: bytes) -> bytes:
+    """The checkpoint of a pipeline after so many runs of whole batches.
+
+    Args:
+        runs: Number of runs from the start.
+        zero, one, two: Its checkpoints at the start, and after one and two runs.
+
+    Raises:
+        StateError: If the operators' states are not known to advance evenly.
+    """
+    parts = [_NUMBER.split(own) for own in (zero, one, two)]
+    rest = [[_ITER.sub(rb"\1", part) for part in own] for own in parts]
+    numbers = [[int(n, 16) for n in _NUMBER.findall(own)] for own in (zero, one, two)]
+    steps = [b - a for a, b in zip(numbers[0], numbers[1])]
+    if (
+        not rest[0] == rest[1] == rest[2]
+        or steps != [b - a for a, b in zip(numbers[1], numbers[2])]
+        or any(step < 0 for step in steps)
+    ):
+        raise StateError(
+            "a random operator's state after so many batches can't be told, so that the loader "
+            "can't go on there. Draw its numbers for each record (RandomInputs) and hand them "
+            "to the graph"
+        )
+    # The count of runs stays at 0: nothing of a pipeline that is fed depends on it.
+    texts = [b"%016X" % (n + runs * step) for n, step in zip(numbers[0], steps)]
+    return b"".join(piece for pair in zip(parts[0], [*texts, b""]) for piece in pair)

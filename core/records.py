@@ -1,0 +1,222 @@
+"""Records: what a graph takes of them, as which arrays, and what passes it by.
+
+A record is bytes, a str, a number, an array, or a dict of these, which may be nested. Everything
+here is pure; `dalijax.core.decoder` feeds what this makes to pipelines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One array of each record: an input of the graph.
+
+    Attributes:
+        path: The keys that lead to it.
+        dtype: Its dtype; text and bytes are uint8.
+        ndim: Its number of dimensions.
+    """
+
+    path: tuple[str, ...]
+    dtype: np.dtype[Any]
+    ndim: int
+
+
+def leaf(value: Any) -> np.ndarray:
+    """A record's value as an array: bytes, and text as UTF-8, are uint8 of shape [length].
+
+    Raises:
+        TypeError: If it is nothing that a pipeline takes.
+    """
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
+        value = value.item()  # how bytes with trailing NULs pass through NumPy
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return np.frombuffer(bytes(value), np.uint8) if len(value) else np.zeros(0, np.uint8)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{value!r:.60} (dtype {array.dtype}) is nothing that a pipeline takes: give it bytes, "
+            "text, numbers or arrays of them, or leave the key to pass it by"
+        )
+    return array
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, Mapping):
+        return [one for key in value for one in _leaves(value[key], (*path, str(key)))]
+    return [(path, value)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """How the records of a stream become the inputs of a graph.
+
+    Attributes:
+        columns: The inputs in order.
+        taken: The record's keys that the graph takes as arguments; None where it takes the
+            whole record as its only argument.
+        passed: The record's other keys.
+    """
+
+    columns: tuple[Column, ...]
+    taken: tuple[str, ...] | None
+    passed: tuple[str, ...]
+
+    def arguments(self, nodes: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments of the graph's function, of one node a column."""
+        tree: dict[str, Any] = {}
+        for column, node in zip(self.columns, nodes, strict=True):
+            if not column.path:
+                return [node], {}
+            at = tree
+            for key in column.path[:-1]:
+                at = at.setdefault(key, {})
+            at[column.path[-1]] = node
+        return ([tree], {}) if self.taken is None else ([], tree)
+
+    def inputs(self, records: Sequence[Any]) -> list[list[np.ndarray]]:
+        """For each column the arrays of the records.
+
+        Raises:
+            ValueError: If a record has other keys, or an array of another dtype or number of
+                dimensions; the message names the record's place in the batch.
+        """
+        made: list[list[np.ndarray]] = [[] for _ in self.columns]
+        for place, record in enumerate(records):
+            for own, column in zip(made, self.columns):
+                own.append(self._array(record, column, place))
+        return made
+
+    @staticmethod
+    def _array(record: Any, column: Column, place: int) -> np.ndarray:
+        value = record
+        for key in column.path:
+            if not isinstance(value, Mapping) or key not in value:
+                raise ValueError(
+                    f"record {place} of the batch has no {'/'.join(column.path)!r}, which the "
+                    f"first record had: it is {record!r:.80}"
+                )
+            value = value[key]
+        array = leaf(value)
+        if array.dtype != column.dtype or array.ndim != column.ndim:
+            raise ValueError(
+                f"{'/'.join(column.path) or 'the record'} is {array.dtype} of {array.ndim} "
+                f"dimensions in record {place} of the batch, and {column.dtype} of {column.ndim} "
+                "in the first one: make them alike, or pass element_spec"
+            )
+        return array
+
+
+def learn(
+    record: Any, pipeline_fn: Callable[..., Any], given: Mapping[str, Any], spec: Any = None
+) -> Schema:
+    """The schema of a stream, by its first record.
+
+    Args:
+        record: The first record.
+        pipeline_fn: The graph's function: its parameters are the record's keys, or its only
+            parameter that is not given is the record.
+        given: Arguments that the caller gave it.
+        spec: What the record looks like instead: of its structure, with objects that have
+            ``shape`` and ``dtype``.
+
+    Raises:
+        TypeError: If the function can't be called with such records.
+    """
+    name = getattr(pipeline_fn, "__name__", repr(pipeline_fn))
+    parameters = {k: p for k, p in inspect.signature(pipeline_fn).parameters.items()}
+    open_ = [k for k in parameters if k not in given]
+    like = record if spec is None else spec
+    taken: tuple[str, ...] | None = None
+    passed: tuple[str, ...] = ()
+    needed = [k for k in open_ if parameters[k].default is inspect.Parameter.empty]
+    if isinstance(like, Mapping):
+        both = sorted(k for k in like if k in given and k in parameters)
+        if both:
+            raise TypeError(f"{name}() is given {both}, and the records have such keys, too")
+        taken = tuple(k for k in like if k in open_)
+        missing = [k for k in needed if k not in taken]
+        if not taken and len(needed) == 1:
+            taken, missing = None, []
+        if missing or taken == ():
+            raise TypeError(
+                f"{name}() needs {missing or 'at least one'} of the record's keys, which are "
+                f"{sorted(like)}: name its parameters like them, or give it one parameter for "
+                "the whole record"
+            )
+        if taken is not None:
+            passed = tuple(k for k in like if k not in taken)
+    elif len(needed or open_) != 1:
+        raise TypeError(
+            f"{name}() must have one parameter for records that are no dicts, but its open ones "
+            f"are {open_}"
+        )
+    columns = [
+        _column(path, value, spec is not None)
+        for path, value in _leaves(like, ())
+        if taken is None or path[0] in taken
+    ]
+    return Schema(tuple(columns), taken, passed)
+
+
+def _column(path: tuple[str, ...], value: Any, described: bool) -> Column:
+    if described and hasattr(value, "shape") and hasattr(value, "dtype"):
+        return Column(path, np.dtype(value.dtype), len(value.shape))
+    array = leaf(value)
+    return Column(path, array.dtype, array.ndim)
+
+
+def stacked(values: Sequence[Any], name: str) -> Any:
+    """What passes a graph by, batched: [batch, ...], a dict of these, or an object array.
+
+    Bytes and texts become an object array of shape [batch], which keeps trailing NULs.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {k: stacked([v[k] for v in values], f"{name}/{k}") for k in first}
+    if isinstance(first, (str, bytes, bytearray, memoryview)) or (
+        isinstance(first, np.ndarray) and first.dtype == object
+    ):
+        made = np.empty(len(values), object)
+        for i, value in enumerate(values):
+            made[i] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
+        return made
+    arrays = [np.asarray(value) for value in values]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{name!r} passes the graph by and has several shapes, {sorted(shapes)[:4]}: make "
+            "them alike, leave the key out of the records, or have the graph take it"
+        )
+    return np.stack(arrays)
+
+
+def described(record: Any) -> str:
+    """A record in a few words for an error: its texts and numbers, and the first bytes."""
+    parts = []
+    for path, value in _leaves(record, ()):
+        label = "/".join(path)
+        if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            parts.append(f"{label or 'bytes'} of {len(value)} bytes, first {bytes(value[:12])!r}")
+        elif isinstance(value, (str, int, float, np.generic)):
+            parts.append(f"{label or 'value'} {value!r:.80}")
+        elif isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+            head = value[:12].tobytes()
+            parts.append(f"{label or 'bytes'} of {value.size} bytes, first {head!r}")
+        else:
+            parts.append(f"{label or 'array'} of shape {np.shape(value)}")
+    return "; ".join(parts)

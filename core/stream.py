@@ -1,0 +1,114 @@
+"""A stream of batches over several epochs, for those who know no epochs of an iterator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from .batches import Batch
+from .iterator import BatchIterator
+
+
+class BatchStream:
+    """The batches of some epochs, one epoch after the other, and then the end.
+
+    Args:
+        iterator: A fresh iterator without auto_reset, with an epoch's end that is known
+            (a reader, or size); it may be lazy. It belongs to the stream from now on.
+        num_epochs: Number of epochs; None for no end.
+
+    Raises:
+        ValueError: If num_epochs is less than 1.
+    """
+
+    def __init__(self, iterator: BatchIterator, num_epochs: int | None):
+        if num_epochs is not None and num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1, or None for no end, not {num_epochs}")
+        self.iterator = iterator
+        self.num_epochs = num_epochs
+        self._start = iterator.get_state()
+
+    def __iter__(self) -> BatchStream:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            StopIteration: After the last epoch, on each call.
+            ValueError: If the stream has no end and its epochs have no batch.
+            Exception: What `BatchIterator.__next__` raises.
+        """
+        while True:
+            try:
+                return next(self.iterator)
+            except StopIteration:
+                if not self._go_on():
+                    raise
+
+    def peek(self) -> Batch:
+        """The batch that ``next()`` will deliver, which stays the next one.
+
+        Raises:
+            StopIteration: After the last epoch.
+            Exception: What ``next()`` would raise.
+        """
+        while True:
+            try:
+                return self.iterator.peek()
+            except StopIteration:
+                if not self._go_on():
+                    raise
+
+    def _go_on(self) -> bool:
+        """Starts the next epoch, where there is one."""
+        if self.num_epochs is not None and self.iterator.epoch >= self.num_epochs - 1:
+            return False
+        if self.num_epochs is None and len(self.iterator) == 0:
+            raise ValueError(
+                f"no epoch has a batch: batch_size {self.iterator.batch_size} is more than the "
+                f"{self.iterator.size} samples of an epoch, and the rest is dropped. Use a "
+                "smaller batch, or keep the rest"
+            )
+        self.iterator.reset()
+        return True
+
+    def __len__(self) -> int:
+        """Number of batches of the whole stream, from its start.
+
+        Raises:
+            TypeError: If it has no end.
+        """
+        if self.num_epochs is None:
+            raise TypeError("the stream has no end: it has no length. Pass num_epochs")
+        return sum(self.iterator.epoch_lengths(self.num_epochs))
+
+    @property
+    def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array; see `BatchIterator.element_spec`."""
+        return self.iterator.element_spec
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the consumer stands; see `BatchIterator.get_state`."""
+        return self.iterator.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where a state says; see `BatchIterator.set_state`."""
+        self.iterator.set_state(state)
+
+    def reset(self) -> None:
+        """Goes back to the start of the first epoch.
+
+        Raises:
+            ValueError: If the pipelines can't be resumed: the message says why.
+        """
+        self.iterator.set_state(self._start)
+
+    def start_prefetch(self) -> None:
+        """Builds the pipelines and schedules runs; waits for none."""
+        self.iterator.start_prefetch()
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError."""
+        self.iterator.close()

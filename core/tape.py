@@ -1,0 +1,110 @@
+"""Batches of records on their way into pipelines, and where their consumer stands."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class RecordError(RuntimeError):
+    """Records that DALI can't decode; the batch is behind the iterator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """The records of one batch.
+
+    Attributes:
+        records: One for each row.
+        after: What the feeder wants to know of the position behind them.
+        name: What the record of a row is called in errors, e.g. its index and key.
+        valid: Which rows are no padding; None for all.
+    """
+
+    records: Sequence[Any]
+    after: Any
+    name: Callable[[int], str]
+    valid: np.ndarray | None = None
+
+    def padded(self, rows: int) -> Pulled:
+        """With its last record repeated up to so many rows."""
+        missing = rows - len(self.records)
+        if missing <= 0:
+            return self
+        return dataclasses.replace(
+            self,
+            records=[*self.records, *[self.records[-1]] * missing],
+            valid=np.arange(rows) < len(self.records),
+        )
+
+    def without(self, bad: Sequence[int], spare: Any) -> Pulled:
+        """With another record, not valid, in place of the bad ones."""
+        records = list(self.records)
+        valid = np.ones(len(records), bool) if self.valid is None else self.valid.copy()
+        good = [i for i in range(len(records)) if i not in set(bad)]
+        for i in bad:
+            records[i] = records[min(good, key=lambda k: abs(k - i))] if good else spare
+            valid[i] = False
+        return dataclasses.replace(self, records=records, valid=valid)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the consumer of a decoder stands.
+
+    Attributes:
+        step: Number of batches behind it.
+        after: What the last batch that was pulled for it says; None at the start.
+        marks: DALI's checkpoint of each pipeline; None before a batch was delivered.
+    """
+
+    step: int = 0
+    after: Any = None
+    marks: tuple[bytes, ...] | None = None
+
+
+class Tape:
+    """Batches that were pulled and are not behind the consumer; each pipeline reads along it.
+
+    Args:
+        pull: Gives the next batch; raises StopIteration at the end.
+        lanes: Number of pipelines.
+        batches: What it starts with.
+    """
+
+    def __init__(self, pull: Callable[[], Pulled], lanes: int, batches: Sequence[Pulled] = ()):
+        self.batches = collections.deque(batches)
+        self._pull = pull
+        self._at = [0] * lanes
+
+    def first(self) -> Pulled:
+        """The batch that is delivered next."""
+        if not self.batches:
+            self.batches.append(self._pull())
+        return self.batches[0]
+
+    def read(self, lane: int) -> Pulled:
+        """The batch that one pipeline is fed next."""
+        at = self._at[lane]
+        if at == len(self.batches):
+            self.batches.append(self._pull())
+        self._at[lane] += 1
+        return self.batches[at]
+
+    def forget_first(self) -> None:
+        """Drops the batch that was delivered."""
+        self.batches.popleft()
+        self._at = [at - 1 for at in self._at]
+
+    def rewind(self) -> None:
+        """Has all pipelines start over at the first batch."""
+        self._at = [0] * len(self._at)
+
+
+def no_more() -> Pulled:
+    """The ``pull`` of a tape that has an end."""
+    raise StopIteration
