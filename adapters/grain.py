@@ -19,6 +19,7 @@ import grain
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core import state as state_lib
+from ..core.config import Separate
 from ..core.decorator import IteratorFunction, data_iterator
 from ..core.fingerprint import StateError
 from ..core.pipelines import default_device_id, function_parameters
@@ -30,6 +31,10 @@ from .grain_records import DALITransform as DALITransform
 from .grain_records import check_policy, element_spec, refuse_gpu_in_worker
 
 __all__ = ["DALIBatch", "DALIDataLoader", "DALIIterDataset", "DALITransform", "RandomInputs"]
+
+
+# What the adapter says by itself.
+_SET_HERE = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "separate"}
 
 
 class DALIIterDataset(grain.IterDataset):
@@ -70,7 +75,6 @@ class DALIIterDataset(grain.IterDataset):
         **call: Any,
     ):
         super().__init__()
-        check_policy(drop_remainder, pad, sharding)
         if num_epochs is not None and num_epochs < 1:
             raise ValueError(f"num_epochs must be at least 1, or None for no end, not {num_epochs}")
         if not isinstance(iterator_fn, IteratorFunction):
@@ -81,6 +85,16 @@ class DALIIterDataset(grain.IterDataset):
                     "dalijax.data_iterator, or pass output_map= and reader_name= here"
                 )
             iterator_fn = data_iterator(iterator_fn, **names)
+        set_here = sorted(_SET_HERE & set(call) - function_parameters(iterator_fn.pipeline_fn))
+        if set_here:
+            raise ValueError(
+                f"{set_here} are not for DALIIterDataset: drop_remainder, pad and num_epochs say "
+                "how an epoch ends, shard_options or sharding what is read"
+            )
+        if iterator_fn.config.devices is not None:
+            raise ValueError("devices= is pmap's layout, which Grain has not: pass sharding=")
+        sharding = iterator_fn.config.sharding if sharding is None else sharding
+        check_policy(drop_remainder, pad, sharding)
         policy = LastBatchPolicy.FILL if pad else LastBatchPolicy.PARTIAL
         options = shard_options or grain.sharding.NoSharding()
         if sharding is not None and options.shard_count > 1:
@@ -92,9 +106,10 @@ class DALIIterDataset(grain.IterDataset):
             auto_reset=False,
             last_batch_policy=LastBatchPolicy.DROP if drop_remainder else policy,
             mask="mask" if pad else None,
-            separate_epochs=True,
-            equal_shards=options.drop_remainder,
-            **({} if sharding is None else {"sharding": sharding}),
+            sharding=sharding,
+            separate=Separate(
+                num_epochs, options.shard_count if options.drop_remainder else 1, alone=True
+            ),
         )
         self._num_epochs = num_epochs
         self._shard = (options.shard_index, options.shard_count)

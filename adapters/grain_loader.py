@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -96,9 +97,13 @@ class DALIDataLoader:
                 "the last batch may have no record for a shard: pass drop_remainder=True, or "
                 "pad='mask'"
             )
-        call = {"seed": 0, **call}
-        if parts > 1:  # shards draw different numbers
-            call["seed"] = (call["seed"] or 0) + index
+        if parts > 1 and call.get("on_error") == "skip":
+            raise ValueError(
+                "on_error='skip' with several shards, one of which would then be a batch ahead of "
+                "the others: use 'mask'"
+            )
+        seed = call.get("seed") or 0
+        call["seed"] = seed + index  # shards draw different numbers
         self._transform = DALITransform(
             pipeline_fn,
             batch_size=batch_size // parts,
@@ -129,12 +134,18 @@ class DALIDataLoader:
         self.other_randomness = other_randomness
         self.described = {
             "batch_size": batch_size,
-            "sampler": repr(sampler),
+            "sampler": _short(repr(sampler)),
             "data_source": _short(repr(data_source)),
+            "seed": seed,
         }
 
     def __iter__(self) -> DALIDataLoaderIterator:
         return DALIDataLoaderIterator(self, self._transform)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of global batches."""
+        return len(self._steps)
 
     def records(self, step: int) -> grain.DatasetIterator:
         """The records of the batches from a step on."""
@@ -147,9 +158,13 @@ class DALIDataLoader:
 
 
 def _short(text: str) -> str:
-    if len(text) <= 200:
-        return text
-    return f"{text[:180]}... #{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    """What Python says of an object, without the address that is another one in each process."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)
+    return text if len(text) <= 200 else f"{text[:180]}... #{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class _Steps(grain.MapDataset):
@@ -202,6 +217,11 @@ class _Steps(grain.MapDataset):
             for operation in self._operations:
                 if isinstance(operation, grain.transforms.Map):
                     record = operation.map(record)
+                elif one.rng is None:
+                    raise ValueError(
+                        f"{operation!r} draws random numbers, and the sampler has no seed: pass "
+                        "seed= to the sampler"
+                    )
                 else:
                     record = operation.random_map(record, one.rng)
             rows.append((one.index, one.record_key, record))
@@ -217,15 +237,29 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         self._records: grain.DatasetIterator | None = None
         self._decoder = transform.decoder(self._pull, 0, by_step=True)
         self._drawing = -1  # whether the graph has random operators, once that is known
+        self._graph = ""  # a digest of its operators, once they are known
 
     def __next__(self) -> Any:
         self._assert_not_closed()
+        if self._graph and not self._decoder.operators:  # restored, and not built until now
+            self._decoder.start()
+            now = _digest(" ".join(self._decoder.operators))
+            if now != self._graph:
+                self._decoder.restore(self._decoder.place.step, None)
+                raise StateError.of_other_data([f"graph: {self._graph} -> {now}"])
         return self._decoder.next()
 
     def _pull(self) -> Pulled:
         if self._records is None:
-            self._records = self._loader.records(self._decoder.place.step)
-        rows, valid = next(self._records)
+            ahead = self._decoder.pulled_ahead
+            self._records = self._loader.records(self._decoder.place.step + ahead)
+        try:
+            rows, valid = next(self._records)
+        except StopIteration:
+            raise
+        except BaseException:  # Grain's reader goes on behind what failed: read it again
+            self._stop()
+            raise
         mask = None if all(valid[: len(rows)]) else np.array(valid)
         return Pulled(
             [record for _, _, record in rows],
@@ -241,12 +275,16 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
 
     def get_state(self) -> dict[str, Any]:
         """The global step, and what says that the data is the same; for any process."""
-        if self._decoder.place.marks is not None:
+        step = self._decoder.place.step
+        # The first state stays what it was before the pipelines were built.
+        if step and self._decoder.operators:
             self._drawing = int(bool(self._decoder.stateful()))
+            self._graph = _digest(" ".join(self._decoder.operators))
         return {
             "version": 1,
-            "step": self._decoder.place.step,
+            "step": step,
             "random": self._drawing,
+            "graph": self._graph,
             "shards": self._loader.num_shards,
             **self._loader.described,
         }
@@ -268,8 +306,15 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             for k in ("version", *self._loader.described)
             if state[k] != now[k]
         ]
+        if state["graph"] and now["graph"] not in ("", state["graph"]):
+            lines.append(f"graph: {state['graph']} -> {now['graph']}")
         if lines:
             raise StateError.of_other_data(lines)
+        if not 0 <= state["step"] <= self._loader.num_steps:
+            raise StateError(
+                f"the state is at step {state['step']}, which is none of the loader's "
+                f"{self._loader.num_steps}: it was changed after get_state()"
+            )
         moved = state["shards"] != now["shards"] and not self._loader.other_randomness
         if moved and state["random"] == 1:
             raise StateError(
@@ -278,7 +323,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
                 "record (RandomInputs), or pass other_randomness=True to go on all the same"
             )
         self._stop()
-        self._drawing = state["random"]
+        self._drawing, self._graph = state["random"], state["graph"]
         self._decoder.restore(state["step"], None)
 
     def start_prefetch(self) -> None:

@@ -197,21 +197,24 @@ class DecodedIterator(grain.DatasetIterator):
         self._rows = transform.local_rows()
         self._decoder = transform.decoder(self._pull, seed)
         self._pulled = 0  # number of records
-        self._start = (parent.get_state(), 0)
+        self._read = parent.get_state()  # behind what was pulled
+        self._start = (self._read, 0)
 
     def __next__(self) -> Any:
         self._assert_not_closed()
         return self._decoder.next()
 
     def _pull(self) -> Pulled:
-        """The records of the next batch."""
-        first = next(self._parent)
-        records = first if isinstance(first, list) else [first]
-        while not isinstance(first, list) and len(records) < self._rows:
-            try:
-                records.append(next(self._parent))
-            except StopIteration:
-                break
+        """The records of the next batch, which stay the next ones where reading them fails."""
+        before = self._read
+        try:
+            records = self._gathered()
+        except StopIteration:
+            raise
+        except BaseException:  # some were read, and Grain's reader goes on behind what failed
+            self._parent.set_state(before)
+            raise
+        self._read = self._parent.get_state()
         if len(records) > self._rows:
             raise ValueError(
                 f"the parent gives lists of {len(records)} records, more than the {self._rows} of "
@@ -223,10 +226,25 @@ class DecodedIterator(grain.DatasetIterator):
         self._pulled += count
         pulled = Pulled(
             records,
-            (self._parent.get_state(), self._pulled),
+            (self._read, self._pulled),
             lambda row: f"record {start + min(row, count - 1)} of the stream",
         )
         return pulled.padded(self._rows) if self._transform.pad else pulled
+
+    def _gathered(self) -> list[Any]:
+        """Records of the parent up to a batch, or one list of it."""
+        records: list[Any] = []
+        while len(records) < self._rows:
+            try:
+                one = next(self._parent)
+            except StopIteration:
+                if not records:
+                    raise
+                break
+            if isinstance(one, list) and not records:
+                return one
+            records.append(one)
+        return records
 
     @property
     def errors(self) -> tuple[Any, ...]:
@@ -257,6 +275,7 @@ class DecodedIterator(grain.DatasetIterator):
             raise StateError(f"no state of a DALITransform: {str(state)[:80]}")
         self._decoder.check(state["random"])
         self._parent.set_state(state["parent"])
+        self._read = state["parent"]
         self._pulled = state["records"]
         self._start = (state["parent"], state["records"])
         self._decoder.restore(state["step"], self._start, state["random"])

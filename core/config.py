@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax.sharding import Sharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from .epochs import EpochPlan
 
 _AUTO_RESET = {"no": False, "yes": True}
 
@@ -17,6 +20,62 @@ def _parse_auto_reset(value: object) -> bool:
     if isinstance(value, str) and value.lower() in _AUTO_RESET:
         return _AUTO_RESET[value.lower()]
     raise ValueError(f"auto_reset must be 'yes', 'no', True, False or None, not {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Separate:
+    """That each epoch is batched by itself and each shard keeps its samples.
+
+    Everyone but DALI has it so; DALI's readers run on into the next epoch and shard unless told
+    otherwise.
+
+    Attributes:
+        num_epochs: Number of epochs that will be read; None for no end.
+        equal_shards: A number of shards that must divide the samples.
+        alone: Whether each shard may have its own number of batches, where nothing is placed
+            over several of them.
+    """
+
+    num_epochs: int | None = 1
+    equal_shards: int = 1
+    alone: bool = False
+
+    def check(self, reader: str, plan: EpochPlan | None) -> None:
+        """Checks a reader's epochs.
+
+        Args:
+            reader: Its name.
+            plan: Its epochs.
+
+        Raises:
+            ValueError: If its epochs run into one another, its shards rotate, or are unequal.
+        """
+        told = f"reader {reader!r}" if reader else "the source"
+        if plan is None:
+            raise ValueError(
+                "nothing says where an epoch ends: pass reader_name (or size) beside output_map"
+            )
+        samples, shards, batch = plan.num_samples, plan.num_shards, plan.batch_size
+        sizes = {plan.shard_size(shard) for shard in range(shards)}
+        drops = plan.policy is LastBatchPolicy.DROP
+        fits = self.num_epochs == 1 or all(size % batch == 0 for size in sizes)
+        if not plan.padded and not (drops and fits):
+            raise ValueError(
+                f"{told} runs on into the next epoch to fill an epoch's last batch: pass "
+                "pad_last_batch=True to it, which only fills up what is then masked, cut off or "
+                "dropped"
+            )
+        if samples % self.equal_shards:
+            raise ValueError(
+                f"{self.equal_shards} shards do not divide the {samples} samples of {told}, and "
+                "DALI leaves out none of them to make the shards equal: leave drop_remainder out "
+                "of the shard options, or use another number of files"
+            )
+        if shards > 1 and not plan.stick:
+            raise ValueError(
+                f"{told} gives each of {shards} shards other samples in each epoch: pass "
+                "stick_to_shard=True to it"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +100,13 @@ class IteratorConfig:
     mask: str | None = None
     as_numpy: bool | None = None
     on_error: str = "raise"
-    # Whether each epoch must be batched by itself and each shard keep its samples, as everyone
-    # but DALI has it; no argument of DALI's, so only adapters set it.
-    separate_epochs: bool = False
-    # Whether shards of unequal sizes are refused there.
-    equal_shards: bool = False
+    separate: Separate | None = None  # no argument of DALI's: only adapters set it
+
+    @property
+    def over_processes(self) -> bool:
+        """Whether batches are placed over devices of several processes."""
+        given = self.sharding.values() if isinstance(self.sharding, Mapping) else [self.sharding]
+        return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in given)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -112,32 +173,3 @@ class IteratorConfig:
                     f"LastBatchPolicy.PARTIAL with {placed}: every shard must keep its shape. "
                     "Use LastBatchPolicy.FILL and mask='mask', which marks the padding"
                 )
-
-
-def check_separate(
-    config: IteratorConfig, samples: int, shards: int, padded: bool, stick: bool
-) -> None:
-    """Raises ValueError where epochs run into one another, or shards rotate."""
-    reader = f"reader {config.reader_name!r}" if config.reader_name else "the source"
-    drops = config.last_batch_policy is LastBatchPolicy.DROP
-    if samples < 0:
-        raise ValueError(
-            "nothing says where an epoch ends: pass reader_name (or size) to data_iterator"
-        )
-    if not padded and not drops:
-        raise ValueError(
-            f"{reader} runs on into the next epoch to fill an epoch's last batch: pass "
-            "pad_last_batch=True to it, which only fills up what is masked or cut off, or drop "
-            "the rest of each epoch"
-        )
-    if config.equal_shards and samples % shards:
-        raise ValueError(
-            f"{shards} shards do not divide the {samples} samples of {reader}, and DALI leaves out "
-            "none of them to make the shards equal: use drop_remainder of the batches instead, or "
-            "another number of files"
-        )
-    if shards > 1 and not stick:
-        raise ValueError(
-            f"{reader} gives each of {shards} shards other samples in each epoch: pass "
-            "stick_to_shard=True to it"
-        )

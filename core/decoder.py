@@ -19,10 +19,9 @@ from .placement import GlobalLayout
 from .position import FailedBatch
 from .records import Schema, described, learn, stacked
 from .runner import Outputs, Runner, SourceEnded, SourceError
-from .tape import Place, Pulled, RecordError, Tape, no_more
+from .tape import Place, Pulled, RecordError, Tape, check_fed, no_more
 
 _log = logging.getLogger("dalijax")
-ON_ERROR = ("raise", "skip", "mask")
 
 
 def _drop(outputs: Sequence[Outputs]) -> Batch:
@@ -62,17 +61,7 @@ class Decoder:
         spec: Any = None,
         by_step: bool = False,
     ):
-        if getattr(pipeline_fn, "_is_pipeline_def", False):
-            raise TypeError(
-                f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
-                "pass the plain function, whose parameters are fed"
-            )
-        if on_error not in ON_ERROR:
-            raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
-        if on_error == "mask" and config.mask is None:
-            raise ValueError(
-                "on_error='mask' needs a mask to say which records are bad: pad='mask'"
-            )
+        check_fed(pipeline_fn, config, on_error)
         self.place = Place()
         self.errors: list[FailedBatch] = []
         self._fn = pipeline_fn
@@ -300,9 +289,19 @@ class Decoder:
         marks = self.place.marks
         return self._wanted if not marks else randomness.difference(marks, self._first)
 
+    @property
+    def pulled_ahead(self) -> int:
+        """Number of batches that were pulled and are not behind the consumer."""
+        return len(self._tape.batches)
+
+    @property
+    def operators(self) -> dict[str, bool]:
+        """Whether each operator has a state, by its name; empty until there are pipelines."""
+        return randomness.operators(self._first[0]) if self._first else {}
+
     def stateful(self) -> list[str]:
         """Names of the operators that have a state, once the pipelines were built."""
-        return sorted({name for one in self._first for name in randomness.stateful_operators(one)})
+        return [name for name, has in self.operators.items() if has]
 
     def check(self, random_state: str) -> None:
         """Raises StateError where a random state is known to be of other pipelines."""

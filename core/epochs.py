@@ -37,6 +37,8 @@ class EpochPlan:
         padded: Whether the reader repeats a shard's last sample up to whole batches
             (``pad_last_batch``).
         stick: Whether a stream reads the same shard in every epoch (``stick_to_shard``).
+        alone: Whether DROP looks at each stream's own shard, whose number of batches may then
+            differ from the others'; else all deliver as many as the smallest shard has.
 
     Raises:
         ValueError: If one of the counts is less than 1.
@@ -48,6 +50,7 @@ class EpochPlan:
     policy: LastBatchPolicy = LastBatchPolicy.FILL
     padded: bool = False
     stick: bool = False
+    alone: bool = False
 
     def __post_init__(self) -> None:
         for field in ("num_samples", "num_shards", "batch_size"):
@@ -99,8 +102,10 @@ class EpochPlan:
         """Number of batches that an epoch delivers: the length of an iterator.
 
         Only under PARTIAL does it depend on the stream: batches without a sample of the
-        epoch are consumed there, but not delivered.
+        epoch are consumed there, but not delivered; and under DROP where each is alone.
         """
+        if self.policy is LastBatchPolicy.DROP and self.alone:
+            return self.shard_size(self.shard_of(stream, epoch)) // self.batch_size
         if self.policy is LastBatchPolicy.DROP:
             return self.num_samples // self.num_shards // self.batch_size
         if self.policy is LastBatchPolicy.PARTIAL:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nvidia.dali import Pipeline
 
-from .config import IteratorConfig, check_separate
+from .config import IteratorConfig
 from .epochs import EpochPlan
 from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
 from .pipelines import PipelineSource, reader_meta
@@ -162,12 +162,13 @@ class Feed:
                 f"{shards} pipelines without reader_name or size: only a single pipeline can "
                 "end its epoch by StopIteration"
             )
-        if config.separate_epochs:
-            check_separate(config, samples, shards, padded, stick)
+        separate = config.separate
+        alone = separate is not None and separate.alone and not self._shards
         if samples > 0:
-            self.plan = EpochPlan(
-                samples, shards, self.batch_size, config.last_batch_policy, padded, stick
-            )
+            policy = config.last_batch_policy
+            self.plan = EpochPlan(samples, shards, self.batch_size, policy, padded, stick, alone)
+        if separate is not None:
+            separate.check(config.reader_name or "", self.plan)
 
     # Position
 

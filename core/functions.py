@@ -20,5 +20,5 @@ def read_file(path: DataNode, **arguments: Any) -> DataNode:
     Returns:
         uint8 of shape [bytes of the file] for each sample.
     """
-    contents: DataNode = fn.io.file.read(path, **arguments)
+    contents: DataNode = fn.io.file.read(path, **arguments)  # type: ignore[attr-defined]
     return contents

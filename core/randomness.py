@@ -20,15 +20,14 @@ _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
 _ITER = re.compile(rb'("iter": )(\d+)')
 
 
-def stateful_operators(checkpoint: bytes) -> list[str]:
-    """Names of the operators that have a state in a pipeline's checkpoint."""
-    names = []
+def operators(checkpoint: bytes) -> dict[str, bool]:
+    """Whether each operator has a state, by its name, in the checkpoint of a pipeline."""
+    found = {}
     for number, content in wire_fields(checkpoint):
         if number == 1:
             fields = dict(wire_fields(content))
-            if fields.get(2):
-                names.append(fields[1].decode())
-    return names
+            found[fields[1].decode()] = bool(fields.get(2))
+    return found
 
 
 def difference(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:

@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from .config import IteratorConfig
+
+ON_ERROR = ("raise", "skip", "mask")
+
 
 class RecordError(RuntimeError):
     """Records that DALI can't decode; the batch is behind the iterator."""
@@ -108,3 +112,21 @@ class Tape:
 def no_more() -> Pulled:
     """The ``pull`` of a tape that has an end."""
     raise StopIteration
+
+
+def check_fed(pipeline_fn: Callable[..., Any], config: IteratorConfig, on_error: str) -> None:
+    """Raises TypeError or ValueError where a graph or its arguments can't be fed with records."""
+    if getattr(pipeline_fn, "_is_pipeline_def", False):
+        raise TypeError(
+            f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
+            "pass the plain function, whose parameters are fed"
+        )
+    if on_error not in ON_ERROR:
+        raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
+    if on_error == "mask" and config.mask is None:
+        raise ValueError("on_error='mask' needs a mask to say which records are bad: pad='mask'")
+    if on_error == "skip" and config.over_processes:
+        raise ValueError(
+            "on_error='skip' over several processes, one of which would then be a batch ahead of "
+            "the others: use 'mask'"
+        )

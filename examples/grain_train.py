@@ -1,0 +1,151 @@
+"""Training code as it is written with Grain and Orbax, decoding by DALI: the lines marked DALI.
+
+It can be stopped at any moment, with Ctrl-C or kill -9, and goes on from its last checkpoint when
+it is run again: model, optimizer and data, bit by bit::
+
+    python examples/grain_train.py                       # 300 steps, a checkpoint every 50
+    python examples/grain_train.py --fresh               # from the start again
+
+Without DALI the two marked lines would be ``.map(decode_and_augment).batch(32)``, and every
+record would be decoded by Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+import nvidia.dali.fn as fn
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from matplotlib.figure import Figure
+from nvidia.dali import backend
+from pictures import CACHE, make_pictures
+from quickstart import SIDE, Network, split
+
+from dalijax.adapters.grain import DALITransform, RandomInputs
+
+OUT = Path(__file__).resolve().parent / "out" / "grain_train"
+
+
+class ReadFile(grain.transforms.Map):
+    """A record of a path becomes one of encoded bytes; Grain's worker processes may do it."""
+
+    def map(self, record: dict[str, Any]) -> dict[str, Any]:
+        return {"image": Path(record["path"]).read_bytes(), "label": record["label"]}
+
+
+def decode_and_augment(image: Any, angle: Any) -> Any:  # DALI: a graph, run for each batch
+    """What DALI makes of the records' images; the key `label` passes it by."""
+    gpu = backend.GetCUDADeviceCount() > 0
+    images = fn.decoders.image(image, device="mixed" if gpu else "cpu")
+    images = fn.random_resized_crop(images, size=(SIDE, SIDE), random_area=(0.8, 1.0))
+    images = fn.rotate(images, angle=angle, keep_size=True, fill_value=0)
+    return fn.flip(images, horizontal=fn.random.coin_flip())
+
+
+def dataset(files: list[str], labels: list[int], batch_size: int) -> grain.IterDataset:
+    """Shuffled, endless batches of pictures."""
+    records = [{"path": f, "label": np.int32(c)} for f, c in zip(files, labels, strict=True)]
+    return (
+        grain.MapDataset.source(records)
+        .seed(1)
+        .shuffle()
+        .repeat()
+        .map(ReadFile())
+        .random_map(RandomInputs(angle=(-20, 20)))  # DALI: a number of its own for each record
+        .pipe(
+            DALITransform(decode_and_augment, output_map=["image"], batch_size=batch_size)
+        )  # DALI
+    )
+
+
+@nnx.jit
+def train_step(
+    model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array
+) -> jax.Array:
+    def loss_fn(model: Network) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
+
+    loss, gradients = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def save_curve(losses: dict[int, float], path: Path) -> None:
+    """Writes a PNG of the loss over the steps."""
+    figure = Figure(figsize=(7, 4))
+    ax = figure.add_subplot(xlabel="step", ylabel="loss", yscale="log")
+    ax.plot(sorted(losses), [losses[step] for step in sorted(losses)])
+    figure.savefig(path)
+    print(f"The loss of every step: {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trains a classifier on Grain's records.")
+    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser.add_argument("--count", type=int, default=2000, help="number of pictures drawn")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--out", type=Path, default=OUT, help="a folder for checkpoints and losses")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")
+    arguments = parser.parse_args()
+    # As in quickstart.py: DALI's threads would spoil the CUDA graphs that XLA records.
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
+    out = arguments.out.resolve()
+    if arguments.fresh:
+        shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+
+    names, (files, labels), _ = split(
+        arguments.data or make_pictures(arguments.cache, count=arguments.count)
+    )
+    model = Network(len(names), rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)
+    iterator = iter(dataset(files, labels, arguments.batch_size))
+    graph, state = nnx.split((model, optimizer))
+    with ocp.CheckpointManager(out / "checkpoints") as manager:
+        start = manager.latest_step() or 0
+        if start:
+            restored = manager.restore(
+                start,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(state),
+                    data=grain.checkpoint.CheckpointRestore(iterator),
+                ),
+            )
+            model, optimizer = nnx.merge(graph, restored["state"])
+            print(f"going on after step {start}")
+        with (out / "losses.jsonl").open("a") as log:
+            for step in range(start + 1, arguments.steps + 1):
+                batch = next(iterator)
+                loss = float(train_step(model, optimizer, batch["image"], batch["label"]))
+                log.write(json.dumps({"step": step, "loss": loss}) + "\n")
+                log.flush()
+                if step % arguments.save_every == 0 or step == arguments.steps:
+                    state = nnx.split((model, optimizer))[1]
+                    manager.save(
+                        step,
+                        args=ocp.args.Composite(
+                            state=ocp.args.StandardSave(state),
+                            data=grain.checkpoint.CheckpointSave(iterator),
+                        ),
+                    )
+                    print(f"step {step}: loss {loss:.3f}, saved", flush=True)
+    iterator.close()
+    lines = map(json.loads, (out / "losses.jsonl").read_text().splitlines())
+    save_curve({line["step"]: line["loss"] for line in lines}, out / "losses.png")
+
+
+if __name__ == "__main__":
+    main()

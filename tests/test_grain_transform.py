@@ -1,0 +1,554 @@
+"""DALITransform and DALIBatch: records of Grain through DALI, states, corrupt records, shards."""
+
+import contextlib
+import copy
+import io
+import json
+import sys
+import threading
+
+import absl.flags
+import cloudpickle
+import grain
+import jax
+import numpy as np
+import pytest
+from grain import experimental
+from grain.experimental import assert_equal_output_after_checkpoint
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn
+from PIL import Image
+
+from dalijax.adapters.grain import DALIBatch, DALITransform
+
+B = 4
+BAD = b"\xff\xd8\xffgarbage" * 4
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import this file
+
+
+def known(reason, raises=AssertionError):
+    """A fault of the library that the test shows; it must fail until that is mended."""
+    return pytest.mark.xfail(strict=True, raises=raises, reason=reason)
+
+
+def jpeg(i):
+    """Picture i is 8 * i in every pixel; their bytes have several lengths."""
+    file = io.BytesIO()
+    Image.fromarray(np.full((16, 16, 3), 8 * i % 256, np.uint8)).save(file, "JPEG", quality=100)
+    return file.getvalue()
+
+
+def records(count=10, bad=()):
+    return [{"image": BAD if i in bad else jpeg(i), "i": i, "key": f"k{i}"} for i in range(count)]
+
+
+def source(count=10, bad=()):
+    return grain.MapDataset.source(records(count, bad))
+
+
+def graph(image):
+    return fn.decoders.image(image)[0, 0, 0], fn.random.uniform()
+
+
+def decode(image):
+    return fn.decoders.image(image)[0, 0, 0]
+
+
+def transform(pipeline_fn=graph, **options):
+    options = {"batch_size": B, "output_map": ["x", "u"], "num_threads": 1, **options}
+    return DALITransform(pipeline_fn, **options)
+
+
+def taken(iterator):
+    """The next batch as plain lists, or an error as its text."""
+    try:
+        return {k: np.asarray(v).tolist() for k, v in next(iterator).items()}
+    except RuntimeError as error:
+        return str(error)
+
+
+def walk(iterator):
+    out = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            out.append(taken(iterator))
+    return out
+
+
+def numbers(batches):
+    return [batch["i"] for batch in batches]
+
+
+def chunks(values, size=B):
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+# Where records come from, and the last batch
+
+SOURCES = {
+    "MapDataset": lambda n: source(n),
+    "records": lambda n: source(n).to_iter_dataset(),
+    "lists": lambda n: source(n).to_iter_dataset().batch(B, batch_fn=list),
+    "lists of a MapDataset": lambda n: source(n).batch(B, batch_fn=list).to_iter_dataset(),
+}
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("count", (1, 3, 4, 8, 10))
+def test_batches_and_the_last_one(make, count):
+    want = chunks(list(range(count)))
+    got = walk(iter(make(count).pipe(transform())))
+    assert numbers(got) == want
+    for batch, own in zip(got, want):
+        assert batch["x"] == [8 * i for i in own]
+        assert batch["key"] == [f"k{i}" for i in own]
+        assert len(batch["u"]) == len(own)
+    whole = [own for own in want if len(own) == B]
+    assert numbers(walk(iter(make(count).pipe(transform(drop_remainder=True))))) == whole
+    for batch, own in zip(walk(iter(make(count).pipe(transform(pad="mask")))), want, strict=True):
+        padding = B - len(own)
+        assert batch["mask"] == [True] * len(own) + [False] * padding
+        assert batch["i"] == own + own[-1:] * padding
+        assert batch["x"] == [8 * i for i in batch["i"]]
+
+
+def test_a_parent_that_batches_otherwise_is_refused_and_smaller_lists_are_batches():
+    lists = source(10).batch(B + 1, batch_fn=list).to_iter_dataset()
+    with pytest.raises(ValueError, match="lists of 5 records, more than the 4 of a batch"):
+        next(iter(lists.pipe(transform())))
+    lists = source(10).batch(3, batch_fn=list).to_iter_dataset()
+    assert numbers(walk(iter(lists.pipe(transform())))) == chunks(list(range(10)), 3)
+
+
+@known("a short list ends the stream instead of being dropped")
+def test_drop_remainder_drops_the_rest_of_each_epoch():
+    ds = source(10).batch(B, batch_fn=list).repeat(2).to_iter_dataset()
+    got = walk(iter(ds.pipe(transform(drop_remainder=True))))
+    assert numbers(got) == chunks(list(range(8))) * 2
+
+
+def test_no_records_are_no_batches():
+    assert walk(iter(grain.MapDataset.source([]).pipe(transform()))) == []
+
+
+WRONG = [
+    (dict(pad="x"), "pad must be None or 'mask', not 'x'"),
+    (dict(pad="mask", drop_remainder=True), "nothing is left to pad, leave one out"),
+    (dict(batch_size=0), "batch_size and prefetch must be at least 1, not 0 and 2"),
+    (dict(prefetch=0), "must be at least 1, not 4 and 0"),
+    (dict(output_map=[]), "output_map is empty: name each output"),
+    (dict(pad="mask", output_map=["mask", "u"]), "mask must be a name that output_map.*has not"),
+]
+
+
+@pytest.mark.parametrize("options,words", WRONG)
+def test_wrong_arguments_are_said_where_they_are_written(options, words):
+    with pytest.raises(ValueError, match=words):
+        transform(**options)
+
+
+@pytest.mark.parametrize("options,words", [
+    (dict(on_error="x"), "on_error must be one of"),
+    (dict(on_error="mask"), "needs a mask to say which records are bad: pad='mask'"),
+    (dict(nonsense=3), "has no argument"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_wrong_arguments_are_said_when_iterating(options, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        iter(source().pipe(transform(**options)))
+
+
+# States
+
+
+def test_states_are_short_json_and_build_nothing():
+    built = []
+
+    def counted(image):
+        built.append(1)
+        return graph(image)
+
+    iterator = iter(source(10).seed(2**32 - 1).pipe(transform(counted)))
+    states = [iterator.get_state()]
+    again = iter(source(10).pipe(transform(counted)))
+    again.set_state(states[0])
+    assert again.get_state() == states[0] and not built
+    for _ in range(3):
+        next(iterator)
+        states.append(iterator.get_state())
+    assert [state["parent"] for state in states] == [{"next_index": k} for k in range(4)]
+    for state in states:
+        assert state == json.loads(json.dumps(state))
+        assert len(json.dumps(state)) < 300 + len(json.dumps(state["parent"]))
+        kinds = {k: type(v) for k, v in state.items()}
+        assert kinds == {"parent": dict, "step": int, "records": int, "random": str}
+
+
+def test_states_are_taken_while_another_thread_iterates():
+    ds = source(12).repeat(15).pipe(transform())
+    iterator = iter(ds)
+    known = [iterator.get_state()]
+    for _ in iterator:
+        known.append(iterator.get_state())
+    iterator, seen, over = iter(ds), [], threading.Event()
+
+    def look():
+        while not over.is_set():
+            seen.append(iterator.get_state())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in iterator:
+        pass
+    over.set()
+    thread.join()
+    assert all(state == known[state["step"]] for state in seen) and seen
+    assert [s["step"] for s in seen] == sorted(s["step"] for s in seen)
+
+
+OTHERS = {
+    "seed": dict(seed=1),
+    "graph": dict(pipeline_fn=lambda image: (decode(image), fn.random.normal())),
+    "batch": dict(batch_size=B, sharding=True, pad="mask"),
+}
+
+
+def other(name):
+    options = dict(OTHERS[name])
+    if "sharding" in options:
+        options["sharding"] = over(2)
+    iterator = iter(source(20).pipe(transform(**options)))
+    next(iterator)
+    return iterator.get_state()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_state_of_another_graph_or_seed_is_refused_and_changes_nothing(name):
+    whole = walk(iter(source(20).pipe(transform())))
+    iterator = iter(source(20).pipe(transform()))
+    next(iterator)
+    before = iterator.get_state()
+    with pytest.raises(ValueError, match="another graph, seed or number of shards"):
+        iterator.set_state(other(name))
+    assert iterator.get_state() == before
+    assert walk(iterator) == whole[1:]
+
+
+@known("the second next() goes on at the start's random state", pytest.fail.Exception)
+def test_a_refused_state_stays_refused():
+    iterator = iter(source(20).pipe(transform()))
+    iterator.set_state(other("seed"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="another graph, seed"):
+            next(iterator)
+
+
+@pytest.mark.parametrize("state", (None, {}, {"parent": {}}, {"step": "1"}, 3))
+def test_what_is_no_state_is_refused(state):
+    iterator = iter(source().pipe(transform()))
+    with pytest.raises(ValueError, match="no state of a DALITransform"):
+        iterator.set_state(state)
+    assert len(walk(iterator)) == 3
+
+
+# Grain's toolbox on top
+
+TOOLBOX = {
+    "thread": lambda ds: experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2),
+    "threads": lambda ds: experimental.multithread_prefetch(ds, 2, 2),
+    "map": lambda ds: ds.map(lambda batch: {"u": batch["u"] * 2}),
+    "random_map": lambda ds: ds.seed(3).random_map(lambda b, rng: b["u"] * rng.uniform()),
+    "filter": lambda ds: ds.filter(lambda batch: batch["i"][0] != 4),
+    "mix": lambda ds: grain.IterDataset.mix([ds, ds], [0.3, 0.7]),
+    "zip": lambda ds: experimental.ZipIterDataset([ds, ds]),
+    "repeat": lambda ds: experimental.RepeatIterDataset(ds, 2),
+    "limit": lambda ds: experimental.LimitIterDataset(ds, 2),
+    "shuffle": lambda ds: experimental.WindowShuffleIterDataset(ds, window_size=2, seed=1),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda ds: cloudpickle.loads(cloudpickle.dumps(ds)),
+}
+
+
+@pytest.mark.parametrize("wrap", TOOLBOX.values(), ids=TOOLBOX)
+def test_checkpoints_hold_under_grain_s_toolbox(wrap):
+    assert_equal_output_after_checkpoint(wrap(source(10).seed(5).pipe(transform())))
+
+
+def test_copies_give_the_same_batches_and_transforms_serve_twice():
+    ds = source(10).seed(5).pipe(transform())
+    want = walk(iter(ds))
+    for wrap in (copy.deepcopy, TOOLBOX["pickle"], lambda same: same):
+        assert walk(iter(wrap(ds))) == want
+
+
+WORKERS = {  # two batches each: every restore starts its workers anew
+    "before 1": lambda n: SOURCES["lists"](8).mp_prefetch(workers(1)).pipe(transform()),
+    "before 2": lambda n: SOURCES["lists"](8).mp_prefetch(workers(2)).pipe(transform()),
+    "behind 1": lambda n: source(8).pipe(transform()).mp_prefetch(workers(1)),
+    "behind 2": lambda n: source(8).pipe(transform()).mp_prefetch(workers(2)),
+}
+
+
+def workers(count):
+    absl.flags.FLAGS.mark_as_parsed()
+    return grain.MultiprocessingOptions(count)
+
+
+@pytest.mark.filterwarnings("ignore:ResourceTracker called reentrantly")  # Python's own
+@pytest.mark.parametrize("make", WORKERS.values(), ids=WORKERS)
+def test_checkpoints_hold_under_worker_processes(make):
+    assert_equal_output_after_checkpoint(make(8))
+
+
+def test_the_element_spec_says_shapes_and_dtypes():
+    spec = experimental.get_element_spec(source().pipe(transform()))
+    kinds = {k: (tuple(v.shape), np.dtype(v.dtype)) for k, v in spec.items()}
+    number, text = np.dtype(np.int64), np.dtype(object)
+    assert kinds["i"] == ((None,), number) and kinds["key"] == ((None,), text)
+    assert kinds["u"] == ((None,), np.dtype(np.float32))
+    for options in (dict(drop_remainder=True), dict(pad="mask")):
+        spec = experimental.get_element_spec(source().pipe(transform(**options)))
+        assert tuple(spec["x"].shape) == (B,)
+
+
+@known("a dict that passes by has no shape", AttributeError)
+def test_the_element_spec_of_nested_records():
+    nested = grain.MapDataset.source([{"image": jpeg(i), "m": {"a": i}} for i in range(4)])
+    spec = experimental.get_element_spec(nested.pipe(transform()))
+    assert tuple(spec["m"]["a"].shape) == (None,)
+
+
+# Records that DALI can't decode
+
+ONE = [((k,), 1) for k in range(4, 8)] + [((0,), 0), ((9,), 2)]
+SEVERAL = [((4, 6), 1), ((4, 5, 6), 1), ((4, 5, 6, 7), 1)]
+
+
+def without(batches, bad, masked):
+    """What a run with bad records in one batch must give, by a clean run."""
+    out = []
+    for batch in copy.deepcopy(batches):
+        gone = [k for k, i in enumerate(batch["i"]) if i in bad and batch["mask"][k]]
+        out.append(batch)
+        if gone and masked:
+            good = [batch["mask"][k] and k not in gone for k in range(B)]
+            out[-1] = {"mask": good, "rows": good, **{k: batch[k] for k in ("x", "u", "i")}}
+        elif gone:
+            out[-1] = None
+    return out
+
+
+def compare(got, want, how):
+    """Bad batches are errors, or left out; else the valid rows are as in the clean run."""
+    if how == "skip":
+        want = [batch for batch in want if batch is not None]
+    assert len(got) == len(want)
+    for a, b in zip(got, want):
+        if b is None:
+            assert isinstance(a, str)
+            continue
+        assert a["mask"] == b["mask"] and a["u"] == b["u"]
+        for name in ("x", "i"):
+            pairs = zip(a[name], b[name], b["mask"])
+            assert all(x == y for x, y, valid in pairs if valid)
+
+
+@pytest.mark.parametrize("how", ("raise", "skip", "mask"))
+@pytest.mark.parametrize("bad,step", ONE + SEVERAL)
+def test_a_corrupt_record_costs_no_other_batch_and_no_random_number(how, bad, step, caplog):
+    clean = walk(iter(source(10).pipe(transform(pad="mask"))))
+    want = without(clean, bad, how == "mask")
+    ds = source(10, bad).pipe(transform(pad="mask", on_error=how))
+    iterator = iter(ds)
+    got, states = [], [iterator.get_state()]
+    while len(got) < 3 - (how == "skip"):
+        got.append(taken(iterator))
+        states.append(iterator.get_state())
+    assert walk(iterator) == []
+    compare(got, want, how)
+    told = [got[step]] if how == "raise" else [one.message for one in iterator.errors]
+    head = f"DALI can't decode record {bad[0]} of the stream (image of 40 bytes, first {BAD[:12]!r}"
+    assert len(told) == 1 and told[0].startswith(head) and f"key 'k{bad[0]}'" in told[0]
+    assert all(f"record {i} of the stream" in told[0] for i in bad)
+    if how != "raise":
+        assert [one.step for one in iterator.errors] == [step]
+    for at, state in enumerate(states):
+        if len(bad) == B and at == step:
+            continue  # the next test
+        again = iter(ds)
+        again.set_state(json.loads(json.dumps(state)))
+        assert walk(again) == got[at:]
+
+
+@known("no record is at hand to run in place of the bad ones")
+@pytest.mark.parametrize("how", ("raise", "skip", "mask"))
+@pytest.mark.parametrize("bad", (range(4), range(4, 8)), ids=("first", "resumed"))
+def test_a_wholly_corrupt_batch_with_none_before_it(how, bad):
+    clean = walk(iter(source(10).pipe(transform(pad="mask"))))
+    iterator = iter(source(10).pipe(transform(pad="mask")))
+    steps = bad[0] // B
+    for _ in range(steps):
+        next(iterator)
+    again = iter(source(10, bad).pipe(transform(pad="mask", on_error=how)))
+    again.set_state(iterator.get_state())
+    compare(walk(again), without(clean, bad, how == "mask")[steps:], how)
+
+
+@known("an error of the repaired batch leaves it on the tape")
+def test_a_repaired_batch_that_makes_no_array_is_behind_too():
+    big = io.BytesIO()
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(big, "JPEG")
+    own = records(12, (1,))
+    own[2]["image"] = big.getvalue()
+    made = transform(lambda image: fn.decoders.image(image), output_map=["x"],
+                     on_error="mask", pad="mask")  # fmt: skip
+    iterator = iter(grain.MapDataset.source(own).pipe(made))
+    with pytest.raises(ValueError, match="ragged"):
+        next(iterator)
+    assert numbers(walk(iterator)) == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+# Over a mesh
+
+
+def over(shards, copies=1, order=None):
+    devices = np.array(jax.devices())[order or range(shards * copies)]
+    mesh = Mesh(devices.reshape(shards, copies), ("rows", "copies"))
+    return NamedSharding(mesh, PartitionSpec("rows"))
+
+
+@pytest.mark.parametrize("sharding", [(2,), (4,), (2, 4), (4, 2, [7, 1, 5, 0, 2, 4, 6, 3])])
+def test_batches_are_global_arrays_with_the_right_rows(sharding):
+    sharding = over(*sharding)
+    ds = source(10).pipe(transform(sharding=sharding, pad="mask"))
+    iterator = iter(ds)
+    first = iterator.get_state()
+    for k, batch in enumerate(iterator):
+        own = [min(i, 9) for i in range(B * k, B * k + B)]
+        want = {
+            "x": np.array([8 * i for i in own], np.uint8),
+            "i": np.array(own),
+            "mask": np.arange(B * k, B * k + B) < 10,
+        }
+        for name, values in want.items():
+            assert batch[name].sharding.is_equivalent_to(sharding, 1)
+            for shard in batch[name].addressable_shards:
+                np.testing.assert_array_equal(shard.data, values[shard.index])
+        assert list(batch["key"]) == [f"k{i}" for i in own]
+        assert len(set(np.asarray(batch["u"]).tolist())) == B  # each shard draws its own
+    iterator.set_state(first)
+    whole = walk(iterator)
+    iterator.set_state(first)
+    next(iterator)
+    again = iter(ds)
+    again.set_state(iterator.get_state())
+    assert walk(again) == whole[1:]
+
+
+def test_shards_mask_a_corrupt_record_where_it_is():
+    ds = source(8, (5,)).pipe(transform(sharding=over(4), pad="mask", on_error="mask"))
+    got = walk(iter(ds))
+    assert [batch["mask"] for batch in got] == [[True] * 4, [True, False, True, True]]
+    assert got[1]["i"][0] == 4 and got[1]["i"][2:] == [6, 7]
+
+
+def test_a_sharding_needs_whole_batches_that_it_divides():
+    with pytest.raises(ValueError, match=r"drop_remainder=True to drop it, or pad='mask'"):
+        transform(sharding=over(2))
+    with pytest.raises(ValueError, match="batch_size=4 is not divisible by the 8 data shards"):
+        source().pipe(transform(sharding=over(8), pad="mask"))
+    with pytest.raises(ValueError, match="device_id=0 with sharding"):
+        source().pipe(transform(sharding=over(2), pad="mask", device_id=0))
+
+
+# DALIBatch in an unchanged DataLoader
+
+
+class Listed(list):
+    def __repr__(self):
+        return f"Listed({len(self)})"
+
+
+def loader(count, *operations, worker_count=0, **options):
+    sampler = grain.samplers.IndexSampler(count, num_epochs=1, shuffle=False, seed=3, **options)
+    return grain.DataLoader(
+        data_source=Listed(records(count)),
+        sampler=sampler,
+        operations=operations,
+        worker_count=worker_count,
+    )
+
+
+def operation(pipeline_fn=decode, size=B, names=("x",), **options):
+    return DALIBatch(pipeline_fn, size, names, num_threads=1, **options)
+
+
+@pytest.mark.filterwarnings("ignore:ResourceTracker called reentrantly")  # Python's own
+@pytest.mark.parametrize("count,want", [
+    (0, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+    (1, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+    (2, [[0, 2, 4, 6], [1, 3, 5, 7], [8], [9]]),  # Grain batches in each worker
+])  # fmt: skip
+def test_batches_of_an_unchanged_loader_and_its_state(count, want):
+    workers(count)
+    made = loader(10, operation(), worker_count=count)
+    iterator = iter(made)
+    got = [next(iterator)]
+    state = iterator.get_state()
+    got += list(iterator)
+    for batch, own in zip(got, want, strict=True):
+        assert batch["i"].tolist() == own and batch["x"].tolist() == [8 * i for i in own]
+    again = iter(made)
+    again.set_state(state)
+    assert numbers(walk(again)) == want[1:]
+
+
+def test_the_operation_pickles_after_use_and_pads_or_drops():
+    used = operation(pad="mask")
+    assert used.batch_fn(records(2))["mask"].tolist() == [True, True, False, False]
+    again = cloudpickle.loads(cloudpickle.dumps(used))
+    assert again.batch_fn(records(3))["x"].tolist() == [0, 8, 16, 16]
+    assert numbers(walk(iter(loader(10, operation(drop_remainder=True))))) == chunks(list(range(8)))
+
+
+def test_the_operation_serves_the_threads_of_a_map_dataset():
+    ds = source(120).batch(B, batch_fn=operation().batch_fn)
+    read = grain.ReadOptions(num_threads=8, prefetch_buffer_size=16)
+    got = list(ds.to_iter_dataset(read))
+    assert [batch["i"].tolist() for batch in got] == chunks(list(range(120)))
+    assert all((batch["x"] == batch["i"] * 8 % 256).all() for batch in got)
+    assert ds[7]["i"].tolist() == [28, 29, 30, 31]  # and random access
+
+
+def test_graphs_that_draw_are_refused_in_an_operation_each_time():
+    own = operation(graph, names=["x", "u"])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"'__Uniform_\d+'.*each record by RandomInputs"):
+            own.batch_fn(records(4))
+    with pytest.raises(ValueError, match="can't leave out a batch, use 'mask'"):
+        operation(on_error="skip")
+
+
+def test_an_operation_names_or_masks_a_corrupt_record_and_goes_on():
+    own = operation()
+    with pytest.raises(RuntimeError, match=r"record 2 of the batch \(image of 40 bytes.*'k2'"):
+        own.batch_fn(records(4, (2,)))
+    assert own.batch_fn(records(4))["x"].tolist() == [0, 8, 16, 24]
+    masks = operation(on_error="mask", pad="mask")
+    assert masks.batch_fn(records(4, (2,)))["mask"].tolist() == [True, True, False, True]
+
+
+@known("the refused batch stays on the tape", ValueError)
+def test_an_operation_goes_on_after_records_that_are_unlike():
+    own = operation()
+    own.batch_fn(records(4))
+    with pytest.raises(ValueError, match="image is float32"):
+        own.batch_fn([{"image": np.zeros((2, 2), np.float32), "i": 0, "key": ""}])
+    assert own.batch_fn(records(4))["x"].tolist() == [0, 8, 16, 24]
+
+
+@known("StopIteration, which ends Grain's epoch without a word", (AssertionError, IndexError))
+def test_an_operation_whose_first_batch_is_wholly_corrupt_ends_nothing():
+    masks = operation(on_error="mask", pad="mask")
+    ds = source(8, range(4)).batch(B, batch_fn=masks.batch_fn).to_iter_dataset()
+    assert numbers(walk(iter(ds)))[-1] == [4, 5, 6, 7]
