@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.decoder import Decoder
 from ..core.pipelines import DEFAULT_SEED
-from ..core.tape import Pulled
+from ..core.tape import Pulled, RecordError
 from .grain_records import DALITransform
 
 __all__ = ["DALIBatch", "RandomInputs"]
@@ -79,19 +79,32 @@ class _Decode:
         if self._transform.pad:
             pulled = pulled.padded(self._transform.batch_size)
         with self._lock:
-            if self._decoder is None:
-                self._decoder = self._transform.decoder(self._pull, DEFAULT_SEED)
-            self._waiting = [pulled]
-            self._decoder.again()
-            self._decoder.start()
-            drawing = self._decoder.stateful()
-            if drawing:
-                raise ValueError(
-                    f"the operators {drawing} draw random numbers, which DALIBatch could not draw "
-                    "again after a restore: draw them for each record by RandomInputs, or use "
-                    "DALITransform or DALIDataLoader"
-                )
-            return self._decoder.next()
+            try:
+                return self._decoded(pulled)
+            except BaseException:  # whatever is left of this batch must not meet the next one
+                if self._decoder is not None:
+                    self._decoder.close()
+                self._decoder = None
+                raise
+
+    def _decoded(self, pulled: Pulled) -> dict[str, Any]:
+        if self._decoder is None:
+            self._decoder = self._transform.decoder(self._pull, DEFAULT_SEED)
+        decoder = self._decoder
+        self._waiting = [pulled]
+        decoder.again()
+        decoder.start()
+        drawing = decoder.stateful()
+        if drawing:
+            raise ValueError(
+                f"the operators {drawing} draw random numbers, which DALIBatch could not draw "
+                "again after a restore: draw them for each record by RandomInputs, or use "
+                "DALITransform or DALIDataLoader"
+            )
+        try:
+            return decoder.next()
+        except StopIteration:
+            raise RecordError(decoder.errors[-1].message) from None
 
     def _pull(self) -> Pulled:
         if not self._waiting:
@@ -109,8 +122,9 @@ class _Decode:
 class RandomInputs(grain.transforms.RandomMap):
     """Numbers drawn for each record, which the graph takes as inputs.
 
-    The numbers of a record depend on its index and the seed of the dataset or sampler alone:
-    not on the batch, the step or the number of shards. Put it on a MapDataset
+    The numbers of a record depend on its index and the seed of the dataset or sampler alone,
+    not on the batch or the step; over a `DALIDataLoader` or a slice of a dataset not on the number
+    of shards either. Put it on a MapDataset
     (``ds.seed(1).random_map(RandomInputs(angle=(-10, 10)))``) or among a loader's operations::
 
         def graph(image, angle):

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
+import jax
 from grain._src.python.dataset.base import ShapeDtypeStruct
 
 from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
 from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
-from ..core.pipelines import DEFAULT_SEED, default_device_id
-from ..core.tape import Pulled
+from ..core.pipelines import DEFAULT_SEED, check_arguments, default_device_id
+from ..core.tape import Pulled, check_fed
 
 __all__ = ["DALITransform"]
 
@@ -36,10 +37,11 @@ def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
 
 def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
     """Shape and dtype of each array; dimension 0 is None where the last batch is smaller."""
-    return {
-        name: ShapeDtypeStruct((None if varies else one.shape[0], *one.shape[1:]), one.dtype)
-        for name, one in batch.items()
-    }
+    spec: dict[str, Any] = jax.tree.map(
+        lambda one: ShapeDtypeStruct((None if varies else one.shape[0], *one.shape[1:]), one.dtype),
+        dict(batch),
+    )
+    return spec
 
 
 def refuse_gpu_in_worker(on_gpu: bool) -> None:
@@ -122,11 +124,13 @@ class DALITransform:
         self._spec = element_spec
         self._call = {"prefetch_queue_depth": prefetch, **call}
         self._settings = {
-            "output_map": tuple(output_map),
+            "output_map": output_map,
             "mask": "mask" if pad else None,
             "sharding": sharding,
         }
-        IteratorConfig(**self._settings)  # says what is wrong where it is written
+        # What is wrong is said where it is written.
+        check_fed(pipeline_fn, IteratorConfig(**self._settings), on_error)
+        check_arguments(pipeline_fn, self._call)
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
         """The dataset of batches."""
@@ -209,6 +213,9 @@ class DecodedIterator(grain.DatasetIterator):
         before = self._read
         try:
             records = self._gathered()
+            while self._transform.drop_remainder and len(records) < self._rows:
+                self._pulled += len(records)  # a list that ends an epoch, say
+                records = self._gathered()
         except StopIteration:
             raise
         except BaseException:  # some were read, and Grain's reader goes on behind what failed
@@ -220,8 +227,6 @@ class DecodedIterator(grain.DatasetIterator):
                 f"the parent gives lists of {len(records)} records, more than the {self._rows} of "
                 "a batch: batch the records by that number"
             )
-        if len(records) < self._rows and self._transform.drop_remainder:
-            raise StopIteration
         start, count = self._pulled, len(records)
         self._pulled += count
         pulled = Pulled(

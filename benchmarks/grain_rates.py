@@ -222,7 +222,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=8, help="of DALI")
     parser.add_argument("--workers", type=int, default=16, help="of Grain")
-    parser.add_argument("--match", default="", help="only variants whose name has it")
+    parser.add_argument(
+        "--match", default="", help="only variants whose name has it, or one of a|b"
+    )
     parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("grain_rates.json"))
     args = parser.parse_args()
@@ -231,7 +233,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = photos.make(args.folder or pathlib.Path(folder), args.files)
         made = variants(files, args.batch, args.threads, args.workers)
-        rates: dict[str, list[float]] = {name: [] for name in made if args.match in name}
+        rates: dict[str, list[float]] = {
+            name: [] for name in made if any(part in name for part in args.match.split("|"))
+        }
         for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
             for name, own in rates.items():
                 iterator = made[name]()

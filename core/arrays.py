@@ -65,6 +65,24 @@ def check_width(dtype: Any, name: str) -> None:
         )
 
 
+def narrowed(values: np.ndarray, name: str) -> np.ndarray:
+    """Host values as JAX would narrow them, where that changes none of them.
+
+    Raises:
+        TypeError: If it would change one.
+    """
+    narrow = _NARROWED.get(str(values.dtype))
+    if narrow is None or jax.config.jax_enable_x64:
+        return values
+    made = values.astype(narrow)
+    if not np.array_equal(made, values):
+        raise TypeError(
+            f"{name!r} is {values.dtype}, which JAX would narrow to {narrow}, and not all of "
+            "its values fit: make it narrower in the records, or set jax_enable_x64"
+        )
+    return made
+
+
 def host_view(
     tensors: TensorListCPU, name: str, copy: bool = False, device_axis: bool = False
 ) -> np.ndarray:

@@ -11,21 +11,19 @@ import numpy as np
 from nvidia.dali import fn
 
 from . import randomness
-from .arrays import dali_type
+from .arrays import dali_type, narrowed
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
-from .pipelines import FunctionSource, check_resumable, function_parameters
+from .fingerprint import StateError
+from .pipelines import FunctionSource, check_outputs, check_resumable, function_parameters
 from .placement import GlobalLayout
 from .position import FailedBatch
-from .records import Schema, described, learn, stacked
-from .runner import Outputs, Runner, SourceEnded, SourceError
+from .prober import Prober, runs
+from .records import Schema, described, learn, stacked, values_of
+from .runner import Outputs, Runner, SourceEnded, SourceError, drop
 from .tape import Place, Pulled, RecordError, Tape, check_fed, no_more
 
 _log = logging.getLogger("dalijax")
-
-
-def _drop(outputs: Sequence[Outputs]) -> Batch:
-    return {}
 
 
 class Decoder:
@@ -65,6 +63,7 @@ class Decoder:
         self.place = Place()
         self.errors: list[FailedBatch] = []
         self._fn = pipeline_fn
+        self._config = config
         own = function_parameters(pipeline_fn)
         self._given = {k: v for k, v in call.items() if k in own}
         self._options = {k: v for k, v in call.items() if k not in own}
@@ -78,11 +77,12 @@ class Decoder:
         self._schema: Schema | None = None
         self._tape = Tape(pull, len(self._each))
         self._source = self._source_over(self._tape, self._each)
+        one = functools.partial(self._source_over, each=self._each[:1], prefetch_queue_depth=1)
+        self._prober = Prober(one, rows)
         self._runner: Runner | None = None
         self._first: tuple[bytes, ...] = ()
         self._begin: tuple[bytes, ...] = ()  # where the pipelines stood when they were built
         self._wanted = ""  # the random state to start from, as text
-        self._spare: Any = None
 
     # The pipelines
 
@@ -105,11 +105,16 @@ class Decoder:
             if self._schema is None:
                 first = self._tape.first().records[0]
                 self._schema = learn(first, self._fn, self._given, self._spec)
-            runner = self._stand(None)
-            self._first = runner.checkpoints() or ()
-            marks = self.place.marks or self._start_marks()
-            if marks and marks != self._first:
-                runner = self._stand(marks)
+            try:
+                runner = self._stand(None)
+                check_outputs(runner.pipelines[0], self._config.output_map)
+                self._first = runner.checkpoints() or ()
+                marks = self.place.marks or self._start_marks()
+                if marks and marks != self._first:
+                    runner = self._stand(marks)
+            except BaseException:  # refused, and so is the next call
+                self._stop()
+                raise
             self._begin = marks
             return runner
         return self._runner
@@ -138,13 +143,15 @@ class Decoder:
     def _marks_at(self, step: int) -> tuple[bytes, ...]:
         """The checkpoints after so many whole batches, told by those of the first two."""
         lanes = len(self._each)
-        sample = self._tape.first().padded(self._rows * lanes)
-        sample = sample.without(self._undecodable(sample), sample.records[0])
+        first = self._tape.first().padded(self._rows * lanes)
+        sample = self._prober.repaired(self._tape, first, self._prober.undecodable(first))
+        if sample is None:
+            raise StateError(f"no record behind step {step} can be decoded: nothing goes on there")
         runner = Runner(self._source_over(Tape(no_more, lanes, [sample] * 2), self._each).build())
         try:
             told = [runner.checkpoints() or ()]
             for _ in range(2):
-                runner.take(_drop)
+                runner.take(drop)
                 told.append(runner.checkpoints() or ())
         finally:
             runner.close()
@@ -177,10 +184,8 @@ class Decoder:
                 self._stand(self._here)
                 raise error.__cause__ or error from None
             except RuntimeError as error:
-                repaired = self._failed(error)
-                if repaired is None:
-                    continue
-                return repaired
+                self._failed(error)
+                continue
             except Exception:  # no array can be made of it: it is behind us
                 self._delivered()
                 raise
@@ -194,12 +199,15 @@ class Decoder:
         """The first batch of the tape is behind the consumer."""
         pulled = self._tape.batches[0]
         self._tape.forget_first()
-        if pulled.valid is None or pulled.valid[0]:
-            self._spare = pulled.records[0]
         marks = self._runner.checkpoints() if self._runner else None
         self.place = Place(self.place.step + 1, pulled.after, marks)
 
     def _convert(self, outputs: Sequence[Outputs]) -> Batch:
+        if self._tape.unread:
+            raise ValueError(
+                "the graph uses none of the records' arrays, so that nothing feeds it: have its "
+                "outputs depend on one of its inputs"
+            )
         pulled, runner = self._tape.batches[0], self._runner
         lengths = [len(own[0]) for own in outputs]
         valid = np.ones(sum(lengths), bool) if pulled.valid is None else pulled.valid
@@ -211,71 +219,48 @@ class Decoder:
                     f"the record's key {name!r} passes the graph by, and an output or the mask "
                     "has that name, too: name the output otherwise"
                 )
-            values = stacked([record[name] for record in pulled.records], name)
+            values = stacked(values_of(pulled.records, name), name)
             batch[name] = self._placed(name, values, lengths)
         return batch
 
     def _placed(self, name: str, values: Any, lengths: Sequence[int]) -> Any:
         """What passed the graph by, beside its outputs; text and dicts stay on the host."""
-        numeric = isinstance(values, np.ndarray) and not values.dtype.hasobject
+        numeric = isinstance(values, np.ndarray) and values.dtype.kind in "biufc"
         if not numeric or not isinstance(self._layout, GlobalLayout):
             return values
+        values = narrowed(values, name)
         return self._layout.place_mask(name, np.split(values, np.cumsum(lengths)[:-1]))
 
     # Records that DALI can't decode
 
-    def _failed(self, error: RuntimeError) -> Batch | None:
-        """Goes on behind a batch that failed; what is delivered of it, if anything."""
+    def _failed(self, error: RuntimeError) -> None:
+        """Goes on behind a batch that failed, or, masked, before what was made of it.
+
+        Raises:
+            RecordError: With ``on_error="raise"``.
+        """
         pulled = self._tape.batches[0]
-        bad = self._undecodable(pulled)
+        bad = self._prober.undecodable(pulled)
         what = "; ".join(f"{pulled.name(i)} ({described(pulled.records[i])})" for i in bad[:5])
         text = f"DALI can't decode {what}" if bad else f"batch {self.place.step} failed"
         text += f"{' and more' if len(bad) > 5 else ''}. DALI says: {error}"
         masks = self._on_error == "mask"
-        batch = None
-        if bad and (len(bad) < len(pulled.records) or self._spare is not None):
-            # Run it without them, so that the random state moves on as by any other batch.
-            self._tape.batches[0] = pulled.without(bad, self._spare)
-            batch = self._stand(self._here).take(self._convert if masks else _drop)
-            self._delivered()
-        else:
+        repaired = self._prober.repaired(self._tape, pulled, bad) if bad else None
+        if repaired is not None:
+            self._tape.batches[0] = repaired
+            runner = self._stand(self._here)
+        if repaired is None or not (masks or runs(runner)):
+            # Nothing can stand for it, so that the random state does not move on.
             self._tape.forget_first()
             marks = None if self._by_step else self._here
             self.place = Place(self.place.step + 1, pulled.after, marks)
             self._stop()
+        elif not masks:  # it ran without them: the random state moved on as by any other batch
+            self._delivered()
         if self._on_error == "raise":
             raise RecordError(text) from error
-        self.errors.append(FailedBatch(0, self.place.step - 1, text))
-        _log.warning("%s: %s", "masked" if batch and masks else "skipped", text)
-        return batch if masks else None
-
-    def _undecodable(self, pulled: Pulled) -> list[int]:
-        """The rows that fail by themselves, found by halving."""
-        rows = range(len(pulled.records))
-        todo = [list(rows[i : i + self._rows]) for i in range(0, len(rows), self._rows)]
-        bad: list[int] = []
-        while todo:
-            own = todo.pop(0)
-            if self._decodes([pulled.records[i] for i in own]):
-                continue
-            if len(own) == 1:
-                bad += own
-            else:
-                todo += [own[: len(own) // 2], own[len(own) // 2 :]]
-        return sorted(bad)
-
-    def _decodes(self, records: Sequence[Any]) -> bool:
-        """Whether a fresh pipeline runs these records."""
-        tape = Tape(no_more, 1, [Pulled(records, None, str)])
-        source = self._source_over(tape, self._each[:1], prefetch_queue_depth=1)
-        runner = Runner(source.build())
-        try:
-            runner.take(_drop)
-        except RuntimeError:
-            return False
-        finally:
-            runner.close()
-        return True
+        self.errors.append(FailedBatch(0, self.place.step - (not (masks and repaired)), text))
+        _log.warning("%s: %s", "masked" if masks and repaired else "skipped", text)
 
     # State and lifecycle
 

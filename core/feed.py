@@ -13,7 +13,7 @@ from nvidia.dali import Pipeline
 from .config import IteratorConfig
 from .epochs import EpochPlan
 from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
-from .pipelines import PipelineSource, reader_meta
+from .pipelines import PipelineSource, check_outputs, reader_meta
 from .placement import DataShard
 from .position import Mark, Position
 from .runner import Outputs, Runner, SourceEnded, SourceError
@@ -130,12 +130,8 @@ class Feed:
             runner.close()
 
     def _read_plan(self, built: Sequence[Pipeline]) -> None:
-        config, outputs = self._config, built[0].num_outputs
-        if outputs != len(config.output_map):
-            raise ValueError(
-                f"output_map names {len(config.output_map)} outputs, {list(config.output_map)}, "
-                f"but the pipeline has {outputs}: give each of them one name"
-            )
+        config = self._config
+        check_outputs(built[0], config.output_map)
         self.batch_size = built[0].max_batch_size
         samples, shards, padded, stick = config.size, len(built), config.last_batch_padded, False
         self.streams = tuple(range(shards))

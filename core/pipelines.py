@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from nvidia.dali import Pipeline, backend, pipeline_def
@@ -16,6 +17,7 @@ DEFAULT_NUM_THREADS = 4
 # Two iterators that are built alike deliver alike; DALI would draw a seed for each build.
 DEFAULT_SEED = 0
 
+_UNUSED = re.compile(r"external source node .* is not used")
 _NO_SOURCE_STATE = "Checkpointing enabled in a pipeline with external source"
 _PIPELINE_ARGS = frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"}
 _DEF_ARGS = _PIPELINE_ARGS | {"enable_conditionals", "debug"}
@@ -107,13 +109,7 @@ class FunctionSource:
             if self._kwargs.get(name, "") is None and name not in function_parameters(pipeline_fn):
                 del self._kwargs[name]
         self._each = [dict(one) for one in each]
-        own = function_parameters(pipeline_fn)
-        unknown = sorted((set(self._kwargs) | set(self._each[0])) - own - _DEF_ARGS)
-        if unknown:
-            raise TypeError(
-                f"{getattr(pipeline_fn, '__name__', pipeline_fn)!s}() has no argument {unknown}: "
-                f"its own are {sorted(own)}, the others are those of nvidia.dali.pipeline_def"
-            )
+        check_arguments(pipeline_fn, {*self._kwargs, *self._each[0]})
         # Unless asked for by name, checkpointing falls back to none where DALI refuses it.
         asked = self._kwargs.pop("enable_checkpointing", None)
         self._may_fall_back = asked is None
@@ -144,7 +140,7 @@ class FunctionSource:
             # Said where a state is asked for: such a pipeline iterates well without one.
             if str(warning.message).startswith(_NO_SOURCE_STATE):
                 self.unresumable = str(warning.message).split(". ")[0]
-            else:
+            elif not _UNUSED.search(str(warning.message)):  # a record's key that the graph leaves
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
@@ -272,6 +268,27 @@ def can_checkpoint(pipeline: Pipeline) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def check_arguments(pipeline_fn: Callable[..., Any], names: Collection[str]) -> None:
+    """Raises TypeError for arguments of neither a graph function nor pipeline_def."""
+    own = function_parameters(pipeline_fn)
+    unknown = sorted(set(names) - own - _DEF_ARGS)
+    if unknown:
+        raise TypeError(
+            f"{getattr(pipeline_fn, '__name__', pipeline_fn)!s}() has no argument {unknown}: "
+            f"its own are {sorted(own)}, the others are those of nvidia.dali.pipeline_def"
+        )
+
+
+def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
+    """Raises ValueError where a built pipeline has another number of outputs than names."""
+    outputs = pipeline.num_outputs
+    if outputs != len(output_map):
+        raise ValueError(
+            f"output_map names {len(output_map)} outputs, {list(output_map)}, "
+            f"but the pipeline has {outputs}: give each of them one name"
+        )
 
 
 def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:

@@ -97,24 +97,37 @@ def _arrays(records: Sequence[Any], column: Column) -> list[np.ndarray]:
     """The arrays of one column; the time that it takes is that of every record of a run."""
     made = []
     dtype, ndim, path = column.dtype, column.ndim, column.path
-    for place, value in enumerate(records):
-        for key in path:
-            try:
-                value = value[key]
-            except (KeyError, TypeError, IndexError):
-                raise ValueError(
-                    f"record {place} of the batch has no {'/'.join(path)!r}, which the first "
-                    f"record had: it is {records[place]!r:.80}"
-                ) from None
+    values = records
+    for key in path:
+        values = values_of(values, key, "/".join(path))
+    for place, value in enumerate(values):
         array = np.frombuffer(value, np.uint8) if type(value) is bytes and value else leaf(value)
         if array.dtype != dtype or array.ndim != ndim:
             raise ValueError(
                 f"{'/'.join(path) or 'the record'} is {array.dtype} of {array.ndim} dimensions in "
-                f"record {place} of the batch, and {dtype} of {ndim} in the first one: make them "
-                "alike, or pass element_spec"
+                f"record {place} of the batch, not {dtype} of {ndim} as the first record, or "
+                "element_spec, had it: make the records alike"
             )
         made.append(array)
     return made
+
+
+def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
+    """What records have under a key, which errors call by a label.
+
+    Raises:
+        ValueError: If one has no such key; the message names its place in the batch.
+    """
+    try:
+        return [record[key] for record in records]
+    except (KeyError, TypeError, IndexError):
+        place = next(
+            i for i, one in enumerate(records) if not isinstance(one, Mapping) or key not in one
+        )
+        raise ValueError(
+            f"record {place} of the batch has no {(label or key)!r}, which the first record had: "
+            f"it is {records[place]!r:.80}"
+        ) from None
 
 
 def learn(
@@ -134,7 +147,9 @@ def learn(
         TypeError: If the function can't be called with such records.
     """
     name = getattr(pipeline_fn, "__name__", repr(pipeline_fn))
-    parameters = {k: p for k, p in inspect.signature(pipeline_fn).parameters.items()}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    signature = inspect.signature(pipeline_fn).parameters.items()
+    parameters = {k: p for k, p in signature if p.kind not in several}
     open_ = [k for k in parameters if k not in given]
     like = record if spec is None else spec
     taken: tuple[str, ...] | None = None
@@ -195,11 +210,11 @@ def stacked(values: Sequence[Any], name: str) -> Any:
             made[i] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
         return made
     arrays = [np.asarray(value) for value in values]
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1:
+    kinds = {(str(array.dtype), array.shape) for array in arrays}
+    if len(kinds) > 1 and arrays[0].dtype.kind not in "US":
         raise ValueError(
-            f"{name!r} passes the graph by and has several shapes, {sorted(shapes)[:4]}: make "
-            "them alike, leave the key out of the records, or have the graph take it"
+            f"{name!r} passes the graph by and has several dtypes or shapes, {sorted(kinds)[:4]}: "
+            "make them alike, leave the key out of the records, or have the graph take it"
         )
     return np.stack(arrays)
 

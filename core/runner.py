@@ -15,7 +15,7 @@ Outputs = Sequence[TensorList]
 _ALL = 1 << 30
 
 
-def _drop(outputs: Sequence[Outputs]) -> None:
+def drop(outputs: Sequence[Outputs]) -> None:
     """The conversion of a batch that nobody wants."""
 
 
@@ -139,7 +139,7 @@ class Runner:
         while self.lag:
             self._schedule_if_empty()
             try:
-                self._share(_drop)
+                self._share(drop)
             except (SourceEnded, SourceError):
                 raise
             except Exception:

@@ -87,17 +87,28 @@ class Tape:
 
     def first(self) -> Pulled:
         """The batch that is delivered next."""
-        if not self.batches:
+        return self.at(0)
+
+    @property
+    def unread(self) -> bool:
+        """Whether a pipeline was fed nothing yet."""
+        return 0 in self._at
+
+    def at(self, place: int) -> Pulled:
+        """The batch so many behind the one that is delivered next.
+
+        Raises:
+            StopIteration: If there are not so many.
+        """
+        while len(self.batches) <= place:
             self.batches.append(self._pull())
-        return self.batches[0]
+        return self.batches[place]
 
     def read(self, lane: int) -> Pulled:
         """The batch that one pipeline is fed next."""
-        at = self._at[lane]
-        if at == len(self.batches):
-            self.batches.append(self._pull())
+        batch = self.at(self._at[lane])
         self._at[lane] += 1
-        return self.batches[at]
+        return batch
 
     def forget_first(self) -> None:
         """Drops the batch that was delivered."""

@@ -538,12 +538,15 @@ def test_a_state_of_another_graph_is_refused_when_the_graph_is_known():
         )
         return iter(made)
 
-    plain, drawn = build(lambda number: number + 0), build(lambda number: fn.random.normal())
+    plain, drawn = (
+        build(lambda number: number + 0),
+        build(lambda number: number + fn.random.normal()),
+    )
     next(plain)
     next(drawn)
     with pytest.raises(ValueError, match="graph: "):
         drawn.set_state(plain.get_state())
-    fresh = build(lambda number: fn.random.normal())
+    fresh = build(lambda number: number + fn.random.normal())
     fresh.set_state(plain.get_state())
     with pytest.raises(ValueError, match="graph: "):
         next(fresh)

@@ -177,7 +177,7 @@ def test_numbers_are_stacked(dtype, shape):
 
 
 def test_shapes_that_differ_are_named():
-    with pytest.raises(ValueError, match=r"'top/k' passes the graph by.*\(2,\), \(3,\)"):
+    with pytest.raises(ValueError, match=r"'top/k' passes the graph by.*\(2,\).*\(3,\)"):
         stacked([{"k": np.zeros(2)}, {"k": np.zeros(3)}], "top")
 
 
@@ -267,7 +267,10 @@ WRONG = [
     ([{"x": 1, "k": 1}, {"k": 1}], "record 1 of the batch has no 'x'"),
     ([{"x": 1, "k": 1}, {"x": 1.5, "k": 1}], "x is float64 of 0 dimensions in record 1"),
     ([{"x": [1], "k": 1}, {"x": [1, 2], "k": 1}], "output 'y' is ragged"),
-    ([{"x": 1, "k": [1]}, {"x": 1, "k": [1, 2]}], "'k' passes the graph by.*several shapes"),
+    (
+        [{"x": 1, "k": [1]}, {"x": 1, "k": [1, 2]}],
+        "'k' passes the graph by.*several dtypes or shapes",
+    ),
     ([{"x": 1, "y": 1}, {"x": 1, "y": 1}], "key 'y' passes the graph by, and an output"),
     ([{"x": 1, "k": 1}, {"x": 1}], "k"),
     ([{"x": np.complex64(1)}], "nothing that a pipeline takes"),
@@ -280,19 +283,11 @@ def test_records_that_make_no_batch_are_named(records, words):
         next(through(records, lambda x: x, ["y"]))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=KeyError, reason="a passed key that is missing is a bare KeyError"
-)
 def test_a_missing_key_that_passes_is_said_like_any_other():
     with pytest.raises(ValueError, match="record 1 of the batch has no 'k'"):
         next(through([{"x": 1, "k": 1}, {"x": 1}], lambda x: x, ["y"]))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="np.stack promotes what passes by without a word",
-)
 def test_a_passed_key_of_another_dtype_is_refused():
     with pytest.raises(ValueError, match="k"):
         next(through([{"x": 1, "k": 1}, {"x": 1, "k": 1.5}], lambda x: x, ["y"]))
