@@ -142,7 +142,6 @@ def test_a_sampler_without_an_end():
 
 
 # Python's own: its garbage collection may run within the tracker of the workers' semaphores.
-@pytest.mark.filterwarnings("ignore:ResourceTracker called reentrantly")
 @pytest.mark.parametrize("workers", (1, 2))
 def test_worker_processes_read_the_same_records_in_the_same_order(workers):
     absl.flags.FLAGS.mark_as_parsed()

@@ -346,9 +346,6 @@ def test_checkpoints_under_multithread_prefetch(jpegs_many):
         toolbox.multithread_prefetch(placed, 2, 1)
 
 
-# Python's own: its tracker of semaphores may be collected in the middle of a call of its own.
-@pytest.mark.filterwarnings("ignore:.*ResourceTracker called reentrantly.*")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_checkpoints_under_worker_processes(jpegs_many, workers):
     flags.FLAGS.mark_as_parsed()  # the workers take Grain's flags over

@@ -287,7 +287,6 @@ def workers(count):
     return grain.MultiprocessingOptions(count)
 
 
-@pytest.mark.filterwarnings("ignore:ResourceTracker called reentrantly")  # Python's own
 @pytest.mark.parametrize("make", WORKERS.values(), ids=WORKERS)
 def test_checkpoints_hold_under_worker_processes(make):
     assert_equal_output_after_checkpoint(make(8))
@@ -473,7 +472,6 @@ def operation(pipeline_fn=decode, size=B, names=("x",), **options):
     return DALIBatch(pipeline_fn, size, names, num_threads=1, **options)
 
 
-@pytest.mark.filterwarnings("ignore:ResourceTracker called reentrantly")  # Python's own
 @pytest.mark.parametrize("count,want", [
     (0, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
     (1, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
