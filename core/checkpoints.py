@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .epochs import EpochPlan
-from .fingerprint import StateError, wire_fields
+from .fingerprint import Fingerprint, StateError, wire_fields
 from .position import Mark, Position
-from .state import pack, unpack
+from .state import decode, pack, unpack
 
 _CONTEXT, _ITERATOR_DATA = 2, 2
 
@@ -156,3 +156,28 @@ def _epoch_of(
             return epoch
         epoch = plan.next_epoch(epoch)
     return None
+
+
+def position(
+    pieces: Sequence[bytes],
+    outputs: Sequence[str],
+    fingerprint: Fingerprint,
+    plan: EpochPlan | None,
+    streams: Sequence[int],
+) -> Position:
+    """The position that checkpoints describe, this package's or those of DALI's plugin.
+
+    Args:
+        pieces: One for each pipeline.
+        outputs: Names of the outputs.
+        fingerprint: That of the pipelines now.
+        plan: Their epochs.
+        streams: The shard of each pipeline in epoch 0.
+
+    Raises:
+        StateError: If they don't fit.
+    """
+    state = from_bytes(pieces)
+    if state is None:
+        return of_dali(pieces, plan, streams)
+    return decode(state, outputs, fingerprint)[0]

@@ -71,8 +71,12 @@ class IteratorFunction:
         Raises:
             TypeError, ValueError: As for a call.
         """
-        source, config = self._prepared(args, kwargs)
-        return BatchStream(BatchIterator(source, config, lazy=True), num_epochs)
+
+        def make() -> BatchIterator:
+            source, config = self._prepared(args, dict(kwargs))
+            return BatchIterator(source, config, lazy=True)
+
+        return BatchStream(make, num_epochs)
 
     def adapted(self, adapter: str, **settings: Any) -> IteratorFunction:
         """The same function with settings that an adapter makes.

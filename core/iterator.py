@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
-from . import checkpoints as checkpoints_lib
-from . import state as state_lib
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
-from .feed import CLOSED, BatchError, Feed, Taken
-from .fingerprint import unknown
-from .pipelines import PipelineSource, check_resumable
+from .feed import BatchError, Feed, Taken
+from .pipelines import PipelineSource
 from .position import FailedBatch
+from .resumable import Resumable
 from .runner import SourceEnded
+from .stats import InputStats
 
 _log = logging.getLogger("dalijax")
 
 
-class BatchIterator:
+class BatchIterator(Resumable):
     """An iterator over the pipelines of a source; see `dalijax.DALIGenericIterator`.
 
     Args:
@@ -50,6 +48,7 @@ class BatchIterator:
         self._stays = False  # set_state() came last, after which iter() does not move
         self._stopped = False  # StopIteration was raised in this epoch
         self._errors: list[FailedBatch] = []
+        self.stats: InputStats | None = None
         if lazy:
             return
         self._feed.runner()
@@ -86,6 +85,12 @@ class BatchIterator:
             TypeError: If JAX would narrow an output's 64-bit dtype.
             RuntimeError: If DALI failed to produce the batch.
         """
+        if self.stats is not None:
+            with self.stats.waiting():
+                return self._next()
+        return self._next()
+
+    def _next(self) -> Batch:
         with self._open():
             self._stays = False
             taken = self._take()
@@ -96,6 +101,8 @@ class BatchIterator:
                 if self._config.auto_reset:
                     self._next_epoch()
                 raise StopIteration
+            if self.stats is not None:
+                self._count(taken)
             self._position = self._feed.position = taken.after
             if taken.error is not None:
                 raise taken.error
@@ -168,6 +175,11 @@ class BatchIterator:
             return plan.size(self._position.epoch)
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._feed.closed
+
+    @property
     def epoch(self) -> int:
         """Number of the consumer's epoch, from 0."""
         return self._position.epoch
@@ -220,80 +232,25 @@ class BatchIterator:
 
     _spec: dict[str, jax.ShapeDtypeStruct] | None = None
 
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; until it is called nothing is counted."""
+        if self.stats is None:
+            self.stats = InputStats()
+        return self.stats
+
+    def _count(self, taken: Taken) -> None:
+        here, feed = self._feed.position, self._feed
+        rows = feed.batch_size * len(feed.streams)
+        valid = rows
+        if feed.plan is not None:
+            valid = sum(feed.plan.valid(here.epoch, here.step, s) for s in feed.streams)
+        self.watch().delivered(here.epoch, here.step, valid, rows, taken.after.errors)
+
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
         """The batches that ``on_error="skip"`` skipped in this process."""
         with self._lock:
             return tuple(self._errors)
-
-    # State
-
-    def get_state(self) -> dict[str, Any]:
-        """Where the consumer stands, as a plain JSON value (dict of str, int, list and dict).
-
-        It is the position after the last batch that ``next()`` delivered, whatever was
-        peeked or scheduled since; its keys and types never change.
-
-        Raises:
-            ValueError: If the pipelines can't be resumed: the message says why.
-        """
-        with self._open():
-            check_resumable(self._feed.source)
-            # A lazy iterator's first state stays what it was before the pipelines were built.
-            known = self._position.mark is not None
-            own = self._feed.expected or self._feed.fingerprint() if known else unknown()
-            return state_lib.encode(self._position, self._config.output_map, own)
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a state says; the pipelines are built again when they are next used.
-
-        Args:
-            state: What `get_state` of an iterator over the same data gave. It is neither
-                kept nor changed.
-
-        Raises:
-            ValueError: If it is no state, or one of other data; nothing has changed.
-        """
-        with self._open():
-            check_resumable(self._feed.source)
-            feed = self._feed
-            now = feed.fingerprint()
-            position, saved = state_lib.decode(state, self._config.output_map, now)
-            if position != self._position or position != feed.position:
-                feed.restore(position, saved)
-                self._position = position
-                self._peeked = None
-            self._stays, self._stopped = True, False
-
-    def checkpoints(self) -> list[bytes]:
-        """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
-
-        Raises:
-            ValueError: If the pipelines can't be resumed: the message says why.
-        """
-        return checkpoints_lib.to_bytes(self.get_state())
-
-    def _restore_checkpoints(self, pieces: Sequence[bytes], stand_there: bool = False) -> None:
-        """Goes on where checkpoints say, this package's or those of DALI's plugin.
-
-        Args:
-            pieces: One for each pipeline.
-            stand_there: Whether the pipelines were built at them already.
-        """
-        feed = self._feed
-        feed.runner()
-        check_resumable(self._feed.source)
-        state = checkpoints_lib.from_bytes(pieces)
-        if state is None:
-            position = checkpoints_lib.of_dali(pieces, feed.plan, feed.streams)
-        else:
-            position, _ = state_lib.decode(state, self._config.output_map, feed.fingerprint())
-        if stand_there:
-            feed.adopt(position)
-        else:
-            feed.restore(position)
-        self._position = position
-        self._stays = True
 
     # Position and lifecycle
 
@@ -342,9 +299,3 @@ class BatchIterator:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _open(self) -> threading.RLock:
-        """The lock, of an iterator that is not closed."""
-        if self._feed.closed:
-            raise ValueError(CLOSED)
-        return self._lock

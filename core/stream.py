@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from .batches import Batch
+from .feed import CLOSED
 from .iterator import BatchIterator
+from .stats import InputStats
 
 
 class BatchStream:
     """The batches of some epochs, one epoch after the other, and then the end.
 
     Args:
-        iterator: A fresh iterator without auto_reset, with an epoch's end that is known
-            (a reader, or size); it may be lazy. It belongs to the stream from now on.
+        make: Makes a fresh iterator without auto_reset, with an epoch's end that is known (a
+            reader, or size); it may be lazy. It belongs to the stream.
         num_epochs: Number of epochs; None for no end.
+
+    Attributes:
+        iterator: The iterator.
 
     Raises:
         ValueError: If num_epochs is less than 1.
     """
 
-    def __init__(self, iterator: BatchIterator, num_epochs: int | None):
+    def __init__(self, make: Callable[[], BatchIterator], num_epochs: int | None):
         if num_epochs is not None and num_epochs < 1:
             raise ValueError(f"num_epochs must be at least 1, or None for no end, not {num_epochs}")
-        self.iterator = iterator
+        self._make = make
+        self.iterator = make()
         self.num_epochs = num_epochs
-        self._start = iterator.get_state()
 
     def __iter__(self) -> BatchStream:
         return self
@@ -98,12 +104,17 @@ class BatchStream:
         self.iterator.set_state(state)
 
     def reset(self) -> None:
-        """Goes back to the start of the first epoch.
+        """Goes back to the start of the first epoch, by a fresh iterator."""
+        if self.iterator.closed:
+            raise ValueError(CLOSED)
+        stats = self.iterator.stats
+        self.iterator.close()
+        self.iterator = self._make()
+        self.iterator.stats = stats
 
-        Raises:
-            ValueError: If the pipelines can't be resumed: the message says why.
-        """
-        self.iterator.set_state(self._start)
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; see `BatchIterator.watch`."""
+        return self.iterator.watch()
 
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules runs; waits for none."""
