@@ -45,7 +45,7 @@ clean:  ## Remove what builds and runs leave behind, but not the virtual environ
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: EXTRAS := examples
-$(VENV)/.installed-test: EXTRAS := test,examples,grain,clu
+$(VENV)/.installed-test: EXTRAS := test,examples,grain,clu,tf
 
 # The stamp is made last: after a failed or interrupted install the next call installs again.
 $(VENV)/.installed-%: pyproject.toml

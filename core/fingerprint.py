@@ -64,7 +64,7 @@ def unknown() -> Fingerprint:
         "stick": -1,
         "seed": -1,
         "operators": [],
-        "sources": {},
+        "sources": [],
         "unchecked": [],
     }
 
@@ -84,7 +84,7 @@ def fingerprint(
         serialized: What DALI serialises of the pipelines, where it is at hand.
 
     Returns:
-        A dict of str, int, list of str and dict of str. ``operators`` has the name of each
+        A dict of str, int and list of str. ``operators`` has the name of each
         operator in order and a hash of its arguments; ``sources`` the arguments of readers
         and external sources, file lists as a hash; ``unchecked`` names what can't be read.
     """
@@ -110,9 +110,9 @@ def fingerprint(
         own = {k: v for k, v in arguments.items() if k not in _IGNORED}
         if kind.startswith("readers") or kind == "external_source":
             # A shard's own number is compared as shard_ids.
-            made["sources"] |= {
-                f"{name}.{k}": _described(k, v) for k, v in sorted(own.items()) if k != "shard_id"
-            }
+            made["sources"] += [
+                f"{name}.{k}: {_described(k, v)}" for k, v in sorted(own.items()) if k != "shard_id"
+            ]
             made["operators"].append(f"{kind} {name}")
             if kind == "external_source":
                 unchecked.append(f"what the source of {name} gives")
@@ -133,6 +133,9 @@ def differences(saved: Fingerprint, now: Fingerprint) -> list[str]:
         if key == "unchecked" or before == after or empty in (before, after):
             continue
         if key == "sources":
+            before, after = (
+                dict(line.partition(": ")[::2] for line in own) for own in (before, after)
+            )
             for name in sorted({*before, *after}):
                 if before.get(name) != after.get(name):
                     told = [one.get(name, "(left out)") for one in (before, after)]

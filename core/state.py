@@ -31,9 +31,9 @@ _COMMON = (
     b"decoders.image __Image_ random.coin_flip __CoinFlip_ random.uniform __Uniform_ cast __Cast_ "
     b"resize __Resize_ color_twist __ColorTwist_ external_source __ExternalSource_ reshape "
     b'"lag":0,"epoch_lag":0,"outputs":["images","labels"],"lengths":[["labels"]"image","label",'
-    b'"false","true","sources":{"reader.file_root":"/.files":"#.initial_fill":"1024","reader.'
-    b'num_shards":"1","reader.pad_last_batch":"true","reader.random_shuffle":"true","reader.'
-    b'stick_to_shard":"true","reader.shuffle_after_epoch":"},"unchecked":[]},"digest":"'
+    b'false","true","sources":["reader.file_root: /","reader.files: #","reader.initial_fill: 1024",'
+    b'"reader.num_shards: 1","reader.pad_last_batch: true","reader.random_shuffle: true","reader.'
+    b'stick_to_shard: true","reader.shuffle_after_epoch: "],"unchecked":[]},"digest":"'
     b'"padded":1,"stick":1,"seed":0,"operators":["readers.file reader","'
     b'{"format":"dalijax","version":1,"dali":"2.4.0","epoch":0,"step":0,"errors":0,"fingerprint":'
     b'{"epoch_size":-1,"batch_size":-1,"num_shards":1,"shard_ids":"0","policy":"FILLDROPPARTIAL",'

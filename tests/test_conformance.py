@@ -5,6 +5,7 @@ An iterator or adapter that is public and has no row here fails a test.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -23,6 +24,7 @@ from nvidia.dali import fn, pipeline_def
 import dalijax
 from conformance import Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax.adapters import clu as clu_adapter
 from dalijax.adapters import grain as grain_adapter
 from oracle import Case
 
@@ -174,6 +176,19 @@ def batched() -> Any:
     return iter(records([]).batch(BATCH, batch_fn=operation.batch_fn).to_iter_dataset())
 
 
+def clu_iterator(files: list[str], **options: Any) -> Any:
+    iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader", mask="mask")
+    return clu_adapter.DALIDatasetIterator(
+        iterator_fn, files=files, case=PADDED, batch_size=BATCH, num_threads=1, **options
+    )
+
+
+def of_clu() -> Expected:
+    """Its length is that of all epochs, and it knows no others."""
+    expected = of_case(PADDED).as_stream(4096)
+    return dataclasses.replace(expected, sized=True)
+
+
 def of_records(count: int, mask: bool, drop: bool = False, state_bytes: int = 400) -> Expected:
     """The numbers 0 to N - 1 over and over, in batches."""
     epoch = []
@@ -254,6 +269,10 @@ ROWS: dict[str, dict[str, Row]] = {
         ),
     },
     "DALIBatch": {"behind batch()": (lambda f: batched(), of_records(N, mask=True))},
+    "DALIDatasetIterator": {
+        "finite": (lambda f: clu_iterator(f, num_epochs=3), of_clu()),
+        "with peeks": (lambda f: clu_iterator(f, num_epochs=3, element="jax"), of_clu()),
+    },
     "DALIDataLoader": {
         "mask": (lambda f: loaded(False, pad="mask"), of_records(2 * N, mask=True)),
         "drop": (

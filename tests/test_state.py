@@ -241,7 +241,7 @@ def test_graphs_with_python_functions(jpegs_many):
 
     state = build().get_state()
     assert any("Python function" in line for line in state["fingerprint"]["unchecked"])
-    assert "reader.pad_last_batch" in state["fingerprint"]["sources"]
+    assert "reader.pad_last_batch: True" in state["fingerprint"]["sources"]
     check(build, Expected(epochs(2)))
 
 

@@ -1,0 +1,233 @@
+"""CLU: a DALI pipeline as a ``clu.data.dataset_iterator.DatasetIterator``.
+
+    from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
+
+`DALIDatasetIterator` needs no TensorFlow. `ReportInput` is loaded when it is first asked for,
+since clu's periodic actions import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from clu.data import dataset_iterator
+from etils import epath
+
+from ..core.decorator import IteratorFunction
+from ..core.pipelines import default_device_id
+from ..core.stats import InputStats
+from ..core.stream import BatchStream
+
+if TYPE_CHECKING:
+    from .clu_report import ReportInput as ReportInput
+
+__all__ = ["DALIDatasetIterator", "ReportInput"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ReportInput":
+        from .clu_report import ReportInput
+
+        return ReportInput
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class DALIDatasetIterator(dataset_iterator.DatasetIterator):
+    """The batches of an iterator function, for loops that are written for CLU.
+
+    A save is the position of the last batch that ``next()`` delivered, whatever was peeked; so
+    it needs no PeekableDatasetIterator, which loses the peeked batch. With ``num_epochs`` it has
+    a length; without, it has none.
+
+    Args:
+        iterator_fn: What `dalijax.data_iterator` returned.
+        num_epochs: Number of epochs; None for no end.
+        element: "numpy": batches are NumPy arrays, of GPU pipelines copied to the host; "jax":
+            jax.Arrays where the pipelines, or a sharding, put them.
+        checkpoint: False: `save` and `restore` do nothing, as in clu's TfDatasetIterator.
+        **call: Arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
+            `dalijax.data_iterator`: batch_size, mask, sharding, ...
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> DALIDatasetIterator:
+        """A finite one is of a class with a length."""
+        finite = cls is DALIDatasetIterator and kwargs.get("num_epochs") is not None
+        made: DALIDatasetIterator = super().__new__(_FiniteDatasetIterator if finite else cls)
+        return made
+
+    def __init__(
+        self,
+        iterator_fn: IteratorFunction,
+        *,
+        num_epochs: int | None = None,
+        element: str = "numpy",
+        checkpoint: bool = True,
+        **call: Any,
+    ):
+        if element not in ("numpy", "jax"):
+            raise ValueError(f"element must be 'numpy' or 'jax', not {element!r}")
+        if not isinstance(iterator_fn, IteratorFunction):
+            raise TypeError(
+                f"{iterator_fn!r} is no iterator function: decorate it with dalijax.data_iterator"
+            )
+        self._stream = _stream(iterator_fn, num_epochs, element == "numpy", call)
+        self._numpy = element == "numpy"
+        self._checkpoint = checkpoint
+        self._future: concurrent.futures.Future[Any] | None = None
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._future_lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __next__(self) -> dict[str, Any]:
+        """The next batch.
+
+        Raises:
+            StopIteration: After the last epoch, on each call until `reset`.
+            Exception: What the core's ``next()`` raises.
+        """
+        self._forget_future()
+        return self._delivered(next(self._stream))
+
+    def get_next(self) -> dict[str, Any]:
+        """The next batch; deprecated by CLU."""
+        return next(self)
+
+    def peek(self) -> dict[str, Any]:
+        """The batch that ``next()`` will deliver, which stays the next one."""
+        return self._delivered(self._stream.peek())
+
+    def peek_async(self) -> concurrent.futures.Future[Any]:
+        """`peek` in a thread; the same future until a batch is taken, or the position changes."""
+        with self._future_lock:
+            if self._pool is None:
+                self._pool = concurrent.futures.ThreadPoolExecutor(1, "dalijax-peek")
+            if self._future is None:
+                self._future = self._pool.submit(self.peek)
+            return self._future
+
+    def _forget_future(self) -> None:
+        with self._future_lock:
+            self._future = None
+
+    def _delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if not self._numpy:
+            return batch
+        return {name: np.asarray(array) for name, array in batch.items()}
+
+    def reset(self) -> None:
+        """Goes back to the start of the first epoch, at any time."""
+        self._forget_future()
+        self._stream.reset()
+
+    @property
+    def element_spec(self) -> dict[str, dataset_iterator.ArraySpec]:
+        """Dtype and shape of each array of a whole batch; nothing is taken by it."""
+        return {
+            name: dataset_iterator.ArraySpec(dtype=spec.dtype, shape=tuple(spec.shape))
+            for name, spec in self._stream.element_spec.items()
+        }
+
+    def save(self, filename: epath.PathLike) -> None:
+        """Writes the position of this process's iterator to exactly this file, or not at all.
+
+        Args:
+            filename: A local or remote path; a file that is there is replaced.
+
+        Raises:
+            ValueError: If the pipelines can't be resumed: the message says why.
+        """
+        if not self._checkpoint:
+            return
+        text = json.dumps(self._stream.get_state())
+        path = epath.Path(filename)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name + f".{jax.process_index()}.new")
+        new.write_text(text)
+        new.replace(path)
+
+    def restore(self, filename: epath.PathLike) -> None:
+        """Goes on where a file says.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it is no state, or one of other data; nothing has changed.
+        """
+        if not self._checkpoint:
+            return
+        text = epath.Path(filename).read_text()
+        try:
+            state = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{filename} is no file that save() wrote: {error}") from None
+        self.set_state(state)
+
+    def load(self, filename: epath.PathLike) -> None:
+        """`restore`; deprecated by CLU."""
+        self.restore(filename)
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the consumer stands, as a JSON value."""
+        return self._stream.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where a state says.
+
+        Raises:
+            ValueError: If it is no state, or one of other data; nothing has changed.
+        """
+        self._stream.set_state(state)
+        self._forget_future()
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; see `ReportInput`."""
+        return self._stream.watch()
+
+    def start_prefetch(self) -> None:
+        """Builds the pipelines and schedules runs; waits for none."""
+        self._stream.start_prefetch()
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._stream.close()
+
+    def __repr__(self) -> str:
+        epochs = self._stream.num_epochs
+        return f"DALIDatasetIterator(num_epochs={epochs})"
+
+
+class _FiniteDatasetIterator(DALIDatasetIterator):
+    """One that ends, and so has a length."""
+
+    def __len__(self) -> int:
+        """Number of batches of all epochs."""
+        return len(self._stream)
+
+
+def _stream(
+    iterator_fn: IteratorFunction, num_epochs: int | None, numpy: bool, call: dict[str, Any]
+) -> BatchStream:
+    """The batches; an iterator function may say auto_reset where there is no end anyway."""
+    config = iterator_fn.config
+    if num_epochs is None and config.auto_reset:
+        config = dataclasses.replace(config, auto_reset=False)
+        iterator_fn = IteratorFunction(iterator_fn.pipeline_fn, config)
+    iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
+    placed = config.sharding is not None or call.get("sharding") is not None
+    placed |= config.devices is not None or call.get("devices") is not None
+    on_host = call.get("device_id", default_device_id()) is None
+    if numpy and on_host and not placed and config.as_numpy is None:
+        call = {"as_numpy": True, **call}
+    return iterator_fn.stream(num_epochs, **call)

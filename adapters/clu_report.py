@@ -1,0 +1,97 @@
+"""`ReportInput`: a periodic action that tells how long training waits for its input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import jax
+from clu import metric_writers, periodic_actions
+
+from ..core.stats import InputStats
+
+__all__ = ["ReportInput"]
+
+
+class Watched(Protocol):
+    """An iterator that counts: `DALIDatasetIterator`, or one of the core."""
+
+    def watch(self) -> InputStats:
+        """The counters."""
+        ...
+
+
+class ReportInput(periodic_actions.PeriodicAction):
+    """Writes how the input fares, through a metric writer.
+
+    Of the steps since it last did (or since it was called first):
+
+    - ``input/wait_fraction``: share of the time that ``next()`` took, between 0 and 1.
+    - ``input/wait_ms_per_batch``: milliseconds that it took for each batch.
+    - ``input/examples_per_sec``: samples that are no padding, in this process, each second.
+    - ``input/padding_fraction``: share of the samples that are padding.
+
+    And at the step: ``input/epoch`` and ``input/step_in_epoch`` of the last batch, from 0, and
+    ``input/errors``, the number of batches that failed in the whole run, what was before a
+    restore included.
+
+    Only process 0 writes, about its own input. As for clu's ReportProgress, nothing is written
+    by the very first call, when no time has passed, even where its step is divisible.
+
+    Args:
+        iterator: What gives the batches.
+        num_train_steps: The last step, at which it also writes.
+        writer: A clu.metric_writers.MetricWriter.
+        every_steps: Writes at steps that this divides.
+        every_secs: Writes where so many seconds have passed.
+        on_steps: Writes at these steps.
+    """
+
+    def __init__(
+        self,
+        iterator: Watched,
+        *,
+        writer: metric_writers.MetricWriter,
+        num_train_steps: int | None = None,
+        every_steps: int | None = None,
+        every_secs: float | None = 60.0,
+        on_steps: Iterable[int] | None = None,
+    ):
+        steps = set(on_steps or ())
+        if num_train_steps is not None:
+            steps.add(num_train_steps)
+        super().__init__(every_steps=every_steps, every_secs=every_secs, on_steps=steps)
+        self._writer = writer
+        self._stats = iterator.watch()
+        self._before: InputStats | None = None
+
+    def _init_and_check(self, step: int, t: float) -> None:
+        super()._init_and_check(step, t)
+        if self._before is None:
+            self._before = dataclasses.replace(self._stats)
+
+    def _should_trigger(self, step: int, t: float) -> bool:
+        # Both are the first call's until it was triggered once.
+        return step != self._previous_step and super()._should_trigger(step, t)
+
+    def _apply(self, step: int, t: float) -> None:
+        now = dataclasses.replace(self._stats)
+        if jax.process_index() == 0:
+            self._writer.write_scalars(step, scalars(now, self._before, t - self._previous_time))
+        self._before = now
+
+
+def scalars(now: InputStats, before: InputStats | None, seconds: float) -> dict[str, Any]:
+    """What is written, of the counters now and so many seconds before."""
+    new = now.since(before or InputStats())
+    rows = new.examples + new.padding
+    return {
+        "input/wait_fraction": min(1.0, new.wait_seconds / seconds) if seconds > 0 else 0.0,
+        "input/wait_ms_per_batch": 1e3 * new.wait_seconds / max(1, new.batches),
+        "input/examples_per_sec": new.examples / seconds if seconds > 0 else 0.0,
+        "input/epoch": now.epoch,
+        "input/step_in_epoch": now.step,
+        "input/padding_fraction": new.padding / max(1, rows),
+        "input/errors": now.errors,
+    }

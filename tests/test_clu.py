@@ -1,0 +1,426 @@
+"""CLU: the iterator's contract, CLU's own tests of it, and what is reported of the input."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from clu import metric_writers, periodic_actions
+from clu.data import dataset_iterator, dataset_iterator_test
+from nvidia.dali import fn, types
+
+from conftest import corrupt, write_jpegs
+from dalijax import LastBatchPolicy, data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
+
+N, B = 11, 4
+
+
+def numbers(files, n=N, shard_id=0, num_shards=1, padded=True):
+    label = fn.readers.file(
+        files=files[:n],
+        labels=list(range(n)),
+        name="reader",
+        pad_last_batch=padded,
+        shard_id=shard_id,
+        num_shards=num_shards,
+    )[1]
+    return label, fn.random.uniform()
+
+
+NUMBERS = data_iterator(numbers, ["x", "u"], reader_name="reader", mask="mask")
+
+
+def make(files, **options):
+    return DALIDatasetIterator(
+        NUMBERS, files=files, **{"batch_size": B, "num_threads": 1, **options}
+    )
+
+
+def taken(batch):
+    return batch["x"].ravel().tolist(), batch["u"].tolist()
+
+
+class TestCLUsOwn(dataset_iterator_test.DatasetIteratorTest):
+    """The tests that CLU ships, over our iterator instead of one of TensorFlow's."""
+
+    def _create_iterator(self, start_index, checkpoint=True):
+        # Numbers 0 to 9 without 1 and 3, and their primes, in batches of two.
+        index = [i for i in range(start_index, 10) if i not in (1, 3)]
+        primes = [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]
+
+        def source(k):
+            rows = index[2 * k : 2 * k + 2]
+            if len(rows) < 2:
+                raise StopIteration
+            return np.array(rows, np.int64), np.array([primes[i] for i in rows], np.int32)
+
+        def graph():
+            return tuple(fn.external_source(source, num_outputs=2, batch=True))
+
+        made = data_iterator(
+            graph, [dataset_iterator_test.INDEX, "prime"], size=len(index) // 2 * 2
+        )
+        return DALIDatasetIterator(made, num_epochs=1, checkpoint=checkpoint, batch_size=2)
+
+    def assertEqual(self, first, second, msg=None):
+        # Elements are dicts of arrays, which compare element by element.
+        if isinstance(first, dict) and any(isinstance(v, np.ndarray) for v in first.values()):
+            assert {k: v.tolist() for k, v in first.items()} == second, msg
+        else:
+            super().assertEqual(first, second, msg)
+
+    def test_tf_iterator_save_and_load(self):
+        # TensorFlow writes ckpt.index; the rest of the test is CLU's.
+        folder = tempfile.mkdtemp()
+        it = self._create_iterator(0)
+        for _ in range(3):
+            next(it)
+        it.save(f"{folder}/ckpt")
+        it = self._create_iterator(0)
+        self.assertEqual(next(it), {dataset_iterator_test.INDEX: [0, 2], "prime": [2, 5]})
+        it.load(f"{folder}/ckpt")
+        self.assertEqual(next(it), {dataset_iterator_test.INDEX: [8, 9], "prime": [23, 29]})
+
+
+def test_it_is_a_real_dataset_iterator(jpegs_many):
+    iterator = make(jpegs_many)
+    assert isinstance(iterator, dataset_iterator.DatasetIterator)
+    assert bool(iterator) and iter(iterator) is iterator
+    spec = iterator.element_spec
+    assert spec == {
+        "x": dataset_iterator.ArraySpec(np.int32, (B, 1)),
+        "u": dataset_iterator.ArraySpec(np.float32, (B,)),
+        "mask": dataset_iterator.ArraySpec(np.bool_, (B,)),
+    }
+    assert all(isinstance(one, dataset_iterator.ArraySpec) for one in spec.values())
+    assert taken(next(iterator))[0] == [0, 1, 2, 3]
+    assert taken(iterator.get_next())[0] == [4, 5, 6, 7]
+
+
+def test_only_a_finite_one_has_a_length(jpegs_many):
+    endless, finite = make(jpegs_many), make(jpegs_many, num_epochs=2)
+    assert not hasattr(endless, "__len__") and bool(endless)
+    assert len(finite) == 6 == len(list(finite)) and bool(finite)
+    assert isinstance(finite, DALIDatasetIterator)
+    with pytest.raises(ValueError, match="num_epochs must be at least 1"):
+        make(jpegs_many, num_epochs=0)
+
+
+def test_the_end_is_sticky_until_reset_goes_to_the_very_beginning(jpegs_many):
+    iterator = make(jpegs_many, num_epochs=2)
+    whole = [taken(batch) for batch in iterator]
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+    iterator.reset()
+    assert [taken(batch) for batch in iterator] == whole
+    iterator.reset()
+    for steps in range(5):  # and at any time before
+        got = [taken(next(iterator)) for _ in range(steps)]
+        assert got == whole[:steps]
+        iterator.reset()
+
+
+def test_an_endless_one_goes_from_epoch_to_epoch(jpegs_many):
+    iterator = make(jpegs_many)
+    got = [taken(next(iterator))[0] for _ in range(7)]
+    assert got == ([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 10]] * 3)[:7]
+
+
+@pytest.mark.parametrize("num_epochs", (None, 2))
+def test_a_save_is_the_last_batch_delivered_whatever_was_peeked(jpegs_many, tmp_path, num_epochs):
+    iterator, want = make(jpegs_many, num_epochs=num_epochs), make(jpegs_many, num_epochs=2)
+    want = [taken(batch) for batch in want]
+    for step in range(7 if num_epochs else 6):
+        file = tmp_path / f"at-{step}"
+        if step % 3 == 1 and step < 6:
+            assert taken(iterator.peek()) == want[step]
+        if step % 3 == 2 and step < 6:
+            assert taken(iterator.peek_async().result()) == want[step]
+        iterator.save(str(file))
+        assert [p.name for p in tmp_path.iterdir() if "new" in p.name] == []
+        assert file.is_file()
+        for other in (make(jpegs_many, num_epochs=num_epochs), iterator):
+            other.restore(file)
+            got = [taken(next(other)) for _ in range(6 - step)]
+            assert got == want[step:]
+        iterator.restore(file)
+        if step < 6:
+            assert taken(next(iterator)) == want[step]
+
+
+def test_saving_replaces_a_file_and_restoring_refuses_what_is_none(jpegs_many, tmp_path):
+    iterator = make(jpegs_many)
+    next(iterator)
+    file = tmp_path / "deep" / "input"
+    iterator.save(file)
+    next(iterator)
+    iterator.save(file)
+    assert json.loads(file.read_text())["step"] == 2
+    before = iterator.get_state()
+    with pytest.raises(FileNotFoundError):
+        iterator.restore(tmp_path / "missing")
+    (tmp_path / "half").write_text(file.read_text()[:100])
+    with pytest.raises(ValueError, match=r"half is no file that save\(\) wrote"):
+        iterator.restore(tmp_path / "half")
+    with pytest.raises(ValueError, match="batch_size: 4 -> 2"):
+        other = make(jpegs_many, batch_size=2)
+        next(other)
+        other.restore(file)
+    assert iterator.get_state() == before
+
+
+def test_a_remote_path_is_written_through_epath(jpegs_many):
+    # gs:// of a file system in memory, which a process of its own is told to use.
+    code = """
+import sys, fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+class Memory(MemoryFileSystem):
+    def __init__(self, finalize_on_close=None, **options):
+        super().__init__(**options)
+
+fsspec.register_implementation("gcs", Memory, clobber=True)
+fsspec.register_implementation("gs", Memory, clobber=True)
+from etils import epath
+from nvidia.dali import fn
+from dalijax import data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+
+@data_iterator(output_map=["x"], reader_name="reader")
+def numbers(files):
+    return fn.readers.file(files=files, labels=list(range(len(files))), name="reader")[1]
+
+iterator = DALIDatasetIterator(numbers, files=sys.argv[1:], batch_size=4)
+next(iterator)
+iterator.save("gs://bucket/run/input")
+assert [path.name for path in epath.Path("gs://bucket/run").iterdir()] == ["input"]
+want = next(iterator)["x"].tolist()
+iterator.restore("gs://bucket/run/input")
+assert next(iterator)["x"].tolist() == want == [[4], [5], [6], [7]]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *jpegs_many],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "EPATH_USE_TF": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_futures_are_fresh_after_each_batch_reset_and_restore(jpegs_many, tmp_path):
+    iterator = make(jpegs_many)
+    first = iterator.peek_async()
+    assert iterator.peek_async() is first
+    assert taken(first.result())[0] == [0, 1, 2, 3]
+    next(iterator)
+    second = iterator.peek_async()
+    assert second is not first and taken(second.result())[0] == [4, 5, 6, 7]
+    iterator.save(tmp_path / "at-1")
+    next(iterator)
+    iterator.restore(tmp_path / "at-1")
+    assert taken(iterator.peek_async().result())[0] == [4, 5, 6, 7]
+    iterator.reset()
+    assert taken(iterator.peek_async().result())[0] == [0, 1, 2, 3]
+    assert taken(next(iterator))[0] == [0, 1, 2, 3]
+
+
+def test_it_survives_clus_own_peekable_iterator(jpegs_many):
+    peekable = dataset_iterator.PeekableDatasetIterator(make(jpegs_many))
+    assert taken(peekable.peek())[0] == [0, 1, 2, 3]
+    assert taken(next(peekable))[0] == [0, 1, 2, 3]
+    peekable.reset()
+    assert taken(peekable.peek_async().result())[0] == [0, 1, 2, 3]
+    assert peekable.element_spec == make(jpegs_many).element_spec
+
+
+def test_elements_are_numpy_or_jax(jpegs_many):
+    assert all(type(a) is np.ndarray for a in next(make(jpegs_many)).values())
+    placed = next(make(jpegs_many, element="jax"))
+    assert all(isinstance(a, jax.Array) for a in placed.values())
+    with pytest.raises(ValueError, match="element must be 'numpy' or 'jax', not 'torch'"):
+        make(jpegs_many, element="torch")
+    with pytest.raises(TypeError, match="decorate it with dalijax.data_iterator"):
+        DALIDatasetIterator(numbers)
+
+
+def test_auto_reset_is_what_endless_means_and_else_refused(jpegs_many):
+    endless = data_iterator(numbers, ["x", "u"], reader_name="reader", auto_reset=True)
+    iterator = DALIDatasetIterator(endless, files=jpegs_many, batch_size=B)
+    assert [taken(next(iterator))[0][0] for _ in range(4)] == [0, 4, 8, 0]
+    with pytest.raises(ValueError, match="auto_reset=True.*leave it out"):
+        DALIDatasetIterator(endless, num_epochs=1, files=jpegs_many, batch_size=B)
+
+
+def test_partial_batches_have_the_spec_of_whole_ones(jpegs_many):
+    policy = data_iterator(
+        numbers, ["x", "u"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL
+    )
+    iterator = DALIDatasetIterator(policy, num_epochs=1, files=jpegs_many, batch_size=B)
+    assert [len(batch["x"]) for batch in iterator] == [4, 4, 3]
+    assert iterator.element_spec["x"].shape == (B, 1)
+
+
+def test_without_tensorflow():
+    code = """
+import sys
+import clu.data, dalijax, dalijax.adapters.clu as adapter
+from nvidia.dali import fn
+assert adapter.DALIDatasetIterator
+loaded = sorted(m for m in sys.modules if m.split(".")[0] in ("tensorflow", "tensorboard"))
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+# What is reported of the input
+
+
+class Kept(metric_writers.MetricWriter):
+    """A writer that keeps what was written."""
+
+    def __init__(self):
+        self.scalars = []
+
+    def write_scalars(self, step, scalars):
+        self.scalars.append((step, dict(scalars)))
+
+    write_summaries = write_images = write_videos = write_audios = write_texts = None
+    write_histograms = write_hparams = write_pointcloud = None
+
+    def flush(self):
+        """Nothing is buffered."""
+
+    def close(self):
+        """Nothing is open."""
+
+
+Kept.__abstractmethods__ = frozenset()
+NAMES = {
+    f"input/{name}"
+    for name in (
+        *("wait_fraction", "wait_ms_per_batch", "examples_per_sec", "epoch", "step_in_epoch"),
+        *("padding_fraction", "errors"),
+    )
+}
+
+
+def test_a_report_is_of_the_steps_since_the_last_one(jpegs_many):
+    iterator, writer = make(jpegs_many), Kept()
+    report = ReportInput(iterator, writer=writer, every_steps=3, every_secs=None)
+    for step in range(1, 10):
+        next(iterator)
+        assert report(step, t=float(step)) == (step % 3 == 0)
+    assert [step for step, _ in writer.scalars] == [3, 6, 9]
+    first, second, third = (scalars for _, scalars in writer.scalars)
+    assert set(first) == NAMES
+    # Since the first call, of step 1: batches 2 and 3, of which the last has one padded sample.
+    assert first["input/examples_per_sec"] == (4 + 3) / 2
+    assert first["input/padding_fraction"] == 1 / 8
+    assert second["input/examples_per_sec"] == third["input/examples_per_sec"] == 11 / 3
+    assert second["input/padding_fraction"] == 1 / 12
+    assert [s["input/epoch"] for _, s in writer.scalars] == [0, 1, 2]
+    assert [s["input/step_in_epoch"] for _, s in writer.scalars] == [2, 2, 2]
+    stats = iterator.watch()
+    assert (stats.batches, stats.examples, stats.padding) == (9, 33, 3)
+    waited = sum(s["input/wait_ms_per_batch"] * n for n, (_, s) in zip((2, 3, 3), writer.scalars))
+    assert 0 < waited <= 1e3 * stats.wait_seconds
+    for _, scalars in writer.scalars:
+        assert 0 <= scalars["input/wait_fraction"] <= 1
+
+
+def test_the_first_call_writes_nothing_even_where_it_divides(jpegs_many):
+    iterator, writer = make(jpegs_many), Kept()
+    report = ReportInput(iterator, writer=writer, every_steps=2, every_secs=None)
+    next(iterator)
+    assert report(1000, t=5.0) is False and writer.scalars == []  # a resumed run, say
+    next(iterator)
+    assert report(1001, t=6.0) is False
+    next(iterator)
+    assert report(1002, t=7.0) is True
+    assert writer.scalars[0][1]["input/examples_per_sec"] == (4 + 3) / 2
+    with pytest.raises(ValueError, match="must be called after every step"):
+        report(1010)
+
+
+def test_it_reports_by_time_and_at_the_last_step(jpegs_many):
+    iterator, writer = make(jpegs_many), Kept()
+    report = ReportInput(iterator, writer=writer, num_train_steps=6, every_secs=10.0)
+    for step, t in ((1, 0.0), (2, 5.0), (3, 11.0), (4, 12.0), (5, 13.0), (6, 14.0)):
+        next(iterator)
+        report(step, t)
+    assert [step for step, _ in writer.scalars] == [3, 6]
+
+
+def test_only_process_0_writes(jpegs_many, monkeypatch):
+    iterator, writer = make(jpegs_many), Kept()
+    report = ReportInput(iterator, writer=writer, every_steps=1, every_secs=None)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    for step in (1, 2):
+        next(iterator)
+        report(step)
+    assert writer.scalars == []
+
+
+def test_errors_are_those_of_the_whole_run(tmp_path):
+    files = write_jpegs(tmp_path / "class", 12)
+    corrupt(files[5])
+
+    def graph():
+        data, label = fn.readers.file(files=files, labels=list(range(12)), name="reader")
+        return fn.decoders.image(data, output_type=types.RGB), label
+
+    def build():
+        made = data_iterator(graph, ["image", "x"], reader_name="reader", on_error="skip")
+        return DALIDatasetIterator(made, batch_size=4, num_epochs=2)
+
+    iterator = build()
+    stats = iterator.watch()
+    next(iterator), next(iterator)
+    assert stats.errors == 1 and stats.batches == 2
+    resumed = build()
+    resumed.set_state(iterator.get_state())
+    stats = resumed.watch()
+    next(resumed)
+    assert (stats.epoch, stats.step, stats.errors) == (1, 0, 1)
+
+
+def test_nothing_is_counted_until_it_is_asked_for(jpegs_many):
+    iterator = make(jpegs_many)
+    next(iterator)
+    assert iterator._stream.iterator.stats is None
+    assert iterator.watch().batches == 0
+    next(iterator)
+    iterator.reset()
+    next(iterator)
+    assert iterator.watch().batches == 2  # goes on over a reset
+
+
+def test_tensorboard_reads_what_was_written(jpegs_many, tmp_path):
+    writer = metric_writers.SummaryWriter(str(tmp_path))
+    iterator = make(jpegs_many, num_epochs=2)
+    report = ReportInput(iterator, writer=writer, every_steps=2, every_secs=None)
+    progress = periodic_actions.ReportProgress(num_train_steps=6, writer=writer, every_steps=2)
+    with metric_writers.ensure_flushes(writer):
+        for step, _ in zip(range(1, 7), iterator):
+            for hook in (report, progress):
+                hook(step, t=float(step))
+    writer.close()
+    read = {}
+    for file in tmp_path.glob("events.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(file)):
+            for value in event.summary.value:
+                read[value.tag, event.step] = float(tf.make_ndarray(value.tensor))
+    assert {tag for tag, _ in read} >= NAMES | {"steps_per_sec"}
+    assert {step for tag, step in read if tag in NAMES} == {2, 4, 6}
+    assert read["input/epoch", 2] == 0 and read["input/epoch", 6] == 1
+    assert read["input/step_in_epoch", 6] == 2
+    assert read["input/padding_fraction", 4] == pytest.approx(1 / 8)

@@ -1,0 +1,222 @@
+"""What T5X demands of a dataset, a test for each demand; the real trainer is run elsewhere."""
+
+import dataclasses
+import itertools
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from clu.data import dataset_iterator
+from nvidia.dali import fn
+
+from dalijax import data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
+
+N = 11
+
+
+@dataclasses.dataclass
+class DatasetConfig:
+    """The fields of t5x.utils.DatasetConfig that are read here."""
+
+    batch_size: int = 8
+    seed: int | None = 1
+    split: str = "train"
+
+
+def numbers(files, n=N, shard_id=0, num_shards=1):
+    label = fn.readers.file(
+        files=files[:n],
+        labels=list(range(n)),
+        name="reader",
+        shard_id=shard_id,
+        num_shards=num_shards,
+        pad_last_batch=True,
+        stick_to_shard=True,
+    )[1]
+    return label, fn.random.uniform()
+
+
+NUMBERS = data_iterator(numbers, ["x", "u"], reader_name="reader")
+
+
+def train(files, shard=0, shards=1, cfg=None, **options):
+    call = {"num_threads": 1, **options}
+    return get_dataset_fn(NUMBERS, files=files, **call)(cfg or DatasetConfig(), shard, shards, None)
+
+
+def evaluation(files, shard=0, shards=1, steps=None, cfg=None, **options):
+    call = {"num_threads": 1, **options}
+    made = eval_get_dataset_fn(NUMBERS, files=files, **call)
+    return made(cfg or DatasetConfig(batch_size=4), shard, shards, steps, None)["numbers"]
+
+
+def taken(batch):
+    return {k: np.asarray(v).tolist() for k, v in batch.items()}
+
+
+def test_the_train_iterator_is_a_real_clu_iterator_of_this_hosts_batch(jpegs_many):
+    for shards in (1, 2, 4):
+        iterator = train(jpegs_many, 0, shards)
+        assert isinstance(iterator, dataset_iterator.DatasetIterator)
+        for _ in range(3):  # T5X reads it several times before it restores
+            spec = iterator.element_spec
+            assert dict(spec)["x"].shape == (8 // shards, 1)
+        assert next(iterator)["x"].shape == (8 // shards, 1)
+        assert bool(iterator) and not hasattr(iterator, "__len__")
+
+
+def test_each_host_reads_its_shard(jpegs_many):
+    seen = [next(train(jpegs_many, s, 2))["x"].ravel().tolist() for s in range(2)]
+    assert seen == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    draws = [next(train(jpegs_many, s, 2))["u"].tolist() for s in range(2)]
+    assert draws[0] != draws[1]
+
+
+def test_the_train_iterator_never_ends(jpegs_many):
+    assert len(list(itertools.islice(train(jpegs_many), 50))) == 50
+
+
+def test_what_does_not_fit_is_refused(jpegs_many):
+    made = get_dataset_fn(NUMBERS, files=jpegs_many)
+    with pytest.raises(ValueError, match="num_epochs=2 for training.*StopIteration"):
+        made(DatasetConfig(), 0, 1, None, num_epochs=2)
+    with pytest.raises(ValueError, match="batch_size=8 .* not divisible by the 3 hosts"):
+        made(DatasetConfig(), 0, 3, None)
+    plain = data_iterator(lambda files: numbers(files), ["x", "u"], reader_name="reader")
+    with pytest.raises(ValueError, match="add shard_id=0 and num_shards=1"):
+        get_dataset_fn(plain, files=jpegs_many)(DatasetConfig(), 0, 2, None)
+    made(DatasetConfig(), 0, 1, None, continue_from_last_checkpoint=True)
+
+
+def test_save_and_restore_of_a_name_write_one_file_for_each_shard(jpegs_many, tmp_path):
+    iterators = [train(jpegs_many, s, 2) for s in range(2)]
+    for step in range(3):
+        for shard, iterator in enumerate(iterators):
+            assert isinstance(next(iterator)["x"], np.ndarray)
+            iterator.save(str(tmp_path / f"train_ds-{shard:03d}-of-002"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "train_ds-000-of-002",
+        "train_ds-001-of-002",
+    ]
+    for shard, iterator in enumerate(iterators):
+        other = train(jpegs_many, shard, 2)
+        other.restore(str(tmp_path / f"train_ds-{shard:03d}-of-002"))
+        for _ in range(5):
+            assert taken(next(other)) == taken(next(iterator))
+    with pytest.raises(ValueError, match="shard_ids: 1 -> 0"):
+        wrong = train(jpegs_many, 0, 2)
+        next(wrong)
+        wrong.restore(str(tmp_path / "train_ds-001-of-002"))
+
+
+def test_a_state_after_peek_async_is_that_before_the_peek(jpegs_many, tmp_path):
+    # T5X peeks first and saves checkpoint_0 then; a run that goes on from it needs batch 0.
+    iterator = train(jpegs_many)
+    iterator.peek_async().result()
+    iterator.save(str(tmp_path / "0"))
+    first = taken(next(iterator))
+    other = train(jpegs_many)
+    other.restore(str(tmp_path / "0"))
+    assert taken(next(other)) == first
+
+
+def test_the_iterator_is_airios_where_airio_is_installed(jpegs_many, tmp_path, monkeypatch):
+    assert type(train(jpegs_many)) is DALIDatasetIterator
+    package = tmp_path / "airio"
+    package.mkdir()
+    # The published class, by its interface: abstract but for its name.
+    (package / "__init__.py").write_text("")
+    (package / "dataset_iterators.py").write_text(
+        "from clu.data import dataset_iterator\n"
+        "class AirIODatasetIterator(dataset_iterator.DatasetIterator):\n"
+        "    def __next__(self): raise NotImplementedError\n"
+        "    def peek(self): raise NotImplementedError\n"
+        "    def peek_async(self): raise NotImplementedError\n"
+        "    def get_state(self): raise NotImplementedError\n"
+        "    def set_state(self, state): raise NotImplementedError\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    from airio import dataset_iterators
+
+    iterator = train(jpegs_many)
+    assert isinstance(iterator, dataset_iterators.AirIODatasetIterator)
+    peeked = taken(iterator.peek_async().result())
+    state = iterator.get_state()
+    assert taken(next(iterator)) == peeked == taken(train(jpegs_many).peek())
+    iterator.set_state(state)
+    assert taken(next(iterator)) == peeked
+    for name in [name for name in sys.modules if name.split(".")[0] == "airio"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("shards", (1, 2))
+def test_evaluation_is_finite_again_for_each_loop_and_alike_on_all_hosts(jpegs_many, shards):
+    datasets = [evaluation(jpegs_many, s, shards) for s in range(shards)]
+    lengths = {len(ds) for ds in datasets}
+    assert lengths == {3} and all(bool(ds) for ds in datasets)
+    for _ in range(3):
+        batches = [list(ds) for ds in datasets]
+        assert {len(own) for own in batches} == lengths
+        weights = np.concatenate([b["weights"] for own in batches for b in own])
+        seen = np.concatenate([b["x"].ravel() for own in batches for b in own])
+        assert weights.sum() == N and weights.dtype == np.float32
+        assert sorted(seen[weights > 0].tolist()) == list(range(N))
+        assert {b["x"].shape for own in batches for b in own} == {(4 // shards, 1)}
+
+
+def test_evaluation_is_cut_to_eval_steps(jpegs_many):
+    for steps, want in ((1, 1), (2, 2), (3, 3), (9, 3), (None, 3)):
+        ds = evaluation(jpegs_many, steps=steps)
+        assert len(ds) == want == len(list(ds)) == len(list(ds.as_numpy_iterator()))
+
+
+def test_the_spec_of_evaluation_is_one_of_tensorflow(jpegs_many):
+    # T5X makes a batch of zeros of it, by dtype.as_numpy_dtype.
+    spec = evaluation(jpegs_many).element_spec
+    zeros = {k: np.zeros(tuple(s.shape), s.dtype.as_numpy_dtype) for k, s in spec.items()}
+    batch = next(iter(evaluation(jpegs_many)))
+    assert {k: (v.shape, v.dtype) for k, v in zeros.items()} == {
+        k: (v.shape, v.dtype) for k, v in batch.items()
+    }
+    assert all(isinstance(one, tf.TensorSpec) for one in spec.values())
+
+
+def test_a_reader_without_padding_is_refused_for_evaluation(jpegs_many):
+    def unpadded(files):
+        return fn.readers.file(files=files[:N], labels=list(range(N)), name="reader")[1]
+
+    made = eval_get_dataset_fn(
+        data_iterator(unpadded, ["x"], reader_name="reader"), files=jpegs_many, name="numbers"
+    )
+    with pytest.raises(ValueError, match="pass pad_last_batch=True"):
+        list(made(DatasetConfig(batch_size=4), 0, 1, None, None)["numbers"])
+
+
+def test_six_steps_are_four_and_a_resume(jpegs_many, tmp_path):
+    """A small training loop with T5X's calls: the hash of its parameters is the same."""
+
+    @jax.jit
+    def step(weights, x, u):
+        return weights * 0.9 + (x[:, 0] * u).mean()
+
+    def run(iterator, weights, steps):
+        for _ in range(steps):
+            batch = next(iterator)
+            weights = step(weights, batch["x"].astype(np.float32), batch["u"])
+        return weights
+
+    straight = run(train(jpegs_many), np.float32(1), 6)
+    iterator = train(jpegs_many)
+    iterator.peek_async()
+    half = run(iterator, np.float32(1), 4)
+    iterator.peek()
+    iterator.save(str(pathlib.Path(tmp_path) / "train_ds-000-of-001"))
+    resumed = train(jpegs_many)
+    assert resumed.element_spec
+    resumed.restore(str(pathlib.Path(tmp_path) / "train_ds-000-of-001"))
+    assert np.asarray(run(resumed, half, 2)).tobytes() == np.asarray(straight).tobytes()
