@@ -2,13 +2,17 @@
 
     from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
 
-In gin (``verify_matching_vocabs_fn`` must be None: there are no vocabularies)::
+In a module of yours, and in gin (``verify_matching_vocabs_fn`` must be None, since there are no
+vocabularies)::
 
-    train.train_dataset_cfg = @train/utils.DatasetConfig()
-    train.get_dataset_fn = @my_module.train_data()       # returns get_dataset_fn(iterator_fn, ...)
+    @gin.configurable
+    def train_data(folder):
+        return get_dataset_fn(iterator_fn, folder=folder)
+
+    train.get_dataset_fn = @my_module.train_data()
     train.train_eval_get_dataset_fn = @my_module.eval_data()
-    utils.create_learning_rate_scheduler...
     train.verify_matching_vocabs_fn = None
+    my_module.train_data.folder = "/data/train"
 
 Where ``airio`` can be imported, the train iterator is an AirIODatasetIterator, too: T5X then takes
 it as it is and saves exact states, its checkpoint_0 included. Without airio T5X puts it into

@@ -141,7 +141,9 @@ def main() -> None:
                             data=grain.checkpoint.CheckpointSave(iterator),
                         ),
                     )
-                    print(f"step {step}: loss {loss:.3f}, saved", flush=True)
+                    print(
+                        f"step {step}: loss {loss:.3f}, saving", flush=True
+                    )  # in a thread of Orbax
     iterator.close()
     lines = map(json.loads, (out / "losses.jsonl").read_text().splitlines())
     save_curve({line["step"]: line["loss"] for line in lines}, out / "losses.png")

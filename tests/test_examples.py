@@ -1,9 +1,12 @@
 """The examples run as a user runs them."""
 
+import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import tensorflow as tf
 from PIL import Image
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
@@ -28,3 +31,33 @@ def test_getting_started(tmp_path):
         low, high = Image.open(picture).convert("L").getextrema()
         assert high - low > 50, picture  # something is drawn on it
     assert "NamedSharding" in done.stdout and "images/s" in done.stdout
+
+
+def clu_train(folder, steps, out):
+    done = subprocess.run(
+        [
+            *(sys.executable, EXAMPLES / "clu_train.py", "--cache", folder / "cache"),
+            *("--count", "120", "--batch-size", "16", "--save-every", "6", "--report-every", "3"),
+            *("--steps", str(steps), "--out", folder / out),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (folder / out / "losses.jsonl").read_text().splitlines()
+    return {one["step"]: one["loss"] for one in map(json.loads, lines)}
+
+
+def test_clu_train_goes_on_where_it_was_and_reports_its_input(tmp_path):
+    straight = clu_train(tmp_path, 18, "straight")
+    assert sorted(straight) == list(range(1, 19))
+    clu_train(tmp_path, 12, "stopped")
+    assert clu_train(tmp_path, 18, "stopped") == straight
+    steps = set()
+    for file in (tmp_path / "stopped").glob("events.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(file)):
+            steps |= {event.step for value in event.summary.value if "input/epoch" in value.tag}
+    assert steps == {3, 6, 9, 12, 15, 18}
+    assert Image.open(tmp_path / "stopped" / "losses.png").convert("L").getextrema()[0] < 100

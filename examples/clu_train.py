@@ -1,0 +1,153 @@
+"""A training loop as CLU's users write it, over DALI: metrics, progress, input, checkpoints.
+
+It goes on from its last checkpoint when it is run again, batch by batch; TensorBoard shows how
+long it waited for its input::
+
+    python examples/clu_train.py                      # 300 steps
+    tensorboard --logdir examples/out/clu_train
+
+It needs TensorFlow and TensorBoard beside CLU, which declares neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import nvidia.dali.fn as fn
+import optax
+import orbax.checkpoint as ocp
+from clu import metric_writers, periodic_actions
+from flax import nnx
+from matplotlib.figure import Figure
+from nvidia.dali import backend
+from pictures import CACHE, make_pictures
+from quickstart import SIDE, Network, split, train_step
+
+from dalijax import data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
+
+OUT = Path(__file__).resolve().parent / "out" / "clu_train"
+
+
+@data_iterator(output_map=["images", "labels"], reader_name="train")
+def training_data(files: list[str], classes: list[int]) -> Any:
+    """Shuffled and augmented pictures, other ones in each epoch."""
+    gpu = backend.GetCUDADeviceCount() > 0
+    encoded, labels = fn.readers.file(
+        files=files, labels=classes, random_shuffle=True, name="train"
+    )
+    images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu")
+    images = fn.random_resized_crop(images, size=(SIDE, SIDE), random_area=(0.8, 1.0))
+    images = fn.flip(images, horizontal=fn.random.coin_flip())
+    return images, labels.gpu() if gpu else labels
+
+
+class Metrics:
+    """The losses of the steps, for a picture at the end; clu.metrics would do as well."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def add(self, step: int, loss: float) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, "loss": loss}) + "\n")
+
+    def save_picture(self, path: Path) -> None:
+        lines = map(json.loads, self._path.read_text().splitlines())
+        losses = {line["step"]: line["loss"] for line in lines}
+        figure = Figure(figsize=(7, 4))
+        ax = figure.add_subplot(xlabel="step", ylabel="loss", yscale="log")
+        ax.plot(sorted(losses), [losses[step] for step in sorted(losses)])
+        figure.savefig(path)
+        print(f"The loss of every step: {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trains a classifier in CLU's usual loop.")
+    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser.add_argument("--count", type=int, default=2000, help="number of pictures drawn")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--report-every", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--profile", action="store_true", help="profile five steps, too")
+    parser.add_argument("--out", type=Path, default=OUT, help="checkpoints and metrics")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")
+    arguments = parser.parse_args()
+    # As in quickstart.py: DALI's threads would spoil the CUDA graphs that XLA records.
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
+    out = arguments.out.resolve()
+    if arguments.fresh:
+        shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+
+    names, train_files, _ = split(
+        arguments.data or make_pictures(arguments.cache, count=arguments.count)
+    )
+    iterator = DALIDatasetIterator(
+        training_data,
+        files=train_files[0],
+        classes=train_files[1],
+        batch_size=arguments.batch_size,
+        element="jax",
+    )
+    first = iterator.peek_async()  # DALI works while the model is set up; it stays the next batch
+    model = Network(len(names), rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)
+    graph, state = nnx.split((model, optimizer))
+    manager = ocp.CheckpointManager(out / "checkpoints")
+    start = manager.latest_step() or 0
+    if start:
+        restored = manager.restore(start, args=ocp.args.StandardRestore(state))
+        model, optimizer = nnx.merge(graph, restored)
+        iterator.restore(out / f"data-{start}.json")
+        print(f"going on after step {start}")
+    else:
+        first.result()
+
+    def save(step: int, t: float | None = None) -> None:
+        # The input first, so that each model has its input's position beside it.
+        iterator.save(out / f"data-{step}.json")
+        manager.save(step, args=ocp.args.StandardSave(nnx.split((model, optimizer))[1]))
+
+    writer = metric_writers.create_default_writer(str(out), asynchronous=False)
+    progress = periodic_actions.ReportProgress(
+        num_train_steps=arguments.steps, writer=writer, every_steps=arguments.report_every
+    )
+    hooks = [
+        progress,
+        ReportInput(
+            iterator,
+            writer=writer,
+            num_train_steps=arguments.steps,
+            every_steps=arguments.report_every,
+        ),
+        periodic_actions.PeriodicCallback(every_steps=arguments.save_every, callback_fn=save),
+    ]
+    if arguments.profile and jax.process_index() == 0:
+        hooks.append(periodic_actions.Profile(logdir=str(out), num_profile_steps=5))
+    metrics = Metrics(out / "losses.jsonl")
+    with metric_writers.ensure_flushes(writer):
+        # The range comes first: else one batch too many is drawn at the end.
+        for step, batch in zip(range(start + 1, arguments.steps + 1), iterator):
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                loss = train_step(model, optimizer, batch["images"], batch["labels"])
+            metrics.add(step, float(loss))
+            if step % arguments.report_every == 0:
+                writer.write_scalars(step, {"loss": float(loss)})
+            for hook in hooks:
+                hook(step)
+    manager.close()
+    iterator.close()
+    metrics.save_picture(out / "losses.png")
+
+
+if __name__ == "__main__":
+    main()
