@@ -23,6 +23,7 @@ from ..core.config import Separate
 from ..core.decorator import IteratorFunction, data_iterator
 from ..core.fingerprint import StateError
 from ..core.pipelines import default_device_id, function_parameters
+from ..core.stats import InputStats
 from ..core.stream import BatchStream
 from .grain_batch import DALIBatch as DALIBatch
 from .grain_batch import RandomInputs as RandomInputs
@@ -194,6 +195,10 @@ class DALIDatasetIterator(grain.DatasetIterator):
         """Builds the pipelines and schedules runs; waits for none."""
         self._assert_not_closed()
         self._stream.start_prefetch()
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        return self._stream.watch()
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError."""

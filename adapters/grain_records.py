@@ -15,6 +15,7 @@ from ..core.config import IteratorConfig
 from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
 from ..core.pipelines import DEFAULT_SEED, check_arguments, default_device_id
+from ..core.stats import InputStats
 from ..core.tape import Pulled, check_fed
 
 __all__ = ["DALITransform"]
@@ -291,6 +292,10 @@ class DecodedIterator(grain.DatasetIterator):
         super().start_prefetch()
         with contextlib.suppress(StopIteration):
             self._decoder.start().schedule()
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        return self._decoder.watch()
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError."""

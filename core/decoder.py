@@ -21,6 +21,7 @@ from .position import FailedBatch
 from .prober import Prober, runs
 from .records import Schema, described, learn, stacked, values_of
 from .runner import Outputs, Runner, SourceEnded, SourceError, drop
+from .stats import InputStats
 from .tape import Place, Pulled, RecordError, Tape, check_fed, no_more
 
 _log = logging.getLogger("dalijax")
@@ -62,6 +63,7 @@ class Decoder:
         check_fed(pipeline_fn, config, on_error)
         self.place = Place()
         self.errors: list[FailedBatch] = []
+        self.stats: InputStats | None = None
         self._fn = pipeline_fn
         self._config = config
         own = function_parameters(pipeline_fn)
@@ -174,6 +176,12 @@ class Decoder:
             RecordError: If DALI can't decode a record; the next call gives the next batch.
             Exception: What ``pull`` raised.
         """
+        if self.stats is not None:
+            with self.stats.waiting():
+                return self._next()
+        return self._next()
+
+    def _next(self) -> Batch:
         while True:
             runner = self.start()
             try:
@@ -198,6 +206,10 @@ class Decoder:
     def _delivered(self) -> None:
         """The first batch of the tape is behind the consumer."""
         pulled = self._tape.batches[0]
+        if self.stats is not None:
+            rows = len(pulled.records)
+            valid = rows if pulled.valid is None else int(pulled.valid.sum())
+            self.stats.delivered(0, self.place.step, valid, rows, len(self.errors))
         self._tape.forget_first()
         marks = self._runner.checkpoints() if self._runner else None
         self.place = Place(self.place.step + 1, pulled.after, marks)
@@ -287,6 +299,11 @@ class Decoder:
     def stateful(self) -> list[str]:
         """Names of the operators that have a state, once the pipelines were built."""
         return [name for name, has in self.operators.items() if has]
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; until it is called nothing is counted."""
+        self.stats = self.stats or InputStats()
+        return self.stats
 
     def check(self, random_state: str) -> None:
         """Raises StateError where a random state is known to be of other pipelines."""

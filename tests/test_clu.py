@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from nvidia.dali import fn, types
 
 from conftest import corrupt, write_jpegs
 from dalijax import LastBatchPolicy, data_iterator
+from dalijax.adapters import grain as grain_adapter
 from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
 
 N, B = 11, 4
@@ -402,6 +404,35 @@ def test_nothing_is_counted_until_it_is_asked_for(jpegs_many):
     iterator.reset()
     next(iterator)
     assert iterator.watch().batches == 2  # goes on over a reset
+
+
+def test_grains_iterators_count_alike(jpegs_many):
+    records = grain.MapDataset.source([{"number": np.int32(i), "key": i} for i in range(N)])
+    transform = grain_adapter.DALITransform(
+        lambda number: number + 0, batch_size=B, output_map=["x"], pad="mask", num_threads=1
+    )
+    source = grain_adapter.DALIIterDataset(
+        numbers,
+        output_map=["x", "u"],
+        reader_name="reader",
+        files=jpegs_many,
+        batch_size=B,
+        pad="mask",
+    )
+    sampler = grain.samplers.SequentialSampler(N)
+    loader = grain_adapter.DALIDataLoader(
+        [{"number": np.int32(i)} for i in range(N)],
+        sampler,
+        pipeline_fn=lambda number: number + 0,
+        output_map=["x"],
+        batch_size=B,
+        pad="mask",
+    )
+    for iterator in (iter(records.pipe(transform)), iter(source), iter(loader)):
+        stats = iterator.watch()
+        assert len(list(iterator)) == 3
+        assert (stats.batches, stats.examples, stats.padding, stats.step) == (3, N, 1, 2)
+        assert stats.wait_seconds > 0
 
 
 def test_tensorboard_reads_what_was_written(jpegs_many, tmp_path):
