@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.decoder import Decoder
 from ..core.pipelines import DEFAULT_SEED
-from ..core.tape import Pulled, RecordError
+from ..core.tape import Place, Pulled, RecordError
 from .grain_records import DALITransform
 
 __all__ = ["DALIBatch", "RandomInputs"]
@@ -89,7 +89,7 @@ class _Decode:
 
     def _decoded(self, pulled: Pulled) -> dict[str, Any]:
         if self._decoder is None:
-            self._decoder = self._transform.decoder(self._pull, DEFAULT_SEED)
+            self._decoder = self._transform.decoder(self._pull, self._seek, DEFAULT_SEED)
         decoder = self._decoder
         self._waiting = [pulled]
         decoder.again()
@@ -105,6 +105,9 @@ class _Decode:
             return decoder.next()
         except StopIteration:
             raise RecordError(decoder.errors[-1].message) from None
+
+    def _seek(self, place: Place) -> None:
+        """There is nothing to go back to: each call gives its own records."""
 
     def _pull(self) -> Pulled:
         if not self._waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
 from ..core.fingerprint import StateError
 from ..core.stats import InputStats
-from ..core.tape import Pulled
+from ..core.tape import Place, Pulled
 from .grain_records import DALITransform
 from .grain_steps import Steps
 
@@ -101,7 +102,8 @@ class DALIDataLoader:
                 "on_error='skip' with several shards, one of which would then be a batch ahead of "
                 "the others: use 'mask'"
             )
-        seed = call.get("seed") or 0
+        batch_size = operator.index(batch_size)
+        seed = operator.index(call.get("seed") or 0)
         call["seed"] = seed + index  # shards draw different numbers
         self._transform = DALITransform(
             pipeline_fn,
@@ -173,18 +175,11 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         super().__init__()
         self._loader = loader
         self._records: grain.DatasetIterator | None = None
-        self._decoder = transform.decoder(self._pull, 0, by_step=True)
+        self._decoder = transform.decoder(self._pull, self._seek, 0, by_step=True)
         self._drawing = -1  # whether the graph has random operators, once that is known
-        self._graph = ""  # a digest of its operators, once they are known
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        if self._graph and not self._decoder.operators:  # restored, and not built until now
-            self._decoder.start()
-            now = _digest(" ".join(self._decoder.operators))
-            if now != self._graph:
-                self._decoder.restore(self._decoder.place.step, None)
-                raise StateError.of_other_data([f"graph: {self._graph} -> {now}"])
         return self._decoder.next()
 
     def _pull(self) -> Pulled:
@@ -206,6 +201,10 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             mask,
         )
 
+    def _seek(self, place: Place) -> None:
+        """Has the records be read again behind a batch that was delivered."""
+        self._stop()
+
     @property
     def errors(self) -> tuple[Any, ...]:
         """The batches that were skipped, or that have masked records, in this process."""
@@ -213,16 +212,15 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
 
     def get_state(self) -> dict[str, Any]:
         """The global step, and what says that the data is the same; for any process."""
-        step = self._decoder.place.step
+        place = self._decoder.place
         # The first state stays what it was before the pipelines were built.
-        if step and self._decoder.operators:
+        if place.step and self._decoder.built:
             self._drawing = int(bool(self._decoder.stateful()))
-            self._graph = _digest(" ".join(self._decoder.operators))
         return {
             "version": 1,
-            "step": step,
+            "step": place.step,
             "random": self._drawing,
-            "graph": self._graph,
+            "graph": self._decoder.graph(place),
             "shards": self._loader.num_shards,
             **self._loader.described,
         }
@@ -244,10 +242,9 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             for k in ("version", *self._loader.described)
             if state[k] != now[k]
         ]
-        if state["graph"] and now["graph"] not in ("", state["graph"]):
-            lines.append(f"graph: {state['graph']} -> {now['graph']}")
         if lines:
             raise StateError.of_other_data(lines)
+        self._decoder.check("", state["graph"])
         if not 0 <= state["step"] <= self._loader.num_steps:
             raise StateError(
                 f"the state is at step {state['step']}, which is none of the loader's "
@@ -260,9 +257,10 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
                 "graph's random operators draw other numbers for them: draw them for each "
                 "record (RandomInputs), or pass other_randomness=True to go on all the same"
             )
-        self._stop()
-        self._drawing, self._graph = state["random"], state["graph"]
-        self._decoder.restore(state["step"], None)
+        with self._decoder.lock:
+            self._stop()
+            self._drawing = state["random"]
+            self._decoder.restore(state["step"], None, graph=state["graph"])
 
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules runs."""

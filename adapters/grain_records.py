@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
 from ..core.pipelines import DEFAULT_SEED, check_arguments, default_device_id
 from ..core.stats import InputStats
-from ..core.tape import Pulled, check_fed
+from ..core.tape import Place, Pulled, check_fed
 
 __all__ = ["DALITransform"]
 
@@ -146,15 +147,30 @@ class DALITransform:
         each, rows, _ = fed_pipelines(IteratorConfig(**self._settings), self.batch_size, self._call)
         return rows * len(each)
 
-    def decoder(self, pull: Callable[[], Pulled], seed: int, by_step: bool = False) -> Decoder:
-        """What decodes the batches that ``pull`` gives.
+    def seed(self, default: int) -> int:
+        """The seed of the graph's random operators, where the dataset has this one."""
+        own = self._call.get("seed")
+        return default if own is None else int(own)
+
+    def made(self, seed: int) -> str:
+        """What must be alike for a state to go on, as far as it is known at once."""
+        last = "drop" if self.drop_remainder else self.pad or "keep"
+        return f"{self.local_rows()} {last} {self.seed(seed)}"
+
+    def decoder(
+        self,
+        pull: Callable[[], Pulled],
+        seek: Callable[[Place], None],
+        seed: int,
+        by_step: bool = False,
+    ) -> Decoder:
+        """What decodes the batches that ``pull`` gives from where ``seek`` last put it.
 
         Raises:
             RuntimeError: For a GPU pipeline in a worker process of Grain.
         """
         call = dict(self._call)
-        if call.get("seed") is None:
-            call["seed"] = seed
+        call["seed"] = self.seed(seed)
         on_gpu = False
         if self._settings["sharding"] is None:
             on_gpu = call.setdefault("device_id", default_device_id()) is not None
@@ -165,7 +181,7 @@ class DALITransform:
         for name in each[0]:
             call.pop(name, None)
         return Decoder(
-            self._fn, config, call, each, rows, pull, self._on_error, self._spec, by_step
+            self._fn, config, call, each, rows, pull, seek, self._on_error, self._spec, by_step
         )
 
 
@@ -200,7 +216,8 @@ class DecodedIterator(grain.DatasetIterator):
         super().__init__(parent)
         self._transform = transform
         self._rows = transform.local_rows()
-        self._decoder = transform.decoder(self._pull, seed)
+        self._decoder = transform.decoder(self._pull, self._seek, seed)
+        self._made = transform.made(seed)
         self._pulled = 0  # number of records
         self._read = parent.get_state()  # behind what was pulled
         self._start = (self._read, 0)
@@ -262,29 +279,50 @@ class DecodedIterator(grain.DatasetIterator):
         place = self._decoder.place
         parent, records = place.after or self._start
         return {
-            "parent": parent,
+            "parent": copy.deepcopy(parent),
             "step": place.step,
             "records": records,
-            "random": self._decoder.random_state(),
+            "random": self._decoder.random_state(place),
+            "graph": self._decoder.graph(place),
+            "made": self._made,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on where a state says.
 
         Raises:
-            ValueError: If it is no state of such an iterator.
+            ValueError: If it is no state of such an iterator, or one of another transform, or
+                the parent refuses its part; nothing has changed.
         """
         wanted = {"parent": object, "step": int, "records": int, "random": str}
-        if not isinstance(state, dict) or not all(
-            isinstance(state.get(k), t) for k, t in wanted.items()
+        wanted |= {"graph": str, "made": str}
+        if (
+            not isinstance(state, dict)
+            or not all(isinstance(state.get(k), t) for k, t in wanted.items())
+            or min(state["step"], state["records"]) < 0
         ):
             raise StateError(f"no state of a DALITransform: {str(state)[:80]}")
-        self._decoder.check(state["random"])
-        self._parent.set_state(state["parent"])
-        self._read = state["parent"]
-        self._pulled = state["records"]
-        self._start = (state["parent"], state["records"])
-        self._decoder.restore(state["step"], self._start, state["random"])
+        if state["made"] != self._made:
+            told = f"rows, last batch, seed: {state['made']} -> {self._made}"
+            raise StateError.of_other_data([told])
+        with self._decoder.lock:
+            self._decoder.check(state["random"], state["graph"])
+            parent = copy.deepcopy(state["parent"])
+            try:
+                self._parent.set_state(parent)
+            except Exception as error:
+                self._parent.set_state(self._read)
+                raise StateError(
+                    f"the parent refuses its part of the state, {str(parent)[:80]}: {error!r}"
+                ) from error
+            self._read, self._pulled = parent, state["records"]
+            self._start = (parent, state["records"])
+            self._decoder.restore(state["step"], self._start, state["random"], state["graph"])
+
+    def _seek(self, place: Place) -> None:
+        """Has the parent go on behind a batch that was delivered."""
+        self._read, self._pulled = place.after or self._start
+        self._parent.set_state(self._read)
 
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules runs."""

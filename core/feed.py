@@ -118,6 +118,16 @@ class Feed:
             raise StateError.of_other_data(lines)
         self.expected = None
 
+    def settle(self, position: Position) -> bool:
+        """Goes back to a position, whose pipelines are built anew; False where they can't be."""
+        mark = position.mark
+        exact = mark is None or mark.checkpoints is not None
+        if not exact or not self.source.rebuildable or self.source.unresumable:
+            return False
+        self.drop()
+        self.position = position
+        return True
+
     def close(self) -> None:
         """Frees the pipelines for good."""
         self.closed = True
@@ -258,12 +268,12 @@ class Feed:
             raise
         except (_NoBatch, SourceError) as failed:
             if isinstance(failed, SourceError):
-                self._stand_again()
+                self.settle(here)
             raise failed.__cause__ or failed from None
         except Exception as failed:
             if _READER.search(str(failed)) and isinstance(failed, RuntimeError):
                 # DALI's readers never run again after an error: new ones stand there again.
-                self._stand_again()
+                self.settle(here)
                 raise self._told(failed, "can't be read; the next call tries it again") from failed
             error = failed
             if isinstance(failed, RuntimeError):
@@ -271,7 +281,7 @@ class Feed:
                 error = self._told(failed, counts, BatchError)
         except BaseException:
             # Ctrl-C, say: the batch may be lost on the way, so stand before it again.
-            self._stand_again()
+            self.settle(here)
             raise
         if error is None:
             mark = Mark(self.runner().checkpoints())
@@ -334,12 +344,6 @@ class Feed:
         told = kind(f"batch {here.step} of epoch {here.epoch} {what}. DALI says: {text}")
         told.__cause__ = error
         return told
-
-    def _stand_again(self) -> None:
-        """Has the pipelines built anew at the position, where that is exact."""
-        mark = self.position.mark
-        if mark and mark.checkpoints and self.source.rebuildable and not self.source.unresumable:
-            self.drop()
 
 
 class _NoBatch(RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -49,6 +49,8 @@ class BatchIterator(Resumable):
         self._stopped = False  # StopIteration was raised in this epoch
         self._errors: list[FailedBatch] = []
         self.stats: InputStats | None = None
+        self._unsure = False  # whether a call was broken off, which began at
+        self._before = self._position
         if lazy:
             return
         self._feed.runner()
@@ -85,28 +87,41 @@ class BatchIterator(Resumable):
             TypeError: If JAX would narrow an output's 64-bit dtype.
             RuntimeError: If DALI failed to produce the batch.
         """
-        if self.stats is not None:
+        with self._open():
+            if self.stats is None:
+                return self._surely(self._next)
             with self.stats.waiting():
-                return self._next()
-        return self._next()
+                return self._surely(self._next)
 
     def _next(self) -> Batch:
-        with self._open():
-            self._stays = False
-            taken = self._take()
-            self._peeked = None
-            if taken is None:
-                self._position = self._feed.position
-                self._stopped = True
-                if self._config.auto_reset:
-                    self._next_epoch()
-                raise StopIteration
-            if self.stats is not None:
-                self._count(taken)
-            self._position = self._feed.position = taken.after
-            if taken.error is not None:
-                raise taken.error
-            return taken.value
+        self._stays = False
+        taken = self._take()
+        self._peeked = None
+        if taken is None:
+            self._position = self._feed.position
+            self._stopped = True
+            if self._config.auto_reset:
+                self._next_epoch()
+            raise StopIteration
+        if self.stats is not None:
+            self._count(taken)
+        self._position = self._feed.position = taken.after
+        if taken.error is not None:
+            raise taken.error
+        return taken.value
+
+    def _surely(self, call: Callable[[], Batch]) -> Batch:
+        """A call that moves on, and that leaves no doubt where it was broken off, by Ctrl-C say."""
+        self._settle()
+        self._before = self._position
+        self._unsure = True
+        try:
+            batch = call()
+        except Exception:
+            self._unsure = False
+            raise
+        self._unsure = False
+        return batch
 
     next = __next__  # as in DALI
 
@@ -118,12 +133,15 @@ class BatchIterator(Resumable):
             Exception: What ``next()`` would raise, which it then raises too.
         """
         with self._open():
-            taken = self._take()
-            if taken is None:
-                raise StopIteration
-            if taken.error is not None:
-                raise taken.error
-            return dict(taken.value)
+            return self._surely(self._look)
+
+    def _look(self) -> Batch:
+        taken = self._take()
+        if taken is None:
+            raise StopIteration
+        if taken.error is not None:
+            raise taken.error
+        return dict(taken.value)
 
     def _take(self) -> Taken | None:
         """The batch after the position, taken once; None at the end of the epoch."""
@@ -261,6 +279,7 @@ class BatchIterator(Resumable):
             RuntimeError: If the pipelines can't go back: the message says the way out.
         """
         with self._open():
+            self._settle()
             self._stays = False
             if self._at_end():
                 self._next_epoch()

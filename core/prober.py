@@ -21,15 +21,21 @@ def runs(runner: Runner) -> bool:
     return True
 
 
+SourceOver = Callable[[Tape], FunctionSource]
+
+
 class Prober:
     """Runs records in pipelines of their own.
 
     Args:
-        source_over: Makes the source of one pipeline that reads along a tape.
+        source_over: A weak reference to what makes the source of one pipeline that reads
+            along a tape.
         rows: The most records that it takes at once.
     """
 
-    def __init__(self, source_over: Callable[[Tape], FunctionSource], rows: int):
+    def __init__(
+        self, source_over: Callable[[], Callable[[Tape], FunctionSource] | None], rows: int
+    ):
         self._source_over = source_over
         self._rows = rows
 
@@ -51,7 +57,10 @@ class Prober:
     def _decodes(self, records: Sequence[Any]) -> bool:
         """Whether a fresh pipeline runs these records."""
         tape = Tape(no_more, 1, [Pulled(records, None, str)])
-        runner = Runner(self._source_over(tape).build())
+        source_over = self._source_over()
+        if source_over is None:
+            return False
+        runner = Runner(source_over(tape).build())
         try:
             return runs(runner)
         finally:

@@ -60,12 +60,13 @@ def applied(text: str, first: Sequence[bytes]) -> list[bytes]:
     return made
 
 
-def after(runs: int, zero: bytes, one: bytes, two: bytes) -> bytes:
+def after(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = None) -> bytes:
     """The checkpoint of a pipeline after so many runs of whole batches.
 
     Args:
         runs: Number of runs from the start.
         zero, one, two: Its checkpoints at the start, and after one and two runs.
+        base: The checkpoint to count from; its start by default.
 
     Raises:
         StateError: If the operators' states are not known to advance evenly.
@@ -85,5 +86,8 @@ def after(runs: int, zero: bytes, one: bytes, two: bytes) -> bytes:
             "to the graph"
         )
     # The count of runs stays at 0: nothing of a pipeline that is fed depends on it.
-    texts = [b"%016X" % (n + runs * step) for n, step in zip(numbers[0], steps)]
-    return b"".join(piece for pair in zip(parts[0], [*texts, b""]) for piece in pair)
+    base = zero if base is None else base
+    begun = [int(n, 16) for n in _NUMBER.findall(base)]
+    texts = [b"%016X" % (n + runs * step) for n, step in zip(begun, steps, strict=True)]
+    pieces = zip(_NUMBER.split(base), [*texts, b""], strict=True)
+    return b"".join(piece for pair in pieces for piece in pair)

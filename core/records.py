@@ -47,6 +47,8 @@ def leaf(value: Any) -> np.ndarray:
             f"{value!r:.60} (dtype {array.dtype}) is nothing that a pipeline takes: give it bytes, "
             "text, numbers or arrays of them, or leave the key to pass it by"
         )
+    if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI takes no other
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
     return array
 
 
@@ -121,9 +123,12 @@ def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
     try:
         return [record[key] for record in records]
     except (KeyError, TypeError, IndexError):
-        place = next(
+        lacking = (
             i for i, one in enumerate(records) if not isinstance(one, Mapping) or key not in one
         )
+        place = next(lacking, None)
+        if place is None:  # the record's own error
+            raise
         raise ValueError(
             f"record {place} of the batch has no {(label or key)!r}, which the first record had: "
             f"it is {records[place]!r:.80}"

@@ -25,12 +25,22 @@ class Resumable:
     _position: Position
     _stays: bool
     _stopped: bool
+    _unsure: bool
+    _before: Position
 
     def _open(self) -> threading.RLock:
         """The lock, of an iterator that is not closed."""
         if self._feed.closed:
             raise ValueError(CLOSED)
         return self._lock
+
+    def _settle(self) -> None:
+        """Goes back to where a call began that was broken off, wherever it had come to."""
+        if self._unsure:
+            self._unsure = False
+            if self._feed.settle(self._before):
+                self._position = self._before
+                self._peeked = None
 
     def get_state(self) -> dict[str, Any]:
         """Where the consumer stands, as a plain JSON value (dict of str, int, list and dict).
@@ -42,6 +52,7 @@ class Resumable:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
         with self._open():
+            self._settle()
             check_resumable(self._feed.source)
             # A lazy iterator's first state stays what it was before the pipelines were built.
             known = self._position.mark is not None
@@ -59,6 +70,7 @@ class Resumable:
             ValueError: If it is no state, or one of other data; nothing has changed.
         """
         with self._open():
+            self._settle()
             check_resumable(self._feed.source)
             feed = self._feed
             now = feed.fingerprint()

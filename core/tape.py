@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,7 +84,8 @@ class Tape:
 
     def __init__(self, pull: Callable[[], Pulled], lanes: int, batches: Sequence[Pulled] = ()):
         self.batches = collections.deque(batches)
-        self._pull = pull
+        # Weak where it can be: what pulls holds the pipelines that read along here.
+        self._pull = weakref.WeakMethod(pull) if inspect.ismethod(pull) else lambda: pull
         self._at = [0] * lanes
 
     def first(self) -> Pulled:
@@ -101,7 +104,8 @@ class Tape:
             StopIteration: If there are not so many.
         """
         while len(self.batches) <= place:
-            self.batches.append(self._pull())
+            pull = self._pull()
+            self.batches.append(no_more() if pull is None else pull())
         return self.batches[place]
 
     def read(self, lane: int) -> Pulled:

@@ -1,5 +1,7 @@
 """Runs that fail: raised each time, counted, and nothing else is lost or changed."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
@@ -190,3 +192,44 @@ def test_64_bit_outputs_are_not_narrowed(dtype):
     assert batch["wide"].tolist() == [[2**40 + 3]] * 2
     with jax.enable_x64(True):
         assert next(make(batch_size=2))["wide"].tolist() == [[2**40 + 3]] * 2
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, which pytest would take for its own."""
+
+
+@pytest.mark.parametrize("look", (False, True))
+@pytest.mark.parametrize("where", ("_take", "_make_batch", "_next", "_look"))
+def test_after_an_interruption_the_batch_comes_again(jpegs, where, look):
+    def build():
+        def pipe():
+            label = fn.readers.file(
+                files=jpegs, labels=list(range(len(jpegs))), name="reader", pad_last_batch=True
+            )[1]
+            return label, fn.random.uniform()
+
+        return data_iterator(pipe, ["x", "u"], reader_name="reader", mask="mask")(batch_size=2)
+
+    reference, iterator = build(), build()
+    taken = [next(iterator)]
+    for after in (False, True):
+        real, state = getattr(iterator, where), iterator.get_state()
+
+        def broken(*args, real=real, after=after):
+            if after:
+                real(*args)
+            raise Interrupt
+
+        setattr(iterator, where, broken)
+        called = where not in ("_next", "_look") or look == (where == "_look")
+        with pytest.raises(Interrupt) if called else contextlib.nullcontext():
+            iterator.peek() if look else taken.append(next(iterator))
+        if where == "_make_batch":
+            iterator._make_batch = real
+        else:
+            delattr(iterator, where)
+        if called:
+            assert iterator.get_state() == state
+    taken += list(iterator)
+    for got, want in zip(taken, reference, strict=True):
+        assert all(np.array_equal(got[k], want[k]) for k in want)

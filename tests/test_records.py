@@ -306,3 +306,30 @@ def test_paths_are_opened_in_the_graph(tmp_path):
     next(iterator)
     with pytest.raises(RuntimeError, match=r"record 5 of the stream \(path '.*00005.jpg'\)"):
         next(iterator)
+
+
+def test_a_records_own_error_is_no_end_of_the_data():
+    class Lazy(dict):
+        def __getitem__(self, key):
+            if key == "x" and dict.__getitem__(self, "i") == 5:
+                raise KeyError("blob 5 is not in the store")
+            return dict.__getitem__(self, key)
+
+    records = [Lazy(x=np.full(2, i, np.int32), i=i) for i in range(12)]
+    iterator = iter(
+        grain.MapDataset.source(records).pipe(
+            DALITransform(lambda x: x + 0, batch_size=4, output_map=["y"], num_threads=1)
+        )
+    )
+    assert next(iterator)["y"][:, 0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(KeyError, match="blob 5 is not in the store"):
+        next(iterator)
+
+
+def test_arrays_may_lie_in_memory_as_they_like():
+    plain = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    for array in (plain[:, ::-1], np.asfortranarray(plain), plain[::2], plain.astype(">i4")):
+        ds = grain.MapDataset.source([{"x": array}] * 4).pipe(
+            DALITransform(lambda x: x + 0, batch_size=4, output_map=["y"], num_threads=1)
+        )
+        np.testing.assert_array_equal(next(iter(ds))["y"], np.stack([array] * 4))

@@ -1,0 +1,186 @@
+"""Pipelines that are fed from a tape: built to stand at a checkpoint, and told apart."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from nvidia.dali import fn
+
+from . import randomness
+from .arrays import dali_type
+from .fingerprint import fingerprint
+from .pipelines import FunctionSource, check_outputs, check_resumable, function_parameters
+from .prober import Prober
+from .records import Schema, learn
+from .runner import Runner, drop
+from .tape import Pulled, Tape, no_more
+
+Marks = tuple[bytes, ...]
+
+
+class FedPipelines:
+    """The pipelines of one decoder, one for each data shard of this process.
+
+    Args:
+        pipeline_fn: The function of the graph; see `dalijax.core.records.learn`.
+        output_map: Names of its outputs.
+        call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
+        each: What differs between the pipelines (device_id, seed).
+        rows: Rows of each pipeline's batch.
+        tape: What they are fed with.
+        spec: What a record looks like, where the first one doesn't say it.
+
+    Attributes:
+        runner: The running pipelines, where there are any.
+        schema: How records become inputs, once one was seen.
+        first: DALI's checkpoint of each pipeline before its first run, once they were built.
+        prober: Finds the records that they can't decode.
+        graph: A digest of the operators and their arguments, once they were built; else "".
+    """
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        output_map: Sequence[str],
+        call: Mapping[str, Any],
+        each: Sequence[Mapping[str, Any]],
+        rows: int,
+        tape: Tape,
+        spec: Any,
+    ):
+        own = function_parameters(pipeline_fn)
+        self.fn = pipeline_fn
+        self.given = {k: v for k, v in call.items() if k in own}
+        self.runner: Runner | None = None
+        self.schema: Schema | None = None
+        self.first: Marks = ()
+        self.graph = ""
+        self._output_map = output_map
+        self._options = {k: v for k, v in call.items() if k not in own}
+        self._each = [dict(one) for one in each]
+        self._rows = rows
+        self._spec = spec
+        self._tape = tape
+        self._source = self._source_over(tape, self._each)
+        # Weak, as all that the pipelines refer to: they are freed with the last reference.
+        self.prober = Prober(weakref.WeakMethod(self._one_over), rows)
+
+    def _source_over(self, tape: Tape, each: Sequence[Mapping[str, Any]], **more: Any) -> Any:
+        """Pipelines that read along a tape."""
+        graph = functools.partial(_graph, weakref.ref(self), tape)
+        made = [{**one, "lane": lane} for lane, one in enumerate(each)]
+        return FunctionSource(graph, (), {**self._options, **more}, made)
+
+    def _one_over(self, tape: Tape) -> Any:
+        return self._source_over(tape, self._each[:1], prefetch_queue_depth=1)
+
+    def check_resumable(self) -> None:
+        """Raises StateError where the graph has no state to resume from."""
+        check_resumable(self._source)
+
+    def build(self) -> None:
+        """Builds the pipelines at their start; the first record says what they take.
+
+        Raises:
+            StopIteration: If there is no record.
+        """
+        if self.schema is None:
+            first = self._tape.first()
+            if not first.records:
+                raise ValueError("a batch of no record was pulled: leave out empty lists")
+            self.schema = learn(first.records[0], self.fn, self.given, self._spec)
+        runner = self.stand(None)
+        check_outputs(runner.pipelines[0], self._output_map)
+        self.first = runner.checkpoints() or ()
+        if not self.graph:
+            told = fingerprint(runner.pipelines, None, ())["operators"]
+            text = json.dumps([list(self._output_map), told])
+            self.graph = hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def stand(self, marks: Marks | None) -> Runner:
+        """New pipelines that stand where checkpoints say, before the first batch of the tape."""
+        self.stop()
+        self.runner = Runner(self._source.build(marks))
+        return self.runner
+
+    def stop(self) -> None:
+        """Frees the pipelines."""
+        self._tape.rewind()
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            runner.close()
+
+    def after(self, runs: int, sample: Pulled, here: Marks | None = None) -> Marks:
+        """The checkpoints some runs after others, or after the start.
+
+        Args:
+            runs: Number of runs.
+            sample: A batch like those that are run, which tells how far each run moves on.
+            here: Where the runs begin.
+
+        Raises:
+            StateError: If the operators' states are not known to move on evenly.
+            RuntimeError: If the sample doesn't run.
+        """
+        lanes = len(self._each)
+        runner = Runner(self._source_over(Tape(no_more, lanes, [sample] * 2), self._each).build())
+        try:
+            told = [runner.checkpoints() or ()]
+            for _ in range(2):
+                runner.take(drop)
+                told.append(runner.checkpoints() or ())
+        finally:
+            runner.close()
+        from_ = here or told[0]
+        return tuple(
+            randomness.after(runs, zero, one, two, base)
+            for (zero, one, two), base in zip(zip(*told), from_, strict=True)
+        )
+
+    @property
+    def operators(self) -> dict[str, bool]:
+        """Whether each operator has a state, by its name; empty until there are pipelines."""
+        return randomness.operators(self.first[0]) if self.first else {}
+
+    def inputs(self, tape: Tape, lane: int) -> list[list[np.ndarray]]:
+        """What DALI is given next for one pipeline."""
+        schema, records = self.schema, tape.read(lane).records
+        if len(self._each) > 1 and len(records) > self._rows:
+            records = records[lane * self._rows : (lane + 1) * self._rows]
+        try:
+            return schema.inputs(records) if schema else []
+        except StopIteration as error:  # which DALI would take for the end
+            raise RuntimeError(f"a record raised StopIteration: {error}") from error
+
+
+def _graph(fed: weakref.ref[FedPipelines], tape: Tape, lane: int = 0) -> Any:
+    """The graph of one pipeline: the caller's function over what its tape feeds."""
+    own = fed()
+    schema = own.schema if own else None
+    if own is None or schema is None:
+        raise ValueError("the iterator is closed: make a new one")
+
+    def feed(index: int) -> list[list[np.ndarray]]:
+        now = fed()
+        if now is None:
+            raise ValueError("the iterator is closed: make a new one")
+        return now.inputs(tape, lane)
+
+    nodes: Any = fn.external_source(
+        source=feed,
+        num_outputs=len(schema.columns),
+        dtype=[dali_type(column.dtype) for column in schema.columns],
+        ndim=[column.ndim for column in schema.columns],
+        batch=True,
+    )
+    args, kwargs = schema.arguments(nodes)
+    try:
+        return own.fn(*args, **kwargs, **own.given)
+    except StopIteration as error:
+        raise RuntimeError(f"the graph's function raised StopIteration: {error}") from error
