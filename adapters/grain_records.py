@@ -91,7 +91,10 @@ class DALITransform:
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. ``seed``
             left out is the dataset's (``ds.seed(...)``), or 0.
 
-    The state is the parent's at the last batch delivered and the random state, below 300 bytes.
+    Elements are dicts: NumPy arrays of CPU pipelines, jax.Arrays of GPU ones, of shape
+    [batch, ...]; what passes the graph by is NumPy, text and bytes as object arrays. With
+    ``sharding`` all but text are global jax.Arrays. The state is the parent's at the last batch
+    delivered and the random state, below 300 bytes for a graph of ten random operators.
 
     Raises:
         ValueError, TypeError: For arguments that are wrong or exclude one another.
@@ -201,8 +204,10 @@ class _DecodedDataset(grain.IterDataset):
     @property
     def _element_spec(self) -> Any:
         iterator = self.__iter__()
-        batch = next(iterator)
+        batch = next(iterator, None)
         iterator.close()
+        if batch is None:
+            raise ValueError("there is no record that would say what the elements are")
         return element_spec(batch, not (self._transform.drop_remainder or self._transform.pad))
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ from .prober import runs
 from .records import described, stacked, values_of
 from .runner import Outputs, Runner, SourceEnded, SourceError
 from .stats import InputStats
-from .tape import Place, Pulled, RecordError, Tape, check_fed
+from .tape import Place, Pulled, RecordError, Tape, UnfitRecordError, check_fed
 
 _log = logging.getLogger("dalijax")
 
@@ -176,8 +176,12 @@ class Decoder:
             except SourceEnded:
                 raise StopIteration from None
             except SourceError as error:
-                self._fed.stand(self._here)
-                raise error.__cause__ or error from None
+                unfit = self._fed.unfit(self._tape.batches)
+                if not unfit:
+                    self._fed.stand(self._here)
+                    raise error.__cause__ or error from None
+                self._failed(error.__cause__ or error, unfit)
+                continue
             except RuntimeError as error:
                 self._failed(error)
                 continue
@@ -229,18 +233,24 @@ class Decoder:
 
     # Records that DALI can't decode
 
-    def _failed(self, error: RuntimeError) -> None:
+    def _failed(self, error: BaseException, unfit: Sequence[int] = ()) -> None:
         """Goes on behind a batch that failed, or, masked, before what was made of it.
+
+        Args:
+            error: What was raised.
+            unfit: The rows that the graph can't even be given.
 
         Raises:
             RecordError: With ``on_error="raise"``.
         """
         pulled, fed = self._tape.batches[0], self._fed
         step = self._place.step
-        bad = fed.prober.undecodable(pulled)
+        bad = list(unfit) or fed.prober.undecodable(pulled)
         what = "; ".join(f"{pulled.name(i)} ({described(pulled.records[i])})" for i in bad[:5])
-        text = f"DALI can't decode {what}" if bad else f"batch {step} failed"
-        text += f"{' and more' if len(bad) > 5 else ''}. DALI says: {error}"
+        text = (
+            f"DALI can't {'take' if unfit else 'decode'} {what}" if bad else f"batch {step} failed"
+        )
+        text += f"{' and more' if len(bad) > 5 else ''}. {'' if unfit else 'DALI says: '}{error}"
         masks = self._on_error == "mask"
         repaired = fed.prober.repaired(self._tape, pulled, bad) if bad else None
         if repaired is not None:
@@ -254,7 +264,7 @@ class Decoder:
         elif not masks:  # it ran without them: the random state moved on as by any other batch
             self._delivered()
         if self._on_error == "raise":
-            raise RecordError(text) from error
+            raise (UnfitRecordError if unfit else RecordError)(text) from error
         self.errors.append(FailedBatch(0, step, text))
         _log.warning("%s: %s", "masked" if masks and repaired else "skipped", text)
 
@@ -268,7 +278,7 @@ class Decoder:
             return None
         try:
             return self._fed.after(1, pulled, self._here)
-        except (StateError, RuntimeError):  # it fails with other numbers, too
+        except (StateError, RuntimeError, SourceError):  # it fails with other numbers, too
             return self._here
 
     # State and lifecycle

@@ -148,6 +148,17 @@ class FedPipelines:
         """Whether each operator has a state, by its name; empty until there are pipelines."""
         return randomness.operators(self.first[0]) if self.first else {}
 
+    def unfit(self, batches: Sequence[Pulled]) -> list[int]:
+        """The rows of the first batch that the graph can't be given, if any."""
+        rows: list[int] = []
+        for row, record in enumerate(batches[0].records if batches else ()):
+            try:
+                if self.schema is not None:
+                    self.schema.inputs([record])
+            except (ValueError, TypeError):
+                rows.append(row)
+        return rows
+
     def inputs(self, tape: Tape, lane: int) -> list[list[np.ndarray]]:
         """What DALI is given next for one pipeline."""
         schema, records = self.schema, tape.read(lane).records

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .pipelines import FunctionSource
-from .runner import Runner, drop
+from .runner import Runner, SourceError, drop
 from .tape import Pulled, Tape, no_more
 
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
@@ -16,7 +16,7 @@ def runs(runner: Runner) -> bool:
     """Whether the next batch of a runner runs; it is then used up."""
     try:
         runner.take(drop)
-    except RuntimeError:
+    except (RuntimeError, SourceError):
         return False
     return True
 

@@ -197,7 +197,7 @@ def _column(path: tuple[str, ...], value: Any, described: bool) -> Column:
 
 
 def stacked(values: Sequence[Any], name: str) -> Any:
-    """What passes a graph by, batched: [batch, ...], a dict of these, or an object array.
+    """What passes a graph by, batched: [batch, ...], a dict or tuple of these, or an object array.
 
     Bytes and texts become an object array of shape [batch], which keeps trailing NULs.
 
@@ -206,10 +206,30 @@ def stacked(values: Sequence[Any], name: str) -> Any:
     """
     first = values[0]
     if isinstance(first, Mapping):
+        for place, value in enumerate(values):
+            if not isinstance(value, Mapping) or set(value) != set(first):
+                raise ValueError(
+                    f"{name!r} of record {place} of the batch is {value!r:.60}, and has not the "
+                    f"keys {sorted(first)} of the first one: make them alike"
+                )
         return {k: stacked([v[k] for v in values], f"{name}/{k}") for k in first}
-    if isinstance(first, (str, bytes, bytearray, memoryview)) or (
-        isinstance(first, np.ndarray) and first.dtype == object
-    ):
+    if isinstance(first, (tuple, list)):
+        lengths = {len(value) if isinstance(value, type(first)) else -1 for value in values}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"{name!r} passes the graph by and has several lengths or types in a batch: make "
+                "them alike"
+            )
+        parts = zip(*values, strict=True)
+        return type(first)(stacked(own, f"{name}/{i}") for i, own in enumerate(parts))
+    text = (str, bytes, bytearray, memoryview)
+    objects = [
+        isinstance(value, text) or (isinstance(value, np.ndarray) and value.dtype == object)
+        for value in values
+    ]
+    if any(objects):
+        if not all(objects):
+            raise ValueError(f"{name!r} is text in some records of a batch only: make them alike")
         made = np.empty(len(values), object)
         for i, value in enumerate(values):
             made[i] = value.item() if isinstance(value, np.ndarray) and not value.ndim else value

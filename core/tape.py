@@ -20,6 +20,10 @@ class RecordError(RuntimeError):
     """Records that DALI can't decode; the batch is behind the iterator."""
 
 
+class UnfitRecordError(RecordError, ValueError):
+    """Records that are unlike the first one; the batch is behind the iterator."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Pulled:
     """The records of one batch.

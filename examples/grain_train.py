@@ -150,4 +150,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; run it again to go on from the last checkpoint") from None
