@@ -22,6 +22,7 @@ the first step that saves.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,16 +104,14 @@ def get_dataset_fn(iterator_fn: IteratorFunction, **call: Any) -> Callable[..., 
 
 def _train_class() -> type[DALIDatasetIterator]:
     """The iterator's class, which T5X takes as it is where it is AirIO's, too."""
-    try:
-        from airio import dataset_iterators
-    except ImportError:
-        return DALIDatasetIterator
-    return type("AirIODALIDatasetIterator", (DALIDatasetIterator, _airio(dataset_iterators)), {})
-
-
-def _airio(module: Any) -> type:
-    made: type = module.AirIODatasetIterator
-    return made
+    for name in ("airio.core", "airio", "airio.dataset_iterators"):  # as its versions have it
+        try:
+            airios = getattr(importlib.import_module(name), "AirIODatasetIterator", None)
+        except ImportError:
+            continue
+        if airios is not None:
+            return type("AirIODALIDatasetIterator", (DALIDatasetIterator, airios), {})
+    return DALIDatasetIterator
 
 
 def eval_get_dataset_fn(
