@@ -187,8 +187,12 @@ class DALIDatasetIterator(grain.DatasetIterator):
         Raises:
             ValueError: If it is no state, or one of other data; nothing has changed.
         """
-        if not isinstance(state, dict) or set(state) != {"version", "dali"}:
-            raise StateError(f"no state of a DALIIterDataset: {str(state)[:80]}")
+        if (
+            not isinstance(state, dict)
+            or set(state) != {"version", "dali"}
+            or state["version"] != 1
+        ):
+            raise StateError(f"no state of a DALIIterDataset, version 1: {str(state)[:80]}")
         self._stream.set_state(state_lib.from_text(state["dali"]))
 
     def start_prefetch(self) -> None:

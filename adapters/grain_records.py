@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -116,10 +117,9 @@ class DALITransform:
         **call: Any,
     ):
         check_policy(drop_remainder, pad, sharding)
-        if batch_size < 1 or prefetch < 1:
-            raise ValueError(
-                f"batch_size and prefetch must be at least 1, not {batch_size} and {prefetch}"
-            )
+        batch_size, prefetch = operator.index(batch_size), operator.index(prefetch)
+        if min(batch_size, prefetch) < 1:
+            raise ValueError(f"batch_size={batch_size} and prefetch={prefetch} must be at least 1")
         self.batch_size = batch_size
         self.drop_remainder = drop_remainder
         self.pad = pad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ class BatchStream:
     """
 
     def __init__(self, make: Callable[[], BatchIterator], num_epochs: int | None):
-        if num_epochs is not None and num_epochs < 1:
+        if num_epochs is not None and operator.index(num_epochs) < 1:
             raise ValueError(f"num_epochs must be at least 1, or None for no end, not {num_epochs}")
         self._make = make
         self.iterator = make()
