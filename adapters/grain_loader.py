@@ -184,8 +184,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
 
     def _pull(self) -> Pulled:
         if self._records is None:
-            ahead = self._decoder.pulled_ahead
-            self._records = self._loader.records(self._decoder.place.step + ahead)
+            self._records = self._loader.records(self._decoder.pulled_next)
         try:
             rows, valid = next(self._records)
         except StopIteration:

@@ -299,9 +299,9 @@ class Decoder:
         return self._wanted_graph or (self._fed.graph if place.step else "")
 
     @property
-    def pulled_ahead(self) -> int:
-        """Number of batches that were pulled and are not behind the consumer."""
-        return len(self._tape.batches)
+    def pulled_next(self) -> int:
+        """Number of the batch that is pulled next; by it ``pull`` may read anew."""
+        return self._place.step + len(self._tape.batches)
 
     def stateful(self) -> list[str]:
         """Names of the operators that have a state, once the pipelines were built."""

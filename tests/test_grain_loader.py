@@ -434,8 +434,10 @@ def test_the_random_numbers_are_those_of_a_run_without_the_bad_record():
 class Failing(Source):
     """A source that fails once, as a disk over the network does."""
 
+    where = 9
+
     def __getitem__(self, index):
-        if index == 9 and not hasattr(self, "failed"):
+        if index == self.where and not hasattr(self, "failed"):
             self.failed = True
             raise OSError("disk")
         return super().__getitem__(index)
@@ -458,6 +460,30 @@ def test_after_an_error_of_the_source_the_state_is_that_of_the_batches():
         assert records(again, 1) == ([] if end else [[n + BATCH for n in got[-1]]])
         again.close()
     assert end
+
+
+def test_an_error_of_the_source_in_the_call_that_skips_a_batch_repeats_none():
+    # Two pipelines: after the one's error the other pulls on, within the same call.
+    source = Failing(jpegs(28, bad=5))
+    source.where = 17
+    iterator = iter(
+        loader(
+            *(INDEX(28, num_epochs=1), source),
+            graph=lambda image: fn.crop(fn.decoders.image(image), crop=(1, 1))[:, :, 0],
+            batch_size=4,
+            sharding=rows_over((2,)),
+            drop_remainder=True,
+            on_error="skip",
+        )
+    )
+    got, failed = [], 0
+    for _ in range(9):
+        try:
+            got += [(np.asarray(b["x"])[:, 0, 0] // 8).tolist() for b in taken(iterator, 1)]
+        except OSError:
+            failed += 1
+    assert failed <= 1
+    assert got == [list(range(4 * k, 4 * k + 4)) for k in (0, 2, 3, 4, 5, 6)]
 
 
 # States
