@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ import numpy as np
 
 from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
-from ..core.fingerprint import StateError
+from ..core.fingerprint import StateError, digest
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled
 from .grain_records import DALITransform
@@ -161,11 +159,7 @@ class DALIDataLoader:
 def _short(text: str) -> str:
     """What Python says of an object, without the address that is another one in each process."""
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
-    return text if len(text) <= 200 else f"{text[:180]}... #{_digest(text)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
 
 
 class DALIDataLoaderIterator(grain.DatasetIterator):
@@ -264,8 +258,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules runs."""
         self._assert_not_closed()
-        with contextlib.suppress(StopIteration):
-            self._decoder.start().schedule()
+        self._decoder.start_prefetch()
 
     def _stop(self) -> None:
         records, self._records = self._records, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import grain
 import jax
-from grain._src.python.dataset.base import ShapeDtypeStruct
+from grain.experimental import ShapeDtypeStruct
 
 from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
@@ -333,8 +332,7 @@ class DecodedIterator(grain.DatasetIterator):
         """Reads the first records, builds the pipelines and schedules runs."""
         self._assert_not_closed()
         super().start_prefetch()
-        with contextlib.suppress(StopIteration):
-            self._decoder.start().schedule()
+        self._decoder.start_prefetch()
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""

@@ -86,10 +86,8 @@ def get_dataset_fn(iterator_fn: IteratorFunction, **call: Any) -> Callable[..., 
         num_epochs: int | None = None,
         continue_from_last_checkpoint: bool = False,
     ) -> Any:
-        del (
-            feature_converter_cls,
-            continue_from_last_checkpoint,
-        )  # its own state says where to go on
+        # Its own state says where to go on.
+        del feature_converter_cls, continue_from_last_checkpoint
         if num_epochs is not None:
             raise ValueError(
                 f"num_epochs={num_epochs} for training: T5X ends by StopIteration where its data "

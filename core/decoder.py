@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
@@ -99,18 +100,23 @@ class Decoder:
             if fed.runner is not None:
                 return fed.runner
             try:
-                fed.build()
+                runner = fed.build()
                 if self._wanted_graph not in ("", fed.graph):
                     raise StateError.of_other_data([f"graph: {self._wanted_graph} -> {fed.graph}"])
                 marks = self._place.marks or self._start_marks()
                 # The first checkpoint had to be seen to know the others by their difference.
                 if marks != fed.first:
-                    fed.stand(marks)
+                    runner = fed.stand(marks)
             except BaseException:  # refused, and so is the next call
                 fed.stop()
                 raise
             self._begin = marks
-            return fed.runner or fed.stand(marks)
+            return runner
+
+    def start_prefetch(self) -> None:
+        """Pulls the first records, builds the pipelines and schedules runs; waits for none."""
+        with self.lock, contextlib.suppress(StopIteration):
+            self.start().schedule()
 
     @property
     def _here(self) -> Marks | None:
@@ -152,7 +158,9 @@ class Decoder:
             self._fed.stop()
             self._tape.batches.clear()
             self._place = self._entry
-            self._do_seek(self._place)
+            seek = self._seek()
+            if seek is not None:
+                seek(self._place)
         self._entry = self._place
         self._unsure = True
         try:
@@ -162,11 +170,6 @@ class Decoder:
             raise
         self._unsure = False
         return batch
-
-    def _do_seek(self, place: Place) -> None:
-        seek = self._seek()
-        if seek is not None:
-            seek(place)
 
     def _next(self) -> Batch:
         while True:

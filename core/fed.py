@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from nvidia.dali import fn
 
 from . import randomness
 from .arrays import dali_type
-from .fingerprint import fingerprint
+from .fingerprint import digest, fingerprint
 from .pipelines import FunctionSource, check_outputs, check_resumable, function_parameters
 from .prober import Prober
 from .records import Schema, learn
@@ -84,8 +83,8 @@ class FedPipelines:
         """Raises StateError where the graph has no state to resume from."""
         check_resumable(self._source)
 
-    def build(self) -> None:
-        """Builds the pipelines at their start; the first record says what they take.
+    def build(self) -> Runner:
+        """New pipelines at their start; the first record says what they take.
 
         Raises:
             StopIteration: If there is no record.
@@ -101,7 +100,8 @@ class FedPipelines:
         if not self.graph:
             told = fingerprint(runner.pipelines, None, ())["operators"]
             text = json.dumps([list(self._output_map), told])
-            self.graph = hashlib.sha256(text.encode()).hexdigest()[:8]
+            self.graph = digest(text.encode(), length=8)
+        return runner
 
     def stand(self, marks: Marks | None) -> Runner:
         """New pipelines that stand where checkpoints say, before the first batch of the tape."""

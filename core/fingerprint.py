@@ -48,7 +48,8 @@ _PATHS = ("file_root", "file_list", "path", "index_path", "annotations_file")
 _LONGEST = 80
 
 
-def _digest(*parts: bytes, length: int = 12) -> str:
+def digest(*parts: bytes, length: int = 12) -> str:
+    """The first hexadecimal digits of a hash (SHA-256) of all parts."""
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:length]
 
 
@@ -118,7 +119,7 @@ def fingerprint(
                 unchecked.append(f"what the source of {name} gives")
         else:
             content = json.dumps(own, sort_keys=True, default=repr).encode()
-            made["operators"].append(f"{kind} {name} {_digest(content, length=8)}")
+            made["operators"].append(f"{kind} {name} {digest(content, length=8)}")
     made["unchecked"] = unchecked
     return made
 
@@ -153,10 +154,10 @@ def differences(saved: Fingerprint, now: Fingerprint) -> list[str]:
 def _described(name: str, value: Any) -> str:
     """An argument as short text; a file or folder also by what it lists."""
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    shown = text if len(text) <= _LONGEST else f"#{_digest(text.encode())}"
+    shown = text if len(text) <= _LONGEST else f"#{digest(text.encode())}"
     if name in _PATHS:
         paths = value if isinstance(value, list) else [value]
-        shown += f" #{_digest(*(line for path in paths for line in _listing(str(path))))}"
+        shown += f" #{digest(*(line for path in paths for line in _listing(str(path))))}"
     return shown
 
 
@@ -223,7 +224,7 @@ def serialized_operators(serialized: bytes) -> Iterator[Operator]:
             if part == 1:
                 schema = content.decode()
             elif part == 2:
-                inputs.append(_digest(content, length=8))
+                inputs.append(digest(content, length=8))
             elif part == 4:
                 key, argument = _argument(content)
                 arguments[key] = argument

@@ -33,9 +33,7 @@ class Prober:
         rows: The most records that it takes at once.
     """
 
-    def __init__(
-        self, source_over: Callable[[], Callable[[Tape], FunctionSource] | None], rows: int
-    ):
+    def __init__(self, source_over: Callable[[], SourceOver | None], rows: int):
         self._source_over = source_over
         self._rows = rows
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import base64
 import re
-import zlib
 from collections.abc import Sequence
 
 from .fingerprint import StateError, wire_fields
-from .state import inflate
+from .state import deflate, inflate
 
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
 _ITER = re.compile(rb'("iter": )(\d+)')
@@ -32,9 +31,8 @@ def operators(checkpoint: bytes) -> dict[str, bool]:
 
 def difference(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
     """Checkpoints of pipelines as a short text, given those of their start."""
-    deflate = zlib.compressobj(9, zdict=b"".join(first))
     data = b"".join(len(one).to_bytes(4, "big") + one for one in checkpoints)
-    return base64.b85encode(deflate.compress(data) + deflate.flush()).decode()
+    return base64.b85encode(deflate(data, b"".join(first), 9)).decode()
 
 
 def applied(text: str, first: Sequence[bytes]) -> list[bytes]:

@@ -110,8 +110,7 @@ def _beside(before: Sequence[T], now: Sequence[bytes]) -> list[tuple[T, bytes]]:
 
 def pack(data: bytes, like: bytes = b"") -> str:
     """Bytes as text, short where they repeat themselves or those of ``like``."""
-    deflate = zlib.compressobj(zdict=like)
-    return base64.b64encode(deflate.compress(data) + deflate.flush()).decode()
+    return base64.b64encode(deflate(data, like)).decode()
 
 
 def unpack(text: str, like: bytes = b"") -> bytes:
@@ -124,6 +123,12 @@ def unpack(text: str, like: bytes = b"") -> bytes:
         return inflate(base64.b64decode(text, validate=True), like)
     except (binascii.Error, TypeError) as error:
         raise ValueError(f"no deflated text: {error}") from None
+
+
+def deflate(data: bytes, like: bytes = b"", level: int = -1) -> bytes:
+    """Bytes deflated (RFC 1950) with a preset dictionary, whose bytes then cost little."""
+    made = zlib.compressobj(level, zdict=like)
+    return made.compress(data) + made.flush()
 
 
 def inflate(data: bytes, like: bytes = b"") -> bytes:
@@ -156,8 +161,7 @@ def to_text(state: Mapping[str, Any]) -> str:
     own["operators"] = _readable(own["operators"])
     rest["fingerprint"] = own
     data = json.dumps(rest, separators=(",", ":")).encode() + b"\0" + b"".join([*now, *before])
-    deflate = zlib.compressobj(9, zdict=_COMMON)
-    return base64.b85encode(deflate.compress(data) + deflate.flush()).decode()
+    return base64.b85encode(deflate(data, _COMMON, 9)).decode()
 
 
 def from_text(text: str) -> dict[str, Any]:

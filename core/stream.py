@@ -47,12 +47,7 @@ class BatchStream:
             ValueError: If the stream has no end and its epochs have no batch.
             Exception: What `BatchIterator.__next__` raises.
         """
-        while True:
-            try:
-                return next(self.iterator)
-            except StopIteration:
-                if not self._go_on():
-                    raise
+        return self._in_some_epoch(lambda: next(self.iterator))
 
     def peek(self) -> Batch:
         """The batch that ``next()`` will deliver, which stays the next one.
@@ -61,9 +56,13 @@ class BatchStream:
             StopIteration: After the last epoch.
             Exception: What ``next()`` would raise.
         """
+        return self._in_some_epoch(lambda: self.iterator.peek())
+
+    def _in_some_epoch(self, call: Callable[[], Batch]) -> Batch:
+        """What a call gives in this epoch, or in the first one after it that has a batch."""
         while True:
             try:
-                return self.iterator.peek()
+                return call()
             except StopIteration:
                 if not self._go_on():
                     raise
