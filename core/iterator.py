@@ -70,7 +70,7 @@ class BatchIterator(Resumable):
         In mid-epoch, and just after `set_state`, it goes on where it is. With ``auto_reset``
         it never moves: raising StopIteration does.
         """
-        with self._open():
+        with self.opened():
             stays = self._config.auto_reset or self._stays
             begun = self._position.step > 0 or self._stopped  # an epoch may have no batch
             if not stays and begun and self._at_end():
@@ -87,7 +87,7 @@ class BatchIterator(Resumable):
             TypeError: If JAX would narrow an output's 64-bit dtype.
             RuntimeError: If DALI failed to produce the batch.
         """
-        with self._open():
+        with self.opened():
             if self.stats is None:
                 return self._surely(self._next)
             with self.stats.waiting():
@@ -132,7 +132,7 @@ class BatchIterator(Resumable):
             StopIteration: At the end of an epoch; nothing moves to the next one.
             Exception: What ``next()`` would raise, which it then raises too.
         """
-        with self._open():
+        with self.opened():
             return self._surely(self._look)
 
     def _look(self) -> Batch:
@@ -166,7 +166,7 @@ class BatchIterator(Resumable):
         Raises:
             TypeError: If only the source knows where its epoch ends.
         """
-        with self._open():
+        with self.opened():
             total = self._feed.delivered()
             if total is None:
                 raise TypeError(
@@ -185,7 +185,7 @@ class BatchIterator(Resumable):
         As in DALI: the size passed in, or what the reader says: the smallest shard's under
         DROP, the largest's over a padded reader, else the samples of the epoch's batches.
         """
-        with self._open():
+        with self.opened():
             self._feed.runner()
             plan = self._feed.plan
             if plan is None or self._config.size > 0:
@@ -213,7 +213,7 @@ class BatchIterator(Resumable):
         Raises:
             TypeError: If only the source knows where its epoch ends.
         """
-        with self._open():
+        with self.opened():
             total = len(self)
             plan, stream = self._feed.plan, self._feed.streams[0]
             if plan is None:
@@ -223,7 +223,7 @@ class BatchIterator(Resumable):
     @property
     def batch_size(self) -> int:
         """Number of samples in a batch of each pipeline."""
-        with self._open():
+        with self.opened():
             self._feed.runner()
             return self._feed.batch_size
 
@@ -239,7 +239,7 @@ class BatchIterator(Resumable):
         Raises:
             Exception: What ``next()`` would raise.
         """
-        with self._open():
+        with self.opened():
             if self._spec is None:
                 try:
                     batch = self.peek()
@@ -278,7 +278,7 @@ class BatchIterator(Resumable):
         Raises:
             RuntimeError: If the pipelines can't go back: the message says the way out.
         """
-        with self._open():
+        with self.opened():
             self._settle()
             self._stays = False
             if self._at_end():
@@ -304,7 +304,7 @@ class BatchIterator(Resumable):
 
     def start_prefetch(self) -> None:
         """Builds the pipelines where they are not, and schedules runs; waits for none."""
-        with self._open():
+        with self.opened():
             self._feed.runner().schedule()
 
     def close(self) -> None:

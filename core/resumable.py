@@ -28,7 +28,7 @@ class Resumable:
     _unsure: bool
     _before: Position
 
-    def _open(self) -> threading.RLock:
+    def opened(self) -> threading.RLock:
         """The lock, of an iterator that is not closed."""
         if self._feed.closed:
             raise ValueError(CLOSED)
@@ -51,7 +51,7 @@ class Resumable:
         Raises:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
-        with self._open():
+        with self.opened():
             self._settle()
             check_resumable(self._feed.source)
             # A lazy iterator's first state stays what it was before the pipelines were built.
@@ -69,7 +69,7 @@ class Resumable:
         Raises:
             ValueError: If it is no state, or one of other data; nothing has changed.
         """
-        with self._open():
+        with self.opened():
             self._settle()
             check_resumable(self._feed.source)
             feed = self._feed

@@ -59,13 +59,17 @@ class BatchStream:
         return self._in_some_epoch(lambda: self.iterator.peek())
 
     def _in_some_epoch(self, call: Callable[[], Batch]) -> Batch:
-        """What a call gives in this epoch, or in the first one after it that has a batch."""
-        while True:
-            try:
-                return call()
-            except StopIteration:
-                if not self._go_on():
-                    raise
+        """What a call gives in this epoch, or in the first one after it that has a batch.
+
+        One step for other threads, who see no state between the two epochs.
+        """
+        with self.iterator.opened():
+            while True:
+                try:
+                    return call()
+                except StopIteration:
+                    if not self._go_on():
+                        raise
 
     def _go_on(self) -> bool:
         """Starts the next epoch, where there is one."""

@@ -171,6 +171,25 @@ def test_states_may_be_taken_on_another_thread(jpegs_many):
     assert [samples(b) for b in tail(ds, known[-4])] == batched(N)
 
 
+def test_no_state_is_told_between_two_epochs(jpegs_many, monkeypatch):
+    ds = source(jpegs_many, num_epochs=2)
+    iterator, told = iter(ds), []
+    for _ in range(len(batched(N))):
+        next(iterator)
+    epoch = iterator._stream.iterator
+    begin = epoch.reset
+
+    def begin_and_be_asked():  # as another thread may, just then
+        begin()
+        told.append(pool.submit(iterator.get_state))
+        assert not concurrent.futures.wait(told, timeout=0.05).done
+
+    monkeypatch.setattr(epoch, "reset", begin_and_be_asked)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        next(iterator)
+        assert [future.result() for future in told] == [iterator.get_state()]
+
+
 @pytest.mark.parametrize("n", [3, 4, 8, 11])
 @pytest.mark.parametrize("policy", [{}, {"pad": "mask"}, {"drop_remainder": True}], ids=str)
 def test_every_epoch_is_the_data_and_resumes_at_every_batch(jpegs_many, n, policy):
