@@ -4,6 +4,7 @@
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 ARGS ?=
+AFTER := :
 
 # What a shell may carry over that would reach into the environment, or out of it.
 unexport PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTHONSAFEPATH PYTHONWARNINGS VIRTUAL_ENV
@@ -46,6 +47,10 @@ clean:  ## Remove what builds and runs leave behind, but not the virtual environ
 
 $(VENV)/.installed-demo: EXTRAS := examples
 $(VENV)/.installed-test: EXTRAS := test,examples,grain,clu,tf
+# DALI's TensorFlow plugin is built from source against the TensorFlow that is there.
+$(VENV)/.installed-test: AFTER = $(PYTHON) -m pip install -qq --no-build-isolation --no-deps \
+    nvidia-dali-tf-plugin-cuda120==$$($(PYTHON) -c 'import nvidia.dali; print(nvidia.dali.__version__)') \
+    || echo "DALI's TensorFlow plugin could not be built: its tests will be skipped"
 
 # The stamp is made last: after a failed or interrupted install the next call installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -54,4 +59,5 @@ $(VENV)/.installed-%: pyproject.toml
 	    { base=$$(.ci/python) && "$$base" -m venv --clear $(VENV); }
 	@echo "Installing dalijax[$(EXTRAS)] into $(VENV) (once; this takes a minute or two) ..."
 	@$(PYTHON) -m pip install -qq -e '.[$(EXTRAS)]'
+	@$(AFTER)
 	@touch $@

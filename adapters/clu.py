@@ -9,9 +9,9 @@ since clu's periodic actions import TensorFlow.
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import json
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,8 +19,8 @@ import numpy as np
 from clu.data import dataset_iterator
 from etils import epath
 
-from ..core.decorator import IteratorFunction
-from ..core.pipelines import default_device_id
+from ..core.decorator import IteratorFunction, iterator_function
+from ..core.fingerprint import StateError
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
 
@@ -75,11 +75,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     ):
         if element not in ("numpy", "jax"):
             raise ValueError(f"element must be 'numpy' or 'jax', not {element!r}")
-        if not isinstance(iterator_fn, IteratorFunction):
-            raise TypeError(
-                f"{iterator_fn!r} is no iterator function: decorate it with dalijax.data_iterator"
-            )
-        self._stream = _stream(iterator_fn, num_epochs, element == "numpy", call)
+        self._stream = _stream(iterator_function(iterator_fn), num_epochs, element == "numpy", call)
         self._numpy = element == "numpy"
         self._checkpoint = checkpoint
         self._future: concurrent.futures.Future[Any] | None = None
@@ -167,10 +163,9 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
             return
         text = epath.Path(filename).read_text()
         try:
-            state = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{filename} is no file that save() wrote: {error}") from None
-        self.set_state(state)
+            self.set_state(text)
+        except StateError as error:
+            raise StateError(f"{filename}: {error}") from None
 
     def load(self, filename: epath.PathLike) -> None:
         """`restore`; deprecated by CLU."""
@@ -180,7 +175,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         """Where the consumer stands, as a JSON value."""
         return self._stream.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
         """Goes on where a state says.
 
         Raises:
@@ -220,14 +215,7 @@ def _stream(
     iterator_fn: IteratorFunction, num_epochs: int | None, numpy: bool, call: dict[str, Any]
 ) -> BatchStream:
     """The batches; an iterator function may say auto_reset where there is no end anyway."""
-    config = iterator_fn.config
-    if num_epochs is None and config.auto_reset:
-        config = dataclasses.replace(config, auto_reset=False)
-        iterator_fn = IteratorFunction(iterator_fn.pipeline_fn, config)
+    if num_epochs is None:
+        iterator_fn = iterator_fn.without_auto_reset()
     iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
-    placed = config.sharding is not None or call.get("sharding") is not None
-    placed |= config.devices is not None or call.get("devices") is not None
-    on_host = call.get("device_id", default_device_id()) is None
-    if numpy and on_host and not placed and config.as_numpy is None:
-        call = {"as_numpy": True, **call}
-    return iterator_fn.stream(num_epochs, **call)
+    return iterator_fn.stream(num_epochs, **(iterator_fn.for_host(call) if numpy else call))

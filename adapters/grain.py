@@ -21,7 +21,6 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from ..core import state as state_lib
 from ..core.config import Separate
 from ..core.decorator import IteratorFunction, data_iterator
-from ..core.fingerprint import StateError
 from ..core.pipelines import default_device_id, function_parameters
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
@@ -179,7 +178,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
 
     def get_state(self) -> dict[str, Any]:
         """The position of the consumer, below 1 KiB; it builds no pipeline."""
-        return {"version": 1, "dali": state_lib.to_text(self._stream.get_state())}
+        return state_lib.shortened(self._stream.get_state())
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on where a state says.
@@ -187,13 +186,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
         Raises:
             ValueError: If it is no state, or one of other data; nothing has changed.
         """
-        if (
-            not isinstance(state, dict)
-            or set(state) != {"version", "dali"}
-            or state["version"] != 1
-        ):
-            raise StateError(f"no state of a DALIIterDataset, version 1: {str(state)[:80]}")
-        self._stream.set_state(state_lib.from_text(state["dali"]))
+        self._stream.set_state(state)
 
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules runs; waits for none."""

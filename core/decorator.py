@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import jax
@@ -57,7 +57,7 @@ class IteratorFunction:
             TypeError: For an argument that nobody takes.
             ValueError: For one given here and to `data_iterator`, or that excludes another.
         """
-        source, config = self._prepared(args, kwargs)
+        source, config = self.prepared(args, kwargs)
         return DALIGenericIterator._from_source(source, config, checkpoints=checkpoints)
 
     def stream(self, num_epochs: int | None, *args: Any, **kwargs: Any) -> BatchStream:
@@ -73,7 +73,7 @@ class IteratorFunction:
         """
 
         def make() -> BatchIterator:
-            source, config = self._prepared(args, dict(kwargs))
+            source, config = self.prepared(args, dict(kwargs))
             return BatchIterator(source, config, lazy=True)
 
         return BatchStream(make, num_epochs)
@@ -97,7 +97,28 @@ class IteratorFunction:
                 )
         return IteratorFunction(self.pipeline_fn, dataclasses.replace(self.config, **settings))
 
-    def _prepared(
+    def without_auto_reset(self) -> IteratorFunction:
+        """The same function, for adapters whose epochs end, or never do, by themselves."""
+        return IteratorFunction(
+            self.pipeline_fn, dataclasses.replace(self.config, auto_reset=False)
+        )
+
+    def is_placed(self, call: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments gives arrays over a sharding, or devices."""
+        names = ("sharding", "devices")
+        return any(call.get(n, getattr(self.config, n)) is not None for n in names)
+
+    def for_host(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call whose batches are wanted as NumPy arrays.
+
+        Those of pipelines on the CPU are then not made jax.Arrays on the way.
+        """
+        on_host = call.get("device_id", default_device_id()) is None
+        if on_host and not self.is_placed(call) and self.config.as_numpy is None:
+            return {"as_numpy": True, **call}
+        return dict(call)
+
+    def prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[FunctionSource, IteratorConfig]:
         """Where the pipelines of a call come from, and the iterator's arguments."""
@@ -157,6 +178,9 @@ class IteratorFunction:
             )
         return dataclasses.replace(self.config, **given) if given else self.config
 
+    def __deepcopy__(self, memo: Any) -> IteratorFunction:
+        return self  # nothing of it changes, and a copied configuration stays equal to its source
+
     def __reduce__(self) -> Any:
         # Where the decorated name is this object, its function can't be found by that name.
         found: Any = sys.modules.get(self.__module__)
@@ -168,6 +192,19 @@ class IteratorFunction:
 
     def __repr__(self) -> str:
         return f"<data_iterator of {self.__module__}.{self.__qualname__}>"
+
+
+def iterator_function(given: object) -> IteratorFunction:
+    """An argument that must be an iterator function.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    if not isinstance(given, IteratorFunction):
+        raise TypeError(
+            f"{given!r} is no iterator function: decorate it with dalijax.data_iterator"
+        )
+    return given
 
 
 _CONFIG_DEFAULTS = {

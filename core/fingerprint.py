@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nvidia.dali import Pipeline
@@ -297,3 +297,19 @@ def wire_fields(data: bytes) -> Iterator[tuple[int, Any]]:
                 raise ValueError(f"no protobuf message: wire type {kind} at byte {at}")
     except IndexError:
         raise ValueError("no protobuf message: it ends inside a field") from None
+
+
+def wire_message(fields: Iterable[tuple[int, int | bytes]]) -> bytes:
+    """A protobuf message of numbered fields, each a varint or bytes."""
+
+    def varint(value: int) -> bytes:
+        most = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
+        return bytes([*(digit | 128 for digit in most[:-1]), most[-1]])
+
+    made = b""
+    for number, value in fields:
+        if isinstance(value, bytes):
+            made += varint(number << 3 | 2) + varint(len(value)) + value
+        else:
+            made += varint(number << 3) + varint(value)
+    return made

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
+from .epochs import EpochPlan
 from .feed import BatchError, Feed, Taken
 from .pipelines import PipelineSource
 from .position import FailedBatch
 from .resumable import Resumable
 from .runner import SourceEnded
+from .skipping import Skipper
 from .stats import InputStats
 
 _log = logging.getLogger("dalijax")
@@ -41,6 +43,7 @@ class BatchIterator(Resumable):
         self._lock = threading.RLock()
         layout = choose_layout(config)
         self._feed = Feed(source, config, layout.shards)
+        self._skipper = Skipper(self._feed, config.reader_name)
         self._make_batch = BatchMaker(config, layout)
         # The consumer's position; the feed's is further on by a peeked batch.
         self._position = self._feed.position
@@ -110,19 +113,6 @@ class BatchIterator(Resumable):
             raise taken.error
         return taken.value
 
-    def _surely(self, call: Callable[[], Batch]) -> Batch:
-        """A call that moves on, and that leaves no doubt where it was broken off, by Ctrl-C say."""
-        self._settle()
-        self._before = self._position
-        self._unsure = True
-        try:
-            batch = call()
-        except Exception:
-            self._unsure = False
-            raise
-        self._unsure = False
-        return batch
-
     next = __next__  # as in DALI
 
     def peek(self) -> Batch:
@@ -191,6 +181,20 @@ class BatchIterator(Resumable):
             if plan is None or self._config.size > 0:
                 return self._config.size
             return plan.size(self._position.epoch)
+
+    @property
+    def plan(self) -> EpochPlan | None:
+        """The reader's epochs; None where only the source knows their end."""
+        with self.opened():
+            self._feed.runner()
+            return self._feed.plan
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shard that each pipeline reads in epoch 0."""
+        with self.opened():
+            self._feed.runner()
+            return self._feed.streams
 
     @property
     def closed(self) -> bool:

@@ -126,7 +126,7 @@ class FunctionSource:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                pipeline = self._define(one, checkpoint)
+                pipeline = self.define(one, checkpoint)
                 _build(pipeline)
             except RuntimeError as error:
                 if not self._may_fall_back or "checkpoint" not in str(error).lower():
@@ -134,7 +134,7 @@ class FunctionSource:
                 self._may_fall_back = False
                 self._checkpointing = False
                 self.unresumable = f"DALI can't checkpoint this graph: {error}"
-                pipeline = self._define(one, None)
+                pipeline = self.define(one, None)
                 _build(pipeline)
         for warning in caught:
             # Said where a state is asked for: such a pipeline iterates well without one.
@@ -146,7 +146,13 @@ class FunctionSource:
                 )
         return pipeline
 
-    def _define(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
+    def define(self, one: Mapping[str, Any] = {}, checkpoint: bytes | None = None) -> Pipeline:
+        """A pipeline that is not built.
+
+        Args:
+            one: What differs between the pipelines, of this one.
+            checkpoint: Where it is to stand.
+        """
         state: dict[str, Any] = {
             "enable_checkpointing": self._checkpointing,
             "checkpoint": checkpoint,

@@ -1,18 +1,21 @@
-"""The random state of pipelines: kept short, and known at any step without running to it.
+"""The state of pipelines: kept short, and known at any step without running to it.
 
 DALI's random operators count the samples that they drew for (a Philox generator: a key, a
 sequence number, an offset), and its checkpoints hold these counts as hexadecimal text. So a
 checkpoint differs little from the first one of its pipeline; and where each run counts on by
-the same number, the checkpoint after any number of runs follows from the first three.
+the same number, the checkpoint after any number of runs follows from the first three. A
+reader counts the samples of its pass over the data.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from .fingerprint import StateError, wire_fields
+from .fingerprint import StateError, wire_fields, wire_message
 from .state import deflate, inflate
 
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
@@ -89,3 +92,49 @@ def after(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = N
     texts = [b"%016X" % (n + runs * step) for n, step in zip(begun, steps, strict=True)]
     pieces = zip(_NUMBER.split(base), [*texts, b""], strict=True)
     return b"".join(piece for pair in pieces for piece in pair)
+
+
+def advanced(
+    batches: int, reader: str | None, zero: bytes, one: bytes, two: bytes, base: bytes
+) -> bytes:
+    """The checkpoint of a pipeline so many batches further on in a pass of its reader.
+
+    Args:
+        batches: Number of batches; the last one begins before the reader's pass ends.
+        reader: Name of its reader; a graph with others is refused.
+        zero, one, two: Three of its checkpoints, one batch apart, in one pass of the reader.
+        base: The checkpoint to count from, in any pass.
+
+    Raises:
+        StateError: If an operator's state is not known to advance evenly.
+    """
+    fields: list[tuple[int, Any]] = []
+    try:
+        for pieces in zip(*map(wire_fields, (zero, one, two, base)), strict=True):
+            number, own = pieces[-1][0], [dict(wire_fields(content)) for _, content in pieces]
+            if number == 1:  # an operator's name and state
+                states = [fields_of.get(2, b"") for fields_of in own]
+                if own[-1][1].decode() == reader:
+                    own[-1][2] = _reader_advanced(batches, *states)
+                elif any(states):
+                    own[-1][2] = after(batches, *states)
+            else:  # what Python sources count, as JSON
+                own[-1][1] = _ITER.sub(
+                    lambda found: found[1] + b"%d" % (int(found[2]) + batches), own[-1][1]
+                )
+            fields.append((number, wire_message(own[-1].items())))
+    except (ValueError, TypeError, LookupError) as error:
+        raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
+    return wire_message(fields)
+
+
+def _reader_advanced(batches: int, zero: bytes, one: bytes, two: bytes, base: bytes) -> bytes:
+    """A reader's state further on: {1: {1: generator, 2: pass, 3: samples of it behind it}}."""
+    known = [dict(wire_fields(dict(wire_fields(state))[1])) for state in (zero, one, two)]
+    step, again = (b[3] - a[3] for a, b in itertools.pairwise(known))
+    alike = all(own | {3: 0} == known[0] | {3: 0} and set(own) == {1, 2, 3} for own in known)
+    if step != again or step < 1 or not alike:
+        raise ValueError(f"its reader does not count evenly, {step} and {again} samples a batch")
+    snapshot = dict(wire_fields(dict(wire_fields(base))[1]))
+    snapshot[3] += batches * step
+    return wire_message([(1, wire_message(snapshot.items()))])

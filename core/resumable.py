@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from . import checkpoints as checkpoints_lib
 from . import state as state_lib
@@ -13,6 +13,9 @@ from .feed import CLOSED, Feed, Taken
 from .fingerprint import unknown
 from .pipelines import check_resumable
 from .position import Position
+from .skipping import Skipper
+
+T = TypeVar("T")
 
 
 class Resumable:
@@ -23,6 +26,7 @@ class Resumable:
     _lock: threading.RLock
     _peeked: Taken | None
     _position: Position
+    _skipper: Skipper
     _stays: bool
     _stopped: bool
     _unsure: bool
@@ -42,6 +46,19 @@ class Resumable:
                 self._position = self._before
                 self._peeked = None
 
+    def _surely(self, call: Callable[[], T]) -> T:
+        """A call that moves on, and that leaves no doubt where it was broken off, by Ctrl-C say."""
+        self._settle()
+        self._before = self._position
+        self._unsure = True
+        try:
+            made = call()
+        except Exception:
+            self._unsure = False
+            raise
+        self._unsure = False
+        return made
+
     def get_state(self) -> dict[str, Any]:
         """Where the consumer stands, as a plain JSON value (dict of str, int, list and dict).
 
@@ -59,12 +76,13 @@ class Resumable:
             own = self._feed.expected or self._feed.fingerprint() if known else unknown()
             return state_lib.encode(self._position, self._config.output_map, own)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
         """Goes on where a state says; the pipelines are built again when they are next used.
 
         Args:
-            state: What `get_state` of an iterator over the same data gave. It is neither
-                kept nor changed.
+            state: What `get_state` of an iterator over the same data gave, or any adapter's
+                of the same function and arguments; JSON text and bytes of it, too. It is
+                neither kept nor changed.
 
         Raises:
             ValueError: If it is no state, or one of other data; nothing has changed.
@@ -108,3 +126,29 @@ class Resumable:
             feed.restore(position)
         self._position = position
         self._stays = True
+
+    def skip(self, batches: int) -> int:
+        """Moves past so many batches of the current epoch, or to its end.
+
+        Few of them are produced where the states of the pipelines' operators can be counted
+        on, all of them where not. A failed batch counts as one.
+
+        Returns:
+            The number of batches that were skipped.
+
+        Raises:
+            Exception: What the pipelines' own source raised, or its reader.
+        """
+        with self.opened():
+            return self._surely(lambda: self._skip(batches))
+
+    def _skip(self, batches: int) -> int:
+        if batches < 1:
+            return 0
+        peeked, self._peeked, self._stays = self._peeked, None, False
+        if peeked is not None:
+            self._feed.position = peeked.after
+        try:
+            return bool(peeked) + self._skipper.skip(batches - bool(peeked))
+        finally:
+            self._position = self._feed.position

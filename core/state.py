@@ -190,13 +190,62 @@ def from_text(text: str) -> dict[str, Any]:
     return {key: state[key] for key in _TYPES if key in state}
 
 
+def shortened(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as a dict of one int and one short text, for those who must keep it small."""
+    return {"version": VERSION, "dali": to_text(state)}
+
+
+def parsed(saved: Mapping[str, Any] | str | bytes) -> Any:
+    """A JSON value, of text and bytes of it.
+
+    Raises:
+        StateError: If they are no JSON.
+    """
+    if not isinstance(saved, (str, bytes)):
+        return saved
+    try:
+        return json.loads(saved)
+    except ValueError as error:
+        raise StateError(f"no state of dalijax, since it is no JSON: {error}") from None
+
+
+def loaded(saved: Mapping[str, Any] | str | bytes) -> Mapping[str, Any]:
+    """The state in what any of the adapters saved.
+
+    Args:
+        saved: A state, its JSON as text or bytes (CLU's files, tf.train.Checkpoint, Pax), or what
+            `shortened` made of it (Grain).
+
+    Raises:
+        StateError: If it is none of these.
+    """
+    state = parsed(saved)
+    if isinstance(state, Mapping) and set(state) == {"version", "dali"}:
+        if state["version"] != VERSION:
+            raise _another_version(state["version"])
+        state = from_text(state["dali"])
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+        raise StateError(
+            f"no state of dalijax: {str(saved)[:80]!r}. Pass what get_state() of an iterator gave"
+        )
+    return state
+
+
+def _another_version(version: object) -> StateError:
+    return StateError(
+        f"the state has format version {version}, this dalijax reads version {VERSION}: use "
+        f"the {'newer' if isinstance(version, int) and version > VERSION else 'older'} "
+        "dalijax that saved it"
+    )
+
+
 def decode(
-    state: Mapping[str, Any], outputs: Sequence[str], fingerprint: Fingerprint
+    saved: Mapping[str, Any] | str | bytes, outputs: Sequence[str], fingerprint: Fingerprint
 ) -> tuple[Position, Fingerprint]:
     """The position that a state describes, and its fingerprint, once it is known to fit.
 
     Args:
-        state: What `encode` gave; it is neither kept nor changed.
+        saved: What `encode` gave, or what `loaded` takes; it is neither kept nor changed.
         outputs: Names of the outputs now.
         fingerprint: That of the pipelines now; unknown fields are not compared.
 
@@ -204,6 +253,7 @@ def decode(
         StateError: If it is no state, of another version, damaged, or of other data; the
             message has each field that differs as saved -> now.
     """
+    state = loaded(saved)
     _check_shape(state)
     plain, marks = _unpacked(state)
     lines = differences(plain["fingerprint"], fingerprint)
@@ -246,17 +296,8 @@ def _damaged(why: str) -> StateError:
 
 
 def _check_shape(state: Mapping[str, Any]) -> None:
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-        raise StateError(
-            f"no state of dalijax: {str(state)[:80]!r}. Pass what get_state() of an iterator gave"
-        )
-    version = state.get("version")
-    if version != VERSION:
-        raise StateError(
-            f"the state has format version {version}, this dalijax reads version {VERSION}: use "
-            f"the {'newer' if isinstance(version, int) and version > VERSION else 'older'} "
-            "dalijax that saved it"
-        )
+    if state.get("version") != VERSION:
+        raise _another_version(state.get("version"))
     wrong = [k for k, t in _TYPES.items() if type(state.get(k)) is not t]
     if wrong:
         raise _damaged(f"{wrong} missing, or of another type")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -58,6 +58,21 @@ class BatchStream:
         """
         return self._in_some_epoch(lambda: self.iterator.peek())
 
+    def skip(self, batches: int) -> int:
+        """Moves past so many batches, or to the end; see `BatchIterator.skip`.
+
+        Returns:
+            The number of batches that were skipped.
+        """
+        done = 0
+        with self.iterator.opened():
+            while done < batches:
+                moved = self.iterator.skip(batches - done)
+                done += moved
+                if not moved and not self._go_on():
+                    break
+        return done
+
     def _in_some_epoch(self, call: Callable[[], Batch]) -> Batch:
         """What a call gives in this epoch, or in the first one after it that has a batch.
 
@@ -84,6 +99,9 @@ class BatchStream:
         self.iterator.reset()
         return True
 
+    def __bool__(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         """Number of batches of the whole stream, from its start.
 
@@ -103,7 +121,7 @@ class BatchStream:
         """Where the consumer stands; see `BatchIterator.get_state`."""
         return self.iterator.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
         """Goes on where a state says; see `BatchIterator.set_state`."""
         self.iterator.set_state(state)
 

@@ -26,6 +26,7 @@ from conformance import Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.adapters import clu as clu_adapter
 from dalijax.adapters import grain as grain_adapter
+from dalijax.adapters import tfdata
 from oracle import Case
 
 N, BATCH = 11, 4
@@ -130,6 +131,12 @@ def of_stream(case: Case, mask: bool = True) -> Expected:
     return expected.as_stream(1024)
 
 
+def between(expected: Expected, start: int, stop: int) -> Expected:
+    """Some batches of a stream."""
+    made = expected.as_stream(4096)
+    return dataclasses.replace(made, epochs=[made.epochs[0][start:stop]])
+
+
 def records(files: list[str], count: int = N) -> Any:
     source = [{"number": np.array([i], np.int32), "other": f"text {i}"} for i in range(count)]
     return grain.MapDataset.source(source)
@@ -204,6 +211,13 @@ def of_records(count: int, mask: bool, drop: bool = False, state_bytes: int = 40
     return Expected([epoch], sized=False, resets=False, state_bytes=state_bytes)
 
 
+def tf_iterator(files: list[str], policy: str, chain: Callable[[Any], Any]) -> Any:
+    iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader")
+    case, policy = dataclasses.replace(PADDED, policy=policy), LastBatchPolicy[policy]
+    call = {"files": files, "case": case, "batch_size": BATCH, "num_threads": 1, "mask": "mask"}
+    return iter(chain(tfdata.DALIDataset(iterator_fn, last_batch_policy=policy, **call)))
+
+
 Row = tuple[Callable[[list[str]], Any], Expected]
 
 ROWS: dict[str, dict[str, Row]] = {
@@ -272,6 +286,16 @@ ROWS: dict[str, dict[str, Row]] = {
     "DALIDatasetIterator": {
         "finite": (lambda f: clu_iterator(f, num_epochs=3), of_clu()),
         "with peeks": (lambda f: clu_iterator(f, num_epochs=3, element="jax"), of_clu()),
+    },
+    "DALIDataset": {
+        "of three epochs": (
+            lambda f: tf_iterator(f, "FILL", lambda ds: ds.repeat(3)),
+            of_case(PADDED).as_stream(4096),
+        ),
+        "partial, skipped and taken": (
+            lambda f: tf_iterator(f, "PARTIAL", lambda ds: ds.repeat(4).skip(2).take(5)),
+            between(of_case(dataclasses.replace(PADDED, policy="PARTIAL")), 2, 7),
+        ),
     },
     "DALIDataLoader": {
         "mask": (lambda f: loaded(False, pad="mask"), of_records(2 * N, mask=True)),

@@ -1,0 +1,114 @@
+"""take, skip, repeat and enumerate: which batch of a source an element is.
+
+Nothing here touches a pipeline; every function is pure. A *chain* is the steps that were
+applied to a source, the first one first; ``total`` is the source's number of batches, INFINITE
+or UNKNOWN. The words and the rules are those of tf.data.Dataset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+INFINITE = -1
+UNKNOWN = -2
+
+
+@dataclasses.dataclass(frozen=True)
+class Take:
+    """The first ``count`` elements; all of them where it is negative."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip:
+    """All but the first ``count`` elements; none of them where it is negative."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat:
+    """The elements ``count`` times over; without end where it is negative."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Enumerate:
+    """Pairs of a number, from ``start`` on, and an element."""
+
+    start: int
+
+
+Step = Take | Skip | Repeat | Enumerate
+
+
+def length(chain: Sequence[Step], total: int) -> int:
+    """Number of elements, INFINITE or UNKNOWN."""
+    for step in chain:
+        if isinstance(step, Take):
+            total = _taken(step.count, total)
+        elif isinstance(step, Skip):
+            total = _left(step.count, total)
+        elif isinstance(step, Repeat):
+            total = _repeated(step.count, total)
+    return total
+
+
+def _taken(count: int, total: int) -> int:
+    if total == UNKNOWN or count < 0:
+        return total
+    return count if total == INFINITE else min(count, total)
+
+
+def _left(count: int, total: int) -> int:
+    if total < 0:
+        return total
+    return 0 if count < 0 else max(0, total - count)
+
+
+def _repeated(count: int, total: int) -> int:
+    if count == 0 or total == 0:
+        return 0
+    if count < 0:
+        return INFINITE
+    return total if total < 0 else total * count
+
+
+def element(chain: Sequence[Step], total: int, index: int) -> tuple[int, tuple[int, ...]] | None:
+    """Which batch of the source an element is.
+
+    Args:
+        chain: The steps.
+        total: As above; a source of UNKNOWN length is taken for one without end, until its
+            end is found.
+        index: The element's number, from 0.
+
+    Returns:
+        The batch's number, and those that enumerations gave it, the last step's first; None
+        behind the last element.
+    """
+    numbers: list[int] = []
+    for at in reversed(range(len(chain))):
+        step = chain[at]
+        if isinstance(step, Take):
+            if 0 <= step.count <= index:
+                return None
+        elif isinstance(step, Skip):
+            if step.count < 0:
+                return None
+            index += step.count
+        elif isinstance(step, Enumerate):
+            numbers.append(step.start + index)
+        else:
+            own = length(chain[:at], INFINITE if total == UNKNOWN else total)
+            if own == 0:
+                return None
+            rounds, index = divmod(index, own) if own > 0 else (0, index)
+            if 0 <= step.count <= rounds:
+                return None
+    if 0 <= total <= index:
+        return None
+    return index, tuple(numbers)

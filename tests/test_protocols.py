@@ -1,0 +1,134 @@
+"""One state through every protocol: what each adapter saves, every other restores exactly."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from nvidia.dali import fn
+
+from dalijax import LastBatchPolicy, data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALIIterDataset
+from dalijax.adapters.tfdata import DALIDataset
+
+N, BATCH, EPOCHS = 11, 4, 3
+POLICIES = {
+    "FILL": {"pad": "mask"},
+    "DROP": {"drop_remainder": True},
+    "PARTIAL": {},
+}
+
+
+def graph(files):
+    label = fn.readers.file(
+        files=files[:N],
+        labels=list(range(N)),
+        name="reader",
+        random_shuffle=True,
+        pad_last_batch=True,
+    )[1]
+    return label, fn.random.uniform(), fn.random.normal(shape=[2])
+
+
+class Protocol:
+    """An ecosystem's iterator, and how it saves to a file and restores from it."""
+
+    def __init__(self, files, policy, tmp_path):
+        self.policy, self.file = policy, str(tmp_path / type(self).__name__)
+        mask = "mask" if policy == "FILL" else None
+        self.call = {"files": files, "batch_size": BATCH, "num_threads": 1, "seed": 3}
+        self.iterator_fn = data_iterator(
+            graph,
+            ["x", "u", "n"],
+            reader_name="reader",
+            last_batch_policy=LastBatchPolicy[policy],
+            mask=mask,
+        )
+        self.iterator = self.make()
+
+    def state(self):
+        """What the saved file holds, as the protocol's own users read it."""
+        with open(self.file) as file:
+            return json.load(file)
+
+
+class Core(Protocol):
+    def make(self):
+        return self.iterator_fn.stream(EPOCHS, **self.call)
+
+    def save(self):
+        with open(self.file, "w") as file:
+            json.dump(self.iterator.get_state(), file)
+
+    def restore(self, state):
+        self.iterator.set_state(state)
+
+
+class Grain(Core):
+    def make(self):
+        plain = data_iterator(graph, ["x", "u", "n"], reader_name="reader")
+        options = POLICIES[self.policy]
+        return iter(DALIIterDataset(plain, num_epochs=EPOCHS, **options, **self.call))
+
+
+class CLU(Protocol):
+    def make(self):
+        return DALIDatasetIterator(self.iterator_fn, num_epochs=EPOCHS, **self.call)
+
+    def save(self):
+        self.iterator.save(self.file)
+
+    def restore(self, state):
+        with open(self.file + "-from", "w") as file:
+            json.dump(state, file)
+        self.iterator.restore(self.file + "-from")
+
+
+class TensorFlow(Protocol):
+    def make(self):
+        return iter(DALIDataset(self.iterator_fn, **self.call).repeat(EPOCHS))
+
+    def save(self):
+        self.saved = tf.train.Checkpoint(data=self.iterator).write(self.file)
+
+    def state(self):
+        reader = tf.train.load_checkpoint(self.saved)
+        (name,) = (n for n in reader.get_variable_to_shape_map() if n.startswith("data/"))
+        return json.loads(reader.get_tensor(name))
+
+    def restore(self, state):
+        class Saved(tf.train.experimental.PythonState):
+            def serialize(self):
+                return json.dumps(state).encode()
+
+            def deserialize(self, string_value):
+                raise AssertionError
+
+        path = tf.train.Checkpoint(data=Saved()).write(self.file + "-from")
+        tf.train.Checkpoint(data=self.iterator).restore(path)
+
+
+PROTOCOLS = (Core, Grain, CLU, TensorFlow)
+
+
+def frozen(batch):
+    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), dict(batch))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("there", PROTOCOLS)
+@pytest.mark.parametrize("here", PROTOCOLS)
+def test_each_restores_what_each_saves(jpegs_many, tmp_path, here, there, policy):
+    whole = [frozen(b) for b in Core(jpegs_many, policy, tmp_path).iterator]
+    assert len(whole) == EPOCHS * (2 if policy == "DROP" else 3)
+    for at in range(len(whole) + 1):
+        saving = here(jpegs_many, policy, tmp_path)
+        got = [frozen(b) for b in itertools.islice(saving.iterator, at)]
+        saving.save()
+        restoring = there(jpegs_many, policy, tmp_path)
+        restoring.restore(saving.state())
+        got += [frozen(b) for b in restoring.iterator]
+        assert got == whole

@@ -1,0 +1,219 @@
+"""skip(n) stands where n calls of next() stand, and produces few batches where it can count."""
+
+import itertools
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+from nvidia.dali import Pipeline, fn, types
+
+from dalijax import LastBatchPolicy, data_iterator
+from dalijax.core.epochs import EpochPlan
+from dalijax.core.fingerprint import wire_fields, wire_message
+
+N, BATCH = 59, 3
+
+
+def graph(
+    files, shard_id=0, num_shards=1, shuffle="", padded=True, stick=True, readers=1, fill=1024
+):
+    image, label = fn.readers.file(
+        files=files[:N],
+        labels=list(range(N)),
+        name="reader",
+        shard_id=shard_id,
+        num_shards=num_shards,
+        random_shuffle=shuffle == "buffer",
+        shuffle_after_epoch=shuffle == "epoch",
+        initial_fill=fill,
+        pad_last_batch=padded,
+        stick_to_shard=stick,
+    )
+    crop = fn.random_resized_crop(fn.decoders.image(image), size=(2, 2))
+    others = [fn.readers.file(files=files[:5], name=f"other{k}")[1] for k in range(1, readers)]
+    return label, fn.random.uniform(), fn.random.normal(shape=[2]), crop, *others
+
+
+def stream_of(jpegs, policy="FILL", epochs=3, **options):
+    names = ["x", "u", "n", "crop", *(f"o{k}" for k in range(1, options.get("readers", 1)))]
+    iterator_fn = data_iterator(
+        graph, names, reader_name="reader", mask="mask", last_batch_policy=LastBatchPolicy[policy]
+    )
+    call = {"files": jpegs, "batch_size": BATCH, "num_threads": 1, "as_numpy": True, "seed": 5}
+    return iterator_fn.stream(epochs, **call, **options)
+
+
+@pytest.fixture(scope="module")
+def pictures(jpegs):
+    """Paths: pictures that decode, over and over."""
+    return list(itertools.islice(itertools.cycle(jpegs), N))
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The runs of DALI pipelines, one entry for each whose outputs were taken."""
+    seen, share = [], Pipeline.share_outputs
+    monkeypatch.setattr(Pipeline, "share_outputs", lambda own: (seen.append(1), share(own))[1])
+    return seen
+
+
+def frozen(batch):
+    return {name: np.array(value).tolist() for name, value in batch.items()}
+
+
+OPTIONS = [
+    {},
+    {"shuffle": "buffer"},
+    {"shuffle": "epoch", "stick": False},
+    {"shuffle": "buffer", "fill": 4},
+    {"padded": False, "stick": False},
+    {"padded": False, "stick": False, "shuffle": "buffer"},
+    {"policy": "DROP", "shuffle": "epoch", "stick": False},
+    {"policy": "DROP", "padded": False, "stick": False},
+    {"policy": "PARTIAL", "shuffle": "buffer"},
+    {"policy": "PARTIAL", "padded": False},
+    {"num_shards": 2, "shard_id": 1, "stick": False},
+    {"num_shards": 2, "shard_id": 0, "stick": False, "padded": False, "shuffle": "buffer"},
+    {"num_shards": 2, "shard_id": 1, "stick": True, "padded": False, "shuffle": "buffer"},
+    {"readers": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_skip_stands_where_next_does(pictures, options, request):
+    seed = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**31)
+    request.node.add_report_section("setup", "seed", str(seed))  # shown where it fails
+    chance = random.Random(seed)
+    with_all = stream_of(pictures, **options)
+    batches = [frozen(batch) for batch in with_all]
+    assert len(batches) == len(with_all) > 20
+    for _ in range(6):
+        stream, at = stream_of(pictures, **options), 0
+        while at < len(batches):
+            for _ in range(chance.choice([0, 1, 2, 5])):
+                if at < len(batches):
+                    assert frozen(next(stream)) == batches[at]
+                    at += 1
+            if at < len(batches) and chance.random() < 0.3:
+                assert frozen(stream.peek()) == batches[at]
+            count = chance.choice([0, 1, 3, 8, 9, 10, 20, 25])
+            assert stream.skip(count) == min(count, len(batches) - at)
+            at = min(at + count, len(batches))
+            if chance.random() < 0.5:
+                state = json.loads(json.dumps(stream.get_state()))
+                stream.close()
+                stream = stream_of(pictures, **options)
+                stream.set_state(state)
+            if at < len(batches) and chance.random() < 0.5:
+                assert frozen(next(stream)) == batches[at]
+                at += 1
+        with pytest.raises(StopIteration):
+            next(stream)
+        stream.close()
+
+
+@pytest.mark.parametrize("options", [o for o in OPTIONS if "readers" not in o], ids=str)
+def test_skip_produces_few_batches(pictures, runs, options):
+    stream = stream_of(pictures, epochs=20, **options)
+    total = len(stream)
+    far = total - 1
+    assert stream.skip(far) == far
+    # Two to learn; the last ones of each epoch, and those around the end of a reader's pass.
+    assert len(runs) < far * (0.7 if options.get("num_shards") else 0.4)
+    last = frozen(next(stream))
+    with_all = stream_of(pictures, epochs=20, **options)
+    *_, expected = with_all
+    assert last == frozen(expected)
+
+
+def test_skip_within_an_epoch_produces_three(jpegs, runs):
+    def many(files):
+        return fn.readers.file(
+            files=files, labels=list(range(len(files))), name="reader", random_shuffle=True
+        )[1]
+
+    files = jpegs * 100
+    made = data_iterator(many, ["x"], reader_name="reader")
+    iterator = made(files, batch_size=2, num_threads=1)
+    expected = [np.asarray(batch["x"]).tolist() for batch in itertools.islice(iterator, 503)][-1]
+    other = made(files, batch_size=2, num_threads=1)
+    runs.clear()
+    assert other.skip(502) == 502 and (other.step, len(runs)) == (502, 2)
+    assert np.asarray(next(other)["x"]).tolist() == expected and len(runs) == 3
+    assert other.skip(10_000) == len(other) - 503 and other.skip(1) == 0
+    with pytest.raises(StopIteration):
+        next(other)
+
+
+def test_skip_over_python_sources(runs):
+    def source(info):
+        return np.array([info.iteration, info.epoch_idx], np.int32)[None].repeat(BATCH, 0)
+
+    def pipe():
+        return fn.external_source(source, batch_info=True, dtype=types.INT32), fn.random.uniform()
+
+    made = data_iterator(pipe, ["x", "u"], size=40 * BATCH)
+    expected = [frozen(b) for b in made(batch_size=BATCH, num_threads=1)]
+    iterator = made(batch_size=BATCH, num_threads=1)
+    runs.clear()
+    assert iterator.skip(30) == 30 and len(runs) == 2
+    assert [frozen(b) for b in iterator] == expected[30:]
+
+
+def test_skip_where_only_the_source_knows_its_end():
+    def pipe():
+        return fn.external_source(iter(np.arange(12, dtype=np.int32).reshape(6, 2, 1)))
+
+    iterator = data_iterator(pipe, ["x"])(batch_size=2, num_threads=1)
+    assert iterator.skip(4) == 4
+    assert frozen(next(iterator)) == {"x": [[8], [9]]}
+    assert iterator.skip(9) == 1 and iterator.skip(1) == 0
+
+
+def test_skip_counts_a_batch_that_fails(jpegs, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no picture")
+    files = [*jpegs[:2], str(broken), *jpegs[3:]] * 3
+    made = data_iterator(
+        lambda: fn.decoders.image(fn.readers.file(files=files, name="reader")[0]),
+        ["x"],
+        reader_name="reader",
+    )
+    whole = made(batch_size=1, num_threads=1, device_id=None)
+    for count in (3, 5, 20):
+        iterator = made(batch_size=1, num_threads=1, device_id=None)
+        assert iterator.skip(count) == count
+        got = frozen(next(iterator))
+        assert got["x"][0][0][0] == [8 * ((count) % len(jpegs))] * 3
+    whole.close()
+
+
+def test_unbroken_equals_the_simulation():
+    for n, shards, batch in itertools.product(range(1, 13), range(1, 5), range(1, 5)):
+        if n < shards:
+            continue
+        for policy, padded, stick in itertools.product(
+            LastBatchPolicy, (False, True), (False, True)
+        ):
+            plan = EpochPlan(n, shards, batch, policy, padded, stick)
+            for stream in range(shards):
+                passes = []  # the reader's pass in which each batch of the stream begins
+                for number in range(30):
+                    size = plan.shard_size(plan.shard_of(stream, number))
+                    if padded:
+                        size = -(-plan.shard_size(shards - 1) // batch) * batch
+                    passes += [number] * size
+                passes = passes[::batch]
+                for epoch in range(4):
+                    for step in range(plan.consumed(epoch)):
+                        at = plan.first_batch(epoch) + step
+                        rest = passes[at + 1 : at + plan.consumed(epoch) - step]
+                        same = [number == passes[at] for number in rest]
+                        assert plan.unbroken(epoch, step, stream) == sum(same), (plan, epoch, step)
+
+
+def test_wire_message_is_what_wire_fields_read():
+    fields = [(1, b"text"), (2, 0), (3, 127), (3, 128), (15, 1 << 40), (16, b""), (200, b"x" * 300)]
+    assert list(wire_fields(wire_message(fields))) == fields
