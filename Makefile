@@ -12,7 +12,7 @@ unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-full lint format bench clean
+.PHONY: help demo test test-full test-pax lint format bench clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,6 +25,17 @@ test: $(VENV)/.installed-test  ## Run the tests; ARGS='-k epochs' goes to pytest
 
 test-full: $(VENV)/.installed-test  ## Run the tests over the whole matrix; it takes over an hour.
 	@DALIJAX_FULL=1 $(PYTHON) -m pytest -o faulthandler_timeout=0 $(ARGS)
+
+# Pax's releases need Python 3.10, and a JAX that the other tests are too new for.
+test-pax:  ## Run the tests of the Pax adapter, in .venv-pax, where there is a Python 3.10.
+	@if base=$$(.ci/python 3.10); then \
+	    $(MAKE) --no-print-directory VENV=$(VENV)-pax BASE=$$base $(VENV)-pax/.installed-pax && \
+	    $(VENV)-pax/bin/python -m pytest tests/pax -W ignore::DeprecationWarning $(ARGS); \
+	else \
+	    echo "======================================================================"; \
+	    echo "THE TESTS OF THE PAX ADAPTER DID NOT RUN: there is no Python 3.10 here"; \
+	    echo "======================================================================"; \
+	fi
 
 lint: $(VENV)/.installed-test  ## Check style, format and types.
 	@failed=0; \
@@ -47,6 +58,9 @@ clean:  ## Remove what builds and runs leave behind, but not the virtual environ
 
 $(VENV)/.installed-demo: EXTRAS := examples
 $(VENV)/.installed-test: EXTRAS := test,examples,grain,clu,tf
+$(VENV)/.installed-pax: EXTRAS := pax
+# The extras `test`, `examples` and `clu` want a newer JAX.
+$(VENV)/.installed-pax: AFTER = $(PYTHON) -m pip install -qq pytest hypothesis cloudpickle clu pillow matplotlib tqdm
 # DALI's TensorFlow plugin is built from source against the TensorFlow that is there.
 $(VENV)/.installed-test: AFTER = $(PYTHON) -m pip install -qq --no-build-isolation --no-deps \
     nvidia-dali-tf-plugin-cuda120==$$($(PYTHON) -c 'import nvidia.dali; print(nvidia.dali.__version__)') \
@@ -56,7 +70,7 @@ $(VENV)/.installed-test: AFTER = $(PYTHON) -m pip install -qq --no-build-isolati
 $(VENV)/.installed-%: pyproject.toml
 	@rm -f $@
 	@$(PYTHON) -m pip --version >/dev/null 2>&1 || \
-	    { base=$$(.ci/python) && "$$base" -m venv --clear $(VENV); }
+	    { base=$${BASE:-$$(.ci/python)} && "$$base" -m venv --clear $(VENV); }
 	@echo "Installing dalijax[$(EXTRAS)] into $(VENV) (once; this takes a minute or two) ..."
 	@$(PYTHON) -m pip install -qq -e '.[$(EXTRAS)]'
 	@$(AFTER)

@@ -142,16 +142,10 @@ class DALIIterDataset(grain.IterDataset):
 
     def _add_shard(self, call: dict[str, Any]) -> None:
         index, count = self._shard
-        own = function_parameters(self._iterator_fn.pipeline_fn)
-        if count > 1 and not {"shard_id", "num_shards"} <= own:
-            raise ValueError(
-                f"{self._iterator_fn.__name__}() must take shard_id and num_shards, and hand them "
-                f"to its reader, to read one of {count} shards: add shard_id=0 and num_shards=1"
-            )
-        if count > 1 and {"shard_id", "num_shards"} & set(call):
-            raise ValueError("shard_id and num_shards come from shard_options: leave them out")
         if count > 1:
-            call |= {"shard_id": index, "num_shards": count}
+            if {"shard_id", "num_shards"} & set(call):
+                raise ValueError("shard_id and num_shards come from shard_options: leave them out")
+            call |= self._iterator_fn.of_shard(index, count)
 
     @property
     def _element_spec(self) -> Any:

@@ -33,7 +33,6 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.config import Separate
 from ..core.decorator import IteratorFunction
-from ..core.pipelines import function_parameters
 from .clu import DALIDatasetIterator
 
 __all__ = ["eval_get_dataset_fn", "get_dataset_fn"]
@@ -48,19 +47,8 @@ def _arguments(
             f"batch_size={cfg.batch_size} of the DatasetConfig is not divisible by the "
             f"{num_shards} hosts' shards: choose one that is"
         )
-    call: dict[str, Any] = {"batch_size": cfg.batch_size // num_shards}
-    if getattr(cfg, "seed", None) is not None:
-        call["seed"] = cfg.seed + shard_id  # shards draw different numbers
-    own = function_parameters(iterator_fn.pipeline_fn)
-    missing = sorted({"shard_id", "num_shards"} - own)
-    if missing and num_shards > 1:
-        raise ValueError(
-            f"{iterator_fn.__name__}() has no argument {missing}, which its reader needs to read "
-            f"one of {num_shards} hosts' shards: add shard_id=0 and num_shards=1 to it"
-        )
-    if not missing:
-        call |= {"shard_id": shard_id, "num_shards": num_shards}
-    return call
+    call = iterator_fn.of_shard(shard_id, num_shards, getattr(cfg, "seed", None))
+    return call | {"batch_size": cfg.batch_size // num_shards}
 
 
 def get_dataset_fn(iterator_fn: IteratorFunction, **call: Any) -> Callable[..., Any]:

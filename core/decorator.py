@@ -118,6 +118,29 @@ class IteratorFunction:
             return {"as_numpy": True, **call}
         return dict(call)
 
+    def of_shard(self, shard_id: int, num_shards: int, seed: int | None = None) -> dict[str, Any]:
+        """The arguments of a call for one of several shards that are no sharding's: of hosts, say.
+
+        Args:
+            shard_id: The shard.
+            num_shards: Number of shards; where it is 1 the pipeline function need not take it.
+            seed: A seed for all of them, or None. Each gets another one, so that they draw
+                different numbers.
+
+        Raises:
+            ValueError: If the pipeline function does not take what says its shard.
+        """
+        call: dict[str, Any] = {} if seed is None else {"seed": seed + shard_id}
+        missing = sorted({"shard_id", "num_shards"} - function_parameters(self.pipeline_fn))
+        if missing and num_shards > 1:
+            raise ValueError(
+                f"{self.__name__}() has no argument {missing}, which its reader needs to read one "
+                f"of {num_shards} shards: add shard_id=0 and num_shards=1 to it, and pass both on "
+                "to the reader"
+            )
+        said = {"shard_id": shard_id, "num_shards": num_shards}
+        return call | {k: v for k, v in said.items() if k not in missing}
+
     def prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[FunctionSource, IteratorConfig]:
@@ -139,13 +162,6 @@ class IteratorFunction:
         set_here = sorted({"shard_id", "num_shards"} & set(kwargs))
         if set_here:
             raise ValueError(f"{set_here} come from the sharding or the devices: leave them out")
-        missing = sorted({"shard_id", "num_shards"} - own)
-        if missing and shards[0].num_shards > 1:
-            raise ValueError(
-                f"{self.__name__}() has no argument {missing}, which its reader needs to read "
-                f"one of {shards[0].num_shards} shards: add shard_id=0 and num_shards=1 to it, "
-                "and pass both on to the reader"
-            )
         if not isinstance(kwargs.get("batch_size"), int):
             raise ValueError("batch_size, the global one, must be passed with sharding or devices")
         if isinstance(kwargs.get("device_id"), int):
@@ -158,7 +174,7 @@ class IteratorFunction:
         size = shards[0].batch_size(kwargs.pop("batch_size"))
         each: list[dict[str, Any]] = []
         for shard in shards:
-            one = {k: getattr(shard, k) for k in ("shard_id", "num_shards") if k not in missing}
+            one = self.of_shard(shard.shard_id, shard.num_shards)
             one |= {"batch_size": size, "device_id": None if on_cpu else shard.device_id}
             if "seed" not in own:
                 # One seed for all would give every shard the same random augmentations.

@@ -26,8 +26,8 @@ from clu import metric_writers, periodic_actions
 from flax import nnx
 from matplotlib.figure import Figure
 from nvidia.dali import backend
-from pictures import CACHE, make_pictures
-from quickstart import SIDE, Network, split, train_step
+from pictures import CACHE, make_pictures, split
+from quickstart import SIDE, Network, train_step
 
 from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator, ReportInput

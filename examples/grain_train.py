@@ -28,8 +28,8 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from matplotlib.figure import Figure
 from nvidia.dali import backend
-from pictures import CACHE, make_pictures
-from quickstart import SIDE, Network, split
+from pictures import CACHE, make_pictures, split
+from quickstart import SIDE, Network
 
 from dalijax.adapters.grain import DALITransform, RandomInputs
 

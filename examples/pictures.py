@@ -1,7 +1,7 @@
 """A small set of labelled JPEGs, drawn once, so that the examples need no download.
 
-It does not read anything: the examples do that with DALI, as they would for any folder with
-one folder of pictures for each class.
+It reads none of them: the examples do that with DALI, as they would for any folder with one
+folder of pictures for each class.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 from tqdm import tqdm
 
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+Files = tuple[list[str], list[int]]  # paths, and the number of the class of each
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "shapes"
 
 
@@ -93,3 +95,24 @@ def make_pictures(
             if not folder.is_dir():  # else another process has drawn the same pictures
                 raise
     return folder
+
+
+def split(folder: Path) -> tuple[list[str], Files, Files]:
+    """Class names, files to train on, and files held out: every fifth one of each class."""
+    names: list[str] = []
+    train: Files = ([], [])
+    held_out: Files = ([], [])
+    for class_folder in sorted(path for path in folder.glob("*") if path.is_dir()):
+        files = sorted(p for p in class_folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+        for k, file in enumerate(files):
+            paths, labels = held_out if k % 5 == 4 else train
+            paths.append(str(file))
+            labels.append(len(names))
+        if files:
+            names.append(class_folder.name)
+    if len(names) < 2 or not held_out[0]:
+        raise SystemExit(
+            f"{folder} has {len(names)} folders of pictures: it needs one for each of at least "
+            "two classes, and five pictures in one of them"
+        )
+    return names, train, held_out

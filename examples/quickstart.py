@@ -25,15 +25,13 @@ import optax
 from flax import nnx
 from matplotlib.figure import Figure
 from nvidia.dali import backend, types
-from pictures import CACHE, make_pictures
+from pictures import CACHE, make_pictures, split
 from tqdm import tqdm
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 
 SIDE = 64  # pixels that the network sees
 GOAL = 0.85  # of the held-out pictures
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
-Files = tuple[list[str], list[int]]  # paths, and the number of the class of each
 
 
 # A pipeline is a function of a graph: it runs once, to say what DALI's threads then do for
@@ -124,27 +122,6 @@ def evaluate(model: Network, iterator: DALIGenericIterator) -> tuple[int, int]:
         right += int(count_right(model, batch["images"], batch["labels"], mask))
         seen += int(mask.sum())
     return right, seen
-
-
-def split(folder: Path) -> tuple[list[str], Files, Files]:
-    """Class names, files to train on, and files held out: every fifth one of each class."""
-    names: list[str] = []
-    train: Files = ([], [])
-    held_out: Files = ([], [])
-    for class_folder in sorted(path for path in folder.glob("*") if path.is_dir()):
-        files = sorted(p for p in class_folder.rglob("*") if p.suffix.lower() in SUFFIXES)
-        for k, file in enumerate(files):
-            paths, labels = held_out if k % 5 == 4 else train
-            paths.append(str(file))
-            labels.append(len(names))
-        if files:
-            names.append(class_folder.name)
-    if len(names) < 2 or not held_out[0]:
-        raise SystemExit(
-            f"{folder} has {len(names)} folders of pictures: it needs one for each of at least "
-            "two classes, and five pictures in one of them"
-        )
-    return names, train, held_out
 
 
 def save_grid(batch: dict[str, jax.Array], names: list[str], path: Path) -> None:

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import json
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -151,10 +152,18 @@ def _same_type(a: Any, b: Any) -> bool:
     return True
 
 
+def use_fake_devices(count: int = 8) -> None:
+    """Has so many devices of the CPU; to be called before the first use of one."""
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except AttributeError:  # jax 0.4
+        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
+
+
 def _tail_in_process(make: bytes, calls: list[list[str]], states: list[str], out: Any) -> None:
     """Runs the tails of many states in another process."""
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 8)
+    use_fake_devices()
     fresh = cloudpickle.loads(make)
     tails = []
     for state, own in zip(states, calls, strict=True):

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from conformance import TALLY, use_fake_devices
+
 if os.environ.get("DALIJAX_TEST_GPU") != "1":  # see tests/gpu
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 8)
+    use_fake_devices()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # CI repeats what it saw; at home each run looks at other cases.
@@ -67,7 +68,5 @@ def jpegs_many(tmp_path_factory) -> list[str]:
 
 def pytest_terminal_summary(terminalreporter) -> None:
     """The closing table of the conformance check."""
-    from conformance import TALLY
-
     if TALLY.cells or TALLY.notes:
         terminalreporter.write_line(str(TALLY))

@@ -1,0 +1,250 @@
+"""A paxml training over DALI, with the position of the input in paxml's own checkpoints.
+
+It goes on from its last checkpoint when it is run again, batch by batch (Python 3.10, and
+``pip install "dalijax[pax]" pillow matplotlib tqdm``)::
+
+    python examples/pax_train.py                          # 60 steps, evaluation every 20
+    python examples/pax_train.py --steps 90 --layout spmd
+
+Several CPU devices take part in it if there is no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before JAX is imported: this jax has no other way to have several CPU devices.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+import argparse
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import nvidia.dali.fn as fn
+import tensorflow as tf
+from absl import flags
+from matplotlib.figure import Figure
+from nvidia.dali import backend
+from paxml import base_experiment, learners, programs, tasks_lib, train
+from pictures import CACHE, make_pictures, split
+from praxis import base_model, layers, optimizers, pax_fiddle, py_utils, schedules
+
+from dalijax import data_iterator
+from dalijax.adapters.pax import DALIInput, DALIInputSpecsProvider
+
+OUT = Path(__file__).resolve().parent / "out" / "pax_train"
+SIDE = 16
+
+
+@data_iterator(output_map=["images", "labels"], reader_name="reader")
+def pictures(
+    files: list[str], classes: list[int], augment: bool, shard_id: int = 0, num_shards: int = 1
+) -> Any:
+    """Pictures and the numbers of their classes; shuffled and augmented for training."""
+    device = "mixed" if backend.GetCUDADeviceCount() else "cpu"
+    encoded, labels = fn.readers.file(
+        files=files,
+        labels=classes,
+        random_shuffle=augment,
+        pad_last_batch=True,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        name="reader",
+    )
+    images = fn.resize(fn.decoders.image(encoded, device=device), size=(SIDE, SIDE))
+    if augment:
+        images = fn.flip(images, horizontal=fn.random.coin_flip())
+    return images, labels
+
+
+class Classifier(base_model.BaseModel):
+    """Logistic regression over the pixels: what is shown here is the input."""
+
+    num_classes: int = 0
+
+    def setup(self) -> None:
+        linear = pax_fiddle.Config(
+            layers.Linear, input_dims=SIDE * SIDE * 3, output_dims=self.num_classes
+        )
+        self.create_child("linear", linear)
+
+    def compute_predictions(self, input_batch: Any) -> Any:
+        pixels = input_batch.images.astype(jnp.float32) / 127.5 - 1
+        return self.linear(pixels.reshape(pixels.shape[0], -1))
+
+    def compute_loss(self, predictions: Any, input_batch: Any) -> Any:
+        labels, weights = input_batch.labels[:, 0], input_batch.eval_sample_weights
+        hot = jax.nn.one_hot(labels, self.num_classes)
+        losses = -(hot * jax.nn.log_softmax(predictions)).sum(-1)
+        right = (predictions.argmax(-1) == labels).astype(jnp.float32)
+        # Padding has a weight of 0; paxml leaves it to the model to apply the weights.
+        count = weights.sum()
+        mean = [(own * weights).sum() / jnp.maximum(count, 1) for own in (losses, right)]
+        return py_utils.NestedMap(loss=(mean[0], count), accuracy=(mean[1], count)), {}
+
+
+class Told:
+    """What the programs report, a JSON line for each step, for a picture at the end."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def add(self, **line: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def save_picture(self, path: Path) -> None:
+        lines = [json.loads(line) for line in self._path.read_text().splitlines()]
+        figure = Figure(figsize=(7, 4))
+        ax = figure.add_subplot(xlabel="step", ylabel="loss")
+        for kind, style in (("training", "-"), ("evaluation", "o")):
+            points = {line["step"]: line["loss"] for line in lines if line["kind"] == kind}
+            ax.plot(sorted(points), [points[step] for step in sorted(points)], style, label=kind)
+        ax.legend()
+        figure.savefig(path)
+        print(f"The loss of every step: {path}")
+
+
+class Training(programs.SingleTaskTrainProgram):
+    """paxml's own, which also writes its losses."""
+
+    def __init__(self, told: Told):
+        super().__init__()
+        self._told = told
+
+    def run(self, state: Any, step: int) -> Any:
+        out = super().run(state, step)
+        leaves = jax.tree_util.tree_leaves(out.state)
+        digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves))
+        self._told.add(
+            kind="training",
+            step=int(out.new_train_step),
+            loss=float(np.mean(out.loss)),
+            state=digest.hexdigest()[:16],
+        )
+        return out
+
+
+class Evaluation(programs.SingleTaskEvalProgram):
+    """paxml's own, which also writes its metrics."""
+
+    def __init__(self, input_p: Any, told: Told):
+        super().__init__(input_p)
+        self._told = told
+
+    def run(self, state: Any, step: int) -> Any:
+        out = super().run(state, step)
+        metrics = {name: float(value) for name, value in out.eval_metrics.items()}
+        self._told.add(
+            kind="evaluation", step=int(step), batches=int(out.num_eval_steps), **metrics
+        )
+        return out
+
+
+class Experiment(base_experiment.BaseExperiment):
+    """The data sets, the task and the programs."""
+
+    def __init__(self, arguments: argparse.Namespace, told: Told):
+        self.names, self.files, self.held_out = split(
+            arguments.data or make_pictures(arguments.cache, count=arguments.count)
+        )
+        self.arguments, self.told = arguments, told
+
+    def datasets(self) -> list[Any]:
+        def data(own: Any, augment: bool) -> dict[str, Any]:
+            return {"files": own[0], "classes": own[1], "augment": augment, "num_threads": 2}
+
+        batch_size = self.arguments.batch_size
+        training = pax_fiddle.Config(
+            DALIInput,
+            name="train",
+            iterator_fn=pictures,
+            arguments=data(self.files, augment=True),
+            batch_size=batch_size,
+            is_training=True,
+            input_random_seed=1,
+        )
+        evaluation = pax_fiddle.Config(
+            DALIInput,
+            name="held_out",
+            iterator_fn=pictures,
+            arguments=data(self.held_out, augment=False),
+            batch_size=batch_size,
+            reset_for_eval=True,
+            eval_loop_num_batches=-1,
+        )
+        return [training, evaluation]
+
+    def get_input_specs_provider_params(self) -> Any:
+        return pax_fiddle.Config(
+            DALIInputSpecsProvider,
+            input_p=self.train_datasets()[0],
+            per_device=self.arguments.layout == "pmap",
+        )
+
+    def train_programs(self) -> list[Any]:
+        return [Training(self.told)]
+
+    def eval_programs(self) -> list[Any]:
+        return [Evaluation(input_p, self.told) for input_p in self.eval_datasets()]
+
+    def task(self) -> Any:
+        model = pax_fiddle.Config(Classifier, name="classifier", num_classes=len(self.names))
+        if self.arguments.layout == "spmd":
+            model.mesh_axis_names = ["replica", "data", "mdl"]
+            model.ici_mesh_shape = [1, jax.device_count(), 1]
+        task = pax_fiddle.Config(tasks_lib.SingleTask, name="task", model=model)
+        task.train.learner = pax_fiddle.Config(
+            learners.Learner,
+            loss_name="loss",
+            optimizer=pax_fiddle.Config(
+                optimizers.ShardedSgd,
+                momentum=0.9,
+                learning_rate=0.01,
+                lr_schedule=pax_fiddle.Config(schedules.Constant, value=1.0),
+            ),
+        )
+        task.train.num_train_steps = self.arguments.steps
+        task.train.save_interval_steps = self.arguments.save_every
+        task.train.eval_interval_steps = self.arguments.evaluate_every
+        task.train.enable_input_checkpointing = True  # the position of the input is saved, too
+        return task
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trains a classifier with paxml.")
+    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser.add_argument("--count", type=int, default=600, help="number of pictures drawn")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--save-every", type=int, default=30)
+    parser.add_argument("--evaluate-every", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--layout", choices=["pmap", "spmd"], default="pmap")
+    parser.add_argument("--out", type=Path, default=OUT, help="checkpoints and metrics")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")
+    arguments = parser.parse_args()
+    flags.FLAGS.mark_as_parsed()  # paxml asks for flags that its own command line has
+    tf.config.set_visible_devices([], "GPU")  # TensorFlow would take all of its memory
+    out = arguments.out.resolve()
+    if arguments.fresh:
+        shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    told = Told(out / "told.jsonl")
+    train.train_and_evaluate(
+        Experiment(arguments, told),
+        str(out / arguments.layout),
+        maybe_use_persistence_checkpointing=False,
+        eval_on_test=True,
+    )
+    told.save_picture(out / "losses.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,382 @@
+"""DALIInput keeps praxis's contract of an input, line by line, and its states go everywhere."""
+
+import copy
+import functools
+import json
+import logging
+import pickle
+
+import fiddle
+import jax
+import numpy as np
+import pytest
+from nvidia.dali import Pipeline, fn
+from praxis import base_hyperparams, base_input, pax_fiddle, py_utils
+
+import dalijax.adapters.pax as adapter
+from conformance import Expected, check
+from dalijax import LastBatchPolicy, data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.pax import DALIInput, DALIInputSpecsProvider
+from dalijax.adapters.tfdata import DALIDataset
+from dalijax.core import state as state_lib
+
+N, BATCH = 10, 4
+
+
+def graph(files, shuffle=False, padded=True, stick=False, shard_id=0, num_shards=1, count=N):
+    label = fn.readers.file(
+        files=files[:count],
+        labels=list(range(count)),
+        name="reader",
+        random_shuffle=shuffle,
+        pad_last_batch=padded,
+        stick_to_shard=stick,
+        shard_id=shard_id,
+        num_shards=num_shards,
+    )[1]
+    return label, fn.random.uniform()
+
+
+iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader")
+
+
+def config(files, **fields):
+    arguments = {"files": files, "num_threads": 1, **fields.pop("arguments", {})}
+    own = {"name": "data", "iterator_fn": iterator_fn, "batch_size": BATCH, **fields}
+    return pax_fiddle.Config(DALIInput, arguments=arguments, **own)
+
+
+def made(files, **fields):
+    return base_hyperparams.instantiate(config(files, **fields))
+
+
+def evaluation(files, **fields):
+    return made(files, **{"reset_for_eval": True, "eval_loop_num_batches": -1, **fields})
+
+
+def epoch(data):
+    batches = []
+    while True:
+        try:
+            batches.append(data.get_next())
+        except StopIteration:
+            return batches
+
+
+def samples(batches):
+    return [(b.x.ravel().tolist(), b.eval_sample_weights.tolist()) for b in batches]
+
+
+WHOLE = [
+    ([0, 1, 2, 3], [1, 1, 1, 1]),
+    ([4, 5, 6, 7], [1, 1, 1, 1]),
+    ([8, 9, 9, 9], [1, 1, 0, 0]),
+]
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The pipelines that were built."""
+    seen, build = [], Pipeline.build
+
+    def counted(own):
+        seen.extend([] if any(own is one for one in seen) else [own])
+        return build(own)
+
+    monkeypatch.setattr(Pipeline, "build", counted)
+    adapter._opened.clear()
+    return seen
+
+
+def test_an_evaluation_is_one_epoch_and_again_after_reset(jpegs_many):
+    data = evaluation(jpegs_many)
+    for _ in range(3):
+        assert samples(epoch(data)) == WHOLE
+        with pytest.raises(StopIteration):
+            data.get_next()
+        data.reset()
+    data.get_next()
+    data.reset()  # in mid-epoch, too
+    assert samples(epoch(data)) == WHOLE
+
+
+def test_a_batch_is_a_nested_map_of_arrays(jpegs_many):
+    batch = made(jpegs_many, is_training=True).get_next()
+    assert isinstance(batch, py_utils.NestedMap) and set(batch) == {"x", "u", "eval_sample_weights"}
+    assert all(type(leaf) is np.ndarray and leaf.shape[0] == BATCH for leaf in batch.values())
+    assert batch.eval_sample_weights.dtype == np.float32
+    on_device = made(jpegs_many, is_training=True, element="jax").get_next()
+    assert isinstance(on_device.x, jax.Array)
+    named = made(jpegs_many, weights="w", arguments={"mask": "m"}).get_next()
+    assert set(named) == {"x", "u", "w"}
+    padded = evaluation(jpegs_many, batch_padding_size=2)
+    assert padded.get_next_padded().eval_sample_weights.tolist() == [1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("fields", [{"is_training": True}, {"reset_for_eval": False}], ids=str)
+def test_training_never_ends(jpegs_many, fields):
+    data = made(jpegs_many, **fields)
+    seen = samples(data.get_next() for _ in range(9))
+    assert seen == WHOLE * 3
+    runs_on = made(jpegs_many, arguments={"padded": False}, **fields)
+    flat = [x for xs, _ in samples(runs_on.get_next() for _ in range(10)) for x in xs]
+    assert flat == [k % N for k in range(40)]
+
+
+def test_hosts_read_their_shards(jpegs_many):
+    for arguments in ({}, {"padded": False}, {"stick": True}):
+        hosts = [
+            evaluation(
+                jpegs_many,
+                infeed_host_index=i,
+                num_infeed_hosts=3,
+                batch_size=3,
+                arguments=arguments,
+            )
+            for i in range(3)
+        ]
+        batches = [epoch(host) for host in hosts]
+        assert len({len(own) for own in batches}) == 1
+        real = [
+            x
+            for own in batches
+            for xs, weights in samples(own)
+            for x, weight in zip(xs, weights)
+            if weight
+        ]
+        assert sorted(real) == list(range(N))
+    draws = [
+        made(jpegs_many, infeed_host_index=i, num_infeed_hosts=2, input_random_seed=s).get_next().u
+        for i, s in ((0, None), (1, None), (0, 1), (1, 0))
+    ]
+    assert not np.array_equal(draws[0], draws[1])
+    np.testing.assert_array_equal(draws[2], draws[3])  # host i has seed + i
+
+
+def test_nothing_is_built_before_it_is_used(jpegs_many, built):
+    data = made(jpegs_many, is_training=True)
+    state = data.get_state()
+    data.reset()
+    data.set_state(state)
+    assert state and bool(data) and not hasattr(data, "__len__") and not built
+    assert pickle.loads(pickle.dumps(data)).get_state() == state and not built
+    data.get_next()
+    assert len(built) == 1
+
+
+def test_peeks_states_and_pickles(jpegs_many):
+    arguments = {"shuffle": True}
+    walk = made(jpegs_many, is_training=True, arguments=arguments)
+    whole = [frozen(walk.get_next()) for _ in range(12)]
+    data = made(jpegs_many, is_training=True, arguments=arguments)
+    for at in range(8):
+        if at % 3 == 1:
+            assert frozen(data.peek_padded()) == whole[at]
+        state = data.get_state()
+        assert state and isinstance(state, bytes)
+        for other in (
+            made(jpegs_many, is_training=True, arguments=arguments),
+            pickle.loads(pickle.dumps(data)),
+            copy.deepcopy(data),
+        ):
+            other.set_state(state)
+            assert other.get_state() == state
+            assert [frozen(other.get_next_padded()) for _ in range(3)] == whole[at : at + 3]
+        assert frozen(data.get_next_padded()) == whole[at]
+
+
+def frozen(batch):
+    return {name: np.asarray(leaf).tolist() for name, leaf in batch.items()}
+
+
+def test_save_and_restore_files(jpegs_many, tmp_path):
+    data = evaluation(jpegs_many)
+    data.get_next()
+    data.save(tmp_path / "input")
+    assert json.loads((tmp_path / "input").read_text())["step"] == 1
+    other = evaluation(jpegs_many)
+    other.restore(tmp_path / "input")
+    assert samples(epoch(other)) == WHOLE[1:]
+    with pytest.raises(ValueError, match="epoch_size: 10 -> 9"):
+        fewer = evaluation(jpegs_many, arguments={"count": 9})
+        fewer.get_next()
+        fewer.restore(tmp_path / "input")
+    assert samples(epoch(fewer))[0][0] == [4, 5, 6, 7]  # a refused state changes nothing
+
+
+def test_configurations_are_fiddles(jpegs_many):
+    one = config(jpegs_many, is_training=True)
+    assert one.clone() == one and copy.deepcopy(one) == one
+    assert fiddle.build(one.clone()).get_next().x.ravel().tolist() == [0, 1, 2, 3]
+    assert DALIInput.get_batch_size(one) == BATCH
+    assert "iterator_fn" in str(one.to_text() if hasattr(one, "to_text") else one)
+
+
+def test_specs_build_no_pipeline_twice(jpegs_many, built):
+    train = config(jpegs_many, is_training=True)
+    provider = base_hyperparams.instantiate(
+        pax_fiddle.Config(DALIInputSpecsProvider, input_p=train.clone())
+    )
+    specs = provider.get_input_specs()
+    expected = {"x": ((4, 1), np.int32), "u": ((4,), np.float32)}
+    expected["eval_sample_weights"] = ((4,), np.float32)
+    assert {k: (s.shape, s.dtype) for k, s in specs.items()} == expected and len(built) == 1
+    data = base_hyperparams.instantiate(train)
+    assert samples([data.get_next()]) == WHOLE[:1] and len(built) == 1
+    # Only once, and only for the same data.
+    assert samples([made(jpegs_many, is_training=True).get_next()]) == WHOLE[:1]
+    assert len(built) == 2
+    for other in ({"arguments": {"shuffle": True}}, {"is_training": False}, {"batch_size": 2}):
+        base_hyperparams.instantiate(pax_fiddle.Config(DALIInputSpecsProvider, input_p=train))
+        before = len(built)
+        made(jpegs_many, **{"is_training": True, **other}).get_next()
+        assert len(built) == before + (other != {"is_training": False})
+
+
+def test_specs_of_a_device_and_given_ones(jpegs_many, built):
+    train = config(jpegs_many, is_training=True, batch_size=16)
+    a_device = pax_fiddle.Config(DALIInputSpecsProvider, input_p=train, per_device=True)
+    specs = base_hyperparams.instantiate(a_device).get_input_specs()
+    assert specs.x.shape == (16 // jax.local_device_count(), 1)
+    with pytest.raises(ValueError, match="batch_size=4 of this host is not divisible by its 8"):
+        base_hyperparams.instantiate(
+            pax_fiddle.Config(DALIInputSpecsProvider, input_p=config(jpegs_many), per_device=True)
+        )
+    built.clear()
+    given = pax_fiddle.Config(DALIInputSpecsProvider, input_p=train, specs=specs)
+    assert base_hyperparams.instantiate(given).get_input_specs() == specs and not built
+    assert issubclass(DALIInputSpecsProvider, base_input.DatasetInputSpecsProvider)
+
+
+def test_more_batches_than_the_epoch_are_warned_of(jpegs_many, caplog):
+    with caplog.at_level(logging.WARNING, "dalijax"):
+        data = evaluation(jpegs_many, eval_loop_num_batches=3)
+        epoch(data)
+        assert not caplog.records
+        evaluation(jpegs_many, eval_loop_num_batches=4).get_next()
+    assert "eval_loop_num_batches=4, but the epoch of input 'data' has 3 batches" in caplog.text
+
+
+def unresumable():
+    return fn.external_source(iter(np.zeros((6, 2, 1), np.int32))), fn.random.uniform()
+
+
+def test_a_source_without_a_state_is_refused_only_where_states_are_kept():
+    own = {"iterator_fn": data_iterator(unresumable, ["x", "u"]), "batch_size": 2}
+    for enabled, error in ((True, ValueError), (False, NotImplementedError)):
+        data = base_hyperparams.instantiate(
+            pax_fiddle.Config(DALIInput, input_checkpointing_enabled=enabled, **own)
+        )
+        data.get_next()
+        with pytest.raises(error, match="no state to resume from"):
+            data.get_state()
+    assert data.peek_padded() is not None  # as Pax looks at it where it keeps no states
+
+
+@pytest.mark.parametrize(
+    "fields,words",
+    [
+        ({"eval_loop_num_batches": -1}, "reset_for_eval=True"),
+        ({"iterator_fn": graph}, "decorate it with dalijax.data_iterator"),
+        ({"element": "torch"}, "'numpy' or 'jax', not 'torch'"),
+        ({"arguments": {"batch_size": 3}}, "batch_size"),
+        ({"arguments": {"shard_id": 0}}, "infeed_host_index"),
+        ({"arguments": {"seed": 1}, "input_random_seed": 2}, "give one of them"),
+        ({"arguments": {"last_batch_policy": LastBatchPolicy.PARTIAL}}, "FILL"),
+        ({"arguments": {"devices": jax.devices()[:1]}}, "by its mesh"),
+        ({"weights": "x"}, "name of an output"),
+        ({"arguments": {"flies": 1}}, r"no argument \['flies'\]"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(jpegs_many, fields, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        made(jpegs_many, **fields)
+
+
+def test_one_shard_of_a_function_that_takes_none():
+    def plain(files):
+        return fn.readers.file(files=files, name="reader")[1], fn.random.uniform()
+
+    own = data_iterator(plain, ["x", "u"], reader_name="reader")
+    with pytest.raises(ValueError, match="add shard_id=0 and num_shards=1"):
+        made([], iterator_fn=own, num_infeed_hosts=2)
+    made([], iterator_fn=own)
+
+
+# The conformance check, and one state through every protocol
+
+
+class View:
+    """An input with the names of the other iterators."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __next__(self):
+        return dict(self.data.get_next())
+
+    def get_state(self):
+        return json.loads(self.data.get_state())
+
+    def set_state(self, state):
+        self.data.set_state(json.dumps(state).encode())
+
+    def start_prefetch(self):
+        self.data.start_prefetch()
+
+    def close(self):
+        self.data.close()
+
+
+def test_conformance(jpegs_many):
+    def view(files):
+        return View(evaluation(files))
+
+    batches = [
+        {
+            "x": np.array(xs, np.int32)[:, None],
+            "eval_sample_weights": np.array(weights, np.float32),
+        }
+        for xs, weights in WHOLE
+    ]
+    check(functools.partial(view, jpegs_many), Expected([batches]).as_stream(4096), process=True)
+
+
+def test_every_public_class_is_tested_here():
+    assert set(adapter.__all__) == {"DALIInput", "DALIInputSpecsProvider"}
+
+
+def others(files):
+    """Each protocol's iterator over the same function and arguments."""
+    call = {"files": files, "num_threads": 1, "batch_size": BATCH, "shuffle": True}
+    fitted = data_iterator(graph, ["x", "u"], reader_name="reader", mask="eval_sample_weights")
+    yield fitted.stream(None, **call)
+    yield DALIDatasetIterator(fitted, **call)
+    yield iter(DALIDataset(fitted, **call).repeat())
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_states_go_from_and_to_the_other_protocols(jpegs_many, number, tmp_path):
+    other = [*others(jpegs_many)][number]
+    data = made(jpegs_many, is_training=True, arguments={"shuffle": True})
+    whole = [frozen(data.get_next()) for _ in range(12)]
+    for at in range(7):
+        # From the other's state, as it is, as JSON, and in Grain's short form.
+        state = other.get_state()
+        for saved in (json.dumps(state).encode(), json.dumps(state_lib.shortened(state)).encode()):
+            data.set_state(saved)
+            assert [frozen(data.get_next()) for _ in range(4)] == whole[at : at + 4]
+        assert same(next(other), whole[at])
+    for at in range(7):
+        data = made(jpegs_many, is_training=True, arguments={"shuffle": True})
+        for _ in range(at):
+            data.get_next()
+        other.set_state(data.get_state())
+        for k in range(4):
+            assert same(next(other), whole[at + k])
+
+
+def same(batch, expected):
+    return all(np.asarray(batch[k]).astype(np.float64).tolist() == v for k, v in expected.items())

@@ -1,0 +1,44 @@
+"""A real paxml training with input checkpoints: steps in one go equal steps in two processes."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+DEVICES = "--xla_force_host_platform_device_count=2"
+SCRIPT = pathlib.Path(__file__).parent.parent.parent / "examples" / "pax_train.py"
+
+
+def run(folder, out, steps, layout):
+    done = subprocess.run(
+        [
+            *(sys.executable, SCRIPT, "--layout", layout, "--steps", str(steps)),
+            *("--cache", folder / "cache", "--count", "58", "--batch-size", "4"),
+            *("--save-every", "100", "--evaluate-every", "2", "--out", folder / out),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": DEVICES},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in (folder / out / "told.jsonl").read_text().splitlines()]
+    return {(line["kind"], line["step"]): line for line in lines}
+
+
+@pytest.mark.parametrize("layout", ("pmap", "spmd"))
+def test_six_steps_are_four_and_two(tmp_path, layout):
+    straight = run(tmp_path, "straight", 6, layout)
+    assert {step for kind, step in straight if kind == "training"} == set(range(1, 7))
+    run(tmp_path, "stopped", 4, layout)
+    assert run(tmp_path, "stopped", 6, layout) == straight  # parameters and momenta, too
+    evaluations = [line for (kind, _), line in straight.items() if kind == "evaluation"]
+    # Ten pictures are held out: three batches of four.
+    assert [line["batches"] for line in evaluations] == [3, 3, 3]
+    (saved,) = (tmp_path / "stopped").glob("**/checkpoint_*4/train_input/process_0-of-1")
+    assert json.loads(saved.read_bytes())["step"] == 4
+    assert Image.open(tmp_path / "straight" / "losses.png").convert("L").getextrema()[0] < 100
