@@ -12,7 +12,7 @@ unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-full test-pax lint format bench clean
+.PHONY: help demo test test-full test-pax run-pax lint format bench clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,15 +27,17 @@ test-full: $(VENV)/.installed-test  ## Run the tests over the whole matrix; it t
 	@DALIJAX_FULL=1 $(PYTHON) -m pytest -o faulthandler_timeout=0 $(ARGS)
 
 # Pax's releases need Python 3.10, and a JAX that the other tests are too new for.
+PAX_PYTHON = $(shell .ci/python 3.10 2>/dev/null)
+
 test-pax:  ## Run the tests of the Pax adapter, in .venv-pax, where there is a Python 3.10.
-	@if base=$$(.ci/python 3.10); then \
-	    $(MAKE) --no-print-directory VENV=$(VENV)-pax BASE=$$base $(VENV)-pax/.installed-pax && \
-	    $(VENV)-pax/bin/python -m pytest tests/pax -W ignore::DeprecationWarning $(ARGS); \
-	else \
-	    echo "======================================================================"; \
-	    echo "THE TESTS OF THE PAX ADAPTER DID NOT RUN: there is no Python 3.10 here"; \
-	    echo "======================================================================"; \
-	fi
+	@$(if $(PAX_PYTHON),$(MAKE) --no-print-directory VENV=$(VENV)-pax BASE=$(PAX_PYTHON) run-pax,$(NO_PAX))
+
+run-pax: $(VENV)/.installed-pax
+	@$(PYTHON) -m pytest tests/pax -W ignore::DeprecationWarning $(ARGS)
+
+NO_PAX = for line in "$(RULER)" "THE TESTS OF THE PAX ADAPTER DID NOT RUN: there is no Python 3.10 here" \
+    "$(RULER)"; do echo "$$line"; done
+RULER = ======================================================================
 
 lint: $(VENV)/.installed-test  ## Check style, format and types.
 	@failed=0; \

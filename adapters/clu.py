@@ -215,7 +215,6 @@ def _stream(
     iterator_fn: IteratorFunction, num_epochs: int | None, numpy: bool, call: dict[str, Any]
 ) -> BatchStream:
     """The batches; an iterator function may say auto_reset where there is no end anyway."""
-    if num_epochs is None:
-        iterator_fn = iterator_fn.without_auto_reset()
-    iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
+    if num_epochs is not None:
+        iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
     return iterator_fn.stream(num_epochs, **(iterator_fn.for_host(call) if numpy else call))

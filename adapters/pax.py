@@ -26,6 +26,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import operator
+import os
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,9 +37,10 @@ import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from praxis import base_hyperparams, base_input, py_utils
 
+from ..core.arrays import check_width
 from ..core.decorator import IteratorFunction, iterator_function
 from ..core.fingerprint import StateError
-from ..core.pipelines import DEFAULT_SEED
+from ..core.pipelines import DEFAULT_SEED, function_parameters
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
 
@@ -44,31 +49,33 @@ __all__ = ["DALIInput", "DALIInputSpecsProvider"]
 _log = logging.getLogger("dalijax")
 
 
-@dataclasses.dataclass(frozen=True)
 class _Opened:
-    """A stream that was opened to learn specs, for the input that will ask for it."""
+    """A stream that was opened to learn specs, for the input that will ask for it.
 
-    iterator_fn: IteratorFunction
-    num_epochs: int | None
-    call: dict[str, Any]
-    stream: BatchStream
+    It belongs to the provider: with it go the pipelines that no input asked for.
+    """
 
-    def serves(
-        self, iterator_fn: IteratorFunction, num_epochs: int | None, call: dict[str, Any]
-    ) -> bool:
-        """Whether a stream of these arguments would be the same."""
-        mine, theirs = self.iterator_fn, iterator_fn
-        try:
-            return bool(
-                mine.pipeline_fn is theirs.pipeline_fn
-                and mine.config == theirs.config
-                and (self.num_epochs, self.call) == (num_epochs, call)
-            )
-        except ValueError:  # arrays, which do not say whether they are equal
-            return False
+    def __init__(self, data: DALIInput):
+        self._wanted = data._wanted
+        self._process = os.getpid()
+        self._stream: BatchStream | None = data._opened()
+
+    def taken(self, wanted: tuple[Any, ...]) -> BatchStream | None:
+        """The stream, once, for an input of the same configuration in the same process."""
+        if os.getpid() != self._process or not _same(wanted, self._wanted):
+            return None
+        stream, self._stream = self._stream, None
+        return stream
 
 
-_opened: list[_Opened] = []  # one at most
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    try:
+        return bool(one == other) and repr(one) == repr(other)  # 1 is no 1.0
+    except ValueError:  # arrays, which do not say whether they are equal
+        return False
+
+
+_handed_over: list[weakref.ref[_Opened]] = []  # one at most
 
 
 class DALIInput(base_input.BaseInput):
@@ -87,8 +94,8 @@ class DALIInput(base_input.BaseInput):
             and ``num_infeed_hosts``.
         arguments: Its arguments by keyword: of the graph function, of
             ``nvidia.dali.pipeline_def`` and of `dalijax.data_iterator`. batch_size is a
-            field of its own, for each host; ``input_random_seed``, where given, is the seed of
-            host 0, and that of host i is i more.
+            field of its own, for each host; ``input_random_seed`` (0 where it is left out) is the
+            seed of host 0, and that of host i is i more.
         weights: Name of the weights, float32 of shape [batch]: 1 for a sample, 0 for padding.
         element: "numpy": leaves are NumPy arrays, of GPU pipelines copied to the host; "jax":
             jax.Arrays on the device of the pipeline.
@@ -100,11 +107,10 @@ class DALIInput(base_input.BaseInput):
     """
 
     iterator_fn: Any = None
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: dict[str, Any] | None = None
     weights: str = "eval_sample_weights"
     element: str = "numpy"
     _stream: Any = dataclasses.field(init=False, repr=False, default=None)
-    _fitted: Any = dataclasses.field(init=False, repr=False, default=None)
     _call: Any = dataclasses.field(init=False, repr=False, default=None)
     _mask: Any = dataclasses.field(init=False, repr=False, default=None)
 
@@ -112,45 +118,84 @@ class DALIInput(base_input.BaseInput):
         super().__post_init__()
         if self.element not in ("numpy", "jax"):
             raise ValueError(f"element must be 'numpy' or 'jax', not {self.element!r}")
-        if self._endless and not self.is_training and self.eval_loop_num_batches == -1:
+        if self._endless and not self.is_training and self._loops == -1:
             raise ValueError(
-                "eval_loop_num_batches=-1 wants an input that ends: set reset_for_eval=True"
+                f"eval_loop_num_batches={self.eval_loop_num_batches} wants an input that ends: set "
+                "reset_for_eval=True"
             )
-        given = iterator_function(self.iterator_fn).without_auto_reset()
-        if given.is_placed(self.arguments):
-            raise ValueError(
-                "sharding and devices are Pax's to say, by its mesh: leave them out here"
-            )
-        set_here = sorted({"batch_size", "shard_id", "num_shards"} & set(self.arguments))
-        if set_here:
-            raise ValueError(
-                f"{set_here} of arguments: batch_size, infeed_host_index and num_infeed_hosts "
-                "of the input say them"
-            )
-        if self.input_random_seed is not None and "seed" in self.arguments:
-            raise ValueError("input_random_seed and the seed of arguments: give one of them")
-        call = given.for_host(self.arguments) if self.element == "numpy" else self.arguments
-        seed = self.arguments.get("seed", self.input_random_seed) or DEFAULT_SEED
-        call = {**call, "batch_size": self.batch_size}
-        call |= given.of_shard(self.infeed_host_index, self.num_infeed_hosts, seed)
-        config = given.prepared((), dict(call))[1]
+        self._call = self._checked_call(iterator_function(self.iterator_fn))
+        config = self.iterator_fn.prepared((), dict(self._call))[1]
         if config.last_batch_policy is LastBatchPolicy.PARTIAL:
             raise ValueError(
                 "LastBatchPolicy.PARTIAL gives a smaller last batch, and Pax wants one shape: use "
                 f"FILL, whose padding has {self.weights} of 0, or DROP"
             )
-        if self.weights in config.output_map:
+        if self.element == "jax" and config.as_numpy:
+            raise ValueError("element='jax' with as_numpy=True: leave as_numpy out")
+        if config.on_error == "skip" and not self._endless and self.num_infeed_hosts > 1:
+            raise ValueError(
+                "on_error='skip' with several infeed hosts: one that skips a batch has fewer than "
+                "the others, which wait for it. Leave it out for evaluation"
+            )
+        self._check_names(config.output_map)
+        self._mask = config.mask or self.weights
+        if config.mask is None:
+            self._call["mask"] = self._mask
+        # Now, since Pax drops the provider before it asks for the first batch.
+        handed_over = _handed_over[0]() if _handed_over else None
+        if handed_over is not None:
+            self._stream = handed_over.taken(self._wanted)
+
+    def _checked_call(self, given: IteratorFunction) -> dict[str, Any]:
+        """The arguments of the iterator function."""
+        arguments = self.arguments or {}
+        if given.is_placed(arguments):
+            raise ValueError(
+                "sharding, devices and pmap_compatible are Pax's to say, by its mesh: leave them "
+                "out here"
+            )
+        set_here = sorted({"batch_size", "shard_id", "num_shards"} & set(arguments))
+        if set_here:
+            raise ValueError(
+                f"{set_here} of arguments: batch_size, infeed_host_index and num_infeed_hosts "
+                "of the input say them"
+            )
+        if self.input_random_seed is not None and "seed" in arguments:
+            raise ValueError("input_random_seed and the seed of arguments: give one of them")
+        seed = arguments.get("seed", self.input_random_seed)
+        if seed is None and "seed" not in function_parameters(given.pipeline_fn):
+            seed = DEFAULT_SEED
+        call = given.for_host(arguments) if self.element == "numpy" else dict(arguments)
+        call |= {"batch_size": operator.index(self.batch_size)}
+        return call | given.of_shard(self.infeed_host_index, self.num_infeed_hosts, seed)
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        if self.weights in names:
             raise ValueError(
                 f"weights={self.weights!r} is the name of an output: give the weights another one"
             )
-        self._mask = config.mask or self.weights
-        if config.mask is None:
-            call["mask"] = self._mask
-        self._fitted, self._call = given, call
+        for name in (*names, self.weights):
+            try:
+                py_utils.NestedMap({name: 0})
+            except (AssertionError, ValueError) as error:
+                raise ValueError(
+                    f"{name!r} can't be a name in a NestedMap ({error}): give the output, or the "
+                    "weights, another one"
+                ) from error
 
     @property
     def _endless(self) -> bool:
         return self.is_training or not self.reset_for_eval
+
+    @property
+    def _loops(self) -> int:
+        """Batches of an evaluation; -1 for all, as Pax takes None and 0, too."""
+        return self.eval_loop_num_batches or -1
+
+    @property
+    def _wanted(self) -> tuple[Any, ...]:
+        """What makes the stream what it is."""
+        return self.iterator_fn, self._endless, self._call
 
     def __bool__(self) -> bool:
         return True  # paxml skips the states of an input that is false
@@ -158,44 +203,41 @@ class DALIInput(base_input.BaseInput):
     def _opened(self) -> BatchStream:
         """The stream, opened at the first use."""
         if self._stream is None:
-            epochs = None if self._endless else 1
-            wanted = (self._fitted, epochs, self._call)
-            if _opened and _opened[0].serves(*wanted):
-                self._stream = _opened.pop().stream
-                return self._stream
-            self._stream = self._fitted.stream(epochs, **self._call)
+            self._stream = self.iterator_fn.stream(None if self._endless else 1, **self._call)
         return self._stream
-
-    def hand_over(self) -> None:
-        """Leaves the stream, at its start, to the next input of the same configuration."""
-        while _opened:
-            _opened.pop().stream.close()
-        epochs = None if self._endless else 1
-        _opened.append(_Opened(self._fitted, epochs, self._call, self._opened()))
-        self._stream = None
 
     def get_next(self) -> py_utils.NestedMap:
         """The next batch of this host, a NestedMap of arrays of shape [batch, ...].
 
         Raises:
             StopIteration: At the end of an evaluation's epoch, on each call until `reset`.
+            TypeError: For outputs of 64 bits, which JAX would narrow when they are placed.
             Exception: What the core's ``next()`` raises.
         """
         stream = self._opened()
-        first = stream.iterator.step == 0 and not self._endless
+        if not self._endless and self._loops > 0 and stream.iterator.step == 0:
+            self._warn_of(stream)
         batch = dict(next(stream))
-        if first and self.eval_loop_num_batches > len(stream):
-            _log.warning(
-                "eval_loop_num_batches=%d, but the epoch of input %r has %d batches, and Pax stops "
-                "with StopIteration behind them: set eval_loop_num_batches=-1",
-                self.eval_loop_num_batches,
-                self.name,
-                len(stream),
-            )
         weights = np.asarray(batch.pop(self._mask)).astype(np.float32)
+        for name, array in batch.items():
+            check_width(np.dtype(array.dtype), name)
         if self.element == "numpy":
             batch = {name: np.asarray(array) for name, array in batch.items()}
         return py_utils.NestedMap({**batch, self.weights: weights})
+
+    def _warn_of(self, stream: BatchStream) -> None:
+        try:
+            count = len(stream)
+        except TypeError:
+            return  # only the source knows
+        if self._loops > count:
+            _log.warning(
+                "eval_loop_num_batches=%d, but the epoch of input %r has %d batches, and Pax's "
+                "evaluation stops with StopIteration behind them: set eval_loop_num_batches=-1",
+                self._loops,
+                self.name,
+                count,
+            )
 
     def specs(self) -> py_utils.NestedMap:
         """jax.ShapeDtypeStruct of each array of this host's batch; nothing is taken by it."""
@@ -213,6 +255,23 @@ class DALIInput(base_input.BaseInput):
         super().reset()
         if self._stream is not None:
             self._stream.reset()
+
+    def peek_padded(self) -> Any:
+        """The batch that get_next_padded() will give; None at the end."""
+        try:
+            return super().peek_padded()
+        except BaseException:
+            self._state_before_peek = None  # nothing was peeked
+            raise
+
+    def set_state(self, state: bytes) -> None:
+        """Goes on where a state says.
+
+        Raises:
+            ValueError: If it is no state, or one of other data; nothing has changed.
+        """
+        self._set_state_internal(state)
+        self._peek = self._state_before_peek = None
 
     def _get_state_internal(self) -> bytes:
         try:
@@ -243,12 +302,12 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
     """The specs of a `DALIInput`, whose pipelines the train input then goes on with.
 
     A run that resumes builds them twice, since Pax asks for specs before it restores a state,
-    unless ``specs`` are given.
+    unless ``specs`` are given. An ``input_p`` of another class is treated as Pax does.
 
     Attributes:
         input_p: The configuration of the train input.
-        per_device: True for pmap, whose specs are those of one device's share of the batch;
-            False for SPMD.
+        per_device: True for pmap, whose specs are those of one device's share of the padded
+            batch; False for SPMD.
         specs: NestedMap of jax.ShapeDtypeStruct of this host's batch, where they are known;
             nothing is built then.
 
@@ -258,21 +317,28 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
 
     per_device: bool = False
     specs: Any = None
+    _mine: Any = dataclasses.field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        specs = self.specs
+        specs, padding = self.specs, getattr(self.input_p, "batch_padding_size", 0) or 0
         if specs is None:
             made = base_hyperparams.instantiate(self.input_p)
+            if not isinstance(made, DALIInput):
+                super().__post_init__()
+                return
             specs = made.specs()
-            made.hand_over()
-        count = jax.local_device_count() if self.per_device else 1
+            self._mine = _Opened(made)
+            made._stream = None  # it is the next input's
+            _handed_over[:] = [weakref.ref(self._mine)]
+        count = jax.local_device_count()
 
         def share(spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            if spec.shape[0] % count:
+            rows = spec.shape[0] + padding
+            if rows % count:
                 raise ValueError(
-                    f"batch_size={spec.shape[0]} of this host is not divisible by its {count} "
-                    "devices, which pmap wants: choose one that is"
+                    f"batch_size={spec.shape[0]} and batch_padding_size={padding} of this host are "
+                    f"not divisible by its {count} devices, which pmap wants: choose others"
                 )
-            return jax.ShapeDtypeStruct((spec.shape[0] // count, *spec.shape[1:]), spec.dtype)
+            return jax.ShapeDtypeStruct((rows // count, *spec.shape[1:]), spec.dtype)
 
-        self._input_specs = jax.tree_util.tree_map(share, specs)
+        self._input_specs = jax.tree_util.tree_map(share, specs) if self.per_device else specs

@@ -13,6 +13,7 @@ It works without TensorFlow: specs are then jax.ShapeDtypeStructs, and there is 
 from __future__ import annotations
 
 import json
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -71,13 +72,25 @@ _IN_THE_GRAPH = {
 
 
 class Array(np.ndarray):
-    """A NumPy array that has the methods of a TensorFlow tensor that loops over tf.data call."""
+    """A NumPy array that has the methods of a TensorFlow tensor that loops over tf.data call.
 
-    def numpy(self) -> np.ndarray:
-        """The array itself, without a copy."""
-        return self.view(np.ndarray)
+    So have its elements: where NumPy gives a scalar, this gives an array without dimensions.
+    """
+
+    def numpy(self) -> Any:
+        """The array itself, without a copy; NumPy's scalar where it has no dimensions."""
+        return self.view(np.ndarray)[()]
 
     _numpy = numpy
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return np.asarray(found).view(Array) if isinstance(found, np.generic) else found
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array")
+        return (self[number] for number in range(len(self)))
 
 
 class DALIDataset:
@@ -102,15 +115,15 @@ class DALIDataset:
 
     Raises:
         TypeError: If ``iterator_fn`` is none.
-        ValueError: For sharding or devices. When a batch is asked for: if DROP or PARTIAL are
-            over a reader that runs on into the next epoch.
+        ValueError: For sharding, devices or pmap_compatible. When a batch is asked for: if DROP
+            or PARTIAL are over a reader that runs on into the next epoch.
     """
 
     def __init__(self, iterator_fn: IteratorFunction, **call: Any):
         if iterator_function(iterator_fn).is_placed(call):
             raise ValueError(
-                "a DALIDataset gives arrays on the host, as tf.data does: leave sharding and "
-                "devices out, or use the iterator function itself, which places its batches"
+                "a DALIDataset gives arrays on the host, as tf.data does: leave sharding, devices "
+                "and pmap_compatible out, or use the iterator function itself, which places them"
             )
         self._source = _Source(iterator_fn, call)
         self._epochs: int | None = 1
@@ -127,7 +140,7 @@ class DALIDataset:
     def take(self, count: int, name: str | None = None) -> DALIDataset:
         """The first ``count`` elements; all where it is -1."""
         del name
-        return self._then(Take(int(count)))
+        return self._then(Take(operator.index(count)))
 
     def skip(self, count: int, name: str | None = None) -> DALIDataset:
         """All but the first ``count`` elements; none where it is -1.
@@ -136,7 +149,7 @@ class DALIDataset:
         `dalijax.core.iterator.BatchIterator.skip`.
         """
         del name
-        return self._then(Skip(int(count)))
+        return self._then(Skip(operator.index(count)))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> DALIDataset:
         """The elements ``count`` times over; without end where it is None or -1.
@@ -145,7 +158,7 @@ class DALIDataset:
         behind take, skip and enumerate the same elements again.
         """
         del name
-        count = -1 if count is None else int(count)
+        count = -1 if count is None else operator.index(count)
         if self._chain:
             return self._then(Repeat(count))
         if count == 0:
@@ -156,7 +169,7 @@ class DALIDataset:
     def enumerate(self, start: int = 0, name: str | None = None) -> DALIDataset:
         """Pairs of a number, int64 from ``start`` on, and an element."""
         del name
-        return self._then(Enumerate(int(start)))
+        return self._then(Enumerate(operator.index(start)))
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> DALIDataset:
         """The dataset itself: DALI prefetches (prefetch_queue_depth)."""
@@ -219,20 +232,24 @@ class DALIDataset:
         """
         return self._source.spec(self._epochs, self._chain)
 
-    def to_tf_dataset(self) -> Any:
+    def to_tf_dataset(self, element_spec: Any = None) -> Any:
         """A tf.data.Dataset of the same elements.
 
+        Args:
+            element_spec: The specs of the elements, where shapes differ from batch to batch
+                (dimensions that do are None); the dataset's own by default.
+
         Through DALI's TensorFlow plugin (nvidia-dali-tf-plugin) where it is installed and the
-        epochs are those of its pipeline alone; its iterators are then checkpointed by
-        ``tf.train.Checkpoint``. Else through tf.data.Dataset.from_generator, which TensorFlow
-        can't checkpoint.
+        epochs are those of its pipeline alone, on the CPU and without Python functions; its
+        iterators are then checkpointed by ``tf.train.Checkpoint``. Else through
+        tf.data.Dataset.from_generator, which TensorFlow can't checkpoint.
 
         Raises:
             ImportError: If TensorFlow is not installed.
         """
         from .tfdata_bridge import to_tf_dataset
 
-        return to_tf_dataset(self)
+        return to_tf_dataset(self, element_spec)
 
     def __repr__(self) -> str:
         name = self._source.iterator_fn.__name__
@@ -246,7 +263,7 @@ class _Source:
     """
 
     def __init__(self, iterator_fn: IteratorFunction, call: Mapping[str, Any]):
-        self.iterator_fn = iterator_fn.without_auto_reset()
+        self.iterator_fn = iterator_fn
         self.call = dict(call)
         self.config = self.prepared()[1]
         self.policy = self.config.last_batch_policy
@@ -255,6 +272,9 @@ class _Source:
             weakref.WeakValueDictionary()
         )
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
+
+    def __reduce__(self) -> Any:
+        return _Source, (self.iterator_fn, self.call)  # pipelines stay behind
 
     def prepared(self) -> tuple[FunctionSource, IteratorConfig]:
         """Where the pipelines come from, and the iterator's arguments."""
@@ -288,7 +308,7 @@ class _Source:
     def spec(self, epochs: int | None, chain: Sequence[Step]) -> Any:
         if self._spec is None:
             self._spec = self.known(epochs).element_spec
-        varies = self.policy is LastBatchPolicy.PARTIAL
+        varies = self.policy is LastBatchPolicy.PARTIAL or self.known(epochs).iterator.plan is None
         made: Any = {name: _spec(own, varies) for name, own in self._spec.items()}
         for step in chain:
             if isinstance(step, Enumerate):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
@@ -15,29 +16,38 @@ from .tfdata import DALIDataset
 __all__ = ["to_tf_dataset"]
 
 
-def to_tf_dataset(dataset: DALIDataset) -> tf.data.Dataset:
+# What the plugin's operator has types for.
+_TYPES = (tf.float16, tf.float32, tf.uint8, tf.int16, tf.int32, tf.int64)
+
+
+def to_tf_dataset(dataset: DALIDataset, element_spec: Any = None) -> tf.data.Dataset:
     """See `DALIDataset.to_tf_dataset`."""
-    made = _by_plugin(dataset)
-    return _by_generator(dataset) if made is None else made
+    made = by_plugin(dataset) if element_spec is None else None
+    return by_generator(dataset, element_spec) if made is None else made
 
 
-def _by_generator(dataset: DALIDataset) -> tf.data.Dataset:
+def by_generator(dataset: DALIDataset, element_spec: Any = None) -> tf.data.Dataset:
+    """Through from_generator."""
     # TensorFlow refers to the arrays that it is handed, and so keeps DALI's buffers alive.
-    made = tf.data.Dataset.from_generator(
-        dataset.as_numpy_iterator, output_signature=dataset.element_spec
-    )
-    count = int(dataset.cardinality())
-    known = count != UNKNOWN
-    return made.apply(tf.data.experimental.assert_cardinality(count)) if known else made
+    spec = dataset.element_spec if element_spec is None else element_spec
+    made = tf.data.Dataset.from_generator(dataset.as_numpy_iterator, output_signature=spec)
+    leaves_out = dataset._source.config.on_error == "skip"
+    return _counted(made, UNKNOWN if leaves_out else int(dataset.cardinality()))
 
 
-def _by_plugin(dataset: DALIDataset) -> tf.data.Dataset | None:
+def by_plugin(dataset: DALIDataset) -> tf.data.Dataset | None:
     """Through DALI's plugin; None where that can't deliver what the dataset does."""
     with contextlib.suppress(ImportError):
         from nvidia.dali.plugin import tf as plugin
 
         return _Bridge(dataset).made(plugin)
     return None
+
+
+def _counted(made: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    if count == UNKNOWN:
+        return made
+    return made.apply(tf.data.experimental.assert_cardinality(count))
 
 
 class _Bridge:
@@ -54,18 +64,25 @@ class _Bridge:
         source, epochs = self._source, self._epochs
         iterator = source.known(epochs).iterator
         pipelines, plan = source.prepared()[0], iterator.plan
-        if plan is None or not self._regular(plan):
+        if plan is None or not self._regular(plan) or self._config.on_error == "skip":
             return None
         pipeline = pipelines.define()
         if pipeline.device_id is not None or plugin._has_external_source(pipeline):
             return None
-        spec = source.spec(epochs, ())
+        try:
+            pipeline.serialize()
+        except RuntimeError:  # Python functions
+            return None
         names = self._config.output_map
+        dtypes = tuple(tf.as_dtype(np.dtype(iterator.element_spec[name].dtype)) for name in names)
+        if not set(dtypes) <= set(_TYPES):
+            return None
+        spec = source.spec(epochs, ())
         with tf.device("/cpu:0"):
             raw = plugin.DALIDataset(
                 pipeline=pipeline,
                 batch_size=plan.batch_size,
-                output_dtypes=tuple(spec[name].dtype for name in names),
+                output_dtypes=dtypes,
                 output_shapes=tuple(
                     tf.TensorShape([plan.batch_size, *spec[name].shape[1:]]) for name in names
                 ),
@@ -74,6 +91,7 @@ class _Bridge:
             )
         made = self._delivered(raw, plan, iterator.shards[0])
         made = made.take(int(source.cardinality(epochs, ())))
+        made = _counted(made, int(source.cardinality(epochs, ())))
         for step in self._chain:
             made = _applied(made, step)
         return made

@@ -84,9 +84,9 @@ def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
 
         tf.config.set_visible_devices([], "GPU")
         made = DALIDataset(function, **own).repeat()
-        found["to_tf_dataset(), from_generator"] = lambda: iter(bridge._by_generator(made))
-        if bridge._by_plugin(made) is not None:
-            found["to_tf_dataset(), DALI's plugin"] = lambda: iter(bridge._by_plugin(made))
+        found["to_tf_dataset(), from_generator"] = lambda: iter(bridge.by_generator(made))
+        if bridge.by_plugin(made) is not None:
+            found["to_tf_dataset(), DALI's plugin"] = lambda: iter(bridge.by_plugin(made))
     except ImportError:
         pass
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from . import state as state_lib
 from .batches import Batch
 from .chain import INFINITE, UNKNOWN, Step, element, length
+from .feed import BatchError
 from .fingerprint import StateError
 from .stream import BatchStream
 
@@ -41,7 +42,8 @@ class ChainedStream:
         self._lock = threading.RLock()
         self._index = 0  # of the next element
         self._at = 0  # of the stream's next batch
-        self._total: int | None = None
+        self._found: int | None = None  # the stream's length, where its end said it
+        self._lost = False  # whether a call was broken off, so that `_at` may be wrong
 
     def next(self) -> tuple[Batch, tuple[int, ...]]:
         """The next batch, and the numbers that enumerations gave it, the last step's first.
@@ -49,47 +51,74 @@ class ChainedStream:
         Raises:
             StopIteration: After the last one, on each call.
             ValueError: If the stream is closed.
-            Exception: What ``next()`` of the stream raises.
+            Exception: What ``next()`` of the stream raises. A batch that failed counts as an
+                element; anything else is tried again by the next call.
         """
         if not self.chain:
             return next(self.stream), ()
         with self._lock:
             self.stream.iterator.opened()
-            while True:
-                if self._total is None:
-                    self._total = stream_length(self.stream)
-                found = element(self.chain, self._total, self._index)
-                if found is None:
-                    raise StopIteration
-                at, numbers = found
-                if at < self._at:
-                    self.stream.reset()
-                    self._at = 0
-                # Reaching its end says how long the source is, where nobody knew.
-                self._at += self.stream.skip(at - self._at)
-                if self._at == at:
-                    try:
-                        batch = next(self.stream)
-                    except StopIteration:
-                        pass
-                    else:
-                        self._at += 1
-                        self._index += 1
-                        return batch, numbers
-                if self._total != UNKNOWN:
-                    raise StopIteration
-                self._total = self._at
+            self._settle()
+            self._lost = True
+            try:
+                made = self._next()
+            except (StopIteration, BatchError):
+                self._lost = False
+                raise
+            self._lost = False
+            return made
+
+    def _next(self) -> tuple[Batch, tuple[int, ...]]:
+        while True:
+            found = element(self.chain, self._total(), self._index)
+            if found is None:
+                raise StopIteration
+            at, numbers = found
+            if at < self._at:
+                self._rewind()
+            self._at += self.stream.skip(at - self._at)
+            if self._at == at:
+                try:
+                    batch = next(self.stream)
+                except StopIteration:
+                    pass
+                except BatchError:
+                    self._at += 1
+                    self._index += 1
+                    raise
+                else:
+                    self._at += 1
+                    self._index += 1
+                    return batch, numbers
+            # Its end says how long it is, where nobody knew, or batches that failed are left out.
+            if self._found == self._at:
+                raise StopIteration
+            self._found = self._at
+
+    def _total(self) -> int:
+        return stream_length(self.stream) if self._found is None else self._found
+
+    def _rewind(self) -> None:
+        self.stream.reset()
+        self._at = 0
+
+    def _settle(self) -> None:
+        """Goes to the stream's start where a call was broken off; skipping then finds the way."""
+        if self._lost:
+            self._rewind()
+            self._lost = False
 
     def get_state(self) -> dict[str, Any]:
         """Where the consumer stands, as a JSON value."""
         if not self.chain:
             return self.stream.get_state()
         with self._lock:
+            self._settle()
             return {
                 "format": _FORMAT,
                 "index": self._index,
                 "at": self._at,
-                "total": UNKNOWN if self._total is None else self._total,
+                "found": UNKNOWN if self._found is None else self._found,
                 "steps": [repr(step) for step in self.chain],
                 "stream": self.stream.get_state(),
             }
@@ -105,6 +134,7 @@ class ChainedStream:
             return
         state = state_lib.parsed(saved)
         with self._lock:
+            self._settle()
             mine = isinstance(state, Mapping) and state.get("format") == _FORMAT
             if not mine or set(state) != set(self.get_state()):
                 raise StateError(
@@ -114,13 +144,12 @@ class ChainedStream:
             steps = [repr(step) for step in self.chain]
             if state["steps"] != steps:
                 raise StateError.of_other_data([f"steps: {state['steps']} -> {steps}"])
-            counts = [state[name] for name in ("index", "at", "total")]
+            counts = [state[name] for name in ("index", "at", "found")]
             if any(type(count) is not int for count in counts) or min(counts[:2]) < 0:
                 raise StateError(f"the state is damaged: its counts are {counts}")
             self.stream.set_state(state["stream"])
-            self._index, self._at, total = counts
-            # What was not known when it was saved is asked again.
-            self._total = total if total >= 0 else None
+            self._index, self._at, found = counts
+            self._found = found if found >= 0 else None
 
     def __len__(self) -> int:
         """Number of elements from the start; see `cardinality`."""

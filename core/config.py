@@ -62,8 +62,8 @@ class Separate:
         if not plan.padded and not (drops and fits):
             raise ValueError(
                 f"{told} runs on into the next epoch to fill an epoch's last batch: pass "
-                "pad_last_batch=True to it, which only fills up what is then masked, cut off or "
-                "dropped"
+                f"{'pad_last_batch=True to it' if reader else 'last_batch_padded=True'}, which "
+                "only fills up what is then masked, cut off or dropped"
             )
         if samples % self.equal_shards:
             raise ValueError(

@@ -74,7 +74,8 @@ class IteratorFunction:
 
         def make() -> BatchIterator:
             source, config = self.prepared(args, dict(kwargs))
-            return BatchIterator(source, config, lazy=True)
+            # The stream goes from epoch to epoch.
+            return BatchIterator(source, dataclasses.replace(config, auto_reset=False), lazy=True)
 
         return BatchStream(make, num_epochs)
 
@@ -97,16 +98,10 @@ class IteratorFunction:
                 )
         return IteratorFunction(self.pipeline_fn, dataclasses.replace(self.config, **settings))
 
-    def without_auto_reset(self) -> IteratorFunction:
-        """The same function, for adapters whose epochs end, or never do, by themselves."""
-        return IteratorFunction(
-            self.pipeline_fn, dataclasses.replace(self.config, auto_reset=False)
-        )
-
     def is_placed(self, call: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments gives arrays over a sharding, or devices."""
-        names = ("sharding", "devices")
-        return any(call.get(n, getattr(self.config, n)) is not None for n in names)
+        """Whether a call with these arguments gives arrays over a sharding, or of pmap's layout."""
+        names = ("sharding", "devices", "pmap_compatible")
+        return any(call.get(n, getattr(self.config, n)) not in (None, False) for n in names)
 
     def for_host(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call whose batches are wanted as NumPy arrays.

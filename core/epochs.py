@@ -114,6 +114,21 @@ class EpochPlan:
             return _ceil_div(self._valid_from(epoch, 0, stream), self.batch_size)
         return self.consumed(epoch)
 
+    def total(self, epochs: int, stream: int = 0) -> int:
+        """Number of batches that the first epochs deliver together; see `delivered`."""
+        if self.policy is LastBatchPolicy.FILL:
+            return self.first_batch(epochs)
+        drifts = self.stick and self.num_samples % self.num_shards > 0
+        drifts = drifts and not self.padded and self.policy is LastBatchPolicy.PARTIAL
+        # After so many epochs all shards were read, into whole batches.
+        period = epochs + 1 if drifts else self.num_shards * self.batch_size
+        rounds, rest = divmod(epochs, period)
+
+        def of_first(count: int) -> int:
+            return sum(self.delivered(epoch, stream) for epoch in range(count))
+
+        return (rounds * of_first(period) if rounds else 0) + of_first(rest)
+
     def size(self, epoch: int) -> int:
         """Number of samples of an epoch in each shard, as DALI's iterators count them."""
         if self.policy is LastBatchPolicy.DROP:

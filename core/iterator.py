@@ -211,8 +211,8 @@ class BatchIterator(Resumable):
         """Number of batches of the epoch that are behind the consumer, failed ones included."""
         return self._position.step
 
-    def epoch_lengths(self, num_epochs: int) -> list[int]:
-        """Number of batches of each of the first epochs.
+    def total(self, num_epochs: int) -> int:
+        """Number of batches of the first epochs together.
 
         Raises:
             TypeError: If only the source knows where its epoch ends.
@@ -220,9 +220,7 @@ class BatchIterator(Resumable):
         with self.opened():
             total = len(self)
             plan, stream = self._feed.plan, self._feed.streams[0]
-            if plan is None:
-                return [total] * num_epochs
-            return [plan.delivered(epoch, stream) for epoch in range(num_epochs)]
+            return num_epochs * total if plan is None else plan.total(num_epochs, stream)
 
     @property
     def batch_size(self) -> int:

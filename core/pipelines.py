@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from nvidia.dali import Pipeline, backend, pipeline_def
 
 from .fingerprint import StateError, serialized_operators
+from .kept_state import noted
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
 DEFAULT_NUM_THREADS = 4
@@ -18,6 +20,10 @@ DEFAULT_NUM_THREADS = 4
 DEFAULT_SEED = 0
 
 _UNUSED = re.compile(r"external source node .* is not used")
+_SOURCE_CURE = (
+    "Give fn.external_source a callable with one argument (sample info, batch info or the batch's "
+    "index), use a reader, or keep the position yourself"
+)
 _NO_SOURCE_STATE = "Checkpointing enabled in a pipeline with external source"
 _PIPELINE_ARGS = frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"}
 _DEF_ARGS = _PIPELINE_ARGS | {"enable_conditionals", "debug"}
@@ -53,11 +59,7 @@ class PipelineSource(Protocol):
 def check_resumable(source: PipelineSource) -> None:
     """Raises StateError where a source has no state to resume from, with the way out."""
     if source.unresumable:
-        raise StateError(
-            f"the pipelines have no state to resume from: {source.unresumable}. Give "
-            "fn.external_source a callable with one argument (sample info, batch info or "
-            "the batch's index), use a reader, or keep the position yourself"
-        )
+        raise StateError(f"the pipelines have no state to resume from: {source.unresumable}")
 
 
 def _build(pipeline: Pipeline) -> None:
@@ -110,6 +112,9 @@ class FunctionSource:
                 del self._kwargs[name]
         self._each = [dict(one) for one in each]
         check_arguments(pipeline_fn, {*self._kwargs, *self._each[0]})
+        for name in _DEF_ARGS & set(self._kwargs):  # NumPy's numbers are none of JSON's
+            if isinstance(self._kwargs[name], np.integer):
+                self._kwargs[name] = int(self._kwargs[name])
         # Unless asked for by name, checkpointing falls back to none where DALI refuses it.
         asked = self._kwargs.pop("enable_checkpointing", None)
         self._may_fall_back = asked is None
@@ -136,10 +141,11 @@ class FunctionSource:
                 self.unresumable = f"DALI can't checkpoint this graph: {error}"
                 pipeline = self.define(one, None)
                 _build(pipeline)
+        self.unresumable = self.unresumable or noted(pipeline)
         for warning in caught:
             # Said where a state is asked for: such a pipeline iterates well without one.
             if str(warning.message).startswith(_NO_SOURCE_STATE):
-                self.unresumable = str(warning.message).split(". ")[0]
+                self.unresumable = f"{str(warning.message).split('. ')[0]}. {_SOURCE_CURE}"
             elif not _UNUSED.search(str(warning.message)):  # a record's key that the graph leaves
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
@@ -212,6 +218,7 @@ class GivenSource:
             kept = [getattr(p, "_checkpoint", None) for p in given if p.is_restored_from_checkpoint]
             self.restored = [one for one in kept if one]
             self._keep_definitions(given)
+            self.unresumable = "; ".join({noted(p): 0 for p in given if noted(p)})
             if all(can_checkpoint(pipeline) for pipeline in given):
                 return given
             if not self.rebuildable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -31,6 +32,9 @@ class Resumable:
     _stopped: bool
     _unsure: bool
     _before: Position
+
+    def _take(self) -> Taken | None:
+        raise NotImplementedError
 
     def opened(self) -> threading.RLock:
         """The lock, of an iterator that is not closed."""
@@ -131,7 +135,8 @@ class Resumable:
         """Moves past so many batches of the current epoch, or to its end.
 
         Few of them are produced where the states of the pipelines' operators can be counted
-        on, all of them where not. A failed batch counts as one.
+        on, all of them where not, and with ``on_error="skip"``. A batch that would fail counts as
+        one with ``on_error="raise"``, since ``next()`` would raise for it.
 
         Returns:
             The number of batches that were skipped.
@@ -139,16 +144,24 @@ class Resumable:
         Raises:
             Exception: What the pipelines' own source raised, or its reader.
         """
+        count = operator.index(batches)
         with self.opened():
-            return self._surely(lambda: self._skip(batches))
+            return self._surely(lambda: self._skip(count))
 
     def _skip(self, batches: int) -> int:
         if batches < 1:
             return 0
-        peeked, self._peeked, self._stays = self._peeked, None, False
-        if peeked is not None:
-            self._feed.position = peeked.after
+        self._stays = False
+        done = 0
         try:
-            return bool(peeked) + self._skipper.skip(batches - bool(peeked))
+            # Where failed batches are left out, only producing them tells which they are.
+            while self._config.on_error == "skip" or self._peeked is not None:
+                taken = self._take() if done < batches else None
+                if taken is None:
+                    return done
+                self._peeked = None
+                self._feed.position = taken.after
+                done += 1
+            return done + self._skipper.skip(batches - done)
         finally:
             self._position = self._feed.position

@@ -37,7 +37,8 @@ class Skipper:
     def __init__(self, feed: Feed, reader: str | None):
         self._feed = feed
         self._reader = reader
-        self._seen: list[tuple[bytes, ...]] = []  # checkpoints of batches that follow one another
+        # Checkpoints of three batches that followed one another, once they were seen.
+        self._seen: list[tuple[bytes, ...]] = []
         self._even = True
 
     def skip(self, batches: int) -> int:
@@ -50,25 +51,24 @@ class Skipper:
             Exception: What the pipelines' own source raised, or its reader; the batches
                 before it are skipped.
         """
-        done = 0
+        done, seen = 0, list(self._seen)
         while done < batches and not self._feed.at_end():
-            jumped = self._jump(batches - done)
+            jumped = self._jump(batches - done, seen)
             if not jumped:
                 try:
                     self._feed.position = self._feed.take(_nothing).after
                 except SourceEnded:
                     break
             done += jumped or 1
-        self._forget()
         return done
 
-    def _forget(self) -> None:
-        """Forgets what was seen, where it is not all: the next batch does not follow on it."""
-        if len(self._seen) < 3:
-            self._seen = []
+    def _jump(self, most: int, seen: list[tuple[bytes, ...]]) -> int:
+        """Moves on without producing anything; returns by how many batches, or 0.
 
-    def _jump(self, most: int) -> int:
-        """Moves on without producing anything; returns by how many batches, or 0."""
+        Args:
+            most: The most batches to move on by.
+            seen: Checkpoints of batches that followed one another in this call, or before.
+        """
         feed, here = self._feed, self._feed.position
         source, mark = feed.source, here.mark or Mark()
         if feed.plan is None or source.unresumable or not source.rebuildable or not self._even:
@@ -76,14 +76,16 @@ class Skipper:
         unbroken = [feed.plan.unbroken(here.epoch, here.step, s) for s in feed.streams]
         count = min(most, *unbroken)
         if mark.lag or mark.checkpoints is None or count < 1:
-            self._forget()
+            if len(seen) < 3:
+                seen.clear()  # the next batch does not follow on it
             return 0
-        if len(self._seen) < 3:
-            self._seen.append(mark.checkpoints)
-        if len(self._seen) < 3 or count < _WORTHWHILE:
+        if len(seen) < 3:
+            seen.append(mark.checkpoints)
+            self._seen = seen if len(seen) == 3 else []
+        if len(seen) < 3 or count < _WORTHWHILE:
             return 0
         try:
-            own = zip(*self._seen, mark.checkpoints)
+            own = zip(*seen, mark.checkpoints)
             moved = [advanced(count, self._reader, *checkpoints) for checkpoints in own]
         except StateError:
             self._even = False

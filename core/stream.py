@@ -64,10 +64,10 @@ class BatchStream:
         Returns:
             The number of batches that were skipped.
         """
-        done = 0
+        count, done = operator.index(batches), 0
         with self.iterator.opened():
-            while done < batches:
-                moved = self.iterator.skip(batches - done)
+            while done < count:
+                moved = self.iterator.skip(count - done)
                 done += moved
                 if not moved and not self._go_on():
                     break
@@ -90,7 +90,7 @@ class BatchStream:
         """Starts the next epoch, where there is one."""
         if self.num_epochs is not None and self.iterator.epoch >= self.num_epochs - 1:
             return False
-        if self.num_epochs is None and len(self.iterator) == 0:
+        if self.num_epochs is None and self.iterator.plan is not None and len(self.iterator) == 0:
             raise ValueError(
                 f"no epoch has a batch: batch_size {self.iterator.batch_size} is more than the "
                 f"{self.iterator.size} samples of an epoch, and the rest is dropped. Use a "
@@ -110,7 +110,7 @@ class BatchStream:
         """
         if self.num_epochs is None:
             raise TypeError("the stream has no end: it has no length. Pass num_epochs")
-        return sum(self.iterator.epoch_lengths(self.num_epochs))
+        return self.iterator.total(self.num_epochs)
 
     @property
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:

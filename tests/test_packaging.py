@@ -15,8 +15,8 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Modules that cannot be imported without an optional package, and which.
-ELSEWHERE = {"dalijax.adapters.pax"}  # in tests/pax, which needs another Python
+# Imported in tests/pax, which needs another Python.
+ELSEWHERE = {"dalijax.adapters.pax"}
 
 
 def run(*arguments, cwd, **env):

@@ -217,3 +217,68 @@ def test_unbroken_equals_the_simulation():
 def test_wire_message_is_what_wire_fields_read():
     fields = [(1, b"text"), (2, 0), (3, 127), (3, 128), (15, 1 << 40), (16, b""), (200, b"x" * 300)]
     assert list(wire_fields(wire_message(fields))) == fields
+
+
+def test_a_skip_that_fails_and_is_tried_again(runs):
+    for fails in ([0], [1], [2], [0, 0], [1, 2], [3]):
+        left = list(fails)
+
+        def source(info):
+            if left and info.iteration == left[0]:
+                left.pop(0)
+                raise OSError("for now")
+            return np.full((2, 1), info.iteration, np.int32)
+
+        def pipe():
+            return (
+                fn.external_source(source, batch_info=True, dtype=types.INT32),
+                fn.random.uniform(),
+            )
+
+        made = data_iterator(pipe, ["x", "u"], size=80, prepare_first_batch=False)
+        call = {"batch_size": 2, "num_threads": 1, "prefetch_queue_depth": 1}
+        iterator, done = made(**call), 0
+        while done < 30:
+            try:
+                done += iterator.skip(30 - done)
+            except OSError:
+                done = iterator.step
+        got = frozen(next(iterator))
+        assert not left or fails == [3]  # batch 3 is not produced
+        left.clear()
+        assert got == [frozen(b) for b in made(**call)][30], fails
+
+
+def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no picture")
+    files = [*jpegs[:3], str(broken), *jpegs[4:]] * 3
+
+    def pipe():
+        image, label = fn.readers.file(files=files, labels=list(range(36)), name="reader")
+        return fn.decoders.image(image)[0, 0, 0], label
+
+    made = data_iterator(pipe, ["p", "x"], reader_name="reader", on_error="skip")
+    for count in (1, 3, 10, 20, 50):
+        one, other = (made(batch_size=1, num_threads=1) for _ in range(2))
+        assert one.skip(count) == sum(1 for _ in itertools.islice(other, count))
+        assert one.get_state() == other.get_state() and one.errors == other.errors
+
+
+def test_skip_takes_whole_numbers(jpegs):
+    iterator = stream_of(jpegs * 5).iterator
+    assert iterator.skip(np.int64(9)) == 9 and iterator.skip(-1) == 0
+    for wrong in (2.5, "3"):
+        with pytest.raises(TypeError, match="integer"):
+            iterator.skip(wrong)
+
+
+def test_total_is_the_sum_of_all_epochs():
+    for n, shards, batch in itertools.product((1, 3, 7, 11), (1, 2, 3), (1, 2, 4)):
+        options = itertools.product(LastBatchPolicy, *[(False, True)] * 3)
+        for policy, padded, stick, alone in options if n >= shards else ():
+            plan = EpochPlan(n, shards, batch, policy, padded, stick, alone)
+            for stream in range(shards):
+                lengths = [plan.delivered(epoch, stream) for epoch in range(60)]
+                for epochs in (0, 1, 2, 5, 12, 37, 60):
+                    assert plan.total(epochs, stream) == sum(lengths[:epochs]), (plan, epochs)

@@ -91,6 +91,10 @@ def test_what_does_not_fit_is_refused(jpegs_many):
     with pytest.raises(ValueError, match="add shard_id=0 and num_shards=1"):
         get_dataset_fn(plain, files=jpegs_many)(DatasetConfig(), 0, 2, None)
     made(DatasetConfig(), 0, 1, None, continue_from_last_checkpoint=True)
+    leaves_out = eval_get_dataset_fn(NUMBERS, files=jpegs_many, on_error="skip")
+    with pytest.raises(ValueError, match="which wait for it"):
+        leaves_out(DatasetConfig(), 0, 2, None)
+    leaves_out(DatasetConfig(), 0, 1, None)
 
 
 def test_save_and_restore_of_a_name_write_one_file_for_each_shard(jpegs_many, tmp_path):

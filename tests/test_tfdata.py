@@ -1,5 +1,6 @@
 """A DALIDataset does what tf.data does, with real tf.data.Datasets as the oracle."""
 
+import copy
 import gc
 import itertools
 import json
@@ -8,13 +9,15 @@ import random
 import subprocess
 import sys
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from nvidia.dali import Pipeline, fn
+from nvidia.dali import Pipeline, fn, types
+from PIL import Image
 
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters.tfdata import DALIDataset
@@ -280,8 +283,12 @@ def test_graph_building_calls_say_where_they_belong(jpegs_many):
 
 def test_what_is_refused(jpegs_many):
     mesh = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec("d"))
-    with pytest.raises(ValueError, match="leave sharding and devices out"):
+    with pytest.raises(ValueError, match="leave sharding, devices and pmap_compatible out"):
         dataset(jpegs_many, sharding=mesh)
+    with pytest.raises(ValueError, match="leave sharding, devices and pmap_compatible out"):
+        dataset(jpegs_many, pmap_compatible=True)
+    ended = iter(dataset(jpegs_many, auto_reset=True))
+    assert len(list(ended)) == 3 and not list(ended)  # as tf.data's, whatever is said of resets
     with pytest.raises(TypeError, match="decorate it with dalijax.data_iterator"):
         DALIDataset(graph, files=jpegs_many)
     with pytest.raises(TypeError, match=r"no argument \['batchsize'\]"):
@@ -534,3 +541,201 @@ except ImportError:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
     )
     assert out.stdout == "ended\nneeds TensorFlow\n"
+
+
+# What a hostile reader found
+
+
+def source_that_fails(fails, once=True):
+    """A graph whose Python source raises at some iterations, once or always."""
+    left = set(fails)
+
+    def source(info):
+        if info.iteration in left:
+            if once:
+                left.discard(info.iteration)
+            raise OSError("for now")
+        return np.full((2, 1), info.iteration, np.int32)
+
+    return lambda: (
+        fn.external_source(source, batch_info=True, dtype=types.INT32),
+        fn.random.uniform(),
+    )
+
+
+def test_a_call_that_fails_within_a_skip_loses_nothing():
+    for fails in ({1}, {0}, {2}, {5}, {9}, {10}):
+        made = data_iterator(source_that_fails(fails), ["x", "u"], size=80)
+        call = {"batch_size": 2, "num_threads": 1, "prefetch_queue_depth": 1}
+        whole = data_iterator(source_that_fails(()), ["x", "u"], size=80)(**call)
+        expected = [b["u"].tolist() for b in whole]
+        iterator = iter(DALIDataset(made, **call).skip(10).take(20))
+        got = []
+        while len(got) < 20:
+            state = iterator.get_state()
+            try:
+                got.append(next(iterator))
+            except OSError:
+                other = iter(DALIDataset(made, **call).skip(10).take(20))
+                other.set_state(iterator.get_state())
+                iterator = other
+            assert json.dumps(state)
+        assert [told(b)[0] for b in got] == list(range(10, 30)), fails
+        assert [b["u"].tolist() for b in got] == expected[10:30]
+
+
+@pytest.fixture
+def pictures_one_broken(jpegs, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no picture")
+    return [*jpegs[:3], str(broken), *jpegs[4:6]]
+
+
+def walked(iterator, count):
+    got = []
+    while len(got) < count:
+        try:
+            got.append(told(next(iterator)))
+        except StopIteration:
+            return got
+        except RuntimeError:
+            got.append("failed")
+    return got
+
+
+def test_failed_batches_in_chains(pictures_one_broken):
+    def decoded():
+        image, label = fn.readers.file(
+            files=pictures_one_broken, labels=list(range(6)), name="reader", pad_last_batch=True
+        )
+        return label, fn.decoders.image(image)[0, 0, 0]
+
+    def made(on_error):
+        own = data_iterator(decoded, ["x", "p"], reader_name="reader", on_error=on_error)
+        return DALIDataset(own, batch_size=1, num_threads=1)
+
+    bad = "failed"
+    raising, skipping = made("raise"), made("skip")
+    assert walked(iter(raising.skip(1).repeat()), 8) == [[1], [2], bad, [4], [5], [1], [2], bad]
+    assert walked(iter(raising.enumerate()), 8)[2:5] == [(2, [2]), bad, (4, [4])]
+    assert walked(iter(skipping.skip(1).repeat()), 6) == [[1], [2], [4], [5], [1], [2]]
+    assert walked(iter(skipping.skip(4)), 8) == [[5]]
+    for ds, round_ in (
+        (raising, [[0], [1], [2], bad, [4], [5]]),
+        (skipping, [[0], [1], [2], [4], [5]]),
+    ):
+        assert walked(iter(ds.take(-1).repeat(2)), 20) == round_ * 2
+    assert [told(b) for b in skipping.to_tf_dataset()] == [[0], [1], [2], [4], [5]]
+
+
+def test_states_say_nothing_of_how_far_the_data_goes(jpegs_many):
+    ds = dataset(jpegs_many)
+    short = iter(ds.repeat(2).enumerate())
+    next(short)
+    longer = iter(ds.repeat(3).enumerate())
+    longer.set_state(short.get_state())
+    assert len(list(longer)) == 8
+
+
+def test_endless_over_a_source_that_alone_knows_its_end():
+    ds = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    got = [told(e) for e in itertools.islice(ds.repeat(), 7)]
+    assert got == [[0, 1], [2, 3], [4, 5]] * 2 + [[0, 1]]
+    assert ds.element_spec["x"].shape == (None, 1)
+
+
+def test_many_epochs_are_counted_at_once(jpegs_many):
+    for policy in ("FILL", "DROP", "PARTIAL"):
+        ds = dataset(jpegs_many, policy)
+        one = len(ds)
+        assert len(ds.repeat(10**9)) == one * 10**9
+        assert len(list(ds.repeat(10**9).take(3))) == 3
+
+
+def test_what_tf_data_does_with_numbers(jpegs_many):
+    ds = dataset(jpegs_many)
+    assert len(ds.take(np.int64(2))) == 2
+    for call in (ds.take, ds.skip, ds.repeat, ds.enumerate):
+        for wrong in (3.7, "3"):
+            with pytest.raises(TypeError, match="integer"):
+                call(wrong)
+
+
+def test_scalars_of_leaves_are_leaves(jpegs_many):
+    batch = next(iter(dataset(jpegs_many)))
+    assert [u.numpy() for u in batch["u"]] == batch["u"].tolist()
+    assert isinstance(batch["u"][0].numpy(), np.float32) and int(batch["x"][1, 0]) == 1
+    assert isinstance(batch["u"][1:].numpy(), np.ndarray) and hash(batch["u"][0].numpy())
+    ((number, _),) = dataset(jpegs_many).enumerate().take(1).as_numpy_iterator()
+    assert type(number) is np.int64 and {number: 1}
+    assert batch["u"].sum().numpy() == np.float32(sum(batch["u"].numpy()))
+
+
+def test_datasets_are_copied_and_pickled(jpegs_many):
+    ds = DALIDataset(numbers, files=jpegs_many, batch_size=BATCH, num_threads=1).repeat(2).take(4)
+    assert len(ds) == 4 and ds.element_spec
+    for other in (copy.deepcopy(ds), cloudpickle.loads(cloudpickle.dumps(ds))):
+        assert [told(e) for e in other] == [told(e) for e in ds]
+
+
+numbers = data_iterator(
+    graph, ["x", "u"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL
+)
+
+
+def doubled(array):
+    return array * 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda label: fn.python_function(label, function=doubled),
+        lambda label: fn.cast(label, dtype=types.FLOAT64),
+    ],
+)
+def test_to_tf_dataset_of_what_the_plugin_has_not(jpegs_many, way, make):
+    def pipe():
+        return make(fn.readers.file(files=jpegs_many[:8], name="reader")[1])
+
+    ds = DALIDataset(data_iterator(pipe, ["x"], reader_name="reader"), batch_size=4, num_threads=1)
+    theirs = ds.to_tf_dataset()
+    assert [told(e) for e in theirs] == [told(e) for e in ds] and len(theirs) == len(ds) == 2
+
+
+def test_to_tf_dataset_of_other_shapes_in_each_batch(tmp_path, way):
+    files = []
+    for number in range(8):
+        files.append(str(tmp_path / f"{number}.jpg"))
+        Image.fromarray(np.zeros((8 + 4 * number, 12, 3), np.uint8)).save(files[-1])
+
+    def pipe():
+        image, label = fn.readers.file(files=files, labels=list(range(8)), name="reader")
+        return fn.pad(fn.decoders.image(image)), label
+
+    ds = DALIDataset(
+        data_iterator(pipe, ["image", "x"], reader_name="reader"), batch_size=4, num_threads=1
+    )
+    spec = ds.element_spec | {"image": tf.TensorSpec((4, None, None, 3), tf.uint8)}
+    shapes = [tuple(e["image"].shape) for e in ds.to_tf_dataset(spec)]
+    assert shapes == [(4, 20, 12, 3), (4, 36, 12, 3)]
+
+
+def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
+    ds = dataset(jpegs_many).repeat(6).skip(9)
+    expected = [told(e) for e in ds]
+    iterator = iter(ds)
+    stream = iterator._stream.stream
+    skip, calls = type(stream.iterator).skip, []
+
+    def interrupted(own, batches):
+        calls.append(batches)
+        moved = skip(own, batches)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(type(stream.iterator), "skip", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert [told(e) for e in iterator] == expected

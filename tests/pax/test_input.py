@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import json
 import logging
 import pickle
@@ -10,7 +11,7 @@ import fiddle
 import jax
 import numpy as np
 import pytest
-from nvidia.dali import Pipeline, fn
+from nvidia.dali import Pipeline, fn, types
 from praxis import base_hyperparams, base_input, pax_fiddle, py_utils
 
 import dalijax.adapters.pax as adapter
@@ -85,7 +86,7 @@ def built(monkeypatch):
         return build(own)
 
     monkeypatch.setattr(Pipeline, "build", counted)
-    adapter._opened.clear()
+    adapter._handed_over.clear()
     return seen
 
 
@@ -219,19 +220,34 @@ def test_specs_build_no_pipeline_twice(jpegs_many, built):
         pax_fiddle.Config(DALIInputSpecsProvider, input_p=train.clone())
     )
     specs = provider.get_input_specs()
+    data = base_hyperparams.instantiate(train)  # as Pax does; then it drops the provider
+    del provider
+    gc.collect()
     expected = {"x": ((4, 1), np.int32), "u": ((4,), np.float32)}
     expected["eval_sample_weights"] = ((4,), np.float32)
     assert {k: (s.shape, s.dtype) for k, s in specs.items()} == expected and len(built) == 1
-    data = base_hyperparams.instantiate(train)
     assert samples([data.get_next()]) == WHOLE[:1] and len(built) == 1
     # Only once, and only for the same data.
     assert samples([made(jpegs_many, is_training=True).get_next()]) == WHOLE[:1]
     assert len(built) == 2
-    for other in ({"arguments": {"shuffle": True}}, {"is_training": False}, {"batch_size": 2}):
-        base_hyperparams.instantiate(pax_fiddle.Config(DALIInputSpecsProvider, input_p=train))
+    for other in (
+        {"arguments": {"shuffle": True}},
+        {"batch_size": 2},
+        {"arguments": {"count": 10}},
+    ):
+        provider = base_hyperparams.instantiate(
+            pax_fiddle.Config(DALIInputSpecsProvider, input_p=train)
+        )
         before = len(built)
-        made(jpegs_many, **{"is_training": True, **other}).get_next()
-        assert len(built) == before + (other != {"is_training": False})
+        made(jpegs_many, is_training=True, **other).get_next()
+        assert len(built) == before + 1
+    made(jpegs_many, is_training=True).get_next()  # the provider's still
+    assert len(built) == before + 1
+    # With the provider go the pipelines that no input asked for.
+    del provider
+    base_hyperparams.instantiate(pax_fiddle.Config(DALIInputSpecsProvider, input_p=train))
+    gc.collect()
+    assert adapter._handed_over[0]() is None
 
 
 def test_specs_of_a_device_and_given_ones(jpegs_many, built):
@@ -239,7 +255,7 @@ def test_specs_of_a_device_and_given_ones(jpegs_many, built):
     a_device = pax_fiddle.Config(DALIInputSpecsProvider, input_p=train, per_device=True)
     specs = base_hyperparams.instantiate(a_device).get_input_specs()
     assert specs.x.shape == (16 // jax.local_device_count(), 1)
-    with pytest.raises(ValueError, match="batch_size=4 of this host is not divisible by its 8"):
+    with pytest.raises(ValueError, match="batch_size=4 and .* by its 8 devices"):
         base_hyperparams.instantiate(
             pax_fiddle.Config(DALIInputSpecsProvider, input_p=config(jpegs_many), per_device=True)
         )
@@ -274,6 +290,87 @@ def test_a_source_without_a_state_is_refused_only_where_states_are_kept():
     assert data.peek_padded() is not None  # as Pax looks at it where it keeps no states
 
 
+def test_evaluations_of_all_batches(jpegs_many):
+    for loops in (-1, None, 0):
+        assert samples(epoch(evaluation(jpegs_many, eval_loop_num_batches=loops))) == WHOLE
+        with pytest.raises(ValueError, match="reset_for_eval=True"):
+            made(jpegs_many, eval_loop_num_batches=loops)
+    ended = evaluation(jpegs_many, arguments={"auto_reset": True})
+    assert len(epoch(ended)) == 3 and not epoch(ended)
+
+
+def test_a_source_that_alone_knows_its_end():
+    def source(info):
+        if info.iteration >= 3:
+            raise StopIteration
+        return np.full((2, 1), info.iteration, np.int32)
+
+    def pipe():
+        return fn.external_source(source, batch_info=True)
+
+    own = {"iterator_fn": data_iterator(pipe, ["x"]), "batch_size": 2}
+    for fields, expected in (
+        ({"is_training": True}, [0, 1, 2] * 3),
+        ({"reset_for_eval": True, "eval_loop_num_batches": 5}, [0, 1, 2]),
+    ):
+        data = base_hyperparams.instantiate(pax_fiddle.Config(DALIInput, **own, **fields))
+        got = []
+        while len(got) < 9:
+            try:
+                got.append(int(data.get_next().x[0, 0]))
+            except StopIteration:
+                break
+        assert got == expected
+
+
+def test_seeds(jpegs_many):
+    def seeded(files, seed=7):
+        label = fn.readers.file(files=files, name="reader")[1]
+        return label, fn.random.uniform(seed=seed)
+
+    own = data_iterator(seeded, ["x", "u"], reader_name="reader")
+    theirs = next(own(files=jpegs_many, batch_size=BATCH, num_threads=1))
+    mine = made(jpegs_many, iterator_fn=own).get_next()
+    np.testing.assert_array_equal(theirs["u"], mine.u)
+    by_numpy = made(jpegs_many, is_training=True, input_random_seed=np.int64(3))
+    by_numpy.get_next()
+    assert json.loads(by_numpy.get_state())["fingerprint"]["seed"] == 3
+
+
+def test_a_peek_or_a_state_that_fails_breaks_nothing(jpegs, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no picture")
+
+    def pipe():
+        files = [*jpegs[:4], str(broken), *jpegs[5:]]
+        image, label = fn.readers.file(files=files, labels=list(range(12)), name="reader")
+        return label, fn.decoders.image(image)[0, 0]
+
+    own = {"iterator_fn": data_iterator(pipe, ["x", "p"], reader_name="reader"), "batch_size": 4}
+    data = base_hyperparams.instantiate(pax_fiddle.Config(DALIInput, is_training=True, **own))
+    assert data.get_next_padded().x.ravel().tolist() == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match="counts as delivered"):
+        data.peek_padded()
+    assert data.peek_padded().x.ravel().tolist() == [8, 9, 10, 11]
+    with pytest.raises(ValueError, match="no state of dalijax"):
+        data.set_state(b"garbage")
+    assert data.get_next_padded().x.ravel().tolist() == [8, 9, 10, 11]
+
+
+def wide():
+    label = fn.readers.file(files=[__file__] * 4, name="reader")[1]
+    return fn.cast(label, dtype=types.INT64), fn.random.uniform()
+
+
+def test_what_jax_would_narrow_is_refused():
+    own = {"iterator_fn": data_iterator(wide, ["x", "u"], reader_name="reader"), "batch_size": 2}
+    for kind in ("numpy", "jax"):
+        with pytest.raises(TypeError, match="int64"):
+            base_hyperparams.instantiate(
+                pax_fiddle.Config(DALIInput, element=kind, **own)
+            ).get_next()
+
+
 @pytest.mark.parametrize(
     "fields,words",
     [
@@ -287,6 +384,18 @@ def test_a_source_without_a_state_is_refused_only_where_states_are_kept():
         ({"arguments": {"devices": jax.devices()[:1]}}, "by its mesh"),
         ({"weights": "x"}, "name of an output"),
         ({"arguments": {"flies": 1}}, r"no argument \['flies'\]"),
+        ({"arguments": {"pmap_compatible": True}}, "by its mesh"),
+        ({"element": "jax", "arguments": {"as_numpy": True}}, "leave as_numpy out"),
+        ({"weights": "items"}, "'items' can't be a name in a NestedMap"),
+        ({"batch_size": 0.5}, "integer"),
+        (
+            {
+                "reset_for_eval": True,
+                "num_infeed_hosts": 2,
+                "arguments": {"on_error": "skip"},
+            },
+            "which wait for it",
+        ),
     ],
     ids=str,
 )
