@@ -59,7 +59,7 @@ clean:  ## Remove what builds and runs leave behind, but not the virtual environ
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: EXTRAS := examples
-$(VENV)/.installed-test: EXTRAS := test,examples,grain,clu,tf
+$(VENV)/.installed-test: EXTRAS := test,examples,grain,clu,tf,numba
 $(VENV)/.installed-pax: EXTRAS := pax
 # The extras `test`, `examples` and `clu` want a newer JAX.
 $(VENV)/.installed-pax: AFTER = $(PYTHON) -m pip install -qq pytest hypothesis cloudpickle clu pillow matplotlib tqdm

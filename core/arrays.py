@@ -54,12 +54,12 @@ def check_uniform(tensors: TensorList, name: str) -> None:
         )
 
 
-def check_width(dtype: Any, name: str) -> None:
-    """Raises TypeError where JAX would narrow an output's dtype silently."""
+def check_width(dtype: Any, name: str, what: str = "output") -> None:
+    """Raises TypeError where JAX would narrow the dtype of an output, or so, silently."""
     narrow = _NARROWED.get(str(dtype))
     if narrow is not None and not jax.config.jax_enable_x64:
         raise TypeError(
-            f"output {name!r} is {dtype}, which JAX would narrow to {narrow}. Cast it in the "
+            f"{what} {name!r} is {dtype}, which JAX would narrow to {narrow}. Cast it in the "
             f"pipeline, e.g. fn.cast(..., dtype=types.{narrow.upper().replace('FLOAT32', 'FLOAT')})"
             ", or keep it by jax.config.update('jax_enable_x64', True)"
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from nvidia.dali import Pipeline
 
+from .callbacks import advised
 from .config import IteratorConfig
 from .epochs import EpochPlan
 from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
@@ -338,9 +339,7 @@ class Feed:
         self, error: RuntimeError, what: str, kind: type[RuntimeError] = RuntimeError
     ) -> RuntimeError:
         """DALI's error with the batch that it is about and what becomes of it."""
-        # DALI ends with "Current pipeline object is no longer valid", which isn't so here.
-        text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
-        here = self.position
+        here, text = self.position, advised(error)
         told = kind(f"batch {here.step} of epoch {here.epoch} {what}. DALI says: {text}")
         told.__cause__ = error
         return told

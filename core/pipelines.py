@@ -13,6 +13,7 @@ from nvidia.dali import Pipeline, backend, pipeline_def
 
 from .fingerprint import StateError, serialized_operators
 from .kept_state import noted
+from .together import Build
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
 DEFAULT_NUM_THREADS = 4
@@ -125,7 +126,11 @@ class FunctionSource:
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """New pipelines; see `PipelineSource.build`."""
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self._each)
-        return [self._build_one(one, c) for one, c in zip(self._each, chosen, strict=True)]
+        together, built = Build(len(self._each)), []
+        for index, (one, checkpoint) in enumerate(zip(self._each, chosen, strict=True)):
+            with together.pipeline(index):
+                built.append(self._build_one(one, checkpoint))
+        return built
 
     def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
         with warnings.catch_warnings(record=True) as caught:

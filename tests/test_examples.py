@@ -61,3 +61,21 @@ def test_clu_train_goes_on_where_it_was_and_reports_its_input(tmp_path):
             steps |= {event.step for value in event.summary.value if "input/epoch" in value.tag}
     assert steps == {3, 6, 9, 12, 15, 18}
     assert Image.open(tmp_path / "stopped" / "losses.png").convert("L").getextrema()[0] < 100
+
+
+def test_functions_draw_a_picture_each_and_resume(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, EXAMPLES / "functions.py", "--cache", tmp_path / "cache"),
+            *("--count", "60", "--out", tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "takes up the state gives the same batch: True" in done.stdout
+    for name in ("mixup", "cutmix", "swirl", "solarized"):
+        low, high = Image.open(tmp_path / f"{name}.png").convert("L").getextrema()
+        assert high - low > 50, name

@@ -1,0 +1,216 @@
+"""What the Python functions of a graph have in common: arguments, keys, and checks of results."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from nvidia.dali import Pipeline, fn, types
+from nvidia.dali.data_node import DataNode
+
+# Imported by `nvidia.dali` itself; its stubs do not have it.
+plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
+_log = logging.getLogger("dalijax")
+# What DALI has types for; bfloat16, float8 and complex numbers are none of them.
+KINDS = frozenset("?bBhHiIlLqQefd")
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's name, for messages."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def wants(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a keyword-only parameter of a name."""
+    try:
+        parameter = inspect.signature(function).parameters.get(name)
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
+
+
+def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
+    """Where an operator runs: as said, else where its inputs are; the CPU without inputs.
+
+    Raises:
+        ValueError: If the inputs are elsewhere.
+    """
+    found = sorted({node.device for node in inputs if isinstance(node, DataNode)})
+    if device not in (None, "cpu", "gpu"):
+        raise ValueError(f"device must be 'cpu', 'gpu' or None, not {device!r}")
+    if len(found) > 1 or (device == "cpu" and found == ["gpu"]):
+        raise ValueError(
+            f"the inputs are on {found}, and the function on {device or 'one of them'}: all must "
+            "be on one device. Use .gpu() for those on the CPU"
+        )
+    return device or (found[0] if found else "cpu")
+
+
+def step_node(pipeline: Pipeline) -> DataNode:
+    """The number of the batch, int64 of shape [2] for each sample: a source's epoch, and step."""
+    rows = pipeline.max_batch_size
+
+    def step(info: types.BatchInfo) -> np.ndarray:
+        return np.full((rows, 2), (info.epoch_idx, info.iteration), np.int64)
+
+    node: DataNode = fn.external_source(step, batch_info=True, dtype=types.INT64, ndim=1)
+    return node
+
+
+def key_words() -> DataNode:
+    """Random bytes, uint8 of shape [8] for each sample, on the CPU.
+
+    They are DALI's own random numbers: of the pipeline's seed and the number of the batch, and
+    part of its checkpoints.
+    """
+    words: DataNode = fn.random.uniform(
+        values=[float(k) for k in range(1 << 8)], shape=[8], dtype=types.UINT8
+    )
+    return words
+
+
+def key_of(words: np.ndarray) -> np.ndarray:
+    """The key of a batch, uint32 of shape [2], of the words of its first sample."""
+    return np.frombuffer(np.ascontiguousarray(words[0], np.uint8).tobytes(), np.uint32)
+
+
+def jax_key(words: np.ndarray) -> jax.Array:
+    """A jax.random.key of uint32 of shape [2]."""
+    data: Any = words
+    return jax.random.wrap_key_data(data)
+
+
+class _Exported:
+    """A DLPack capsule with the two methods that ``from_dlpack`` calls."""
+
+    def __init__(self, capsule: Any):
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # kDLCPU
+
+
+def owning_view(tensor: Any) -> np.ndarray:
+    """DALI's CPU batch as an array that keeps its memory alive, read-only and without a copy."""
+    view: np.ndarray = np.from_dlpack(_Exported(tensor.__dlpack__(None)))
+    return view
+
+
+def host_view(capsule: Any) -> np.ndarray:
+    """A sample on the CPU as an array that is valid until the function returns."""
+    view: np.ndarray = plugin.DLTensorToArray(capsule)
+    return view
+
+
+def log_failure(name: str) -> None:
+    """Logs what a function without outputs raised, since DALI drops that."""
+    _log.exception("%s(), which has no outputs, failed; the batch is delivered", name)
+
+
+def results(name: str, made: Any, count: int) -> tuple[Any, ...]:
+    """What a function returned, as a tuple of its outputs.
+
+    Raises:
+        ValueError: If it returned another number of them.
+    """
+    if made is None:
+        given: tuple[Any, ...] = ()
+    else:
+        given = tuple(made) if isinstance(made, (tuple, list)) else (made,)
+    if len(given) != count:
+        raise ValueError(
+            f"{name}() returned {len(given)} outputs, and num_outputs is {count}: return "
+            f"{'nothing' if count == 0 else 'one array' if count == 1 else f'a tuple of {count}'}, "
+            f"or pass num_outputs={len(given)}"
+        )
+    return given
+
+
+def check_kind(name: str, number: int, array: Any) -> str:
+    """Checks that an output is an array of a dtype that DALI has; returns how to call it.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    told = f"output {number} of {name}()"
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise TypeError(f"{told} is a {type(array).__name__}, not an array")
+    dtype = np.dtype(array.dtype)
+    if dtype.char not in KINDS:
+        raise TypeError(
+            f"{told} is {dtype.name}, for which DALI has no type: return float16 or float32, say "
+            "by .astype(jnp.float32), and cast behind the iterator"
+        )
+    return told
+
+
+def check_output(name: str, number: int, array: Any, batch: int | None, layout: str | None) -> None:
+    """Checks one output of a function.
+
+    Raises:
+        TypeError: As `check_kind`.
+        ValueError: If it has another number of samples, or dimensions than its layout.
+    """
+    told = check_kind(name, number, array)
+    shape = tuple(array.shape)
+    if not shape or (batch is not None and shape[0] != batch):
+        raise ValueError(
+            f"{told} has shape {shape}, and the batch has {batch or 'some'} samples: its first "
+            "dimension must be the batch"
+        )
+    if layout and len(layout) != len(shape) - 1:
+        raise ValueError(
+            f"{told} has {len(shape) - 1} dimensions without the batch, and its layout "
+            f"{layout!r} has {len(layout)}: pass other output_layouts"
+        )
+
+
+def layout_of(layouts: str | Sequence[str] | None, number: int) -> str | None:
+    """The layout of an output: one for all, or a list, which may be shorter."""
+    if layouts is None or isinstance(layouts, str):
+        return layouts
+    return layouts[number] if number < len(layouts) else None
+
+
+def require_pipeline(what: str) -> Pipeline:
+    """The pipeline that is being defined.
+
+    Raises:
+        RuntimeError: If there is none.
+    """
+    pipeline = Pipeline.current()
+    if pipeline is None:
+        raise RuntimeError(
+            f"{what} belongs in a pipeline function: call what it returns there, on DALI's outputs"
+        )
+    return pipeline
+
+
+def arguments(
+    seed: int, bytes_per_sample_hint: int | Sequence[int] | None, name: str | None
+) -> dict[str, Any]:
+    """The arguments of any operator that were given."""
+    more: dict[str, Any] = {"seed": seed} if seed != -1 else {}
+    if bytes_per_sample_hint is not None:
+        more["bytes_per_sample_hint"] = bytes_per_sample_hint
+    return more if name is None else more | {"name": name}
+
+
+def advised(error: RuntimeError) -> str:
+    """What DALI says of a failed run, and what to do where that is known."""
+    # It ends with this, which isn't so here.
+    text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
+    if "JAX Python function inputs must be batches of uniform shape" in text:
+        text += (
+            "\nPass ragged='pad' or ragged='group' to dalijax.fn.jax_function, or give the samples "
+            "one shape before it, by fn.resize or fn.pad"
+        )
+    return text

@@ -1,0 +1,261 @@
+"""`dl_tensor_python_function`: Python functions of samples or batches, of any library's arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from nvidia.dali import fn
+from nvidia.dali.data_node import DataNode
+
+from . import callbacks
+from .callbacks import plugin
+from .kept_state import note
+
+_CUDA = 2  # kDLCUDA of dlpack.h
+
+
+class DLTensor:
+    """A tensor of DALI on a GPU, for ``from_dlpack`` of JAX, CuPy or PyTorch.
+
+    It can be taken once, and what is made of it is valid until the function returns.
+    """
+
+    def __init__(self, capsule: Any, device_id: int):
+        self._capsule = capsule
+        self._device_id = device_id
+
+    def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
+        """The capsule; DALI has waited for its stream, so that no other needs to."""
+        if self._capsule is None:
+            raise RuntimeError("this tensor of DALI was taken by from_dlpack already: keep that")
+        capsule, self._capsule = self._capsule, None
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """CUDA, and the number of the GPU."""
+        return _CUDA, self._device_id
+
+
+def dl_tensor_python_function(
+    *inputs: DataNode,
+    function: Callable[..., Any],
+    batch_processing: bool = False,
+    bytes_per_sample_hint: int | Sequence[int] | None = None,
+    num_outputs: int = 1,
+    output_layouts: str | Sequence[str] | None = None,
+    preserve: bool = False,
+    seed: int = -1,
+    synchronize_stream: bool = True,
+    device: str | None = None,
+    name: str | None = None,
+    stateful: bool | None = None,
+) -> Any:
+    """Runs a Python function on DALI's tensors, of which any library makes its arrays.
+
+    With the names of ``nvidia.dali.fn.dl_tensor_python_function``, whose operator runs it.
+    On the CPU the function gets NumPy arrays, views of DALI's memory, which jax.dlpack, NumPy and
+    PyTorch take by ``from_dlpack``, too. On a GPU it gets `DLTensor` objects for ``from_dlpack`` of
+    JAX, CuPy and PyTorch. It may return arrays of any of them, and raw capsules.
+
+    The function must not change its inputs, nor use them after it has returned. On a GPU DALI
+    waits for its own stream before the call, and makes it wait for the streams of what is returned
+    (``__dlpack__(stream=...)``), so that nothing else needs to wait. With
+    ``synchronize_stream=False`` DALI does not wait: work then belongs on DALI's stream, which is
+    ``nvidia.dali.python_function_plugin.current_dali_stream()``.
+
+    Args:
+        *inputs: Batches.
+        function: Takes one array for each input, and returns as many outputs as
+            ``num_outputs``: None, one array, or a tuple. With ``batch_processing`` each of them
+            is a list of the samples' arrays; a single array of shape [batch, ...] may be
+            returned for one. Keyword-only parameters are filled in: ``rng``, a
+            numpy.random.Generator, and ``key``, a jax.random.key, of the sample (of the batch with
+            ``batch_processing``), made of the pipeline's seed and the number of the sample; they
+            are resumed with the state.
+        batch_processing: Whether it is called once for a batch, not for each sample.
+        bytes_per_sample_hint: Bytes to allocate for each sample of the outputs beforehand.
+        num_outputs: Number of outputs.
+        output_layouts: Layouts of the outputs, one for all or a list; a shorter list is of
+            the first ones, and the others have none.
+        preserve, seed, name: As for any operator of DALI.
+        synchronize_stream: Whether DALI waits for its CUDA stream before the call.
+        device: "cpu" or "gpu"; left out, where the inputs are.
+        stateful: Whether it keeps state, so that iterators can't be resumed; None: what
+            can be seen of it.
+
+    Raises:
+        RuntimeError: Outside of a pipeline function.
+        ValueError: When it is run: for another number of outputs than num_outputs.
+        TypeError: When it is run: for what is no array, or of a dtype that DALI does not have.
+    """
+    callbacks.require_pipeline("fn.dl_tensor_python_function")
+    where = callbacks.device_of(inputs, device)
+    note(function, stateful)
+    nodes = list(inputs)
+    own = _Filled(function, batch_processing)
+    if own.keyed:
+        words = callbacks.key_words()
+        nodes.append(words.gpu() if where == "gpu" else words)
+    more = callbacks.arguments(seed, bytes_per_sample_hint, name)
+    more |= {} if synchronize_stream else {"synchronize_stream": False}
+    return _operator(
+        own, nodes, batch_processing, num_outputs, output_layouts, where, preserve, **more
+    )
+
+
+class _Filled:
+    """A function whose keyword-only parameters ``rng`` and ``key`` are filled in."""
+
+    def __init__(self, function: Callable[..., Any], batch: bool):
+        self.__name__ = callbacks.name_of(function)
+        self._function = function
+        self._batch = batch
+        self._wanted = [name for name in ("rng", "key") if callbacks.wants(function, name)]
+        self.keyed = bool(self._wanted)
+
+    def __call__(self, *arrays: Any) -> Any:
+        if not self.keyed:
+            return self._function(*arrays)
+        *given, words = arrays
+        word = np.asarray(_taken(words[0] if self._batch else words))
+        key = callbacks.key_of(word[None])
+        more: dict[str, Any] = {}
+        if "rng" in self._wanted:
+            more["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
+        if "key" in self._wanted:
+            more["key"] = callbacks.jax_key(key)
+        return self._function(*given, **more)
+
+
+def _taken(tensor: Any) -> Any:
+    return jax.dlpack.from_dlpack(tensor) if isinstance(tensor, DLTensor) else tensor
+
+
+def batch_operator(
+    function: Callable[..., Any],
+    nodes: Sequence[DataNode],
+    num_outputs: int,
+    layouts: str | Sequence[str] | None,
+    where: str,
+    preserve: bool,
+) -> Any:
+    """An operator that calls a function with lists of samples: NumPy views, or jax.Arrays."""
+    if where == "cpu":
+        return _operator(function, nodes, True, num_outputs, layouts, where, preserve)
+
+    @functools.wraps(function)
+    def of_arrays(*inputs: Sequence[Any]) -> Any:
+        return function(*([_taken(one) for one in own] for own in inputs))
+
+    return _operator(of_arrays, nodes, True, num_outputs, layouts, where, preserve)
+
+
+def _operator(
+    function: Callable[..., Any],
+    nodes: Sequence[DataNode],
+    batch: bool,
+    num_outputs: int,
+    layouts: str | Sequence[str] | None,
+    where: str,
+    preserve: bool,
+    **more: Any,
+) -> Any:
+    name = callbacks.name_of(function)
+    device_id = callbacks.require_pipeline(name).device_id
+    take: Callable[[Any], Any] = callbacks.host_view
+    give: Callable[[str, int, Any], Any] = _to_host
+    if where == "gpu":
+        take, give = functools.partial(DLTensor, device_id=device_id or 0), _to_gpu
+
+    def run(*capsules: Any) -> Any:
+        given = [[take(one) for one in own] if batch else take(own) for own in capsules]
+        try:
+            return converted(function(*given))
+        except Exception:
+            if not num_outputs:
+                callbacks.log_failure(name)
+            raise
+
+    def converted(made: Any) -> Any:
+        # A list is one output, of the samples of a batch; a tuple is several.
+        listed = (made,) if isinstance(made, list) else made
+        outputs = callbacks.results(name, listed, num_outputs)
+        if num_outputs == 0:
+            return None
+        if batch:  # DALI takes lists; an array of the whole batch gives its rows
+            capsules: tuple[Any, ...] = tuple(
+                [give(name, k, one) for one in own] for k, own in enumerate(outputs)
+            )
+        else:
+            capsules = tuple(give(name, k, own) for k, own in enumerate(outputs))
+        return capsules if num_outputs > 1 else capsules[0]
+
+    called: Callable[..., Any] = run
+    if where == "cpu" and not batch and num_outputs == 1:
+        called = _of_samples(function, converted)
+    if layouts is not None:
+        more["output_layouts"] = layouts if isinstance(layouts, str) else list(layouts)
+    return fn.dl_tensor_python_function(
+        *nodes,
+        function=called,
+        batch_processing=batch,
+        num_outputs=num_outputs,
+        device=where,
+        preserve=preserve,
+        **more,
+    )
+
+
+def _of_samples(function: Callable[..., Any], converted: Callable[..., Any]) -> Callable[..., Any]:
+    """The usual callback, NumPy's arrays in and out of the CPU, without what it need not ask.
+
+    Args:
+        function: The user's.
+        converted: What makes a capsule, or an error, of anything else that it returns.
+    """
+    take, give, kinds = plugin.DLTensorToArray, plugin.ArrayToDLTensor, callbacks.KINDS
+
+    def run_sample(*capsules: Any) -> Any:
+        made = function(*map(take, capsules))
+        if type(made) is np.ndarray and made.dtype.char in kinds:
+            return give(made)
+        return converted(made)
+
+    return run_sample
+
+
+def _is_capsule(value: Any) -> bool:
+    return type(value).__name__ == "PyCapsule"
+
+
+def _to_host(name: str, number: int, value: Any) -> Any:
+    """An output on the CPU as a capsule."""
+    if type(value) is np.ndarray and value.dtype.char in callbacks.KINDS:
+        return plugin.ArrayToDLTensor(value)  # of any strides
+    if _is_capsule(value):
+        return value
+    if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, jax.Array)):
+        value = np.from_dlpack(value)
+    callbacks.check_kind(name, number, value)
+    return plugin.ArrayToDLTensor(np.asarray(value))
+
+
+def _to_gpu(name: str, number: int, value: Any) -> Any:
+    """An output on a GPU as a capsule, on whose work DALI's stream waits."""
+    if _is_capsule(value):
+        return value
+    if isinstance(value, DLTensor):
+        return value.__dlpack__()
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        raise TypeError(
+            f"output {number} of {name}() is a {type(value).__name__}, and the function runs on "
+            "the GPU: return an array of JAX, CuPy or PyTorch that is there"
+        )
+    if isinstance(value, jax.Array):
+        callbacks.check_kind(name, number, value)
+    # DLPack: 1 stands for CUDA's default stream, and 0 for nothing.
+    return value.__dlpack__(stream=int(plugin.current_dali_stream()) or 1)

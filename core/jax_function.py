@@ -1,0 +1,337 @@
+"""`jax_function`: JAX functions of batches as operators of a graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from nvidia.dali.data_node import DataNode
+
+from . import callbacks, together
+from .arrays import check_width
+from .dlpack_function import batch_operator
+from .kept_state import note
+from .placement import GlobalLayout, rows_sharding
+from .ragged import by_groups, padded
+
+_RAGGED = (None, "pad", "group")
+
+
+def jax_function(
+    function: Callable[..., Any] | None = None,
+    num_outputs: int = 1,
+    output_layouts: str | Sequence[str] | None = None,
+    sharding: jax.sharding.Sharding | None = None,
+    device: str | None = None,
+    preserve: bool = True,
+    *,
+    ragged: str | None = None,
+    align: int = 1,
+    stateful: bool | None = None,
+) -> Callable[..., Any]:
+    """Makes a function of jax.Arrays one of DALI's batches, for use in a pipeline function.
+
+    With the names and the order of ``nvidia.dali.plugin.jax.fn.jax_function``, whose operator
+    runs it, and as a decorator with and without arguments::
+
+        @fn.jax_function
+        @jax.jit
+        @jax.vmap
+        def flip(image):
+            return image[:, ::-1, :]
+
+    Args:
+        function: Takes arrays of shape [batch, ...], one for each input, and returns as many
+            outputs as ``num_outputs``: jax or NumPy arrays of shape [batch, ...]. Its
+            arguments must not be used after it has returned. Where it has a keyword-only
+            parameter ``key``, that is a jax.random.key of the batch, made of the pipeline's
+            seed and the batch's number; it is resumed with the state.
+        num_outputs: Number of its outputs: 0 (it returns None), 1 (an array), or a tuple's.
+        output_layouts: Layouts of the outputs without the batch, "HWC" say: one for all, or one
+            for each of the first ones. Left out, that of the i-th input is the i-th
+            output's, where they have the same number of dimensions.
+        sharding: A jax.sharding.Sharding whose dimension 0 is the batch: the function gets
+            global arrays, of the batches of all pipelines of the process. It
+            belongs to iterators with the same sharding.
+        device: "cpu" or "gpu"; left out, where the inputs are.
+        preserve: False: the function is not run where nobody uses its outputs.
+        ragged: What to do with samples of different shapes. "pad": they are filled up with
+            zeros at their ends, and the function gets ``lengths``, int32 of shape [batch,
+            dimensions] for one input, a tuple of them for several, as a keyword argument.
+            "group": it is called once for the samples of each shape, and what it
+            returns is put in order again. None: they are an error.
+        align: With "pad": extents are rounded up to a multiple of it, so that jit does not
+            compile for each batch anew.
+        stateful: Whether it keeps state, so that iterators can't be resumed; None: what
+            can be seen of it.
+
+    Returns:
+        A function of the pipeline's DataNodes that returns DataNodes.
+
+    Raises:
+        ValueError: For arguments that are wrong. When the function is run: if it returns
+            another number of outputs, or of samples, or dimensions than its layout.
+        TypeError: When it is run: for dtypes that DALI does not have (bfloat16), and for
+            inputs of 64 bits where JAX would narrow them.
+        RuntimeError: Outside of a pipeline function, and where JAX is older than DALI's plugin
+            wants.
+    """
+    if ragged not in _RAGGED:
+        raise ValueError(f"ragged must be 'pad', 'group' or None, not {ragged!r}")
+    if num_outputs < 0 or align < 1:
+        raise ValueError(f"num_outputs={num_outputs} and align={align}: 0 and 1 are the least")
+    if ragged and sharding is not None:
+        raise ValueError("ragged with sharding: global arrays have one shape. Use fn.pad before")
+    if function is None:
+        return functools.partial(
+            jax_function,
+            num_outputs=num_outputs,
+            output_layouts=output_layouts,
+            sharding=sharding,
+            device=device,
+            preserve=preserve,
+            ragged=ragged,
+            align=align,
+            stateful=stateful,
+        )
+    called = function
+
+    @functools.wraps(called)
+    def operator(*inputs: DataNode) -> Any:
+        pipeline = callbacks.require_pipeline(f"{callbacks.name_of(called)}() of fn.jax_function")
+        where = callbacks.device_of(inputs, device)
+        note(called, stateful)
+        keyed = callbacks.wants(called, "key")
+        own = _Called(called, num_outputs, output_layouts, where, keyed, len(inputs))
+        nodes, extra = list(inputs), []
+        if keyed:
+            extra.append(callbacks.key_words())
+        body: _Body = own
+        if sharding is not None:
+            extra.append(callbacks.step_node(pipeline))
+            body = _Together(own, sharding)
+        nodes += [node.gpu() if where == "gpu" else node for node in extra]
+        if ragged:
+            fitted = padded(own, align) if ragged == "pad" else by_groups(own)
+            return batch_operator(fitted, nodes, num_outputs, output_layouts, where, preserve)
+        made = _operator_class()(
+            function=_on_cpu(body) if where == "cpu" else _on_gpu(body),
+            device=where,
+            num_outputs=num_outputs,
+            preserve=preserve,
+            **({} if output_layouts is None else {"output_layouts": _listed(output_layouts)}),
+        )
+        return made(*nodes)
+
+    return operator
+
+
+def _listed(layouts: str | Sequence[str]) -> str | list[str]:
+    return layouts if isinstance(layouts, str) else list(layouts)
+
+
+class _Called:
+    """A user's function with what is known of its arguments and its results.
+
+    Attributes:
+        name: Its name, for messages.
+        inputs: Number of its inputs.
+        keyed: Whether it wants a key, whose words are then the input behind them.
+        where: "cpu" or "gpu".
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        num_outputs: int,
+        layouts: str | Sequence[str] | None,
+        where: str,
+        keyed: bool,
+        inputs: int,
+    ):
+        self.name = callbacks.name_of(function)
+        self.inputs = inputs
+        self.keyed = keyed
+        self.where = where
+        self._function = function
+        self._num_outputs = num_outputs
+        self._layouts = layouts
+        # A compiled function takes NumPy views, which are made ten times faster than
+        # jax.Arrays; where the default device is no CPU they would be moved there.
+        self.takes_views = (
+            where == "cpu"
+            and isinstance(function, jax.stages.Wrapped)
+            and jax.default_backend() == "cpu"
+        )
+
+    def key(self, words: Any) -> jax.Array:
+        """The key of a batch, of the words of its first sample."""
+        if self.where == "cpu":
+            return callbacks.jax_key(callbacks.key_of(np.asarray(words)))
+        return _key_of_words(words)
+
+    def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
+        """The outputs for arrays of a batch, checked."""
+        try:
+            made = callbacks.results(self.name, self._function(*arrays, **more), self._num_outputs)
+        except Exception:
+            if not self._num_outputs:
+                callbacks.log_failure(self.name)
+            raise
+        for number, array in enumerate(made):
+            layout = callbacks.layout_of(self._layouts, number)
+            callbacks.check_output(self.name, number, array, batch, layout)
+        return made
+
+    def run(self, arrays: list[Any]) -> tuple[Any, ...]:
+        """The outputs for a pipeline's batch, with the words of the key behind the inputs."""
+        more = {"key": self.key(arrays.pop())} if self.keyed else {}
+        return self(arrays, arrays[0].shape[0] if arrays else None, **more)
+
+    def arrays(self, batches: Sequence[Any]) -> list[Any]:
+        """Batches, NumPy's where they are made of samples on the CPU, as what it gets."""
+        if self.where == "gpu" or self.takes_views:
+            return list(batches)
+        for number, batch in enumerate(batches):
+            if not isinstance(batch, jax.Array):
+                check_width(batch.dtype, f"{number} of {self.name}()", "input")
+        cpu = jax.local_devices(backend="cpu")[0]
+        return [jax.device_put(one, cpu) for one in batches]
+
+
+@jax.jit
+def _key_of_words(words: jax.Array) -> jax.Array:
+    data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
+    return jax.random.wrap_key_data(data)
+
+
+class _Together:
+    """A function of global arrays, which all pipelines of an iterator call together."""
+
+    def __init__(self, called: _Called, sharding: jax.sharding.Sharding):
+        self.name = called.name
+        self.keyed = called.keyed
+        self.inputs = called.inputs
+        self.takes_views = called.takes_views
+        self._called = called
+        self._layout = GlobalLayout(sharding, ["input"])
+        self._sharding = rows_sharding(sharding)
+        build = together.current()
+        if build.count != len(self._layout.shards):
+            raise ValueError(
+                f"the sharding of {called.name}() has {len(self._layout.shards)} data shards on "
+                f"this process, and {build.count} pipelines are built: give the iterator the same "
+                "sharding"
+            )
+        if called.keyed and jax.process_count() > 1:
+            raise ValueError(
+                f"{called.name}() wants a key, which differs from process to process: hand it "
+                "numbers that do not, by jax.random.key(step) say"
+            )
+        self._index = build.index
+        self._meeting = build.meeting()
+
+    def run(self, arrays: list[Any]) -> tuple[Any, ...]:
+        """This pipeline's rows of the outputs, for its rows of the inputs and what is behind."""
+        *given, last = arrays
+        epoch, step = np.asarray(last)[0].tolist()
+        made = self._meeting.call(self._index, (epoch, step), given, self._of_all)
+        device = self._layout.shards[self._index].devices[0]
+        return tuple(
+            next(one.data for one in output.addressable_shards if one.device == device)
+            for output in made
+        )
+
+    def _of_all(self, brought: list[list[Any]]) -> list[jax.Array]:
+        more: dict[str, Any] = {}
+        if self.keyed:
+            more["key"] = self._called.key(brought[0][-1])
+            brought = [own[:-1] for own in brought]
+        arrays = [self._layout.place("input", pieces) for pieces in zip(*brought)]
+        rows = arrays[0].shape[0] if arrays else None
+        made = self._called(arrays, rows, **more)
+        return [jax.device_put(output, self._sharding) for output in made]
+
+
+_Body = _Called | _Together
+
+
+def _on_cpu(called: _Body) -> Callable[..., Any]:
+    """The callback of DALI's operator for batches on the CPU."""
+    cpu, inputs, first = jax.local_devices(backend="cpu")[0], called.inputs, True
+
+    def run(*tensors: Any) -> tuple[Any, ...] | None:
+        nonlocal first
+        # What is compiled takes NumPy's views, which cost less. Else they are for the first batch,
+        # since jax.dlpack does not say that it narrows; those of a graph are of one type.
+        direct = 0 if first or called.takes_views else inputs
+        arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:direct]]
+        arrays += [callbacks.owning_view(one) for one in tensors[direct:]]
+        for number in range(direct, inputs):
+            check_width(arrays[number].dtype, f"{number} of {called.name}()", "input")
+            if not called.takes_views:
+                arrays[number] = jax.device_put(arrays[number], cpu)
+        first = False
+        made = called.run(arrays)
+        # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
+        # which DALI's have not after a failed run.
+        return tuple(capsule(on_device(called.name, k, o, cpu)) for k, o in enumerate(made)) or None
+
+    return run
+
+
+def capsule(array: jax.Array) -> Any:
+    """An array, once it is computed, as DLPack's capsule."""
+    return array.block_until_ready().__dlpack__()
+
+
+def _on_gpu(called: _Body) -> Callable[..., Any]:
+    """The callback of DALI's operator for batches on a GPU, by DALI's own transform."""
+    from nvidia.dali.plugin.jax.fn._function_transform import jax_callback_wrapper
+
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...] | None:
+        for number, array in enumerate(arrays[: called.inputs]):
+            check_width(array.dtype, f"{number} of {called.name}()", "input")
+        made = called.run(list(arrays))
+        device = next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]
+        return tuple(on_device(called.name, k, own, device) for k, own in enumerate(made)) or None
+
+    wrapped: Callable[..., Any] = jax_callback_wrapper(run, None, "gpu")
+    return wrapped
+
+
+def on_device(name: str, number: int, array: Any, device: jax.Device) -> jax.Array:
+    """An output on the operator's device, moved there where it is elsewhere.
+
+    Raises:
+        TypeError: For NumPy's arrays of 64 bits, where JAX would narrow them.
+    """
+    if isinstance(array, jax.Array):
+        return array if array.devices() == {device} else jax.device_put(array, device)
+    check_width(np.dtype(array.dtype), f"{number} of {name}()")
+    return jax.device_put(np.asarray(array), device)
+
+
+@functools.cache
+def _operator_class() -> Any:
+    """DALI's operator, with a callback of ours: DALI's own makes a jax.Array of each input."""
+    try:
+        from nvidia.dali.plugin.jax.fn import _jax_function_impl as implementation
+    except (AssertionError, ImportError) as error:
+        raise RuntimeError(
+            f"fn.jax_function needs the JAX that DALI's plugin wants, and JAX is {jax.__version__}"
+            f" ({error}). Use a newer JAX, or fn.dl_tensor_python_function with "
+            "batch_processing=True, which JAX functions may be called in, too"
+        ) from error
+
+    class JaxFunction(implementation._JaxFunction):
+        def __init__(self, function: Callable[..., Any], device: str, **arguments: Any):
+            self.function = function
+            super(implementation._JaxFunction, self).__init__(
+                function_id=id(function), device=device, **arguments
+            )
+
+    return JaxFunction

@@ -1,0 +1,165 @@
+"""Functions of your own in a DALI graph: JAX, Numba and NumPy (or CuPy, on a GPU).
+
+    python examples/functions.py
+
+It writes a picture of what each of them makes of a batch to examples/out/functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import nvidia.dali.fn as dali_fn
+from matplotlib.figure import Figure
+from nvidia.dali import backend, types
+from pictures import CACHE, make_pictures, split
+
+from dalijax import data_iterator, fn
+
+OUT = Path(__file__).resolve().parent / "out" / "functions"
+SIDE, BATCH = 96, 8
+GPU = backend.GetCUDADeviceCount() > 0
+
+
+@fn.jax_function(num_outputs=2, output_layouts=["HWC", ""])
+@jax.jit
+def mixup(images: jax.Array, hot: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mixes each picture and its label with another one's (Zhang et al., 2018, mixup).
+
+    The key is the batch's own: a resumed run mixes the same pictures.
+    """
+    share = jax.random.beta(key, 1.0, 1.0, (images.shape[0],))
+    other = jnp.roll(jnp.arange(images.shape[0]), 1)
+
+    def mixed(x: jax.Array) -> jax.Array:
+        weight = share.reshape((-1,) + (1,) * (x.ndim - 1))
+        return weight * x + (1 - weight) * x[other]
+
+    return mixed(images), mixed(hot)
+
+
+@fn.jax_function(num_outputs=2, output_layouts=["HWC", ""])
+@jax.jit
+def cutmix(images: jax.Array, hot: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Pastes a box of another picture into each, and mixes the labels by its area (Yun, 2019)."""
+    where, size = jax.random.split(key)
+    count, height, width, _ = images.shape
+    centre = jax.random.uniform(where, (count, 2)) * jnp.array([height, width], jnp.float32)
+    half = jax.random.uniform(size, (count, 1), minval=0.15, maxval=0.35) * height
+    rows, columns = jnp.arange(height)[None, :, None], jnp.arange(width)[None, None, :]
+    inside = (jnp.abs(rows - centre[:, :1, None]) < half[:, :, None]) & (
+        jnp.abs(columns - centre[:, 1:, None]) < half[:, :, None]
+    )
+    other = jnp.roll(jnp.arange(count), 1)
+    share = 1 - inside.mean((1, 2))[:, None].astype(jnp.float32)
+    pasted = jnp.where(inside[..., None], images[other], images)
+    return pasted, share * hot + (1 - share) * hot[other]
+
+
+def swirl(out: Any, image: Any, angle: Any) -> None:
+    """Turns each pixel about the centre, the more the nearer it is; Numba compiles it."""
+    height, width, channels = image.shape
+    for y in range(height):
+        for x in range(width):
+            dy, dx = y - height / 2, x - width / 2
+            turn = angle[0] * np.exp(-(dy * dy + dx * dx) / (0.08 * height * height))
+            sine, cosine = np.sin(turn), np.cos(turn)
+            from_y = min(max(int(height / 2 + dy * cosine - dx * sine), 0), height - 1)
+            from_x = min(max(int(width / 2 + dy * sine + dx * cosine), 0), width - 1)
+            for channel in range(channels):
+                out[y, x, channel] = image[from_y, from_x, channel]
+
+
+def solarized(image: Any, *, rng: np.random.Generator) -> Any:
+    """Inverts what is brighter than a random threshold, by CuPy on a GPU and NumPy elsewhere."""
+    threshold = rng.uniform(0.3, 0.7)
+    if GPU:
+        import cupy as xp
+
+        image = xp.from_dlpack(image)
+    else:
+        xp = np
+    return xp.where(image > threshold, 1 - image, image)
+
+
+@data_iterator(
+    output_map=["images", "mixup", "labels", "cutmix", "swirl", "solarized"], reader_name="reader"
+)
+def batches(files: list[str], classes: list[int], num_classes: int) -> Any:
+    """Pictures, and what each function makes of them."""
+    encoded, labels = dali_fn.readers.file(
+        files=files, labels=classes, random_shuffle=True, name="reader"
+    )
+    images = dali_fn.decoders.image(encoded, device="mixed" if GPU else "cpu")
+    images = dali_fn.resize(images, size=(SIDE, SIDE), dtype=types.FLOAT) / 255.0
+    hot = dali_fn.one_hot(labels.gpu() if GPU else labels, num_classes=num_classes)
+    mixed, mixed_labels = mixup(images, hot)
+    pasted, _ = cutmix(images, hot)
+    on_cpu = dali_fn.resize(dali_fn.decoders.image(encoded), size=(SIDE, SIDE), dtype=types.FLOAT)
+    turned = fn.numba_function(
+        on_cpu / 255.0,
+        dali_fn.random.uniform(range=(2.0, 4.0), shape=[1]),
+        run_fn=swirl,
+        in_types=[np.float32, np.float32],
+        ins_ndim=[3, 1],
+        out_types=np.float32,
+        outs_ndim=3,
+    )
+    inverted = fn.dl_tensor_python_function(images, function=solarized)
+    return images, mixed, mixed_labels, pasted, turned, inverted
+
+
+def save(batch: dict[str, Any], name: str, out: Path, titles: list[str]) -> None:
+    """A picture of a batch: the originals above, what the function made of them below."""
+    figure = Figure(figsize=(BATCH * 1.6, 3.8))
+    axes = figure.subplots(2, BATCH)
+    for row, key in enumerate(("images", name)):
+        for column in range(BATCH):
+            ax = axes[row, column]
+            ax.imshow(np.asarray(batch[key][column]).clip(0, 1))
+            ax.axis("off")
+    for ax, title in zip(axes[1], titles):
+        ax.set_title(title, fontsize=7)
+    figure.tight_layout()
+    figure.savefig(out / f"{name}.png", dpi=110)
+    print(f"{name}: {out / f'{name}.png'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws what functions in a graph make.")
+    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser.add_argument("--count", type=int, default=120, help="number of pictures drawn")
+    parser.add_argument("--out", type=Path, default=OUT)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    names, (files, classes), _ = split(
+        arguments.data or make_pictures(arguments.cache, count=arguments.count)
+    )
+    call = {"files": files, "classes": classes, "num_classes": len(names)}
+    iterator = batches(**call, batch_size=BATCH)
+    next(iterator)
+    state = iterator.get_state()
+    batch = next(iterator)
+    shares = [
+        " + ".join(f"{value:.2f} {names[k]}" for k, value in enumerate(row) if value > 0)
+        for row in np.asarray(batch["labels"])
+    ]
+    for name, titles in (("mixup", shares), ("cutmix", []), ("swirl", []), ("solarized", [])):
+        save(batch, name, arguments.out, titles)
+    again = batches(**call, batch_size=BATCH)
+    again.set_state(state)
+    resumed = next(again)
+    same = all(np.array_equal(np.asarray(batch[k]), np.asarray(resumed[k])) for k in batch)
+    print(f"A new iterator that takes up the state gives the same batch: {same}")
+    iterator.close()
+    again.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1034 @@
+"""Functions in the graph: DALI's documentation, line by line, and resuming."""
+
+import functools
+import gc
+import itertools
+import json
+import random
+import threading
+
+import jax
+import jax.numpy as jnp
+import numba
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn as dali_fn
+from nvidia.dali import pipeline_def, types
+from nvidia.dali.plugin import jax as dax
+
+import dalijax
+from dalijax import LastBatchPolicy, data_iterator, fn
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALIIterDataset, DALITransform
+from dalijax.adapters.tfdata import DALIDataset
+from dalijax.core import together
+from dalijax.core.kept_state import kept_state
+from dalijax.core.together import Meeting
+
+BATCH = 4
+
+
+def run(graph, runs=3, batch_size=BATCH, **call):
+    """The outputs of some runs of a plain DALI pipeline: lists of arrays of the samples."""
+    call = {"num_threads": 2, "device_id": None, "seed": 3, **call}
+    pipeline = pipeline_def(graph, batch_size=batch_size, **call)()
+    pipeline.build()
+    return [[[np.array(one) for one in output] for output in pipeline.run()] for _ in range(runs)]
+
+
+def uniform(shape=(6, 5, 3)):
+    return dali_fn.random.uniform(shape=list(shape))
+
+
+def ragged():
+    rows = dali_fn.cast(dali_fn.random.uniform(range=(1, 9), shape=[1]), dtype=types.INT32)
+    return dali_fn.random.uniform(shape=dali_fn.cat(rows, types.Constant([3], device="cpu")))
+
+
+def check(graph, expected, **call):
+    """The outputs of a graph behind its first one are what NumPy makes of that, per sample."""
+    for first, *others in run(graph, **call):
+        for k, other in enumerate(others):
+            for sample, got in zip(first, other, strict=True):
+                want = expected[k](sample) if isinstance(expected, list) else expected(sample)
+                np.testing.assert_allclose(got, want, rtol=1e-6, strict=True)
+
+
+# jax_function: DALI's documentation
+
+
+def test_the_documents_example():
+    @fn.jax_function
+    def flip_horizontal(image_batch):
+        assert isinstance(image_batch, jax.Array)
+        return image_batch[:, :, ::-1, :]
+
+    def graph():
+        images = uniform()
+        return images, flip_horizontal(images)
+
+    check(graph, lambda image: image[:, ::-1])
+
+
+def test_jit_and_vmap_inside():
+    @fn.jax_function
+    @jax.jit
+    @jax.vmap
+    def flip_horizontal(image):
+        return image[:, ::-1, :]
+
+    def graph():
+        images = uniform()
+        return images, flip_horizontal(images)
+
+    check(graph, lambda image: image[:, ::-1])
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_it_is_dalis_own(compiled):
+    def both(a, b):
+        return a + b.sum(), b.astype(jnp.int32)
+
+    both = jax.jit(both) if compiled else both
+
+    def graph():
+        images, others = uniform(), uniform((2,))
+        mine = fn.jax_function(both, num_outputs=2)(images, others)
+        theirs = dax.fn.jax_function(both, num_outputs=2)(images, others)
+        return *mine, *theirs
+
+    for a, b, c, d in run(graph):
+        np.testing.assert_array_equal(a, c)
+        np.testing.assert_array_equal(b, d)
+
+
+def test_no_outputs():
+    seen = []
+
+    @fn.jax_function(num_outputs=0, stateful=False)
+    def look(images):
+        seen.append(images.shape)
+
+    @fn.jax_function(num_outputs=0, preserve=False, stateful=False)
+    def unseen(images):
+        seen.append("unseen")
+
+    def graph():
+        images = uniform()
+        assert look(images) is None or look(images) == []
+        unseen(images)
+        return images
+
+    assert len(run(graph)) == 3
+    assert len(seen) >= 3 and set(seen) == {(BATCH, 6, 5, 3)}
+
+
+def test_what_functions_without_outputs_raise_is_logged(caplog):
+    def fails(x):
+        raise ValueError("for the test")
+
+    def graph():
+        x = uniform()
+        fn.jax_function(fails, num_outputs=0)(x)
+        fn.dl_tensor_python_function(x, function=lambda one: one, num_outputs=0)
+        return x
+
+    iterator = data_iterator(graph, ["x"])(batch_size=2)
+    next(iterator)
+    iterator.close()
+    assert "ValueError: for the test" in caplog.text  # DALI itself drops it
+    assert "return nothing" in caplog.text and "has no outputs, failed" in caplog.text
+
+
+def test_no_inputs():
+    @fn.jax_function
+    def ones():
+        return jnp.ones((BATCH, 2))
+
+    for (output,) in run(lambda: (ones(),)):
+        assert [one.tolist() for one in output] == [[1.0, 1.0]] * BATCH
+
+
+def layouts(graph):
+    """The layouts of the outputs of a graph."""
+    pipeline = pipeline_def(graph, batch_size=BATCH, num_threads=1, device_id=None)()
+    pipeline.build()
+    return [output.layout() for output in pipeline.run()]
+
+
+def test_layouts():
+    def two(a, b):
+        return a + 1, b.sum((1, 2))
+
+    def graph(**options):
+        images = dali_fn.reshape(uniform(), layout="HWC")
+        frames = dali_fn.reshape(uniform((3, 4)), layout="FH")
+        return tuple(fn.jax_function(two, num_outputs=2, **options)(images, frames))
+
+    # Only where the numbers of dimensions are the same.
+    assert layouts(lambda: graph()) == ["HWC", ""]
+    assert layouts(lambda: graph(output_layouts=["XYZ", ""])) == ["XYZ", ""]
+    one = lambda: fn.jax_function(lambda a: a, output_layouts="CHW")(uniform())  # noqa: E731
+    assert layouts(lambda: (one(),)) == ["CHW"]
+
+
+def test_numpy_and_64_bits_and_bool_are_taken():
+    @fn.jax_function(num_outputs=3)
+    def numpys(images):
+        host = np.asarray(images)
+        return host * 2, host > 0, host.astype(np.float16)
+
+    def graph():
+        images = uniform()
+        return images, *numpys(images)
+
+    check(graph, [lambda x: x * 2, lambda x: x > 0, lambda x: x.astype(np.float16)])
+    with jax.enable_x64(True):
+        pass  # a context of this thread, not of DALI's: see the errors below
+
+
+@pytest.mark.parametrize(
+    "function,options,words",
+    [
+        (lambda x: (x, x), {}, "returned 2 outputs, and num_outputs is 1"),
+        (lambda x: x, {"num_outputs": 2}, "returned 1 outputs, and num_outputs is 2"),
+        (lambda x: None, {}, "returned 0 outputs"),
+        (lambda x: x[:2], {}, r"shape \(2, 6, 5, 3\), and the batch has 4"),
+        (lambda x: x.sum(), {}, r"shape \(\), and the batch"),
+        (lambda x: x.astype(jnp.bfloat16), {}, "bfloat16, for which DALI has no type"),
+        (lambda x: np.zeros(4, np.complex64), {}, "complex64, for which DALI has no type"),
+        (lambda x: np.zeros(4), {}, "float64, which JAX would narrow to float32"),
+        (lambda x: "text", {}, "is a str, not an array"),
+        (lambda x: x, {"output_layouts": "HW"}, "3 dimensions without the batch, and its layout"),
+        (lambda x: 1 / 0, {}, "ZeroDivisionError"),
+    ],
+    ids=str,
+)
+def test_what_functions_do_wrong_is_said(function, options, words):
+    iterator_fn = data_iterator(lambda: fn.jax_function(function, **options)(uniform()), ["x"])
+    if options.get("num_outputs", 1) != 1:
+        names = [f"x{k}" for k in range(options["num_outputs"])] + ["y"]
+
+        def graph():
+            images = uniform()
+            return *(fn.jax_function(function, **options)(images) or ()), images
+
+        iterator_fn = data_iterator(graph, names)
+    iterator = iterator_fn(batch_size=BATCH)
+    for _ in range(2):  # it goes on, and fails again
+        with pytest.raises(RuntimeError, match=words):
+            next(iterator)
+    iterator.close()
+
+
+def test_what_is_refused_in_the_definition():
+    for options in ({"ragged": "crop"}, {"num_outputs": -1}, {"align": 0}, {"device": "tpu"}):
+        with pytest.raises(ValueError):
+            run(lambda o=options: (fn.jax_function(lambda x: x, **o)(uniform()),))
+    with pytest.raises(RuntimeError, match="belongs in a pipeline function"):
+        fn.jax_function(lambda x: x)(None)
+    narrowed = data_iterator(
+        lambda: fn.jax_function(lambda x: x)(dali_fn.cast(uniform(), dtype=types.INT64)), ["x"]
+    )
+    with pytest.raises(RuntimeError, match=r"input '0 of .*' is int64, which JAX would narrow"):
+        next(narrowed(batch_size=2))
+
+
+def test_what_it_returns_of_its_inputs_stays_what_it_was():
+    """Outputs that are the inputs' memory must not be written by later batches."""
+
+    @fn.jax_function
+    def same(x):
+        return x
+
+    @fn.jax_function
+    @jax.jit
+    def compiled(x):
+        return x
+
+    def graph():
+        images = uniform((64, 64))
+        taken = [same(images), compiled(images), same(same(images))]
+        taken.append(fn.dl_tensor_python_function(images, function=lambda x: x))
+        return dali_fn.reductions.sum(images, axes=[0, 1]), *taken
+
+    for dynamic in (True, False):
+        names = ["sum", "a", "b", "c", "d"]
+        with data_iterator(graph, names)(batch_size=4, exec_dynamic=dynamic) as iterator:
+            for batch in list(itertools.islice(iterator, 40)):
+                for name in names[1:]:
+                    got = np.asarray(batch[name]).sum((1, 2))
+                    np.testing.assert_allclose(got, batch["sum"], rtol=1e-3)
+
+
+# Ragged batches
+
+
+@pytest.mark.parametrize("align", (1, 4))
+def test_ragged_batches_are_padded(align):
+    @fn.jax_function(ragged="pad", align=align)
+    def total(x, *, lengths):
+        assert x.shape[1] == -(-int(lengths[:, 0].max()) // align) * align
+        rows = jnp.arange(x.shape[1])[None, :, None] < lengths[:, :1, None]
+        return jnp.where(rows, x, 7).sum((1, 2)) + 0 * x.sum()
+
+    def graph():
+        x = ragged()
+        return x, total(x)
+
+    for x, got in run(graph):
+        most = -(-max(len(one) for one in x) // align) * align
+        columns = 3 if align == 1 else 4  # all dimensions are
+        want = [one.sum() + 7 * columns * (most - len(one)) for one in x]
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_ragged_batches_are_grouped():
+    calls = []
+
+    @fn.jax_function(ragged="group", num_outputs=2, stateful=False)
+    @jax.jit
+    def both(x, y):
+        calls.append(x.shape)  # when it is traced: once for each shape
+        return x[:, ::-1], x.sum((1, 2)) + y
+
+    def graph():
+        x, y = ragged(), uniform(())
+        return x, y, *both(x, y)
+
+    for x, y, flipped, sums in run(graph, runs=10, batch_size=8):
+        for own, number, got, total in zip(x, y, flipped, sums):
+            np.testing.assert_array_equal(got, own[::-1])
+            np.testing.assert_allclose(total, own.sum() + number, rtol=1e-5)
+    assert len(calls) == len(set(calls))
+
+
+def test_ragged_batches_are_refused_otherwise():
+    iterator = data_iterator(lambda: fn.jax_function(lambda x: x)(ragged()), ["x"])(batch_size=8)
+    with pytest.raises(RuntimeError, match="Pass ragged='pad' or ragged='group'"):
+        next(iterator)
+
+
+# Keys and state
+
+
+@fn.jax_function
+@jax.jit
+def jittered(x, *, key):
+    return x + jax.random.uniform(key, x.shape)
+
+
+def sampled(x, *, rng, key):
+    return x + np.float32(rng.random()), np.asarray(jax.random.uniform(key, (2,)))
+
+
+def test_keys_are_of_the_seed_and_the_batch():
+    def graph():
+        x = dali_fn.constant(fdata=[0.0], shape=[3])
+        both = functools.partial(fn.dl_tensor_python_function, x, function=sampled, num_outputs=2)
+        return jittered(x), *both(), *both(batch_processing=False)
+
+    once, again, other = run(graph, 20), run(graph, 20), run(graph, 20, seed=4)
+    flat = [np.concatenate([np.ravel(one) for output in r for one in output]) for r in once]
+    for k, outputs in enumerate(again):
+        for mine, theirs, changed in zip(once[k], outputs, other[k]):
+            np.testing.assert_array_equal(mine, theirs)
+            assert not np.array_equal(mine, changed)
+    drawn = np.concatenate(flat)
+    assert len(np.unique(drawn)) > 0.5 * len(drawn) and 0.4 < drawn.mean() < 0.6
+    samples = once[0][1]
+    assert len({one.tobytes() for one in samples}) == BATCH  # each sample draws its own
+
+
+COUNT = [0]
+GENERATOR = np.random.default_rng(0)
+
+
+def counts(x):
+    COUNT[0] += 1
+    return x
+
+
+def draws(x):
+    return x + GENERATOR.random()
+
+
+def shared(x):
+    return x + np.random.random()
+
+
+def by_random(x):
+    return x + random.random()
+
+
+def helper(x):
+    global total
+    total = 1
+    return x
+
+
+def calls_a_helper(x):
+    return helper(x)
+
+
+def closes_over():
+    seen, number = [], 0
+
+    def appends(x):
+        seen.append(1)
+        return x
+
+    def assigns(x):
+        nonlocal number
+        number += 1
+        return x
+
+    def reads(x):
+        return x + number + len(seen)
+
+    return appends, assigns, reads
+
+
+class Counter:
+    def __init__(self):
+        self.number = 0
+
+    def __call__(self, x):
+        self.number += 1
+        return x
+
+    def reads(self, x):
+        return x + self.number
+
+
+def default(x, seen=[]):
+    seen.append(1)
+    return x
+
+
+def writes_its_own(x):
+    out = np.zeros(3)
+    out[0] = 1
+    parts = []
+    parts.append(out)
+    return x + jax.random.uniform(jax.random.key(0))
+
+
+APPENDS, ASSIGNS, READS = closes_over()
+
+
+@pytest.mark.parametrize(
+    "function,why",
+    [
+        (counts, "changes COUNT"),
+        (draws, "draws from GENERATOR, a Generator"),
+        (shared, "all of Python shares"),
+        (by_random, "all of Python shares"),
+        (calls_a_helper, "assigns total"),
+        (APPENDS, "changes seen"),
+        (ASSIGNS, "assigns number"),
+        (READS, ""),
+        (Counter(), "changes self"),
+        (Counter().__call__, "changes self"),
+        (Counter().reads, ""),
+        (default, "changes seen"),
+        (writes_its_own, ""),
+        (functools.partial(writes_its_own, rng=np.random.default_rng()), "draws from rng"),
+        (functools.partial(lambda it, x: x, iter([1])), "an iterator"),
+        (jax.jit(counts), "changes COUNT"),
+        (np.sin, ""),
+        (lambda x: x * 2, ""),
+    ],
+    ids=str,
+)
+def test_what_keeps_state_is_seen(function, why):
+    assert why in kept_state(function) and bool(kept_state(function)) == bool(why)
+
+
+@pytest.mark.parametrize("kind", ("jax", "dlpack", "numba"))
+def test_stateful_functions_are_named_where_a_state_is_asked_for(jpegs_many, kind):
+    def graph(stateful=None, function=counts):
+        label = dali_fn.readers.file(files=jpegs_many[:8], name="reader")[1]
+        if kind == "jax":
+            return fn.jax_function(function, stateful=stateful)(label)
+        if kind == "dlpack":
+            return fn.dl_tensor_python_function(label, function=function, stateful=stateful)
+        return fn.numba_function(
+            label, run_fn=copied, example=np.zeros(1, np.int32), stateful=stateful
+        )
+
+    made = data_iterator(graph, ["x"], reader_name="reader")
+    seen = {"stateful": True} if kind == "numba" else {}
+    iterator = made(batch_size=4, **seen)
+    assert len(list(iterator)) == 2  # it iterates well
+    with pytest.raises(ValueError, match=r"its function \w+\(\) keeps state .*stateful=False"):
+        iterator.get_state()
+    assert made(batch_size=4, stateful=False).get_state()
+
+
+def copied(out0, in0):
+    out0[:] = in0[:]
+
+
+# numba_function: DALI's documentation
+
+
+def setup_change_out_shape(outs, ins):
+    out0 = outs[0]
+    in0 = ins[0]
+    perm = [1, 0]
+    for sample_idx in range(len(out0)):
+        for d in range(len(perm)):
+            out0[sample_idx][d] = in0[sample_idx][perm[d]]
+
+
+def transpose(out0, in0):
+    for i in range(in0.shape[0]):
+        for j in range(in0.shape[1]):
+            out0[j, i] = in0[i, j]
+
+
+def transpose_batch(out0_samples, in0_samples):
+    for out0, in0 in zip(out0_samples, in0_samples):
+        for i in range(in0.shape[0]):
+            for j in range(in0.shape[1]):
+                out0[j, i] = in0[i, j]
+
+
+@pytest.mark.parametrize("batch", (False, True))
+@pytest.mark.parametrize("source", (ragged, lambda: uniform((4, 3))), ids=("ragged", "uniform"))
+def test_numbas_documents_example(batch, source):
+    def graph():
+        x = source()
+        return x, fn.numba_function(
+            x,
+            run_fn=transpose_batch if batch else transpose,
+            out_types=[types.FLOAT],
+            in_types=[types.FLOAT],
+            outs_ndim=[2],
+            ins_ndim=[2],
+            setup_fn=setup_change_out_shape,
+            batch_processing=batch,
+        )
+
+    check(graph, lambda x: x.T)
+
+
+def test_numba_without_setup_keeps_shapes_and_types():
+    def double(out0, in0):
+        out0[:] = in0[:] * 2
+
+    def graph():
+        x = ragged()
+        single = fn.numba_function(
+            x, run_fn=double, in_types=types.FLOAT, ins_ndim=2, out_types=types.FLOAT, outs_ndim=2
+        )
+        return x, single, fn.numba_function(x, run_fn=double, example=np.zeros((1, 3), np.float32))
+
+    check(graph, lambda x: x * 2)
+
+
+def test_numba_with_fewer_outputs_than_inputs_and_no_setup():
+    def scaled(out0, in0, in1):
+        out0[:] = in0[:] * in1[0]
+
+    def graph():
+        x, factor = ragged(), uniform((1,))
+        made = fn.numba_function(
+            x,
+            factor,
+            run_fn=scaled,
+            example=[np.zeros((1, 3), np.float32), np.zeros(1, np.float32)],
+            out_types=["float32"],
+        )
+        return x, factor, made
+
+    for xs, factors, got in run(graph):
+        for x, factor, own in zip(xs, factors, got):
+            np.testing.assert_allclose(own, x * factor, rtol=1e-6)
+
+
+def setup_three(outs, ins):
+    for k in range(len(outs[0])):
+        outs[0][k][0] = ins[1][k][0]
+        outs[1][k][0] = ins[0][k][0]
+        outs[2][k][0] = 1
+
+
+def three(out0, out1, out2, in0, in1):
+    out0[:] = in1[:, 0]
+    out1[:] = in0[:, 0] > 0.5
+    out2[0] = in0.sum()
+
+
+def setup_one(outs, ins):
+    for k in range(len(outs[0])):
+        outs[0][k][0] = ins[0][k][0] + ins[1][k][0]  # DALI's own sees one input here
+
+
+def joined(out0, in0, in1):
+    n = in0.shape[0]
+    for k in range(n):
+        out0[k] = in0[k, 0]
+    for k in range(in1.shape[0]):
+        out0[n + k] = in1[k, 0]
+
+
+def test_numba_with_other_numbers_of_inputs_and_outputs():
+    def graph():
+        x, y = ragged(), ragged()
+        more = fn.numba_function(
+            x,
+            y,
+            run_fn=three,
+            setup_fn=setup_three,
+            example=[np.zeros((1, 3), np.float32)] * 2,
+            out_types=["float32", np.uint8, types.FLOAT],
+            outs_ndim=[1, 1, 1],
+        )
+        one = fn.numba_function(
+            x,
+            y,
+            run_fn=joined,
+            setup_fn=setup_one,
+            in_types=["float32"] * 2,
+            ins_ndim=[2, 2],
+            out_types="float32",
+            outs_ndim=1,
+        )
+        return x, y, *more, one
+
+    for xs, ys, *more in run(graph):
+        for x, y, a, b, c, d in zip(xs, ys, *more):
+            np.testing.assert_array_equal(a, y[:, 0])
+            np.testing.assert_array_equal(b, (x[:, 0] > 0.5).astype(np.uint8))
+            np.testing.assert_allclose(c, [x.sum()], rtol=1e-5)
+            np.testing.assert_array_equal(d, np.concatenate([x[:, 0], y[:, 0]]))
+
+
+def test_numba_takes_six_of_each():
+    def six(o0, o1, o2, o3, o4, o5, i0, i1, i2, i3, i4, i5):
+        o0[:], o1[:], o2[:] = i5, i4, i3
+        o3[:], o4[:], o5[:] = i2, i1, i0
+
+    def graph():
+        xs = [uniform((2,)) for _ in range(6)]
+        return *xs, *fn.numba_function(*xs, run_fn=six, example=[np.zeros(2, np.float32)] * 6)
+
+    for outputs in run(graph):
+        for k in range(6):
+            np.testing.assert_array_equal(outputs[k], outputs[11 - k])
+
+
+def test_numba_compiles_once(monkeypatch):
+    compiled = []
+    original = numba.core.ccallback.CFunc.compile
+    monkeypatch.setattr(
+        numba.core.ccallback.CFunc, "compile", lambda own: (compiled.append(own), original(own))[1]
+    )
+
+    def graph(factor=2):
+        def times(out0, in0):
+            out0[:] = in0[:] * factor
+
+        x = uniform((2,))
+        return x, fn.numba_function(x, run_fn=transposed_copy, example=np.zeros(2, np.float32))
+
+    for _ in range(3):
+        check(graph, lambda x: x[::-1])
+        gc.collect()
+    assert len(compiled) == 1
+
+
+def transposed_copy(out0, in0):
+    out0[:] = in0[::-1]
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        ({}, "in_types and ins_ndim are missing"),
+        ({"in_types": ["float32"], "ins_ndim": [1, 1]}, "one type and one number of dimensions"),
+        ({"example": np.zeros(2, np.float16)}, "float16 is no type of Numba's"),
+        ({"example": np.zeros(2, "M8[s]")}, "is no type of DALI's tensors"),
+        (
+            {
+                "example": np.zeros(2, np.float32),
+                "out_types": ["float32"] * 2,
+                "outs_ndim": [1, 1],
+            },
+            "2 outputs of 1 inputs have no shapes: pass setup_fn",
+        ),
+        (
+            {"example": np.zeros(2, np.float32), "out_types": ["float32"], "outs_ndim": [1, 1]},
+            "1 out_types and 2 outs_ndim",
+        ),
+    ],
+    ids=str,
+)
+def test_numbas_arguments_are_checked(arguments, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        run(lambda: (fn.numba_function(uniform((2,)), run_fn=copied, **arguments),))
+
+
+def test_numbas_limits_and_errors(monkeypatch):
+    seven = [np.zeros(1, np.float32)] * 7
+    with pytest.raises(ValueError, match="takes 1 to 6"):
+        run(
+            lambda: fn.numba_function(
+                *(uniform((1,)) for _ in range(7)), run_fn=lambda *a: None, example=seven
+            )
+        )
+    with pytest.raises(numba.core.errors.NumbaError):
+        run(
+            lambda: (
+                fn.numba_function(uniform((2,)), run_fn=not_numba, example=np.zeros(2, np.float32)),
+            )
+        )
+    from dalijax.core import numba_function as module
+
+    def broken():
+        raise AttributeError("numba has no attribute 'core'")
+
+    monkeypatch.setattr(module, "_operator_class", broken)
+    versions = rf"Numba {numba.__version__} and DALI [\d.]+ do not fit"
+    with pytest.raises(RuntimeError, match=versions):
+        run(
+            lambda: (
+                fn.numba_function(uniform((2,)), run_fn=copied, example=np.zeros(2, np.float32)),
+            )
+        )
+
+
+def not_numba(out0, in0):
+    out0[:] = in0[:]
+    jax.numpy.sum(in0)
+
+
+# dl_tensor_python_function: DALI's documentation
+
+
+def by_numpy(x):
+    return np.from_dlpack(x) * 2
+
+
+def by_jax(x):
+    return jax.dlpack.from_dlpack(x) * 2
+
+
+def by_batches(xs):
+    return [x * 2 for x in xs]
+
+
+def whole_batch(xs):
+    return jnp.stack(xs) * 2
+
+
+@pytest.mark.parametrize(
+    "function,batch",
+    [(by_numpy, False), (by_jax, False), (by_batches, True), (whole_batch, True)],
+)
+def test_a_dlpack_function_gets_and_gives_any_librarys_arrays(function, batch):
+    def graph():
+        x = uniform((3, 2))
+        return x, fn.dl_tensor_python_function(x, function=function, batch_processing=batch)
+
+    check(graph, lambda x: x * 2)
+
+
+def test_dlpack_functions_of_ragged_samples():
+    def graph():
+        x = ragged()
+        return (
+            x,
+            fn.dl_tensor_python_function(x, function=by_numpy),
+            fn.dl_tensor_python_function(x, function=by_batches, batch_processing=True),
+        )
+
+    check(graph, lambda x: x * 2)
+
+
+def test_dlpack_functions_of_several_outputs_and_none():
+    seen = []
+
+    def two(x, y):
+        return x + y, np.asarray([x.sum()])
+
+    def nothing(x):
+        seen.append(x.shape)
+
+    def graph():
+        x, y = uniform((3,)), uniform((3,))
+        fn.dl_tensor_python_function(x, function=nothing, num_outputs=0, stateful=False)
+        both = fn.dl_tensor_python_function(x, y, function=two, num_outputs=2)
+        many = fn.dl_tensor_python_function(
+            x,
+            y,
+            function=lambda xs, ys: (xs, ys),
+            num_outputs=2,
+            batch_processing=True,
+            output_layouts=["A"],
+            name="many",
+            bytes_per_sample_hint=12,
+            preserve=True,
+            synchronize_stream=True,
+        )
+        return x, y, *both, *many
+
+    for xs, ys, sums, totals, first, second in run(graph):
+        for x, y, a, b, c, d in zip(xs, ys, sums, totals, first, second):
+            np.testing.assert_allclose(a, x + y)
+            np.testing.assert_allclose(b, [x.sum()])
+            assert np.array_equal(c, x) and np.array_equal(d, y)
+    assert seen  # an operator without outputs is not optimised out
+    # Fewer layouts than outputs: the rest have none.
+    assert layouts(graph)[4:] == ["A", ""]
+
+
+@pytest.mark.parametrize(
+    "function,words",
+    [
+        (lambda x: (x, x), "returned 2 outputs, and num_outputs is 1"),
+        (lambda x: "text", "is a str, not an array"),
+        (lambda x: jnp.asarray(x).astype(jnp.bfloat16), "bfloat16, for which DALI has no type"),
+    ],
+)
+def test_what_dlpack_functions_do_wrong_is_said(function, words):
+    iterator = data_iterator(
+        lambda: fn.dl_tensor_python_function(uniform((2,)), function=function), ["x"]
+    )(batch_size=2)
+    with pytest.raises(RuntimeError, match=words):
+        next(iterator)
+
+
+# Sharding
+
+
+def sharded(files, shard_id=0, num_shards=1, sharding=None, function=None, broken=""):
+    data, label = dali_fn.readers.file(
+        files=files,
+        labels=list(range(len(files))),
+        name="reader",
+        shard_id=shard_id,
+        num_shards=num_shards,
+        pad_last_batch=True,
+    )
+    x = dali_fn.cast(label, dtype=types.FLOAT)
+    if broken:
+        x = x + 0 * dali_fn.cast(dali_fn.decoders.image(data)[0, 0, :1], dtype=types.FLOAT)
+    return x, *fn.jax_function(function, num_outputs=2, sharding=sharding)(x)
+
+
+@jax.jit
+def centred(x, *, key):
+    return x - x.mean(), jnp.flip(x, 0) + jax.random.uniform(key)
+
+
+@pytest.mark.parametrize("spec", ("d", None))
+def test_a_function_of_global_arrays(jpegs_many, spec):
+    devices = np.array(jax.devices()).reshape(4, 2)
+    sharding = NamedSharding(Mesh(devices, ("d", "m")), PartitionSpec(spec))
+    call = {"files": jpegs_many[:16], "function": centred, "batch_size": 8, "num_threads": 1}
+    made = data_iterator(
+        functools.partial(sharded, sharding=sharding),
+        ["x", "c", "f"],
+        reader_name="reader",
+        sharding=sharding,
+    )
+    batches, states = [], []
+    iterator = made(**call)
+    for _ in range(3):
+        for batch in iterator:
+            x, c, f = (np.asarray(batch[name]).ravel() for name in "xcf")
+            np.testing.assert_allclose(c, x - x.mean())
+            drawn = f - x[::-1]
+            np.testing.assert_allclose(drawn, drawn[0], rtol=1e-5, atol=1e-5)
+            assert batch["c"].sharding == batch["x"].sharding == sharding
+            batches.append((x, f))
+            states.append(json.dumps(iterator.get_state()))
+        iterator.reset()
+    assert len({f.tobytes() for _, f in batches}) == len(batches)
+    for at, state in enumerate(states[:-1]):
+        other = made(**call)
+        other.set_state(json.loads(state))
+        if at % 2:
+            other.reset()
+        batch = next(other)
+        np.testing.assert_array_equal(np.asarray(batch["f"]).ravel(), batches[at + 1][1])
+        other.close()
+
+
+def test_a_batch_that_fails_in_one_shard_fails_in_all(jpegs, tmp_path, monkeypatch):
+    monkeypatch.setattr(together, "PATIENCE", 3.0)
+    bad = tmp_path / "broken.jpg"
+    bad.write_bytes(b"no picture")
+    files = [*jpegs[:8]]
+    files[5] = str(bad)  # the second shard's second batch
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    made = data_iterator(
+        functools.partial(sharded, sharding=sharding, function=centred, broken="yes"),
+        ["x", "c", "f"],
+        reader_name="reader",
+        sharding=sharding,
+    )
+    iterator = made(files=files, batch_size=2, num_threads=1)
+    got = []
+    while len(got) < 4:
+        try:
+            got.append(np.asarray(next(iterator)["x"]).ravel().tolist())
+        except RuntimeError as error:
+            got.append("failed" if "counts as delivered" in str(error) else str(error))
+    assert got == [[0, 4], "failed", [2, 6], [3, 7]]
+    iterator.close()
+
+
+def test_a_sharding_that_is_not_the_iterators_is_refused(jpegs_many):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    made = data_iterator(
+        functools.partial(sharded, sharding=sharding, function=centred), ["x", "c", "f"]
+    )
+    with pytest.raises(ValueError, match="2 data shards .* 1 pipelines are built"):
+        made(files=jpegs_many, batch_size=4)
+
+
+def test_pipelines_meet_at_each_batch():
+    meeting, out = Meeting(3), {}
+
+    def lane(index):
+        for step in range(50):
+            got = meeting.call(index, (0, step), index * 100 + step, lambda all_: list(all_))
+            out[index, step] = got
+
+    threads = [threading.Thread(target=lane, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert out == {(k, s): [s, 100 + s, 200 + s] for k in range(3) for s in range(50)}
+    assert not meeting._brought and not meeting._made
+
+
+# Every iterator and adapter, resumed at every position
+
+N = 11
+
+
+def records(jpegs):
+    import grain
+
+    return grain.MapDataset.source(
+        [np.array([k, k + 1], np.float32) for k in range(N)]
+    ).to_iter_dataset()
+
+
+@fn.jax_function
+@jax.jit
+def by_jit(x, *, key):
+    return x * 2 + jax.random.uniform(key, x.shape)
+
+
+@fn.jax_function(ragged="group")
+def by_group(x):
+    return x[:, ::-1]
+
+
+@fn.jax_function(ragged="pad")
+def by_pad(x, *, lengths):
+    return x.sum(1) + lengths[:, 0].astype(np.float32)
+
+
+def by_dlpack(x, *, rng):
+    return x + np.float32(rng.random())
+
+
+def all_functions(x):
+    """Each function, on uniform and ragged batches."""
+    rows = dali_fn.cast(dali_fn.random.uniform(range=(1, 5), shape=[1]), dtype=types.INT32)
+    rough = dali_fn.random.uniform(shape=rows)
+    return (
+        x,
+        by_jit(x),
+        by_pad(rough),
+        fn.dl_tensor_python_function(x, function=by_dlpack),
+        fn.numba_function(x, run_fn=halved, example=np.zeros(2, np.float32)),
+        fn.jax_function(lambda r: r.sum(1), ragged="group")(by_group(rough)),
+    )
+
+
+def halved(out0, in0):
+    out0[:] = in0[:] / 2
+
+
+NAMES = ["x", "jit", "pad", "dl", "numba", "group"]
+
+
+def read(files):
+    label = dali_fn.readers.file(
+        files=files[:N], labels=list(range(N)), name="reader", pad_last_batch=True
+    )[1]
+    x = dali_fn.cast(dali_fn.cat(label, label + 1), dtype=types.FLOAT)
+    return all_functions(x)
+
+
+def core(files):
+    made = data_iterator(read, NAMES, reader_name="reader")
+    return made.stream(2, files=files, batch_size=4, num_threads=2)
+
+
+def grains(files):
+    made = data_iterator(read, NAMES, reader_name="reader")
+    return iter(DALIIterDataset(made, num_epochs=2, pad="mask", files=files, batch_size=4))
+
+
+def transform(files):
+    made = DALITransform(all_functions, batch_size=4, output_map=NAMES, pad="mask")
+    return iter(records(files).pipe(made))
+
+
+def clu(files):
+    made = data_iterator(read, NAMES, reader_name="reader")
+    return DALIDatasetIterator(made, num_epochs=2, files=files, batch_size=4)
+
+
+def tfs(files):
+    made = data_iterator(read, NAMES, reader_name="reader")
+    return iter(DALIDataset(made, files=files, batch_size=4).repeat(2))
+
+
+@pytest.mark.parametrize("make", (core, grains, transform, clu, tfs))
+def test_every_function_in_every_adapter_resumes_everywhere(jpegs_many, make):
+    iterator, batches, states = make(jpegs_many), [], []
+    while True:
+        states.append(json.loads(json.dumps(iterator.get_state())))
+        try:
+            batches.append({k: np.asarray(v).tolist() for k, v in next(iterator).items()})
+        except StopIteration:
+            break
+    assert len(batches) == (3 if make is transform else 6)
+    for batch in batches:
+        x = np.array(batch["x"])
+        np.testing.assert_allclose(batch["numba"], x / 2)
+        drawn = np.array(batch["jit"]) - 2 * x
+        assert ((drawn >= -1e-5) & (drawn < 1 + 1e-5)).all() and len(np.unique(drawn)) > 4
+        drawn = (np.array(batch["dl"]) - x)[:, 0]
+        assert ((drawn >= -1e-5) & (drawn < 1 + 1e-5)).all()
+        # What is padded repeats the last record, but each sample draws by itself.
+        sums = np.array(batch["group"]) - np.array(batch["pad"])
+        np.testing.assert_allclose(sums, np.round(sums), atol=1e-5)
+    for at, state in enumerate(states):
+        other = make(jpegs_many)
+        other.set_state(state)
+        got = [{k: np.asarray(v).tolist() for k, v in b.items()} for b in other]
+        assert got == batches[at:], at
+        other.close()
+
+
+def test_the_public_functions():
+    assert set(fn.__all__) == {
+        "dl_tensor_python_function",
+        "jax_function",
+        "numba_function",
+        "read_file",
+    }
+    assert dalijax.LastBatchPolicy is LastBatchPolicy
