@@ -1,0 +1,130 @@
+"""Host time of a batch over a raw DALI loop: the core, and DALI's JAX plugin beside it.
+
+Before each batch Python spins until DALI has it ready, so that only the work of the host is timed, and the
+caches are as warm as in a loop. The variants take turns; figures are medians over all batches
+of a round, differences those of the rounds' medians::
+
+    python benchmarks/overhead.py --json overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import nvidia.dali
+from nvidia.dali import backend, fn, pipeline_def, types
+from nvidia.dali.plugin import jax as dax
+
+from dalijax import data_iterator
+
+GPU = backend.GetCUDADeviceCount() > 0
+SIZES = {"tiny": (32, [1]), "128x224x224x3": (128, [224, 224, 3])}
+
+
+def graph(files: list[str], shape: list[int], outputs: int) -> Any:
+    """The number of a file, and arrays that cost nothing to make."""
+    label = fn.readers.file(
+        files=files, labels=list(range(len(files))), name="reader", pad_last_batch=True
+    )[1]
+    made = [
+        fn.constant(idata=[k], shape=shape, dtype=types.UINT8, device="gpu" if GPU else "cpu")
+        for k in range(outputs - 1)
+    ]
+    return (label.gpu() if GPU else label, *made)
+
+
+def raw(call: dict[str, Any], batch: int) -> Iterator[Any]:
+    pipeline = pipeline_def(graph)(
+        **call, batch_size=batch, num_threads=2, device_id=0 if GPU else None
+    )
+    pipeline.build()
+    pipeline.schedule_run()
+    while True:
+        outputs = pipeline.share_outputs()
+        yield outputs
+        del outputs
+        pipeline.release_outputs()
+        pipeline.schedule_run()
+
+
+def plugin(call: dict[str, Any], names: list[str], batch: int) -> Iterator[Any]:
+    pipeline = pipeline_def(graph)(
+        **call, batch_size=batch, num_threads=2, device_id=0 if GPU else None
+    )
+    iterator = dax.DALIGenericIterator([pipeline], names, reader_name="reader", auto_reset=True)
+    while True:
+        try:
+            yield next(iterator)
+        except StopIteration:
+            continue
+
+
+def spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--batches", type=int, default=60, help="batches of a round")
+    parser.add_argument("--json", type=pathlib.Path, help="where to write the figures")
+    arguments = parser.parse_args()
+    where = jax.devices()[0].device_kind if GPU else f"{os.cpu_count()} CPU cores"
+    print(f"{where}, jax {jax.__version__}, DALI {nvidia.dali.__version__}")
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for number in range(4096):
+            files.append(f"{folder}/{number}.jpg")
+            pathlib.Path(files[-1]).write_bytes(b"x")
+        for size, (batch, shape) in SIZES.items():
+            for outputs in (1, 2, 4):
+                call = {"files": files, "shape": shape, "outputs": outputs}
+                names = [f"o{k}" for k in range(outputs)]
+                made = data_iterator(graph, names, reader_name="reader")
+                own = {**call, "batch_size": batch, "num_threads": 2}
+                iterators: dict[str, Iterator[Any]] = {"raw": raw(call, batch)}
+                if not GPU:
+                    iterators["as_numpy"] = made.stream(None, as_numpy=True, **own)
+                iterators["jax.Array"] = made.stream(None, **own)
+                iterators["DALI's plugin"] = plugin(call, names, batch)
+                times: dict[str, list[float]] = {name: [] for name in iterators}
+                gc.collect()
+                for _ in range(arguments.rounds):
+                    for name, each in iterators.items():
+                        one = []
+                        for _ in range(arguments.batches):
+                            spin(0.004 if batch > 32 else 0.001)
+                            begin = time.perf_counter()
+                            taken = next(each)
+                            one.append((time.perf_counter() - begin) * 1e6)
+                            del taken
+                        times[name].append(statistics.median(one))
+                base = times["raw"]
+                over = {
+                    name: statistics.median(a - b for a, b in zip(value, base))
+                    for name, value in times.items()
+                }
+                result[f"{size}, {outputs}"] = {"raw": statistics.median(base), "over": over}
+                told = ", ".join(f"{k} {v:+.0f}" for k, v in over.items() if k != "raw")
+                print(f"{size}, {outputs} outputs: raw {statistics.median(base):.0f} us; {told}")
+                del iterators, each
+                gc.collect()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Functions in the graph on a GPU: values against NumPy, streams, and resuming."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from nvidia.dali import backend, pipeline_def, types
+from nvidia.dali import fn as dali_fn
+from nvidia.dali import python_function_plugin as plugin
+
+from dalijax import data_iterator, fn
+
+pytestmark = pytest.mark.skipif(
+    backend.GetCUDADeviceCount() == 0 or jax.default_backend() != "gpu",
+    reason="needs a GPU that DALI and JAX see, and DALIJAX_TEST_GPU=1",
+)
+
+BATCH = 8
+
+
+def run(graph, runs=20):
+    """The outputs of some runs of a plain DALI pipeline, as lists of the samples' arrays."""
+    pipeline = pipeline_def(graph, batch_size=BATCH, num_threads=4, device_id=0, seed=3)()
+    pipeline.build()
+    return [
+        [[np.array(one) for one in output.as_cpu()] for output in pipeline.run()]
+        for _ in range(runs)
+    ]
+
+
+def check(graph, expected, runs=20):
+    for first, *others in run(graph, runs):
+        for other in others:
+            for sample, got in zip(first, other, strict=True):
+                np.testing.assert_allclose(got, expected(sample), rtol=1e-5, atol=1e-6)
+
+
+def uniform(shape=(64, 48, 3)):
+    return dali_fn.random.uniform(shape=list(shape), device="gpu")
+
+
+def ragged():
+    rows = dali_fn.cast(dali_fn.random.uniform(range=(1, 9), shape=[1]), dtype=types.INT32)
+    return dali_fn.random.uniform(shape=dali_fn.cat(rows, types.Constant([3], device="cpu"))).gpu()
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_jax_function(compiled):
+    def flip(x):
+        assert compiled or x.devices() == {jax.devices()[0]}
+        return x[:, ::-1] * 2
+
+    flip = jax.jit(flip) if compiled else flip
+
+    def graph():
+        x = uniform()
+        return x, fn.jax_function(flip)(x), fn.jax_function(lambda x: np.asarray(x)[:, ::-1] * 2)(x)
+
+    check(graph, lambda x: x[::-1] * 2)
+
+
+def test_jax_function_behind_heavy_work_on_both_streams():
+    @jax.jit
+    def heavy(x):
+        flat = x.reshape(x.shape[0], -1)
+        square = flat @ flat.T
+        for _ in range(30):
+            square = square @ square / jnp.abs(square).max()
+        return x + 0 * square.sum()
+
+    def graph():
+        x = uniform((256, 256, 3))
+        return x, dali_fn.flip(fn.jax_function(heavy)(dali_fn.flip(x)))
+
+    check(graph, lambda x: x, runs=60)
+
+
+@pytest.mark.parametrize("mode", ("pad", "group"))
+def test_ragged(mode):
+    def padded(x, *, lengths):
+        return x.sum((1, 2)) + 0 * lengths[:, 0].astype(np.float32)
+
+    total = padded if mode == "pad" else lambda x: x.sum((1, 2))
+
+    def graph():
+        x = ragged()
+        return x, fn.jax_function(total, ragged=mode)(x)
+
+    check(graph, lambda x: x.sum())
+
+
+@pytest.mark.parametrize("batch", (False, True))
+@pytest.mark.parametrize("library", ("jax", "cupy", "torch"))
+def test_dlpack_functions(library, batch):
+    module = jax.dlpack if library == "jax" else pytest.importorskip(library)
+    take = module.from_dlpack
+
+    def double(x):
+        return take(x) * 2
+
+    def doubles(xs):
+        return [take(x) * 2 for x in xs]
+
+    def graph():
+        x = uniform()
+        made = fn.dl_tensor_python_function(
+            x, function=doubles if batch else double, batch_processing=batch
+        )
+        return x, dali_fn.copy(made)
+
+    check(graph, lambda x: x * 2)
+
+
+def test_work_on_dalis_stream_needs_no_waiting():
+    cupy = pytest.importorskip("cupy")
+
+    def double(x):
+        with cupy.cuda.ExternalStream(int(plugin.current_dali_stream())):
+            return cupy.from_dlpack(x) * 2
+
+    def graph():
+        x = uniform((256, 256, 3))
+        own = fn.dl_tensor_python_function(
+            dali_fn.flip(x), function=double, synchronize_stream=False
+        )
+        return x, dali_fn.flip(own)
+
+    check(graph, lambda x: x * 2, runs=60)
+
+
+def test_what_is_wrong_is_said():
+    def graph():
+        return fn.dl_tensor_python_function(uniform((2,)), function=lambda x: np.zeros(2))
+
+    with pytest.raises(RuntimeError, match="return an array of JAX, CuPy or PyTorch"):
+        next(data_iterator(graph, ["x"])(batch_size=2))
+    with pytest.raises(ValueError, match=r"Use .gpu\(\)"):
+        run(lambda: fn.jax_function(lambda x, y: x)(uniform(), dali_fn.random.uniform()))
+
+
+def test_numba_kernels():
+    cuda = pytest.importorskip("numba.cuda")
+
+    def double(out, x):
+        row, column, channel = cuda.grid(3)
+        if row < x.shape[0] and column < x.shape[1] and channel < x.shape[2]:
+            out[row, column, channel] = x[row, column, channel] * 2
+
+    def graph():
+        x = uniform((16, 16, 3))
+        return x, fn.numba_function(
+            x,
+            run_fn=double,
+            in_types="float32",
+            ins_ndim=3,
+            blocks=[4, 4, 1],
+            threads_per_block=[4, 4, 3],
+        )
+
+    check(graph, lambda x: x * 2)
+
+
+def test_keys_and_states_resume():
+    @fn.jax_function
+    @jax.jit
+    def jittered(x, *, key):
+        return x + jax.random.uniform(key, x.shape)
+
+    def drawn(x, *, rng, key):
+        return jax.dlpack.from_dlpack(x) + float(rng.random()) + jax.random.uniform(key, (4,))
+
+    def graph():
+        x = uniform((4,))
+        return x, jittered(x), fn.dl_tensor_python_function(x, function=drawn)
+
+    made = data_iterator(graph, ["x", "j", "d"], size=40 * BATCH)
+    iterator, states, batches = made(batch_size=BATCH), [], []
+    for _ in range(8):
+        states.append(json.dumps(iterator.get_state()))
+        batches.append({k: np.asarray(v) for k, v in next(iterator).items()})
+    assert len({b["j"].tobytes() for b in batches}) == 8
+    for at in (0, 3, 7):
+        other = made(batch_size=BATCH)
+        other.set_state(json.loads(states[at]))
+        for expected in batches[at:]:
+            batch = next(other)
+            for name, value in expected.items():
+                np.testing.assert_array_equal(np.asarray(batch[name]), value)

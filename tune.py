@@ -1,0 +1,16 @@
+"""Finds the fastest settings for a pipeline: ``python -m dalijax.tune module:iterator_fn``.
+
+    python -m dalijax.tune my_data:train --batch-size 256 --arg data_dir="'imagenet/train'"
+
+It prints a table and the line of code to paste; see `tune` for the same from Python.
+"""
+
+from .core.tuning import Tuned as Tuned
+from .core.tuning import tune as tune
+
+__all__ = ["Tuned", "tune"]
+
+if __name__ == "__main__":
+    from .core.tuning_command import main
+
+    main()
