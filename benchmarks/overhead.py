@@ -1,8 +1,8 @@
 """Host time of a batch over a raw DALI loop: the core, and DALI's JAX plugin beside it.
 
-Before each batch Python spins until DALI has it ready, so that only the work of the host is timed, and the
-caches are as warm as in a loop. The variants take turns; figures are medians over all batches
-of a round, differences those of the rounds' medians::
+Before each batch Python spins until DALI has it ready, so that only the work of the host is
+timed, and the caches are as warm as in a loop. The variants take turns; figures are medians over
+all batches of a round, differences those of the rounds' medians::
 
     python benchmarks/overhead.py --json overhead.json
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -26,7 +27,12 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def wants(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a keyword-only parameter of a name."""
+    """Whether a function has a keyword-only parameter of a name that nobody has filled in."""
+    layer = function
+    while isinstance(layer, functools.partial):
+        if name in layer.keywords:
+            return False
+        layer = layer.func
     try:
         parameter = inspect.signature(function).parameters.get(name)
     except (TypeError, ValueError):
@@ -82,7 +88,7 @@ def key_of(words: np.ndarray) -> np.ndarray:
 def jax_key(words: np.ndarray) -> jax.Array:
     """A jax.random.key of uint32 of shape [2]."""
     data: Any = words
-    return jax.random.wrap_key_data(data)
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 class _Exported:

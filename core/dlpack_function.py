@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
 
 from . import callbacks
 from .callbacks import plugin
@@ -40,6 +41,7 @@ class DLTensor:
         return _CUDA, self._device_id
 
 
+@do_not_convert
 def dl_tensor_python_function(
     *inputs: DataNode,
     function: Callable[..., Any],
@@ -61,7 +63,9 @@ def dl_tensor_python_function(
     PyTorch take by ``from_dlpack``, too. On a GPU it gets `DLTensor` objects for ``from_dlpack`` of
     JAX, CuPy and PyTorch. It may return arrays of any of them, and raw capsules.
 
-    The function must not change its inputs, nor use them after it has returned. On a GPU DALI
+    The function must not change its inputs, nor use them after it has returned; nor may it return
+    one buffer of its own again and again, since the samples of a batch are put together only
+    when all were made. On a GPU DALI
     waits for its own stream before the call, and makes it wait for the streams of what is returned
     (``__dlpack__(stream=...)``), so that nothing else needs to wait. With
     ``synchronize_stream=False`` DALI does not wait: work then belongs on DALI's stream, which is

@@ -41,7 +41,7 @@ _IGNORED = frozenset(
         *("_origin_stack_lineno", "_origin_stack_name", "bytes_per_sample_hint", "device"),
         *("dont_use_mmap", "function_id", "hw_decoder_load", "num_threads", "preserve"),
         *("prefetch_queue_depth", "preserve_name", "read_ahead", "tensor_init_bytes"),
-        "use_o_direct",
+        *("run_fn", "setup_fn", "use_o_direct"),  # Numba's functions are addresses
     }
 )
 _PATHS = ("file_root", "file_list", "path", "index_path", "annotations_file")
@@ -118,6 +118,8 @@ def fingerprint(
             if kind == "external_source":
                 unchecked.append(f"what the source of {name} gives")
         else:
+            if "run_fn" in arguments:
+                unchecked.append(f"the Numba function of {name}")
             content = json.dumps(own, sort_keys=True, default=repr).encode()
             made["operators"].append(f"{kind} {name} {digest(content, length=8)}")
     made["unchecked"] = unchecked
@@ -195,7 +197,7 @@ def _operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         arguments = _printed_arguments(str(getattr(instance, "spec", "")))
         kind = _kind(arguments, type(instance).__name__)
         found.append((kind, instance.name, arguments))
-        if "function_id" in arguments or "function" in kind:
+        if "function_id" in arguments or ("function" in kind and "run_fn" not in arguments):
             unchecked.append(f"the Python function of {instance.name}")
     return found, unchecked
 

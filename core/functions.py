@@ -6,8 +6,10 @@ from typing import Any
 
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
 
 
+@do_not_convert
 def read_file(path: DataNode, **arguments: Any) -> DataNode:
     """The contents of the files whose paths are the samples of an input.
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
 
 from . import callbacks, together
 from .arrays import check_width
@@ -20,6 +22,7 @@ from .ragged import by_groups, padded
 _RAGGED = (None, "pad", "group")
 
 
+@do_not_convert
 def jax_function(
     function: Callable[..., Any] | None = None,
     num_outputs: int = 1,
@@ -52,7 +55,8 @@ def jax_function(
         num_outputs: Number of its outputs: 0 (it returns None), 1 (an array), or a tuple's.
         output_layouts: Layouts of the outputs without the batch, "HWC" say: one for all, or one
             for each of the first ones. Left out, that of the i-th input is the i-th
-            output's, where they have the same number of dimensions.
+            output's, where they have the same number of dimensions; with ``ragged`` there is
+            none.
         sharding: A jax.sharding.Sharding whose dimension 0 is the batch: the function gets
             global arrays, of the batches of all pipelines of the process. It
             belongs to iterators with the same sharding.
@@ -99,6 +103,7 @@ def jax_function(
         )
     called = function
 
+    @do_not_convert
     @functools.wraps(called)
     def operator(*inputs: DataNode) -> Any:
         pipeline = callbacks.require_pipeline(f"{callbacks.name_of(called)}() of fn.jax_function")
@@ -112,7 +117,7 @@ def jax_function(
         body: _Body = own
         if sharding is not None:
             extra.append(callbacks.step_node(pipeline))
-            body = _Together(own, sharding)
+            body = _Together(own, sharding, pipeline)
         nodes += [node.gpu() if where == "gpu" else node for node in extra]
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
@@ -205,13 +210,13 @@ class _Called:
 @jax.jit
 def _key_of_words(words: jax.Array) -> jax.Array:
     data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
-    return jax.random.wrap_key_data(data)
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 class _Together:
     """A function of global arrays, which all pipelines of an iterator call together."""
 
-    def __init__(self, called: _Called, sharding: jax.sharding.Sharding):
+    def __init__(self, called: _Called, sharding: jax.sharding.Sharding, pipeline: Pipeline):
         self.name = called.name
         self.keyed = called.keyed
         self.inputs = called.inputs
@@ -225,6 +230,11 @@ class _Together:
                 f"the sharding of {called.name}() has {len(self._layout.shards)} data shards on "
                 f"this process, and {build.count} pipelines are built: give the iterator the same "
                 "sharding"
+            )
+        if build.count > 1 and not (pipeline.exec_async and pipeline.exec_pipelined):
+            raise ValueError(
+                f"{called.name}() has a sharding over {build.count} pipelines, which must run at "
+                "the same time: leave exec_async=False and exec_pipelined=False out"
             )
         if called.keyed and jax.process_count() > 1:
             raise ValueError(

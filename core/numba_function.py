@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,14 +13,17 @@ import numpy as np
 import nvidia.dali
 from nvidia.dali import types
 from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
 
 from . import callbacks
 from .arrays import dali_type
+from .fingerprint import digest
 from .kept_state import note
 
 _MOST = 6  # inputs, and outputs
 
 
+@do_not_convert
 def numba_function(
     *inputs: DataNode,
     run_fn: Callable[..., None],
@@ -49,7 +53,8 @@ def numba_function(
         *inputs: One to six batches.
         run_fn: ``run_fn(out0, ..., in0, ...)`` writes into the outputs. It is called for each
             sample with arrays, in DALI's threads; with ``batch_processing`` once, with
-            lists of them. On a GPU it is a CUDA kernel (numba.cuda).
+            lists of them. On a GPU it is a CUDA kernel (numba.cuda). It must not raise: Numba
+            writes that to stderr, and the batch is delivered with what was in the memory.
         out_types, in_types: Types of the elements: DALI's, or NumPy's, or their names; one, or
             one for each.
         outs_ndim, ins_ndim: Numbers of dimensions of a sample; one, or one for each.
@@ -76,6 +81,8 @@ def numba_function(
     """
     callbacks.require_pipeline("fn.numba_function")
     where = callbacks.device_of(inputs, device)
+    run_fn = getattr(run_fn, "py_func", run_fn)  # of @njit
+    setup_fn = getattr(setup_fn, "py_func", setup_fn)
     note(run_fn, stateful)
     if example is not None:
         samples = list(example) if isinstance(example, (list, tuple)) else [example]
@@ -86,19 +93,22 @@ def numba_function(
         raise ValueError(
             "in_types and ins_ndim are missing: pass them, or example=, a sample of each input"
         )
-    of_ins = [_dali_type(one) for one in _listed(in_types)]
-    ins = _listed(ins_ndim)
+    ins = _each(ins_ndim, len(inputs))
+    of_ins = [_dali_type(one) for one in _each(in_types, len(inputs))]
     outputs = _outputs(run_fn, len(inputs), out_types, outs_ndim)
     of_outs = [_dali_type(one) for one in _filled("out_types", out_types, of_ins, outputs)]
     outs = _filled("outs_ndim", outs_ndim, ins, outputs)
     _check_counts(len(inputs), of_ins, ins, of_outs, outs)
     _check_kernel(where, batch_processing, blocks, threads_per_block)
-    if setup_fn is None and len(outs) != len(ins):
-        if len(outs) > len(ins):
+    if setup_fn is None:
+        if outs != ins[: len(outs)]:
             raise ValueError(
-                f"{len(outs)} outputs of {len(ins)} inputs have no shapes: pass setup_fn"
+                f"outputs of {outs} dimensions have not the shapes of the inputs, of {ins}: pass "
+                "setup_fn"
             )
-        setup_fn = _shapes_of_inputs
+        # Without one DALI gives outputs the types of the inputs, too, and writes behind their end.
+        if (len(outs), of_outs) != (len(ins), of_ins):
+            setup_fn = _shapes_of_inputs
     more = callbacks.arguments(seed, bytes_per_sample_hint, name)
     try:
         made = _operator_class()(
@@ -115,6 +125,8 @@ def numba_function(
             preserve=preserve,
             **more,
         )
+    except NotImplementedError:  # Numba's, of the function
+        raise
     except (AttributeError, ImportError, RuntimeError) as error:
         raise _misfit(error) from error
     return made(*inputs)
@@ -126,10 +138,6 @@ def _shapes_of_inputs(outs: Any, ins: Any) -> None:
         for sample in range(len(outs[number])):
             for axis in range(len(outs[number][sample])):
                 outs[number][sample][axis] = ins[number][sample][axis]
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _dali_type(value: Any) -> types.DALIDataType:
@@ -148,18 +156,23 @@ def _dali_type(value: Any) -> types.DALIDataType:
     return found
 
 
+def _each(value: Any, count: int) -> list[Any]:
+    """One for each, or the same for all."""
+    return list(value) if isinstance(value, (list, tuple)) else [value] * count
+
+
 def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -> int:
-    """Number of outputs: as many as are described, or as the function takes beside the inputs."""
+    """Number of outputs: as many as are listed, or as the function takes beside the inputs."""
     for given in (kinds, ndims):
-        if given is not None:
-            return len(_listed(given))
+        if isinstance(given, (list, tuple)):
+            return len(given)
     return len(inspect.signature(run_fn).parameters) - inputs
 
 
 def _filled(name: str, given: Any, like: Sequence[Any], count: int) -> list[Any]:
     """What is said of the outputs, or what their inputs are."""
     if given is not None:
-        return _listed(given)
+        return _each(given, count)
     if count > len(like):
         raise ValueError(f"{name} is missing: {count} outputs are more than the inputs")
     return list(like[:count])
@@ -202,11 +215,31 @@ def _misfit(error: Exception) -> Exception:
     )
 
 
-def _outside(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """The values that a function reads outside of itself, which Numba takes for constants."""
-    found = inspect.getclosurevars(inspect.unwrap(function))
-    values = sorted({**found.globals, **found.nonlocals}.items())
-    return tuple((k, v if isinstance(v, (int, float, str, tuple)) else id(v)) for k, v in values)
+def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
+    """What a function's code and all that it reads outside of itself are; None: who knows.
+
+    Numba takes the latter for constants.
+    """
+    found = inspect.getclosurevars(function)
+    values = {**found.globals, **found.nonlocals, "": getattr(function, "__defaults__", None)}
+    parts = [_constant(value) for _, value in sorted(values.items())]
+    if None in parts:
+        return None
+    return function.__code__, tuple(sorted(values)), tuple(parts)
+
+
+def _constant(value: Any) -> Any:
+    """What tells one constant from another; None where nothing does."""
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return type(value), repr(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.dtype.str, value.shape, digest(np.ascontiguousarray(value).tobytes())
+    if isinstance(value, tuple):
+        parts = tuple(_constant(one) for one in value)
+        return None if None in parts else parts
+    if value is np or value is math:
+        return value.__name__
+    return None
 
 
 @functools.cache
@@ -215,10 +248,13 @@ def _operator_class() -> Any:
     dalis: Any = importlib.import_module("nvidia.dali.plugin.numba")
     compiled: dict[Any, Any] = {}
 
-    def once(key: tuple[Any, ...], compile_it: Callable[[], Any]) -> Any:
-        if key not in compiled:
-            compiled[key] = compile_it()
-        return compiled[key]
+    def once(function: Any, options: tuple[Any, ...], compile_it: Callable[[], Any]) -> Any:
+        known = _outside(function)
+        if known is None:
+            return compile_it()
+        if (known, options) not in compiled:
+            compiled[known, options] = compile_it()
+        return compiled[known, options]
 
     class NumbaFunction(dalis.NumbaFunction):  # type: ignore[misc]
         def _get_run_fn_cpu(
@@ -235,13 +271,13 @@ def _operator_class() -> Any:
                 super()._get_run_fn_cpu,
                 *(run_fn, out_types, in_types, outs_ndim, ins_ndim, batch_processing),
             )
-            return once(("run", run_fn, *own, *_outside(run_fn)), compile_it)
+            return once(run_fn, own, compile_it)
 
         def _get_setup_fn_cpu(self, setup_fn: Any) -> Any:
             if setup_fn is None:
                 return None
-            key = ("setup", setup_fn, *_outside(setup_fn))
-            return once(key, lambda: self._compiled_setup(setup_fn))
+            self._setup = once(setup_fn, ("setup",), lambda: self._compiled_setup(setup_fn))
+            return self._setup.address
 
         def _compiled_setup(self, setup_fn: Any) -> Any:
             view, compiled_fn = dalis._get_shape_view, dalis.njit(setup_fn)
@@ -250,7 +286,6 @@ def _operator_class() -> Any:
             def setup(outs: Any, out_ndims: Any, n: Any, ins: Any, in_ndims: Any, m: Any, k: Any):  # type: ignore[no-untyped-def]
                 compiled_fn(view(outs, out_ndims, n, k), view(ins, in_ndims, m, k))
 
-            once(("kept", setup_fn, *_outside(setup_fn)), lambda: setup)
-            return setup.address
+            return setup
 
     return NumbaFunction

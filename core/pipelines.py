@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from nvidia.dali import Pipeline, backend, pipeline_def
 
 from .fingerprint import StateError, serialized_operators
 from .kept_state import noted
-from .together import Build
+from .together import Build, current
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
 DEFAULT_NUM_THREADS = 4
@@ -61,6 +62,19 @@ def check_resumable(source: PipelineSource) -> None:
     """Raises StateError where a source has no state to resume from, with the way out."""
     if source.unresumable:
         raise StateError(f"the pipelines have no state to resume from: {source.unresumable}")
+
+
+class _Owned(Pipeline):
+    """A pipeline that Python may collect in a thread of DALI's, which can't wait for its end.
+
+    A Python function of a graph runs there, and so may Python's cyclic gc within it.
+    """
+
+    def _shutdown(self) -> None:
+        if isinstance(threading.current_thread(), threading._DummyThread):
+            threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
+        else:
+            super()._shutdown()  # type: ignore[no-untyped-call]
 
 
 def _build(pipeline: Pipeline) -> None:
@@ -147,6 +161,8 @@ class FunctionSource:
                 pipeline = self.define(one, None)
                 _build(pipeline)
         self.unresumable = self.unresumable or noted(pipeline)
+        if type(pipeline) is Pipeline and hasattr(Pipeline, "_shutdown"):
+            pipeline.__class__ = _Owned
         for warning in caught:
             # Said where a state is asked for: such a pipeline iterates well without one.
             if str(warning.message).startswith(_NO_SOURCE_STATE):
@@ -168,6 +184,7 @@ class FunctionSource:
             "enable_checkpointing": self._checkpointing,
             "checkpoint": checkpoint,
         }
+        current().again()
         defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
         call = {**self._kwargs, **one}
         if not getattr(self._fn, "_is_pipeline_def", False):
@@ -176,6 +193,7 @@ class FunctionSource:
         pipeline = self._fn(*self._args, **state, **call)
         left_out = {k: v for k, v in defaults.items() if getattr(pipeline, k) is None}
         if left_out:
+            current().again()
             pipeline = self._fn(*self._args, **state, **call, **left_out)
         return pipeline
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -18,12 +17,6 @@ _ALL = 1 << 30
 
 def drop(outputs: Sequence[Outputs]) -> None:
     """The conversion of a batch that nobody wants."""
-
-
-def _shut_down(pipelines: Sequence[Pipeline]) -> None:
-    for pipeline in pipelines:
-        # Not public: without it they are freed when Python collects their cycles.
-        getattr(pipeline, "_shutdown", lambda: None)()
 
 
 class SourceEnded(Exception):
@@ -193,22 +186,15 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pipelines and their threads now; arrays made of their outputs stay valid."""
-        _shut_down(self._let_go())
-
-    def _let_go(self) -> tuple[Pipeline, ...]:
-        """The pipelines to be freed."""
-        pipelines, self.pipelines = self.pipelines if self._owned else (), ()
+        for pipeline in self.pipelines if self._owned else ():
+            # Not public: without it they are freed when Python collects their cycles.
+            getattr(pipeline, "_shutdown", lambda: None)()
+        self.pipelines = ()
         self._lanes.clear()
-        return pipelines
 
     def __del__(self) -> None:
-        pipelines = self._let_go() if hasattr(self, "_lanes") else ()
-        if isinstance(threading.current_thread(), threading._DummyThread):
-            # Collected by a Python function of the graph, in a thread of DALI's, which can't
-            # wait for its own end.
-            threading.Thread(target=_shut_down, args=(pipelines,), daemon=True).start()
-        else:
-            _shut_down(pipelines)
+        if hasattr(self, "_lanes"):
+            self.close()
 
     def checkpoints(self) -> tuple[bytes, ...] | None:
         """DALI's checkpoint of each pipeline at the batch taken last; None if disabled."""

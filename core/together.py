@@ -114,6 +114,10 @@ class Build:
         finally:
             _current.reset(token)
 
+    def again(self) -> None:
+        """Begins this pipeline's definition anew: it may be defined more than once."""
+        self._next = 0
+
     def meeting(self) -> Meeting:
         """The meeting of the next function of this pipeline, the same in each of them."""
         if self._next == len(self._meetings):

@@ -1,10 +1,13 @@
 """Functions in the graph: DALI's documentation, line by line, and resuming."""
 
+import collections
 import functools
 import gc
 import itertools
 import json
 import random
+import subprocess
+import sys
 import threading
 
 import jax
@@ -418,6 +421,91 @@ def writes_its_own(x):
 APPENDS, ASSIGNS, READS = closes_over()
 
 
+MEAN = np.array([1.0, 2.0, 3.0], np.float32)
+CONFIG = {"scale": 2.0}
+QUEUE = collections.deque()
+
+
+def normalised(x):
+    return (x - MEAN.reshape(1, 3).max()) * CONFIG["scale"] + MEAN.sum()
+
+
+def own_generators(x):
+    return x + np.random.default_rng(0).random() + random.Random(3).random()
+
+
+def nested(x):
+    number = 0
+
+    def inner():
+        nonlocal number
+        number += 1
+
+    inner()
+    return x + number
+
+
+def writes_an_array(x):
+    MEAN[0] += 1
+    return x
+
+
+def queues(x):
+    QUEUE.append(1)
+    return x
+
+
+def aliases(x):
+    SPACE.number += 1
+    return x
+
+
+class Space:
+    number = 0
+
+
+SPACE = Space()
+SPACE.rng = np.random.default_rng(0)
+
+
+def draws_from_an_object(x):
+    return x + SPACE.rng.random()
+
+
+def counted(function):
+    calls = []
+
+    @functools.wraps(function)
+    def wrapper(*arguments):
+        calls.append(1)
+        return function(*arguments)
+
+    return wrapper
+
+
+class Augment:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+        self.counts = [0]
+        self.scale = 2.0
+
+    def draws(this, x):
+        return x + this.rng.random()
+
+    def counts_up(self, x):
+        self.counts[0] += 1
+        return x
+
+    def calls(self, x):
+        return self.counts_up(x)
+
+    def reads(self, x):
+        return x * self.scale + len(self.counts)
+
+
+AUGMENT = Augment()
+
+
 @pytest.mark.parametrize(
     "function,why",
     [
@@ -438,6 +526,21 @@ APPENDS, ASSIGNS, READS = closes_over()
         (functools.partial(lambda it, x: x, iter([1])), "an iterator"),
         (jax.jit(counts), "changes COUNT"),
         (np.sin, ""),
+        (normalised, ""),
+        (own_generators, ""),
+        (nested, ""),
+        (writes_an_array, "changes MEAN"),
+        (queues, "changes QUEUE"),
+        (aliases, "changes SPACE"),
+        (draws_from_an_object, "draws from SPACE, which has a Generator"),
+        (counted(np.sin), "changes calls"),
+        (AUGMENT.draws, "draws from this, which has a Generator"),
+        (AUGMENT.counts_up, "changes self"),
+        (AUGMENT.calls, "changes self"),
+        (AUGMENT.reads, ""),
+        (jax.jit(functools.partial(lambda x, rng: x, rng=np.random.default_rng())), "rng"),
+        (jax.vmap(normalised), ""),
+        (jax.jit(jax.vmap(jax.grad(lambda x: x * 2.0))), ""),
         (lambda x: x * 2, ""),
     ],
     ids=str,
@@ -658,7 +761,7 @@ def transposed_copy(out0, in0):
                 "out_types": ["float32"] * 2,
                 "outs_ndim": [1, 1],
             },
-            "2 outputs of 1 inputs have no shapes: pass setup_fn",
+            r"outputs of \[1, 1\] dimensions .* of \[1\]: pass setup_fn",
         ),
         (
             {"example": np.zeros(2, np.float32), "out_types": ["float32"], "outs_ndim": [1, 1]},
@@ -704,6 +807,82 @@ def test_numbas_limits_and_errors(monkeypatch):
 def not_numba(out0, in0):
     out0[:] = in0[:]
     jax.numpy.sum(in0)
+
+
+def test_numba_into_other_types():
+    """Without setup_fn DALI would allocate the inputs' types, and Numba write behind their end."""
+
+    def graph():
+        x = dali_fn.random.uniform(shape=[1000], range=(0, 255), dtype=types.UINT8)
+        return x, fn.numba_function(
+            x, run_fn=copied, example=np.zeros(1, np.uint8), out_types="float32"
+        )
+
+    check(graph, lambda x: x.astype(np.float32))
+    with pytest.raises(ValueError, match="pass setup_fn"):
+        run(
+            lambda: (
+                fn.numba_function(
+                    uniform((2,)), run_fn=copied, example=np.zeros(2, np.float32), outs_ndim=3
+                ),
+            )
+        )
+
+
+def test_what_numba_takes_for_constants_may_change_between_builds():
+    table = np.zeros(1, np.float32)
+
+    def graph(factor):
+        def scaled(out0, in0):
+            out0[:] = in0[:] * factor + table[0]
+
+        x = uniform((2,))
+        return x, fn.numba_function(x, run_fn=scaled, example=np.zeros(2, np.float32))
+
+    for factor, shift in ((2, 1), (2.5, 5), (2, 5)):
+        table[:] = shift
+        check(lambda f=factor: graph(f), lambda x, f=factor, s=shift: x * f + np.float32(s))
+
+
+def test_numba_states_go_on_in_another_process(jpegs_many):
+    program = f"""
+import sys, json
+import jax, numpy as np
+jax.config.update("jax_platforms", "cpu")
+from nvidia.dali import fn as dali_fn
+from dalijax import data_iterator, fn
+
+def twice(out0, in0):
+    out0[:] = in0[:] * 2
+
+def shapes(outs, ins):
+    for k in range(len(outs[0])):
+        outs[0][k][0] = ins[0][k][0]
+
+def graph():
+    label = dali_fn.readers.file(files={jpegs_many[:12]!r}, name="reader")[1]
+    other = dali_fn.random.uniform(shape=[1])
+    return label, fn.numba_function(
+        other, run_fn=twice, setup_fn=shapes, in_types="float32", ins_ndim=1
+    )
+
+iterator = data_iterator(graph, ["x", "y"], reader_name="reader")(batch_size=4, num_threads=1)
+if sys.argv[1] == "save":
+    next(iterator)
+    state = iterator.get_state()
+    assert "the Numba function of" in state["fingerprint"]["unchecked"][0], state
+    print(json.dumps([state, np.asarray(next(iterator)["y"]).tolist()]))
+else:
+    state, expected = json.loads(sys.stdin.read())
+    iterator.set_state(state)
+    assert np.asarray(next(iterator)["y"]).tolist() == expected
+    print("resumed")
+"""
+    options = {"capture_output": True, "text": True, "timeout": 120}
+    saved = subprocess.run([sys.executable, "-c", program, "save"], **options)
+    assert saved.returncode == 0, saved.stderr
+    resumed = subprocess.run([sys.executable, "-c", program, "load"], input=saved.stdout, **options)
+    assert resumed.stdout == "resumed\n", resumed.stderr
 
 
 # dl_tensor_python_function: DALI's documentation
@@ -802,7 +981,96 @@ def test_what_dlpack_functions_do_wrong_is_said(function, words):
         next(iterator)
 
 
+# Around DALI
+
+
+def test_conditionals():
+    @fn.jax_function
+    @jax.jit
+    def jitter(x, *, key):
+        return x + 0 * jax.random.uniform(key)
+
+    def graph():
+        x = dali_fn.random.uniform(shape=[3])
+        flag = dali_fn.random.coin_flip(dtype=types.BOOL)
+        if flag:  # noqa: SIM108 - which DALI rewrites
+            y = jitter(x) * 2
+        else:
+            y = fn.dl_tensor_python_function(x, function=lambda one: one * 3)
+        return x, flag, y
+
+    pipeline = pipeline_def(graph, enable_conditionals=True)
+    made = pipeline(batch_size=16, num_threads=1, device_id=None)
+    made.build()
+    for _ in range(5):
+        x, flag, y = (np.asarray(output.as_array()) for output in made.run())
+        np.testing.assert_allclose(y, np.where(flag.reshape(-1, 1), 2 * x, 3 * x), rtol=1e-6)
+
+
+def test_keys_that_are_bound_or_of_another_kind():
+    key = jax.random.key(5)
+
+    def shifted(x, *, key):
+        return x + jax.random.uniform(key)
+
+    def graph():
+        x = uniform((2,))
+        return x, fn.jax_function(functools.partial(shifted, key=key))(x)
+
+    check(graph, lambda x: x + np.asarray(jax.random.uniform(key)))
+    try:
+        jax.config.update("jax_default_prng_impl", "rbg")
+        assert len(run(lambda: (jittered(uniform((2,))),))) == 3
+    finally:
+        jax.config.update("jax_default_prng_impl", "threefry2x32")
+
+
+def test_iterators_that_are_collected_within_a_function():
+    """Python's cyclic gc may run in DALI's threads, and end other pipelines there."""
+
+    def collects(x):
+        gc.collect()
+        return x
+
+    def same(x):
+        return x
+
+    class Trainer:
+        def __init__(self):
+            made = data_iterator(
+                lambda: fn.dl_tensor_python_function(uniform((2,)), function=same), ["x"]
+            )
+            self.data = made(batch_size=2, num_threads=1)
+            self.step = self.run  # a cycle
+            next(self.data)
+
+        def run(self):
+            return next(self.data)
+
+    main = data_iterator(
+        lambda: fn.dl_tensor_python_function(uniform((2,)), function=collects, stateful=False),
+        ["x"],
+    )(batch_size=2, num_threads=1)
+    for _ in range(5):
+        Trainer().step()
+        for _ in range(3):
+            next(main)
+    main.close()
+
+
 # Sharding
+
+
+def test_sharded_functions_want_pipelines_that_run_at_once(jpegs_many):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    made = data_iterator(
+        functools.partial(sharded, sharding=sharding, function=centred),
+        ["x", "c", "f"],
+        sharding=sharding,
+        reader_name="reader",
+    )
+    with pytest.raises(ValueError, match="must run at the same time"):
+        made(files=jpegs_many[:8], batch_size=4, exec_async=False, exec_pipelined=False)
 
 
 def sharded(files, shard_id=0, num_shards=1, sharding=None, function=None, broken=""):
