@@ -132,11 +132,8 @@ class DALIInput(base_input.BaseInput):
             )
         if self.element == "jax" and config.as_numpy:
             raise ValueError("element='jax' with as_numpy=True: leave as_numpy out")
-        if config.on_error == "skip" and not self._endless and self.num_infeed_hosts > 1:
-            raise ValueError(
-                "on_error='skip' with several infeed hosts: one that skips a batch has fewer than "
-                "the others, which wait for it. Leave it out for evaluation"
-            )
+        if not self._endless:
+            self.iterator_fn.check_in_step(self._call, self.num_infeed_hosts)
         self._check_names(config.output_map)
         self._mask = config.mask or self.weights
         if config.mask is None:

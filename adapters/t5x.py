@@ -128,11 +128,7 @@ def eval_get_dataset_fn(
         **more: Any,
     ) -> dict[str, EvalDataset]:
         del feature_converter_cls, rest, more
-        if num_shards > 1 and call.get("on_error", iterator_fn.config.on_error) == "skip":
-            raise ValueError(
-                "on_error='skip' with several hosts: one that skips a batch has fewer than the "
-                "others, which wait for it. Leave it out for evaluation"
-            )
+        iterator_fn.check_in_step(call, num_shards)
         separate = Separate(num_epochs=1)
         fitted = iterator_fn.adapted(
             "eval_get_dataset_fn",

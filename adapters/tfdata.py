@@ -12,7 +12,6 @@ It works without TensorFlow: specs are then jax.ShapeDtypeStructs, and there is 
 
 from __future__ import annotations
 
-import json
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,13 +26,8 @@ from ..core.chained import ChainedStream
 from ..core.config import IteratorConfig, Separate
 from ..core.decorator import IteratorFunction, iterator_function
 from ..core.pipelines import FunctionSource
-from ..core.stats import InputStats
 from ..core.stream import BatchStream
-
-try:
-    import tensorflow as tf
-except ImportError:
-    tf = None
+from .tfdata_iterator import Array, DatasetIterator, plain, scalar, tf
 
 __all__ = ["DALIDataset"]
 
@@ -69,28 +63,6 @@ _IN_THE_GRAPH = {
     "window": "use sequence_length of the reader (video, sequences)",
     "zip": "give one pipeline function both readers",
 }
-
-
-class Array(np.ndarray):
-    """A NumPy array that has the methods of a TensorFlow tensor that loops over tf.data call.
-
-    So have its elements: where NumPy gives a scalar, this gives an array without dimensions.
-    """
-
-    def numpy(self) -> Any:
-        """The array itself, without a copy; NumPy's scalar where it has no dimensions."""
-        return self.view(np.ndarray)[()]
-
-    _numpy = numpy
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        return np.asarray(found).view(Array) if isinstance(found, np.generic) else found
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.ndim:
-            raise TypeError("iteration over a 0-d array")
-        return (self[number] for number in range(len(self)))
 
 
 class DALIDataset:
@@ -198,11 +170,12 @@ class DALIDataset:
         return refuse
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator(self)
+        stream = ChainedStream(self._source.stream(self._epochs), self._chain)
+        return DatasetIterator(stream, lambda: self.element_spec)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """An iterator over the elements with plain NumPy arrays."""
-        return map(_plain, iter(self))
+        return map(plain, iter(self))
 
     def __bool__(self) -> bool:
         return True
@@ -222,7 +195,7 @@ class DALIDataset:
 
     def cardinality(self) -> Array:
         """Number of elements, tf.data.INFINITE_CARDINALITY (-1) or UNKNOWN (-2): int64 scalar."""
-        return _scalar(self._source.cardinality(self._epochs, self._chain))
+        return scalar(self._source.cardinality(self._epochs, self._chain))
 
     @property
     def element_spec(self) -> Any:
@@ -266,7 +239,6 @@ class _Source:
         self.iterator_fn = iterator_fn
         self.call = dict(call)
         self.config = self.prepared()[1]
-        self.policy = self.config.last_batch_policy
         self._spare: dict[int | None, BatchStream] = {}
         self._lent: weakref.WeakValueDictionary[int | None, BatchStream] = (
             weakref.WeakValueDictionary()
@@ -288,7 +260,7 @@ class _Source:
 
     def _made(self, epochs: int | None) -> BatchStream:
         iterator_fn = self.iterator_fn
-        if self.policy is not LastBatchPolicy.FILL:
+        if self.config.last_batch_policy is not LastBatchPolicy.FILL:
             separate = Separate(epochs, alone=True)
             iterator_fn = iterator_fn.adapted("DALIDataset", separate=separate)
         return iterator_fn.stream(epochs, **iterator_fn.for_host(self.call))
@@ -308,7 +280,8 @@ class _Source:
     def spec(self, epochs: int | None, chain: Sequence[Step]) -> Any:
         if self._spec is None:
             self._spec = self.known(epochs).element_spec
-        varies = self.policy is LastBatchPolicy.PARTIAL or self.known(epochs).iterator.plan is None
+        partial = self.config.last_batch_policy is LastBatchPolicy.PARTIAL
+        varies = partial or self.known(epochs).iterator.plan is None
         made: Any = {name: _spec(own, varies) for name, own in self._spec.items()}
         for step in chain:
             if isinstance(step, Enumerate):
@@ -321,119 +294,3 @@ def _spec(own: jax.ShapeDtypeStruct, varies: bool) -> Any:
     if tf is None:
         return jax.ShapeDtypeStruct(shape, own.dtype)
     return tf.TensorSpec(shape, tf.as_dtype(np.dtype(own.dtype)))
-
-
-def _scalar(number: int) -> Array:
-    return np.array(number, np.int64).view(Array)
-
-
-def _plain(element: Any) -> Any:
-    """An element with plain arrays."""
-    return jax.tree_util.tree_map(lambda leaf: leaf.numpy(), element)
-
-
-_Base: Any = object if tf is None else tf.train.experimental.PythonState
-
-
-class DatasetIterator(_Base):
-    """Iterates over a `DALIDataset`; ``tf.train.Checkpoint(data=it)`` saves and restores it."""
-
-    def __init__(self, dataset: DALIDataset):
-        self._dataset = dataset
-        self._stream = ChainedStream(dataset._source.stream(dataset._epochs), dataset._chain)
-
-    def __iter__(self) -> DatasetIterator:
-        return self
-
-    def __next__(self) -> Any:
-        """The next element.
-
-        Raises:
-            StopIteration: After the last one, on each call.
-            Exception: What the core's ``next()`` raises.
-        """
-        batch, numbers = self._stream.next()
-        element: Any = {name: np.asarray(own).view(Array) for name, own in batch.items()}
-        for number in reversed(numbers):
-            element = (_scalar(number), element)
-        return element
-
-    def get_next(self) -> Any:
-        """The next element.
-
-        Raises:
-            tf.errors.OutOfRangeError: After the last one; StopIteration where there is no
-                TensorFlow.
-        """
-        try:
-            return next(self)
-        except StopIteration:
-            if tf is None:
-                raise
-            raise tf.errors.OutOfRangeError(None, None, "End of sequence") from None
-
-    @property
-    def element_spec(self) -> Any:
-        """That of the dataset."""
-        return self._dataset.element_spec
-
-    def get_state(self) -> dict[str, Any]:
-        """Where the consumer stands, as a JSON value."""
-        return self._stream.get_state()
-
-    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Goes on where a state says.
-
-        Raises:
-            ValueError: If it is no state, or one of other data or steps; nothing has changed.
-        """
-        self._stream.set_state(state)
-
-    def serialize(self) -> bytes:
-        """The state, for ``tf.train.Checkpoint``."""
-        return json.dumps(self.get_state()).encode()
-
-    def deserialize(self, string_value: bytes) -> None:
-        """Goes on where a ``tf.train.Checkpoint`` says."""
-        self.set_state(string_value)
-
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Takes a snapshot for a checkpoint that is written later, on another thread.
-
-        TensorFlow traces this call from the second checkpoint on, hence the py_function.
-        """
-        if self not in object_map:
-            object_map[self] = _Snapshot()
-        snapshot = object_map[self]
-
-        def take() -> None:
-            snapshot.text = self.serialize()
-
-        if tf.executing_eagerly():
-            take()
-        else:
-            tf.py_function(take, [], [])
-
-    def watch(self) -> InputStats:
-        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
-        return self._stream.stream.watch()
-
-    def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs; waits for none."""
-        self._stream.stream.start_prefetch()
-
-    def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
-        self._stream.stream.close()
-
-
-class _Snapshot(_Base):
-    """The state of an iterator at the call that asked for an asynchronous checkpoint."""
-
-    text = b""
-
-    def serialize(self) -> bytes:
-        return self.text
-
-    def deserialize(self, string_value: bytes) -> None:
-        self.text = string_value

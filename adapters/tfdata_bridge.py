@@ -90,8 +90,8 @@ class _Bridge:
                 device_id=None,
             )
         made = self._delivered(raw, plan, iterator.shards[0])
-        made = made.take(int(source.cardinality(epochs, ())))
-        made = _counted(made, int(source.cardinality(epochs, ())))
+        count = source.cardinality(epochs, ())
+        made = _counted(made.take(count), count)
         for step in self._chain:
             made = _applied(made, step)
         return made

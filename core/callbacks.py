@@ -110,12 +110,6 @@ def owning_view(tensor: Any) -> np.ndarray:
     return view
 
 
-def host_view(capsule: Any) -> np.ndarray:
-    """A sample on the CPU as an array that is valid until the function returns."""
-    view: np.ndarray = plugin.DLTensorToArray(capsule)
-    return view
-
-
 def log_failure(name: str) -> None:
     """Logs what a function without outputs raised, since DALI drops that."""
     _log.exception("%s(), which has no outputs, failed; the batch is delivered", name)
@@ -177,6 +171,13 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
             f"{told} has {len(shape) - 1} dimensions without the batch, and its layout "
             f"{layout!r} has {len(layout)}: pass other output_layouts"
         )
+
+
+def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
+    """The argument output_layouts of DALI's operators, where it was given."""
+    if layouts is None:
+        return {}
+    return {"output_layouts": layouts if isinstance(layouts, str) else list(layouts)}
 
 
 def layout_of(layouts: str | Sequence[str] | None, number: int) -> str | None:

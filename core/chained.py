@@ -151,10 +151,6 @@ class ChainedStream:
             self._index, self._at, found = counts
             self._found = found if found >= 0 else None
 
-    def __len__(self) -> int:
-        """Number of elements from the start; see `cardinality`."""
-        return max(0, self.cardinality())
-
     def cardinality(self) -> int:
         """Number of elements from the start, INFINITE, or UNKNOWN."""
         return length(self.chain, stream_length(self.stream))

@@ -136,6 +136,14 @@ class IteratorFunction:
         said = {"shard_id": shard_id, "num_shards": num_shards}
         return call | {k: v for k, v in said.items() if k not in missing}
 
+    def check_in_step(self, call: Mapping[str, Any], hosts: int) -> None:
+        """Raises ValueError where hosts that evaluate together might not have as many batches."""
+        if hosts > 1 and call.get("on_error", self.config.on_error) == "skip":
+            raise ValueError(
+                "on_error='skip' with several hosts: one that skips a batch has fewer than the "
+                "others, which wait for it. Leave it out for evaluation"
+            )
+
     def prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[FunctionSource, IteratorConfig]:

@@ -170,7 +170,7 @@ def _operator(
 ) -> Any:
     name = callbacks.name_of(function)
     device_id = callbacks.require_pipeline(name).device_id
-    take: Callable[[Any], Any] = callbacks.host_view
+    take: Callable[[Any], Any] = plugin.DLTensorToArray
     give: Callable[[str, int, Any], Any] = _to_host
     if where == "gpu":
         take, give = functools.partial(DLTensor, device_id=device_id or 0), _to_gpu
@@ -201,8 +201,6 @@ def _operator(
     called: Callable[..., Any] = run
     if where == "cpu" and not batch and num_outputs == 1:
         called = _of_samples(function, converted)
-    if layouts is not None:
-        more["output_layouts"] = layouts if isinstance(layouts, str) else list(layouts)
     return fn.dl_tensor_python_function(
         *nodes,
         function=called,
@@ -210,6 +208,7 @@ def _operator(
         num_outputs=num_outputs,
         device=where,
         preserve=preserve,
+        **callbacks.layout_argument(layouts),
         **more,
     )
 

@@ -14,9 +14,10 @@ from .callbacks import advised
 from .config import IteratorConfig
 from .epochs import EpochPlan
 from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
-from .pipelines import PipelineSource, check_outputs, reader_meta
+from .pipelines import PipelineSource, check_outputs
 from .placement import DataShard
 from .position import Mark, Position
+from .readers import reader_meta
 from .runner import Outputs, Runner, SourceEnded, SourceError
 
 _READER = re.compile(r"operator `[\w.]*readers\.")

@@ -127,15 +127,11 @@ def jax_function(
             device=where,
             num_outputs=num_outputs,
             preserve=preserve,
-            **({} if output_layouts is None else {"output_layouts": _listed(output_layouts)}),
+            **callbacks.layout_argument(output_layouts),
         )
         return made(*nodes)
 
     return operator
-
-
-def _listed(layouts: str | Sequence[str]) -> str | list[str]:
-    return layouts if isinstance(layouts, str) else list(layouts)
 
 
 class _Called:
@@ -196,13 +192,12 @@ class _Called:
         more = {"key": self.key(arrays.pop())} if self.keyed else {}
         return self(arrays, arrays[0].shape[0] if arrays else None, **more)
 
-    def arrays(self, batches: Sequence[Any]) -> list[Any]:
-        """Batches, NumPy's where they are made of samples on the CPU, as what it gets."""
-        if self.where == "gpu" or self.takes_views:
+    def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
+        """Batches that were made of samples on the CPU, as what the function gets."""
+        if self.takes_views:
             return list(batches)
         for number, batch in enumerate(batches):
-            if not isinstance(batch, jax.Array):
-                check_width(batch.dtype, f"{number} of {self.name}()", "input")
+            check_width(batch.dtype, f"{number} of {self.name}()", "input")
         cpu = jax.local_devices(backend="cpu")[0]
         return [jax.device_put(one, cpu) for one in batches]
 
@@ -256,13 +251,9 @@ class _Together:
         )
 
     def _of_all(self, brought: list[list[Any]]) -> list[jax.Array]:
-        more: dict[str, Any] = {}
-        if self.keyed:
-            more["key"] = self._called.key(brought[0][-1])
-            brought = [own[:-1] for own in brought]
-        arrays = [self._layout.place("input", pieces) for pieces in zip(*brought)]
-        rows = arrays[0].shape[0] if arrays else None
-        made = self._called(arrays, rows, **more)
+        inputs = self.inputs
+        arrays = [self._layout.place("input", own) for own in zip(*(b[:inputs] for b in brought))]
+        made = self._called.run([*arrays, *brought[0][inputs:]])  # the first one's key, for all
         return [jax.device_put(output, self._sharding) for output in made]
 
 
