@@ -4,14 +4,12 @@ Between two batches each variant is left alone for a while, so that DALI has the
 ready and only the host's own work is timed. All variants take turns in one process, round by
 round; figures are medians over all batches, differences those of a round's medians::
 
-    python benchmarks/adapter_overhead.py --json overhead.json
+    python benchmarks/adapter_overhead.py
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
 import pathlib
 import statistics
@@ -23,10 +21,9 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import jax
-import nvidia.dali
 from nvidia.dali import fn, pipeline_def, types
 
+import report
 from dalijax import data_iterator
 
 SIZES = {"tiny": [1], "32x224x224x3": [224, 224, 3]}
@@ -112,13 +109,12 @@ def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batches", type=int, default=50, help="batches of a round")
     parser.add_argument("--rest", type=float, default=0.005, help="seconds between batches")
-    parser.add_argument("--json", type=pathlib.Path, help="where to write the figures")
     arguments = parser.parse_args()
-    print(f"jax {jax.__version__}, DALI {nvidia.dali.__version__}, {os.cpu_count()} cores")
+    report.heading()
     result: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = []
@@ -141,18 +137,21 @@ def main() -> None:
                         time.sleep(arguments.rest)
                         begin = time.perf_counter()
                         batch = next(each)
-                        own.append((time.perf_counter() - begin) * 1e6)
                         del batch
+                        own.append((time.perf_counter() - begin) * 1e6)
                     times[name].append(statistics.median(own))
             base = times["raw DALI loop"]
-            print(f"\n{size}, two outputs; us for each batch, and over the raw loop\n")
-            result[size] = {}
-            for name, own in times.items():
-                over = statistics.median(a - b for a, b in zip(own, base))
-                result[size][name] = statistics.median(own)
-                print(f"| {name} | {statistics.median(own):.0f} | {over:+.0f} |")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1))
+            result[size] = {name: statistics.median(own) for name, own in times.items()}
+            over = {
+                name: statistics.median(a - b for a, b in zip(own, base))
+                for name, own in times.items()
+            }
+            report.table(
+                (f"{size}, two outputs", "us of a batch", "over the raw loop"),
+                [(name, f"{result[size][name]:.0f}", f"{over[name]:+.0f}") for name in over],
+            )
+    figure = report.bars(result, "us of a batch")
+    report.write(arguments.out, "adapter_overhead", arguments, result, figure)
 
 
 if __name__ == "__main__":

@@ -3,30 +3,28 @@
 All variants take turns, round by round, in one process; figures are medians over the rounds of the
 time of a batch over that of the same pipeline without a function. On a GPU the batches are there::
 
-    python benchmarks/function_cost.py --json functions.json
+    python benchmarks/function_cost.py
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import pathlib
+import functools
+import importlib
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
-import nvidia.dali
-from nvidia.dali import backend, pipeline_def
 from nvidia.dali import fn as dali_fn
+from nvidia.dali import pipeline_def
 from nvidia.dali.plugin import jax as dax
 
+import report
 from dalijax import fn
+from report import GPU
 
-GPU = backend.GetCUDADeviceCount() > 0
+cuda: Any = importlib.import_module("numba.cuda") if GPU else None
 
 
 def flip(x: Any) -> Any:
@@ -60,6 +58,25 @@ def dalis_numba(x: Any, ndim: int) -> Any:
     )
 
 
+def copy_rows_on_gpu(out: Any, x: Any) -> None:
+    for row in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        out[row] = x[x.shape[0] - 1 - row]
+
+
+def copy_pictures_on_gpu(out: Any, x: Any) -> None:
+    row, column = cuda.blockIdx.x, cuda.threadIdx.x
+    for channel in range(x.shape[2]):
+        out[row, column, channel] = x[x.shape[0] - 1 - row, column, channel]
+
+
+def our_numba_on_gpu(x: Any, shape: list[int]) -> Any:
+    ndim = len(shape)
+    kernel = copy_rows_on_gpu if ndim == 1 else copy_pictures_on_gpu
+    grid, block = ([1, 1, 1], [8, 1, 1]) if ndim == 1 else ([shape[0], 1, 1], [shape[1], 1, 1])
+    options = {"blocks": grid, "threads_per_block": block}
+    return fn.numba_function(x, run_fn=kernel, in_types="float32", ins_ndim=ndim, **options)
+
+
 def our_numba(x: Any, ndim: int) -> Any:
     return fn.numba_function(x, run_fn=copy_rows, in_types="float32", ins_ndim=ndim)
 
@@ -74,7 +91,30 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
         "jax, not compiled: DALI's": lambda x: dax.fn.jax_function(flip)(x),
         "jax, not compiled: dalijax's": lambda x: fn.jax_function(flip)(x),
     }
-    if not GPU:
+    if GPU:
+        import cupy
+
+        def take_sample(x: Any) -> Any:
+            return cupy.from_dlpack(x)[::-1].copy()
+
+        def take_samples(xs: Any) -> Any:
+            return [take_sample(x) for x in xs]
+
+        made |= {
+            f"CuPy, {how}: {whose}": functools.partial(
+                of, device="gpu", function=f, batch_processing=b
+            )
+            for how, f, b in (
+                ("sample by sample", take_sample, False),
+                ("batch", take_samples, True),
+            )
+            for whose, of in (
+                ("DALI's python_function", dali_fn.python_function),
+                ("dalijax's", fn.dl_tensor_python_function),
+            )
+        }
+        made["Numba: dalijax's"] = lambda x: our_numba_on_gpu(x, shape)
+    else:
         made |= {
             "DLPack, identity of capsules: DALI's": lambda x: dali_fn.dl_tensor_python_function(
                 x, function=lambda one: one, batch_processing=False
@@ -113,19 +153,14 @@ def built(function: Callable[[Any], Any] | None, shape: list[int], batch: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batches", type=int, default=30, help="batches of a round")
-    parser.add_argument("--json", type=pathlib.Path, help="where to write the figures")
     arguments = parser.parse_args()
-    where = jax.devices()[0].device_kind if GPU else f"{os.cpu_count()} CPU cores"
-    print(f"{where}, jax {jax.__version__}, DALI {nvidia.dali.__version__}, NumPy {np.__version__}")
+    report.heading()
     result: dict[str, Any] = {}
     for batch, shape in ((16, [8]), (32, [64, 64, 3]), (128, [224, 224, 3])):
         name = f"{batch}x{'x'.join(map(str, shape))} f32"
-        print(
-            f"\n| {name}: us a batch over none | median | second build, ms |\n| --- | --- | --- |"
-        )
         pipelines = {k: built(f, shape, batch) for k, f in variants(shape).items()}
         times: dict[str, list[float]] = {k: [] for k in pipelines}
         for pipeline, _ in pipelines.values():
@@ -141,11 +176,24 @@ def main() -> None:
         for key, own in times.items():
             over = statistics.median(a - b for a, b in zip(own, times["none"]))
             result[name][key] = {"us": over, "build_ms": pipelines[key][1] * 1e3}
-            if key != "none":
-                print(f"| {key} | {over:.0f} | {pipelines[key][1] * 1e3:.0f} |")
-        print(f"(none: {statistics.median(times['none']):.0f} us)")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1))
+        report.table(
+            (
+                f"{name}; without: {statistics.median(times['none']):.0f} us",
+                "us of a batch over it",
+                "second build, ms",
+            ),
+            [
+                (key, f"{one['us']:.0f}", f"{one['build_ms']:.0f}")
+                for key, one in result[name].items()
+                if key != "none"
+            ],
+        )
+    figure = report.bars(
+        {name: {k: v["us"] for k, v in own.items() if k != "none"} for name, own in result.items()},
+        "us of a batch over one without",
+    )
+    name = "function_cost_gpu" if GPU else "function_cost"
+    report.write(arguments.out, name, arguments, result, figure)
 
 
 if __name__ == "__main__":

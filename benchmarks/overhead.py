@@ -4,15 +4,12 @@ Before each batch Python spins until DALI has it ready, so that only the work of
 timed, and the caches are as warm as in a loop. The variants take turns; figures are medians over
 all batches of a round, differences those of the rounds' medians::
 
-    python benchmarks/overhead.py --json overhead.json
+    python benchmarks/overhead.py
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
 import pathlib
 import statistics
 import tempfile
@@ -20,14 +17,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import nvidia.dali
-from nvidia.dali import backend, fn, pipeline_def, types
+from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin import jax as dax
 
+import report
 from dalijax import data_iterator
+from report import GPU
 
-GPU = backend.GetCUDADeviceCount() > 0
 SIZES = {"tiny": (32, [1]), "128x224x224x3": (128, [224, 224, 3])}
 
 
@@ -76,13 +72,11 @@ def spin(seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batches", type=int, default=60, help="batches of a round")
-    parser.add_argument("--json", type=pathlib.Path, help="where to write the figures")
     arguments = parser.parse_args()
-    where = jax.devices()[0].device_kind if GPU else f"{os.cpu_count()} CPU cores"
-    print(f"{where}, jax {jax.__version__}, DALI {nvidia.dali.__version__}")
+    report.heading()
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = []
@@ -106,11 +100,11 @@ def main() -> None:
                     for name, each in iterators.items():
                         one = []
                         for _ in range(arguments.batches):
-                            spin(0.004 if batch > 32 else 0.001)
+                            spin(0.001 if batch == 32 else 0.003 if GPU else 0.03)
                             begin = time.perf_counter()
                             taken = next(each)
+                            del taken  # freeing it is part of its cost, whoever does it
                             one.append((time.perf_counter() - begin) * 1e6)
-                            del taken
                         times[name].append(statistics.median(one))
                 base = times["raw"]
                 over = {
@@ -118,12 +112,31 @@ def main() -> None:
                     for name, value in times.items()
                 }
                 result[f"{size}, {outputs}"] = {"raw": statistics.median(base), "over": over}
-                told = ", ".join(f"{k} {v:+.0f}" for k, v in over.items() if k != "raw")
-                print(f"{size}, {outputs} outputs: raw {statistics.median(base):.0f} us; {told}")
+                print(f"  {size}, {outputs} outputs", flush=True)
                 del iterators, each
                 gc.collect()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1))
+    names = list(next(iter(result.values()))["over"])[1:]
+    report.table(
+        ("us of a batch", "raw", *(f"{name}, over it" for name in names)),
+        [
+            (key, f"{one['raw']:.0f}", *(f"{one['over'][name]:+.0f}" for name in names))
+            for key, one in result.items()
+        ],
+    )
+    over = {key: {name: one["over"][name] for name in names} for key, one in result.items()}
+    figure = report.bars(
+        {
+            size: {
+                f"{n}, {k.split(', ')[1]} outputs": v
+                for k, own in over.items()
+                if k.startswith(size)
+                for n, v in own.items()
+            }
+            for size in SIZES
+        },
+        "us of a batch over a raw loop",
+    )
+    report.write(arguments.out, "overhead_gpu" if GPU else "overhead", arguments, result, figure)
 
 
 if __name__ == "__main__":

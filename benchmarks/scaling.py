@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 
 import photos
+import report
 from dalijax import data_iterator
 
 Step = Callable[[], Any]
@@ -225,7 +226,7 @@ def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report.parser(__doc__)
     parser.add_argument("--files", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=256, help="for each GPU")
     parser.add_argument("--batches", type=int, default=150)
@@ -234,7 +235,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[8], help="of each pipeline")
     parser.add_argument("--depth", type=int, default=2, help="prefetch_queue_depth")
     parser.add_argument("--match", default="", help="only variants whose name has it")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("scaling.json"))
     parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--gpus", type=int, help="how many there are")
@@ -242,6 +242,7 @@ def main() -> None:
     if args.only:
         worker(args)
         return
+    report.heading()
     with tempfile.TemporaryDirectory() as folder:
         args.folder = args.folder or pathlib.Path(folder)
         photos.make(args.folder, args.files)
@@ -262,7 +263,8 @@ def main() -> None:
                     f" of which waiting for DALI {row['wait_ms']:.2f}; {row['cores']:.1f} cores",
                     flush=True,
                 )
-    args.out.write_text(json.dumps(rows, indent=1))
+    rates = {f"{row['variant']}, {row['threads']} threads": row["images_per_s"] for row in rows}
+    report.write(args.out, "scaling", args, rows, report.bars({"": rates}, "images/s"))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 TensorList = TensorListCPU | TensorListGPU
 
+_WIDE = (types.INT64, types.UINT64, types.FLOAT64)
 # What JAX makes of these where jax_enable_x64 is off, without a word.
 _NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
@@ -128,6 +129,7 @@ def gpu_array(
         tensor = tensors.as_reshaped_tensor([1, len(tensors), *tensors[0].shape()])
     else:
         tensor = tensors.as_tensor()
-    check_width(np.dtype(tensor.__cuda_array_interface__["typestr"]), name)
+    if tensors.dtype in _WIDE:
+        check_width(np.dtype(types.to_numpy_type(tensors.dtype)), name)
     array = jax.dlpack.from_dlpack(tensor)
     return array.copy().block_until_ready() if copy else array

@@ -115,7 +115,7 @@ class BatchMaker:
             if axis:
                 masks = [mask[None] for mask in masks]
             batch[self._mask] = self._layout.place_mask(self._mask, masks)
-        return batch
+        return self._layout.finish(batch)
 
     def _piece(
         self, tensors: arrays.TensorList, name: str, kept: int, copy: bool, axis: bool

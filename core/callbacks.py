@@ -19,6 +19,7 @@ plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
 _log = logging.getLogger("dalijax")
 # What DALI has types for; bfloat16, float8 and complex numbers are none of them.
 KINDS = frozenset("?bBhHiIlLqQefd")
+_HOST = (1, 0)  # kDLCPU of dlpack.h
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -91,22 +92,25 @@ def jax_key(words: np.ndarray) -> jax.Array:
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
-class _Exported:
+class Exported:
     """A DLPack capsule with the two methods that ``from_dlpack`` calls."""
 
-    def __init__(self, capsule: Any):
+    def __init__(self, capsule: Any, device: tuple[int, int]):
         self._capsule = capsule
+        self._device = device
 
     def __dlpack__(self, **options: Any) -> Any:
+        """The capsule."""
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0  # kDLCPU
+        """Where it lies; see dlpack.h."""
+        return self._device
 
 
 def owning_view(tensor: Any) -> np.ndarray:
     """DALI's CPU batch as an array that keeps its memory alive, read-only and without a copy."""
-    view: np.ndarray = np.from_dlpack(_Exported(tensor.__dlpack__(None)))
+    view: np.ndarray = np.from_dlpack(Exported(tensor.__dlpack__(None), _HOST))
     return view
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,24 +18,43 @@ from .callbacks import plugin
 from .kept_state import note
 
 _CUDA = 2  # kDLCUDA of dlpack.h
+_BYTE_OFFSET = 40  # of that member in its DLTensor; `data`, a pointer, is the first
+_ALIGNED = 16  # bytes: what XLA's programs on a GPU demand of their inputs
 
 
 class DLTensor:
     """A tensor of DALI on a GPU, for ``from_dlpack`` of JAX, CuPy or PyTorch.
 
     It can be taken once, and what is made of it is valid until the function returns.
+
+    Args:
+        capsule: DLPack's, not taken yet.
+        device_id: Number of the GPU.
+        written: Whether it has been written already, not only will be by DALI's stream.
     """
 
-    def __init__(self, capsule: Any, device_id: int):
+    def __init__(self, capsule: Any, device_id: int, written: bool = True):
         self._capsule = capsule
         self._device_id = device_id
+        self._written = written
 
     def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
-        """The capsule; DALI has waited for its stream, so that no other needs to."""
+        """The capsule; DALI has waited for its stream, so that no other needs to.
+
+        Samples of a batch lie one right behind the other. Those whose address XLA's programs would
+        refuse, once they run, are copied.
+        """
         if self._capsule is None:
             raise RuntimeError("this tensor of DALI was taken by from_dlpack already: keep that")
         capsule, self._capsule = self._capsule, None
-        return capsule
+        if not self._written or _address(capsule) % _ALIGNED == 0:
+            return capsule
+        given = callbacks.Exported(capsule, self.__dlpack_device__())
+        taken = jax.dlpack.from_dlpack(given)
+        copied = jax.device_put(taken, taken.device, may_alias=False)  # by no program of XLA
+        if stream is None:
+            copied.block_until_ready()
+        return copied.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """CUDA, and the number of the GPU."""
@@ -69,7 +89,7 @@ def dl_tensor_python_function(
     waits for its own stream before the call, and makes it wait for the streams of what is returned
     (``__dlpack__(stream=...)``), so that nothing else needs to wait. With
     ``synchronize_stream=False`` DALI does not wait: work then belongs on DALI's stream, which is
-    ``nvidia.dali.python_function_plugin.current_dali_stream()``.
+    ``nvidia.dali.python_function_plugin.current_dali_stream()``, where JAX can't put it.
 
     Args:
         *inputs: Batches.
@@ -135,6 +155,15 @@ class _Filled:
         return self._function(*given, **more)
 
 
+def _address(capsule: Any) -> int:
+    """Where a capsule's tensor begins."""
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = get(capsule, b"dltensor")
+    data = ctypes.c_void_p.from_address(tensor).value or 0
+    return data + ctypes.c_uint64.from_address(tensor + _BYTE_OFFSET).value
+
+
 def _taken(tensor: Any) -> Any:
     return jax.dlpack.from_dlpack(tensor) if isinstance(tensor, DLTensor) else tensor
 
@@ -173,7 +202,9 @@ def _operator(
     take: Callable[[Any], Any] = plugin.DLTensorToArray
     give: Callable[[str, int, Any], Any] = _to_host
     if where == "gpu":
-        take, give = functools.partial(DLTensor, device_id=device_id or 0), _to_gpu
+        written = more.get("synchronize_stream", True)
+        take = functools.partial(DLTensor, device_id=device_id or 0, written=written)
+        give = _to_gpu
 
     def run(*capsules: Any) -> Any:
         given = [[take(one) for one in own] if batch else take(own) for own in capsules]
@@ -191,11 +222,11 @@ def _operator(
         if num_outputs == 0:
             return None
         if batch:  # DALI takes lists; an array of the whole batch gives its rows
-            capsules: tuple[Any, ...] = tuple(
-                [give(name, k, one) for one in own] for k, own in enumerate(outputs)
-            )
-        else:
-            capsules = tuple(give(name, k, own) for k, own in enumerate(outputs))
+            outputs = tuple(list(own) for own in outputs)
+        capsules = tuple(
+            [give(name, k, one) for one in own] if batch else give(name, k, own)
+            for k, own in enumerate(outputs)
+        )
         return capsules if num_outputs > 1 else capsules[0]
 
     called: Callable[..., Any] = run

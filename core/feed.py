@@ -17,10 +17,13 @@ from .fingerprint import Fingerprint, StateError, differences, fingerprint, unkn
 from .pipelines import PipelineSource, check_outputs
 from .placement import DataShard
 from .position import Mark, Position
-from .readers import reader_meta
+from .readers import epochs_of
 from .runner import Outputs, Runner, SourceEnded, SourceError
 
 _READER = re.compile(r"operator `[\w.]*readers\.")
+# A checkpoint costs 10 to 30 us: it is taken when a state is asked for (`Feed.pin`), and after so
+# many batches, which are at most run again where DALI has none: after a failed batch, or Ctrl-C.
+_MOST_LAG = 8
 CLOSED = "the iterator is closed: make a new one"
 
 
@@ -70,6 +73,8 @@ class Feed:
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
         self.expected: Fingerprint | None = None
+        self._exact: Position | None = None  # of the batch taken last, unless it failed
+        self._most_lag = _MOST_LAG
 
     def fingerprint(self) -> Fingerprint:
         """What identifies the data; blank until the pipelines were built."""
@@ -137,7 +142,7 @@ class Feed:
 
     def drop(self) -> None:
         """Frees the pipelines; the next use builds them again, at the position."""
-        runner, self._runner = self._runner, None
+        runner, self._runner, self._exact = self._runner, None, None
         if runner is not None:
             runner.close()
 
@@ -145,40 +150,16 @@ class Feed:
         config = self._config
         check_outputs(built[0], config.output_map)
         self.batch_size = built[0].max_batch_size
-        samples, shards, padded, stick = config.size, len(built), config.last_batch_padded, False
-        self.streams = tuple(range(shards))
-        if self._shards:
-            if len(self._shards) != shards:
-                raise ValueError(
-                    f"the sharding has {len(self._shards)} data shards on this process, and "
-                    f"there is {shards} pipeline{'s' * (shards > 1)}: pass one for each"
-                )
-            shards = self._shards[0].num_shards
-            self.streams = tuple(shard.shard_id for shard in self._shards)
-        if config.reader_name is not None:
-            metas = reader_meta(built, config.reader_name)
-            samples, shards = metas[0]["epoch_size"], metas[0]["number_of_shards"]
-            padded, stick = bool(metas[0]["pad_last_batch"]), bool(metas[0]["stick_to_shard"])
-            self.streams = tuple(meta["shard_id"] for meta in metas)
-            if config.last_batch_padded and not padded:
-                raise ValueError(
-                    f"last_batch_padded=True, but reader {config.reader_name!r} has "
-                    "pad_last_batch=False: leave last_batch_padded out, the reader says it"
-                )
-        elif samples < 0 and shards > 1:
-            raise ValueError(
-                f"{shards} pipelines without reader_name or size: only a single pipeline can "
-                "end its epoch by StopIteration"
-            )
-        separate = config.separate
-        alone = separate is not None and separate.alone and not self._shards
-        if samples > 0:
-            policy = config.last_batch_policy
-            self.plan = EpochPlan(samples, shards, self.batch_size, policy, padded, stick, alone)
-        if separate is not None:
-            separate.check(config.reader_name or "", self.plan)
+        self.plan, self.streams = epochs_of(built, config, self._shards)
 
     # Position
+
+    def pin(self) -> Position:
+        """The position, with checkpoints of its own where DALI can still say them."""
+        if self.position is self._exact and self._runner is not None:
+            mark = Mark(self._runner.checkpoints())
+            self._exact = self.position = dataclasses.replace(self.position, mark=mark)
+        return self.position
 
     def delivered(self) -> int | None:
         """Number of batches that the current epoch delivers; None where it can't be known."""
@@ -211,7 +192,7 @@ class Feed:
 
     def next_epoch(self) -> None:
         """Moves from the end of an epoch to the start of the next one."""
-        here = self.position
+        here = self.pin()
         mark, epoch = here.mark or Mark(), here.epoch + 1
         if self.plan is not None:
             epoch = self.plan.next_epoch(here.epoch)
@@ -285,12 +266,16 @@ class Feed:
             # Ctrl-C, say: the batch may be lost on the way, so stand before it again.
             self.settle(here)
             raise
-        if error is None:
+        mark = (here.mark or Mark()).later(1)
+        # The pipelines' source may have begun anew before the first batch, which no lag tells.
+        begun = here.step == 0 or mark.checkpoints is None
+        if error is not None:
+            self._most_lag = 0  # others may fail, too
+        elif begun or mark.lag >= self._most_lag:
             mark = Mark(self.runner().checkpoints())
-        else:
-            mark = (here.mark or Mark()).later(1)
         errors = here.errors + (error is not None)
-        after = dataclasses.replace(here, step=here.step + 1, mark=mark, errors=errors)
+        after = Position(here.epoch, here.step + 1, mark, here.epoch_mark, errors)
+        self._exact = after if error is None else None
         return Taken(value, error, after)
 
     def sample(self, make: Callable[[Sequence[Outputs], Sequence[int], bool], Any]) -> Any:

@@ -126,6 +126,7 @@ class BatchIterator(Resumable):
             return self._surely(self._look)
 
     def _look(self) -> Batch:
+        self._pin()
         taken = self._take()
         if taken is None:
             raise StopIteration

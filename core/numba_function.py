@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import nvidia.dali
 from nvidia.dali import types
 from nvidia.dali.data_node import DataNode
-from nvidia.dali.pipeline import do_not_convert
+from nvidia.dali.pipeline import Pipeline, do_not_convert
 
 from . import callbacks
 from .arrays import dali_type
@@ -237,7 +236,7 @@ def _constant(value: Any) -> Any:
     if isinstance(value, tuple):
         parts = tuple(_constant(one) for one in value)
         return None if None in parts else parts
-    if value is np or value is math:
+    if inspect.ismodule(value) and value.__name__.split(".")[0] in ("math", "numba", "numpy"):
         return value.__name__
     return None
 
@@ -246,6 +245,8 @@ def _constant(value: Any) -> Any:
 def _operator_class() -> Any:
     """DALI's operator, which compiles each function once."""
     dalis: Any = importlib.import_module("nvidia.dali.plugin.numba")
+    # DALI 2.4 is built for CUDA 13 too, but its list of what Numba a toolkit needs ends at 12.
+    dalis.minimal_numba_version.setdefault(13, dalis.Version("0.61.2"))
     compiled: dict[Any, Any] = {}
 
     def once(function: Any, options: tuple[Any, ...], compile_it: Callable[[], Any]) -> Any:
@@ -272,6 +273,12 @@ def _operator_class() -> Any:
                 *(run_fn, out_types, in_types, outs_ndim, ins_ndim, batch_processing),
             )
             return once(run_fn, own, compile_it)
+
+        def _get_run_fn_gpu(self, run_fn: Any, types: Any, dims: Any) -> Any:
+            own = ("gpu", Pipeline.current().device_id, *types, *dims)
+            return once(
+                run_fn, own, lambda: dalis.NumbaFunction._get_run_fn_gpu(self, run_fn, types, dims)
+            )
 
         def _get_setup_fn_cpu(self, setup_fn: Any) -> Any:
             if setup_fn is None:

@@ -11,9 +11,10 @@ class Mark:
 
     Attributes:
         checkpoints: DALI's checkpoint of each pipeline, or None where there is none to be had.
-        lag: Number of batches to drop after restoring them. It is more than 0 after a failed
-            batch (DALI's checkpoint of one is incomplete, so that the one before it is kept)
-            and between epochs (an epoch may consume more batches than it delivers).
+        lag: Number of batches to drop after restoring them. In a state it is more than 0 after a
+            failed batch (DALI's checkpoint of one is incomplete, so that an earlier one is
+            kept, of up to eight batches before the first failure) and between epochs (an epoch
+            may consume more batches than it delivers).
     """
 
     checkpoints: tuple[bytes, ...] | None = None

@@ -50,6 +50,11 @@ class Resumable:
                 self._position = self._before
                 self._peeked = None
 
+    def _pin(self) -> None:
+        """Takes DALI's checkpoint of the position, while it can be had."""
+        if self._position is self._feed.position:
+            self._position = self._feed.pin()
+
     def _surely(self, call: Callable[[], T]) -> T:
         """A call that moves on, and that leaves no doubt where it was broken off, by Ctrl-C say."""
         self._settle()
@@ -75,6 +80,7 @@ class Resumable:
         with self.opened():
             self._settle()
             check_resumable(self._feed.source)
+            self._pin()
             # A lazy iterator's first state stays what it was before the pipelines were built.
             known = self._position.mark is not None
             own = self._feed.expected or self._feed.fingerprint() if known else unknown()
@@ -94,6 +100,7 @@ class Resumable:
         with self.opened():
             self._settle()
             check_resumable(self._feed.source)
+            self._pin()
             feed = self._feed
             now = feed.fingerprint()
             position, saved = state_lib.decode(state, self._config.output_map, now)

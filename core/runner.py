@@ -161,6 +161,7 @@ class Runner:
         outputs: list[Outputs] = []
         failure: Exception | None = None
         shared: list[_Lane] = []
+        several = len(self._lanes) > 1
         for lane in self._lanes:  # all of them, so that they stay in step after a failure
             try:
                 outputs.append(lane.share())
@@ -172,9 +173,11 @@ class Runner:
                 failure = failure or error
                 shared.append(lane)
             else:
-                if self.dynamic:
+                if self.dynamic and several:
                     # Its outputs stay valid for as long as they are referred to, so that it
                     # goes on while the others are waited for, and while the batch is placed.
+                    # (A single one has further runs scheduled, and would only take the time of
+                    # this thread's calls of CUDA.)
                     shared.pop().release(runs)
         try:
             if failure is not None:

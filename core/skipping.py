@@ -69,7 +69,7 @@ class Skipper:
             most: The most batches to move on by.
             seen: Checkpoints of batches that followed one another in this call, or before.
         """
-        feed, here = self._feed, self._feed.position
+        feed, here = self._feed, self._feed.pin()
         source, mark = feed.source, here.mark or Mark()
         if feed.plan is None or source.unresumable or not source.rebuildable or not self._even:
             return 0

@@ -546,9 +546,10 @@ def test_no_restore_replays_a_source(policy, padded, depth):
 @pytest.mark.parametrize("depth", (1, 2, 3))
 @pytest.mark.parametrize("failures", (1, 2, 3, 4, 6))
 def test_a_restore_after_failures_runs_them_again_and_no_more(depth, failures):
-    # DALI has no whole checkpoint of a failed batch, so a state keeps the one before it.
+    # DALI has no whole checkpoint of a failed batch, so a state keeps an earlier one: here
+    # that of batch 0, or, where a batch has failed before, of the one before it.
     calls = []
-    bad = range(3, 3 + failures)
+    bad = [*range(3, 3 + failures), 20]
     iterator_fn = data_iterator(
         by_number(calls, bad),
         ["x", "u"],
@@ -557,16 +558,23 @@ def test_a_restore_after_failures_runs_them_again_and_no_more(depth, failures):
         prepare_first_batch=False,
     )
     iterator = iterator_fn(batch_size=2, prefetch_queue_depth=depth)
-    for step in range(3 + failures):
+
+    def ran(first, failed):
+        state = iterator.get_state()
+        want = frozen(next(iterator))
+        calls.clear()
+        resumed = iterator_fn(batch_size=2, prefetch_queue_depth=depth)
+        resumed.set_state(state)
+        assert frozen(next(resumed)) == want
+        assert calls == list(range(first, first + max(depth, failed) + 1))
+
+    expected = {2 + failures: (1, 2 + failures), 12: (13, 0), 20: (20, 1)}
+    while (step := iterator.step) <= 20:
         with pytest.raises(RuntimeError) if step in bad else contextlib.nullcontext():
             next(iterator)
-    state = iterator.get_state()
-    want = frozen(next(iterator))
-    calls.clear()
-    resumed = iterator_fn(batch_size=2, prefetch_queue_depth=depth)
-    resumed.set_state(state)
-    assert frozen(next(resumed)) == want
-    assert calls == list(range(3, 3 + max(depth, failures) + 1))
+        if step in expected:
+            ran(*expected.pop(step))
+    assert not expected
 
 
 @every_policy

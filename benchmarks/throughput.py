@@ -1,14 +1,14 @@
-"""Images per second of every way to feed DALI from Grain, and of Grain with OpenCV.
+"""Images per second: a raw DALI loop, DALI's plugin, this package, its adapters, and others.
 
 All variants do the same work in one run, in turn, for some rounds: JPEGs of 500 x 375 to a random
 resized crop of 224, mirrored, normalised, f16, on the GPU (on the CPU without one); figures are
-medians over the rounds.
+medians over the rounds, ratios those of the same round::
+
+    python benchmarks/throughput.py --threads 8 --workers 16
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import pathlib
 import statistics
 import tempfile
@@ -20,23 +20,26 @@ import grain
 import jax
 import numpy as np
 from absl import flags
-from nvidia.dali import backend, fn, pipeline_def, types
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali.plugin import jax as dax
 
 import photos
+import report
 from dalijax import data_iterator
 from dalijax import fn as dalijax_fn
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
+from report import GPU
 
-GPU = backend.GetCUDADeviceCount() > 0
+RAW = "raw DALI loop"
 LOAD = 0.9
 MEAN = np.array([123.7, 116.3, 103.5], np.float32)
 STD = np.array([58.4, 57.1, 57.4], np.float32)
 
 
-def augment(encoded: Any) -> Any:
+def augment(encoded: Any, hw_decoder_load: float = LOAD) -> Any:
     """The work on an encoded image."""
     if GPU:
-        images = fn.decoders.image(encoded, device="mixed", hw_decoder_load=LOAD)
+        images = fn.decoders.image(encoded, device="mixed", hw_decoder_load=hw_decoder_load)
     else:
         images = fn.decoders.image(encoded)
     images = fn.random_resized_crop(images, size=(224, 224))
@@ -62,6 +65,22 @@ def reading(files: list[str], shard_id: int = 0, num_shards: int = 1) -> Any:
         num_shards=num_shards,
     )
     return augment(encoded), labels
+
+
+@data_iterator(output_map=["images", "labels"], reader_name="reader")
+def pictures(
+    folder: str, hw_decoder_load: float = LOAD, shard_id: int = 0, num_shards: int = 1
+) -> Any:
+    """The same over a folder, for ``python -m dalijax.tune throughput:pictures``."""
+    encoded, labels = fn.readers.file(
+        files=sorted(map(str, pathlib.Path(folder).glob("*.jpg"))),
+        name="reader",
+        random_shuffle=True,
+        pad_last_batch=True,
+        shard_id=shard_id,
+        num_shards=num_shards,
+    )
+    return augment(encoded, hw_decoder_load), labels
 
 
 def of_bytes(image: Any, label: Any) -> Any:
@@ -102,6 +121,26 @@ class Decode(grain.transforms.RandomMap):
             crop = crop[:, ::-1]
         made = ((crop - MEAN) * (1 / STD)).astype(np.float16)
         return {"images": made, "labels": record["label"]}
+
+
+def tensorflow_decode(path: Any, label: Any) -> tuple[Any, Any]:
+    """The same work by TensorFlow; decoding only what is cropped, as its guides recommend."""
+    import tensorflow as tf
+
+    data = tf.io.read_file(path)
+    shape = tf.image.extract_jpeg_shape(data)
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        shape,
+        tf.zeros([0, 0, 4]),
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        area_range=(0.08, 1.0),
+        max_attempts=10,
+        use_image_if_no_bounding_boxes=True,
+    )
+    window = tf.concat([begin[:2], size[:2]], 0)
+    image = tf.image.resize(tf.image.decode_and_crop_jpeg(data, window, channels=3), (224, 224))
+    image = tf.image.random_flip_left_right(image)
+    return tf.cast((image - MEAN) / STD, tf.float16), label
 
 
 class Paths:
@@ -149,6 +188,29 @@ def variants(
     def core() -> Iterator[Any]:
         return data_iterator(reading, names, reader_name="reader").stream(None, files, **call)
 
+    def plugin() -> Iterator[Any]:
+        iterator = dax.data_iterator(reading, names, reader_name="reader", auto_reset=True)(
+            files, seed=1, device_id=0 if GPU else None, **call
+        )
+        while True:
+            try:
+                yield next(iterator)
+            except StopIteration:
+                continue
+
+    def clu() -> Iterator[Any]:
+        from dalijax.adapters.clu import DALIDatasetIterator  # not in Grain's worker processes
+
+        element = "jax" if GPU else "numpy"
+        iterator_fn = data_iterator(reading, names, reader_name="reader")
+        return DALIDatasetIterator(iterator_fn, element=element, files=files, **call)
+
+    def dataset() -> Any:
+        from dalijax.adapters.tfdata import DALIDataset
+
+        iterator_fn = data_iterator(reading, names, reader_name="reader")
+        return DALIDataset(iterator_fn, files=files, **call).repeat()
+
     def options(count: int) -> grain.MultiprocessingOptions:
         return grain.MultiprocessingOptions(count, per_worker_buffer_size=2)
 
@@ -172,18 +234,32 @@ def variants(
         )
         return iter(made)
 
-    def opencv() -> Iterator[Any]:
-        ds = records.random_map(Decode()).to_iter_dataset(
-            grain.ReadOptions(num_threads=1, prefetch_buffer_size=batch)
-        )
-        ds = ds.batch(batch).mp_prefetch(options(workers))
+    def opencv(count: int) -> Iterator[Any]:
+        """By Grain's worker processes, or by its threads where there are none."""
+        read = grain.ReadOptions(num_threads=1 if count else workers, prefetch_buffer_size=batch)
+        ds = records.random_map(Decode()).to_iter_dataset(read).batch(batch)
+        if count:
+            ds = ds.mp_prefetch(options(count))
         return (jax.device_put(one) for one in ds)
+
+    def tensorflow() -> Iterator[Any]:
+        import tensorflow as tf
+
+        tf.config.set_visible_devices([], "GPU")
+        ds = tf.data.Dataset.from_tensor_slices((files, np.arange(len(files), dtype=np.int32)))
+        ds = ds.shuffle(len(files), seed=1).repeat()
+        ds = ds.map(tensorflow_decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return ds.batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator()
 
     one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
     return {
-        "raw DALI reader": raw,
+        RAW: raw,
+        "DALI's JAX plugin": plugin,
         "dalijax.data_iterator": core,
         "DALIIterDataset": source,
+        "CLU DALIDatasetIterator": clu,
+        "DALIDataset (tf.data-like)": lambda: iter(dataset()),
+        "DALIDataset.to_tf_dataset()": lambda: dataset().to_tf_dataset().as_numpy_iterator(),
         "DALITransform, MapDataset of paths": lambda: iter(records.pipe(transform(of_paths))),
         "DALITransform, MapDataset of paths, 1 read thread": lambda: iter(
             records.pipe(transform(of_paths, read_options=one))
@@ -201,8 +277,25 @@ def variants(
         f"DALITransform, {workers} workers, lists of bytes": lambda: by_workers(of_bytes, Read()),
         "DALIDataLoader, paths": lambda: loader(0),
         f"DALIDataLoader, paths, {workers} workers": lambda: loader(workers),
-        f"Grain + OpenCV, {workers} workers": opencv,
+        f"Grain + OpenCV, {workers} workers": lambda: opencv(workers),
+        f"Grain + OpenCV, {workers} threads": lambda: opencv(0),
+        "tf.data, TensorFlow's decoder": tensorflow,
     }
+
+
+def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> float:
+    """Images per second over about so many seconds.
+
+    Args:
+        iterator: The batches.
+        batch: Images of each.
+        budget: Seconds.
+        ahead: Number of batches that were made already, and are used up before.
+    """
+    seconds(iterator, ahead)
+    warm = seconds(iterator, 8) / 8
+    batches = max(4, min(400, round(budget / warm)))
+    return batch * batches / seconds(iterator, batches)
 
 
 def seconds(iterator: Iterator[Any], batches: int) -> float:
@@ -215,7 +308,7 @@ def seconds(iterator: Iterator[Any], batches: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report.parser(__doc__)
     parser.add_argument("--files", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each variant in a round")
@@ -226,36 +319,43 @@ def main() -> None:
         "--match", default="", help="only variants whose name has it, or one of a|b"
     )
     parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("grain_rates.json"))
     args = parser.parse_args()
+    report.heading()
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain's worker processes ask for it
+    rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = photos.make(args.folder or pathlib.Path(folder), args.files)
         made = variants(files, args.batch, args.threads, args.workers)
-        rates: dict[str, list[float]] = {
-            name: [] for name in made if any(part in name for part in args.match.split("|"))
-        }
+        rates = {name: [] for name in made if any(part in name for part in args.match.split("|"))}
         for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
-            for name, own in rates.items():
-                iterator = made[name]()
-                warm = seconds(iterator, 8) / 8
-                warm = min(warm, seconds(iterator, 8) / 8)
-                batches = max(4, min(400, round(args.seconds / warm)))
-                own.append(args.batch * batches / seconds(iterator, batches))
-                getattr(iterator, "close", lambda: None)()
-                print(f"  {name}: {own[-1]:,.0f}", flush=True)
-        rows = []
-        base = statistics.median(next(iter(rates.values())))
-        for name, own in rates.items():
-            middle = statistics.median(own)
-            rows.append({"variant": name, "images_per_s": middle, "rates": own})
-            print(
-                f"{name:52s} {middle:9,.0f} images/s ({min(own):,.0f} to {max(own):,.0f}), "
-                f"{middle / base:.2f} of {next(iter(rates))}",
-                flush=True,
-            )
-    args.out.write_text(json.dumps(rows, indent=1))
+            for name in list(rates):
+                try:
+                    # A fresh one each time: idle ones go on filling their buffers.
+                    iterator = made[name]()
+                    ahead = 2 * args.workers + 8 if "Grain" in name or "worker" in name else 8
+                    rate = measure(iterator, args.batch, args.seconds, ahead)
+                    getattr(iterator, "close", lambda: None)()
+                    del iterator
+                except ImportError as error:
+                    print(f"  {name}: left out, {error}", flush=True)
+                    del rates[name]
+                    continue
+                rates[name].append(rate)
+                print(f"  {name}: {rate:,.0f}", flush=True)
+    raw = rates[RAW]
+    shares = {name: [a / b for a, b in zip(own, raw)] for name, own in rates.items()}
+    report.table(
+        ("", "images/s", f"of {RAW}"),
+        [(name, report.spread(own), report.spread(shares[name], 3)) for name, own in rates.items()],
+    )
+    medians = {name: statistics.median(own) for name, own in rates.items()}
+    results = [
+        {"variant": name, "images_per_s": medians[name], "rates": own, "of_raw": shares[name]}
+        for name, own in rates.items()
+    ]
+    name = "throughput_gpu" if GPU else "throughput"
+    report.write(args.out, name, args, results, report.bars({"": medians}, "images/s"))
 
 
 if __name__ == "__main__":

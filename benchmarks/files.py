@@ -1,0 +1,121 @@
+"""How the cost of an iterator grows with the number of files, from a thousand to a million.
+
+The files are empty and only their names and labels are read, so that what is timed is not
+decoding: a build, the first batch of it, len(), get_state(), set_state(), and the first
+batch after that, which has to build pipelines again. Beside it a build of DALI's own and its first
+batch. Each size runs in a process of its own::
+
+    python benchmarks/files.py --files 1000 10000 100000 1000000
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+from matplotlib.figure import Figure
+from nvidia.dali import fn, pipeline_def
+
+import report
+from dalijax import data_iterator
+
+BATCH = 64
+
+
+def graph(file_list: str) -> Any:
+    """The labels of shuffled files."""
+    return fn.readers.file(
+        file_list=file_list, name="reader", random_shuffle=True, pad_last_batch=True
+    )[1]
+
+
+def measure(file_list: str, rounds: int) -> dict[str, float]:
+    """Milliseconds of each call, by its name; and MiB of a state and of the process."""
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        made = call()
+        times.setdefault(name, []).append(1e3 * (time.perf_counter() - begin))
+        return made
+
+    call = {"batch_size": BATCH, "num_threads": 2, "device_id": None}
+    iterator_fn = data_iterator(graph, ["label"], reader_name="reader", prepare_first_batch=False)
+    size = 0
+    for _ in range(rounds):
+
+        def build() -> Any:
+            pipeline = pipeline_def(graph)(file_list, **call)
+            pipeline.build()
+            return pipeline
+
+        pipeline = timed("DALI: build", build)
+        timed("DALI: first batch", lambda p=pipeline: p.run())
+        del pipeline
+        iterator = timed("build", lambda: iterator_fn(file_list, **call))
+        timed("first batch", lambda i=iterator: next(i))
+        timed("len()", lambda i=iterator: len(i))
+        for _ in range(3):
+            next(iterator)
+        timed("first get_state()", lambda i=iterator: i.get_state())
+        next(iterator)
+        state = timed("get_state()", lambda i=iterator: i.get_state())
+        size = len(json.dumps(state))
+        next(iterator)
+        timed("set_state()", lambda i=iterator, s=state: i.set_state(s))
+        timed("first batch after it", lambda i=iterator: next(i))
+        iterator.close()
+    told = {name: statistics.median(own) for name, own in times.items()}
+    told["bytes of a state"] = size
+    told["MiB of the process"] = psutil.Process().memory_info().rss / 2**20
+    return told
+
+
+def main() -> None:
+    parser = report.parser(__doc__)
+    parser.add_argument("--files", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", type=pathlib.Path, help="measure this list, and print JSON")
+    args = parser.parse_args()
+    if args.only:
+        print(json.dumps(measure(str(args.only), args.rounds)))
+        return
+    report.heading()
+    told: dict[int, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        picture = pathlib.Path(folder) / "empty.jpg"
+        picture.write_bytes(b"x")
+        for count in args.files:
+            listed = pathlib.Path(folder) / f"{count}.txt"
+            # One file under many names: DALI opens what it reads, and holds the names of all.
+            listed.write_text("".join(f"{picture} {k}\n" for k in range(count)))
+            command = [sys.executable, __file__, "--only", str(listed)]
+            command += ["--rounds", str(args.rounds)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            told[count] = json.loads(done.stdout.splitlines()[-1])
+    names = list(next(iter(told.values())))
+    report.table(
+        ("ms, median", *(f"{count:,} files" for count in told)),
+        [(name, *(f"{one[name]:,.2f}" for one in told.values())) for name in names],
+    )
+    figure = Figure(figsize=(6.4, 4.4))
+    ax = figure.subplots()
+    for name in names[:-2]:
+        style = "--" if name.startswith("DALI") else "-"
+        ax.loglog(list(told), [one[name] for one in told.values()], style, marker="o", label=name)
+    ax.set(xlabel="files", ylabel="ms")
+    ax.legend(fontsize=8)
+    figure.tight_layout()
+    report.write(args.out, "files", args, told, figure)
+
+
+if __name__ == "__main__":
+    main()

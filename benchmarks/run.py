@@ -1,0 +1,51 @@
+"""Runs the benchmarks that need no GPU, with settings that take some minutes in all.
+
+Tables go to the terminal, figures and pictures to ``benchmarks/out``; each program by itself takes
+other settings, and says them with ``--help``::
+
+    make bench ARGS=overhead
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+COMMANDS = {
+    "overhead": ["--rounds", "5", "--batches", "20"],
+    "adapter_overhead": ["--rounds", "5", "--batches", "30"],
+    "function_cost": ["--rounds", "5", "--batches", "10"],
+    "throughput": [
+        *("--files", "512", "--batch", "64", "--rounds", "3", "--seconds", "1.5"),
+        *("--threads", "2", "--workers", "2"),
+        *("--match", "raw|plugin|data_iterator|Dataset|lists of bytes|DataLoader|OpenCV|tf.data"),
+    ],
+    "files": ["--files", "1000", "10000", "100000"],
+    "memory": ["--batches", "2000", "--rebuild", "500"],
+}
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(COMMANDS)
+    unknown = sorted(set(chosen) - set(COMMANDS))
+    if unknown:
+        sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(COMMANDS)}")
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    failed = []
+    for name in chosen:
+        print(f"== {name} {' '.join(COMMANDS[name])}", flush=True)
+        begin = time.monotonic()
+        command = [sys.executable, str(HERE / f"{name}.py"), *COMMANDS[name]]
+        if subprocess.run(command, env=environment).returncode:
+            failed.append(name)
+        print(f"== {name}: {time.monotonic() - begin:.0f} s\n", flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

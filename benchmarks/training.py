@@ -1,0 +1,226 @@
+"""What a training step waits for its input: a ResNet-50 in bfloat16, fed by real decoding.
+
+Steps over one batch that lies on the device already say what the model takes. Then the same steps
+are fed by dalijax, by Grain and OpenCV, and so on in turn, for some rounds. A step waits for its
+input from when the device has finished the step before it until it is dispatched; the rest of what
+it takes longer goes into sharing the device with the decoder. How long Python stands in
+``next()`` matters only where the device is not busy meanwhile::
+
+    python benchmarks/training.py --threads 8 --workers 16
+"""
+
+from __future__ import annotations
+
+import pathlib
+import queue
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import flags
+
+import photos
+import report
+import throughput
+from dalijax import data_iterator
+
+CLASSES = 1000
+Batch = dict[str, Any]
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet v1.5 (He et al., 2016; the stride is in the 3x3 convolution)."""
+
+    width: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, height, width, channels] to 4 times `width` channels."""
+
+        def norm(**options: Any) -> nn.BatchNorm:
+            return nn.BatchNorm(
+                use_running_average=False, momentum=0.9, dtype=jnp.bfloat16, **options
+            )
+
+        def conv(features: int, size: int, stride: int = 1) -> nn.Conv:
+            return nn.Conv(features, (size, size), stride, use_bias=False, dtype=jnp.bfloat16)
+
+        y = nn.relu(norm()(conv(self.width, 1)(x)))
+        y = nn.relu(norm()(conv(self.width, 3, self.stride)(y)))
+        y = norm(scale_init=nn.initializers.zeros)(conv(4 * self.width, 1)(y))
+        if x.shape != y.shape:
+            x = norm()(conv(4 * self.width, 1, self.stride)(x))
+        return nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """ResNet-50 where stages is (3, 4, 6, 3) and width is 64: 25.6 million parameters."""
+
+    stages: tuple[int, ...]
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Images [batch, height, width, 3] to logits [batch, CLASSES], float32."""
+        x = nn.Conv(self.width, (7, 7), 2, use_bias=False, dtype=jnp.bfloat16)(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=False, dtype=jnp.bfloat16)(x))
+        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+        for number, blocks in enumerate(self.stages):
+            for block in range(blocks):
+                stride = 2 if number and not block else 1
+                x = Bottleneck(self.width << number, stride)(x)
+        return nn.Dense(CLASSES)(x.mean((1, 2)).astype(jnp.float32))
+
+
+class Trainer:
+    """A model, its optimiser, and a compiled step."""
+
+    def __init__(self, stages: tuple[int, ...], width: int, batch: Batch):
+        model, optimiser = ResNet(stages, width), optax.sgd(0.1, momentum=0.9, nesterov=True)
+        self._state = jax.jit(model.init)(jax.random.key(0), batch["images"])
+        self._moments = optimiser.init(self._state["params"])
+        self.parameters = sum(x.size for x in jax.tree.leaves(self._state["params"]))
+
+        def loss(params: Any, stats: Any, images: jax.Array, labels: jax.Array) -> Any:
+            logits, new = model.apply(
+                {"params": params, "batch_stats": stats}, images, mutable=["batch_stats"]
+            )
+            each = optax.softmax_cross_entropy_with_integer_labels(logits, labels % CLASSES)
+            return each.mean(), new["batch_stats"]
+
+        def step(state: Any, moments: Any, images: jax.Array, labels: jax.Array) -> Any:
+            (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
+                state["params"], state["batch_stats"], images, labels.reshape(-1)
+            )
+            updates, moments = optimiser.update(grads, moments, state["params"])
+            params = optax.apply_updates(state["params"], updates)
+            return {"params": params, "batch_stats": stats}, moments, value
+
+        self._step = jax.jit(step, donate_argnums=(0, 1))
+
+    def run(self, batches: Iterator[Batch], steps: int) -> tuple[float, float, float]:
+        """Milliseconds of a step, of those in ``next()``, and of those without work for the device.
+
+        At most three steps are under way.
+        """
+        done: list[float] = []
+        losses: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        room = threading.Semaphore(3)
+
+        def watch() -> None:
+            for _ in range(steps):
+                losses.get().block_until_ready()
+                done.append(time.perf_counter())
+                room.release()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        in_next, begun = 0.0, []
+        begin = time.perf_counter()
+        for _ in range(steps):
+            start = time.perf_counter()
+            batch = next(batches)
+            in_next += time.perf_counter() - start
+            room.acquire()
+            begun.append(time.perf_counter())
+            self._state, self._moments, value = self._step(
+                self._state, self._moments, batch["images"], batch["labels"]
+            )
+            losses.put(value)
+        watcher.join()
+        end = time.perf_counter()
+        if not np.isfinite(float(value)):
+            raise RuntimeError("the loss is not finite")
+        idle = sum(max(0.0, start - before) for start, before in zip(begun[1:], done))
+        return tuple(1e3 * one / steps for one in (end - begin, in_next, idle))  # type: ignore[return-value]
+
+
+def repeated(batch: Batch) -> Iterator[Batch]:
+    """One batch again and again."""
+    while True:
+        yield batch
+
+
+def main() -> None:
+    parser = report.parser(__doc__)
+    parser.add_argument("--files", type=int, default=4096)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=40, help="of each input in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=8, help="of DALI")
+    parser.add_argument("--workers", type=int, default=16, help="of Grain")
+    parser.add_argument("--stages", type=int, nargs="+", default=(3, 4, 6, 3))
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
+    args = parser.parse_args()
+    report.heading()
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    with tempfile.TemporaryDirectory() as folder:
+        files = photos.make(args.folder or pathlib.Path(folder), args.files)
+        known = throughput.variants(files, args.batch, args.threads, args.workers)
+        call = {"batch_size": args.batch, "num_threads": args.threads}
+        function = data_iterator(throughput.reading, ["images", "labels"], reader_name="reader")
+        engines = {**call, "folder": str(pathlib.Path(files[0]).parent), "hw_decoder_load": 1.0}
+        workers = f"Grain + OpenCV, {args.workers} workers"
+        makers: dict[str, Callable[[], Iterator[Batch]]] = {
+            "a batch on the device": lambda: repeated(first),
+            f"dalijax, hw_decoder_load={throughput.LOAD}": lambda: function.stream(
+                None, files, **call
+            ),
+            "dalijax, hw_decoder_load=1": lambda: throughput.pictures.stream(None, **engines),
+            "DALIIterDataset": known["DALIIterDataset"],
+            workers: known[workers],
+        }
+        stream = function.stream(None, files, **call)
+        first = jax.device_put(next(stream))
+        stream.close()
+        trainer = Trainer(tuple(args.stages), args.width, first)
+        print(f"{trainer.parameters:,} parameters, batch {args.batch}", flush=True)
+        trainer.run(repeated(first), 5)
+        told: dict[str, list[tuple[float, float, float]]] = {name: [] for name in makers}
+        for _ in range(args.rounds):
+            for name, make in makers.items():
+                iterator = make()
+                trainer.run(iterator, 2 * args.workers + 8)  # what was read ahead is used up
+                told[name].append(trainer.run(iterator, args.steps))
+                getattr(iterator, "close", lambda: None)()
+                step, in_next, idle = told[name][-1]
+                print(f"  {name}: {step:.2f} ms, {in_next:.2f} in next(), {idle:.2f} without work")
+    base = statistics.median(one[0] for one in told["a batch on the device"])
+    report.table(
+        (
+            *("input", "ms a step", "over the model, %", "waiting for input, %", "in next(), ms"),
+            "images/s",
+        ),
+        [
+            (
+                name,
+                report.spread([one[0] for one in own], 2),
+                f"{100 * (statistics.median(one[0] for one in own) / base - 1):+.1f}",
+                report.spread([100 * one[2] / one[0] for one in own], 1),
+                report.spread([one[1] for one in own], 2),
+                f"{1e3 * args.batch / statistics.median(one[0] for one in own):,.0f}",
+            )
+            for name, own in told.items()
+        ],
+    )
+    medians = {name: statistics.median(one[0] for one in own) for name, own in told.items()}
+    results = {
+        name: dict(zip(("step_ms", "next_ms", "idle_ms"), zip(*own))) for name, own in told.items()
+    }
+    figure = report.bars({"": medians}, "ms a step")
+    report.write(args.out, "training", args, results, figure)
+
+
+if __name__ == "__main__":
+    main()
