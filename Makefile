@@ -50,9 +50,8 @@ format: $(VENV)/.installed-test  ## Rewrite the sources in the common format.
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
-bench: $(VENV)/.installed-test  ## Run the benchmarks.
-	@if [ -f benchmarks/run.py ]; then $(PYTHON) benchmarks/run.py $(ARGS); \
-	else echo "There is no benchmark yet."; fi
+bench: $(VENV)/.installed-bench  ## Run the benchmarks that need no GPU; ARGS=overhead runs one.
+	@$(PYTHON) benchmarks/run.py $(ARGS)
 
 clean:  ## Remove what builds and runs leave behind, but not the virtual environment.
 	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out
@@ -60,11 +59,12 @@ clean:  ## Remove what builds and runs leave behind, but not the virtual environ
 
 $(VENV)/.installed-demo: EXTRAS := examples
 $(VENV)/.installed-test: EXTRAS := test,examples,grain,clu,tf,numba
+$(VENV)/.installed-bench: EXTRAS := test,examples,grain,clu,tf,numba,bench
 $(VENV)/.installed-pax: EXTRAS := pax
 # The extras `test`, `examples` and `clu` want a newer JAX.
 $(VENV)/.installed-pax: AFTER = $(PYTHON) -m pip install -qq pytest hypothesis cloudpickle clu pillow matplotlib tqdm
 # DALI's TensorFlow plugin is built from source against the TensorFlow that is there.
-$(VENV)/.installed-test: AFTER = $(PYTHON) -m pip install -qq --no-build-isolation --no-deps \
+$(VENV)/.installed-test $(VENV)/.installed-bench: AFTER = $(PYTHON) -m pip install -qq --no-build-isolation --no-deps \
     nvidia-dali-tf-plugin-cuda120==$$($(PYTHON) -c 'import nvidia.dali; print(nvidia.dali.__version__)') \
     || echo "DALI's TensorFlow plugin could not be built: its tests will be skipped"
 

@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import flags
+from nvidia.dali.pipeline import OperatorConcurrency, StreamPolicy
 
 import photos
 import report
 import throughput
-from dalijax import data_iterator
 
 CLASSES = 1000
 Batch = dict[str, Any]
@@ -165,23 +165,31 @@ def main() -> None:
     report.heading()
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
-    with tempfile.TemporaryDirectory() as folder:
-        files = photos.make(args.folder or pathlib.Path(folder), args.files)
+    with tempfile.TemporaryDirectory() as spare:
+        files = photos.make(args.folder or pathlib.Path(spare), args.files)
         known = throughput.variants(files, args.batch, args.threads, args.workers)
         call = {"batch_size": args.batch, "num_threads": args.threads}
-        function = data_iterator(throughput.reading, ["images", "labels"], reader_name="reader")
-        engines = {**call, "folder": str(pathlib.Path(files[0]).parent), "hw_decoder_load": 1.0}
+        function, folder = throughput.pictures, str(pathlib.Path(files[0]).parent)
+
+        parallel = {
+            "stream_policy": StreamPolicy.PER_OPERATOR,
+            "concurrency": OperatorConcurrency.FULL,
+        }
+
+        def fed(**options: Any) -> Callable[[], Iterator[Batch]]:
+            return lambda: function.stream(None, folder, **call, **options)
+
         workers = f"Grain + OpenCV, {args.workers} workers"
         makers: dict[str, Callable[[], Iterator[Batch]]] = {
             "a batch on the device": lambda: repeated(first),
-            f"dalijax, hw_decoder_load={throughput.LOAD}": lambda: function.stream(
-                None, files, **call
-            ),
-            "dalijax, hw_decoder_load=1": lambda: throughput.pictures.stream(None, **engines),
-            "DALIIterDataset": known["DALIIterDataset"],
+            "dalijax": fed(),
+            "dalijax, prefetch_queue_depth=4": fed(prefetch_queue_depth=4),
+            "dalijax, prefetch_queue_depth=8": fed(prefetch_queue_depth=8),
+            "dalijax, a stream for each operator": fed(**parallel),
+            "dalijax, both": fed(prefetch_queue_depth=8, **parallel),
             workers: known[workers],
         }
-        stream = function.stream(None, files, **call)
+        stream = function.stream(None, folder, **call)
         first = jax.device_put(next(stream))
         stream.close()
         trainer = Trainer(tuple(args.stages), args.width, first)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -90,6 +91,42 @@ def jax_key(words: np.ndarray) -> jax.Array:
     """A jax.random.key of uint32 of shape [2]."""
     data: Any = words
     return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+class Header(ctypes.Structure):
+    """The DLTensor of dlpack.h, which a capsule begins with."""
+
+    _fields_: ClassVar[Any] = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+    @property
+    def address(self) -> int:
+        """Where the tensor begins."""
+        return (self.data or 0) + int(self.byte_offset)
+
+    @property
+    def dtype(self) -> str:
+        """The type of the elements; that of integers, floats, and whatever else has 64 bits."""
+        return {0: "int", 1: "uint", 2: "float"}.get(self.code, "other") + str(self.bits)
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def header(capsule: Any) -> Header:
+    """What a capsule that was not taken yet says of its tensor."""
+    return Header.from_address(_pointer(capsule, b"dltensor"))
 
 
 class Exported:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +13,11 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from . import callbacks
+from .arrays import check_width
 from .callbacks import plugin
 from .kept_state import note
 
 _CUDA = 2  # kDLCUDA of dlpack.h
-_BYTE_OFFSET = 40  # of that member in its DLTensor; `data`, a pointer, is the first
 _ALIGNED = 16  # bytes: what XLA's programs on a GPU demand of their inputs
 
 
@@ -47,7 +46,7 @@ class DLTensor:
         if self._capsule is None:
             raise RuntimeError("this tensor of DALI was taken by from_dlpack already: keep that")
         capsule, self._capsule = self._capsule, None
-        if not self._written or _address(capsule) % _ALIGNED == 0:
+        if not self._written or callbacks.header(capsule).address % _ALIGNED == 0:
             return capsule
         given = callbacks.Exported(capsule, self.__dlpack_device__())
         taken = jax.dlpack.from_dlpack(given)
@@ -55,6 +54,11 @@ class DLTensor:
         if stream is None:
             copied.block_until_ready()
         return copied.__dlpack__(stream=stream)
+
+    @property
+    def dtype(self) -> str:
+        """The type of the elements, until it is taken."""
+        return callbacks.header(self._capsule).dtype
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """CUDA, and the number of the GPU."""
@@ -155,15 +159,6 @@ class _Filled:
         return self._function(*given, **more)
 
 
-def _address(capsule: Any) -> int:
-    """Where a capsule's tensor begins."""
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = get(capsule, b"dltensor")
-    data = ctypes.c_void_p.from_address(tensor).value or 0
-    return data + ctypes.c_uint64.from_address(tensor + _BYTE_OFFSET).value
-
-
 def _taken(tensor: Any) -> Any:
     return jax.dlpack.from_dlpack(tensor) if isinstance(tensor, DLTensor) else tensor
 
@@ -182,6 +177,8 @@ def batch_operator(
 
     @functools.wraps(function)
     def of_arrays(*inputs: Sequence[Any]) -> Any:
+        for number, own in enumerate(inputs):  # from_dlpack does not say that it narrows
+            check_width(own[0].dtype, f"{number} of {callbacks.name_of(function)}()", "input")
         return function(*([_taken(one) for one in own] for own in inputs))
 
     return _operator(of_arrays, nodes, True, num_outputs, layouts, where, preserve)

@@ -15,6 +15,7 @@ from nvidia.dali.pipeline import do_not_convert
 from . import callbacks, together
 from .arrays import check_width
 from .dlpack_function import batch_operator
+from .jax_callbacks import Body, on_cpu, on_gpu
 from .kept_state import note
 from .placement import GlobalLayout, rows_sharding
 from .ragged import by_groups, padded
@@ -114,7 +115,7 @@ def jax_function(
         nodes, extra = list(inputs), []
         if keyed:
             extra.append(callbacks.key_words())
-        body: _Body = own
+        body: Body = own
         if sharding is not None:
             extra.append(callbacks.step_node(pipeline))
             body = _Together(own, sharding, pipeline)
@@ -123,7 +124,7 @@ def jax_function(
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
             return batch_operator(fitted, nodes, num_outputs, output_layouts, where, preserve)
         made = _operator_class()(
-            function=_on_cpu(body) if where == "cpu" else _on_gpu(body),
+            function=on_cpu(body) if where == "cpu" else on_gpu(body),
             device=where,
             num_outputs=num_outputs,
             preserve=preserve,
@@ -255,65 +256,6 @@ class _Together:
         arrays = [self._layout.place("input", own) for own in zip(*(b[:inputs] for b in brought))]
         made = self._called.run([*arrays, *brought[0][inputs:]])  # the first one's key, for all
         return [jax.device_put(output, self._sharding) for output in made]
-
-
-_Body = _Called | _Together
-
-
-def _on_cpu(called: _Body) -> Callable[..., Any]:
-    """The callback of DALI's operator for batches on the CPU."""
-    cpu, inputs, first = jax.local_devices(backend="cpu")[0], called.inputs, True
-
-    def run(*tensors: Any) -> tuple[Any, ...] | None:
-        nonlocal first
-        # What is compiled takes NumPy's views, which cost less. Else they are for the first batch,
-        # since jax.dlpack does not say that it narrows; those of a graph are of one type.
-        direct = 0 if first or called.takes_views else inputs
-        arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:direct]]
-        arrays += [callbacks.owning_view(one) for one in tensors[direct:]]
-        for number in range(direct, inputs):
-            check_width(arrays[number].dtype, f"{number} of {called.name}()", "input")
-            if not called.takes_views:
-                arrays[number] = jax.device_put(arrays[number], cpu)
-        first = False
-        made = called.run(arrays)
-        # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
-        # which DALI's have not after a failed run.
-        return tuple(capsule(on_device(called.name, k, o, cpu)) for k, o in enumerate(made)) or None
-
-    return run
-
-
-def capsule(array: jax.Array) -> Any:
-    """An array, once it is computed, as DLPack's capsule."""
-    return array.block_until_ready().__dlpack__()
-
-
-def _on_gpu(called: _Body) -> Callable[..., Any]:
-    """The callback of DALI's operator for batches on a GPU, by DALI's own transform."""
-    from nvidia.dali.plugin.jax.fn._function_transform import jax_callback_wrapper
-
-    def run(*arrays: jax.Array) -> tuple[jax.Array, ...] | None:
-        for number, array in enumerate(arrays[: called.inputs]):
-            check_width(array.dtype, f"{number} of {called.name}()", "input")
-        made = called.run(list(arrays))
-        device = next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]
-        return tuple(on_device(called.name, k, own, device) for k, own in enumerate(made)) or None
-
-    wrapped: Callable[..., Any] = jax_callback_wrapper(run, None, "gpu")
-    return wrapped
-
-
-def on_device(name: str, number: int, array: Any, device: jax.Device) -> jax.Array:
-    """An output on the operator's device, moved there where it is elsewhere.
-
-    Raises:
-        TypeError: For NumPy's arrays of 64 bits, where JAX would narrow them.
-    """
-    if isinstance(array, jax.Array):
-        return array if array.devices() == {device} else jax.device_put(array, device)
-    check_width(np.dtype(array.dtype), f"{number} of {name}()")
-    return jax.device_put(np.asarray(array), device)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ disturbs all of them; of those that can't be told from the fastest the cheapest 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import statistics
@@ -17,10 +18,12 @@ from typing import Any
 
 from .decorator import IteratorFunction, iterator_function
 from .pipelines import DEFAULT_NUM_THREADS, function_parameters
+from .stream import BatchStream
 
 _SMALLEST = 0.03  # shares of the rate below which candidates are alike
 _TOO_NOISY = 0.15
 _ROUNDS = 3
+_OVERTIME = 2  # times the seconds asked for, after which nothing new is begun
 _LOADS = (0.0, 0.65, 0.8, 0.9, 1.0)
 _DEPTHS = (2, 3, 4)
 
@@ -139,7 +142,8 @@ def tune(
     Args:
         iterator_fn: What `dalijax.data_iterator` returned.
         batch_size: Its batch size; the global one, with sharding.
-        seconds: About as long it takes; building the pipelines comes on top.
+        seconds: About as long it measures; building the pipelines comes on top. After twice as long
+            it begins nothing new, and says what was not tried.
         num_threads: Threads of each pipeline to try: powers of two up to the cores by default.
         hw_decoder_load: Loads of the hardware JPEG decoder to try. By default 0 to 1 where the
             graph function has an argument of this name (to be handed to its decoder).
@@ -174,26 +178,37 @@ def tune(
     for name, values in candidates.items():
         candidates[name] = sorted({*values, settings[name]})
     total = _ROUNDS * sum(len(values) for values in candidates.values())
-    each, done = seconds / total, 0
+    each, done, end = seconds / total, 0, time.perf_counter() + _OVERTIME * seconds
     made = Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
     for name, values in candidates.items():
+        if time.perf_counter() > end:
+            made.failures.append(f"{name} was not tried: the time was over, pass more seconds")
+            made.clear = False
+            continue
         before, failed = settings[name], set[Any]()
         rates: dict[Any, list[float]] = {value: [] for value in values}
-        for _ in range(_ROUNDS):
-            for value in values:
-                if progress is not None:
-                    progress(done, total, f"{name}={value}")
-                done += 1
-                if value in failed:
-                    continue
-                try:
-                    tried = {**call, **settings, name: value}
-                    rates[value].append(_rate(iterator_fn, tried, each))
-                except Exception as error:
-                    if value == before:
-                        raise
-                    failed.add(value)
-                    made.failures.append(f"{name}={value}: {error}")
+        with contextlib.ExitStack() as opened:  # they are built once: that takes long on a GPU
+            streams: dict[Any, BatchStream] = {}
+            for number in range(_ROUNDS):
+                if number and time.perf_counter() > end:
+                    break
+                for value in values:
+                    if progress is not None:
+                        progress(done, total, f"{name}={value}")
+                    done += 1
+                    if value in failed:
+                        continue
+                    tried = {**settings, name: value}
+                    try:
+                        if value not in streams:
+                            streams[value] = iterator_fn.stream(None, **call, **tried)
+                            opened.callback(streams[value].close)
+                        rates[value].append(_rate(streams[value], tried, each))
+                    except Exception as error:
+                        if value == before:
+                            raise
+                        failed.add(value)
+                        made.failures.append(f"{name}={value}: {error}")
         known = {value: own for value, own in rates.items() if value not in failed}
         choice = choose(known, before)
         if not made.measured:
@@ -206,18 +221,14 @@ def tune(
     return made
 
 
-def _rate(iterator_fn: IteratorFunction, call: Mapping[str, Any], seconds: float) -> float:
-    """Samples per second of an iterator, once it is in its stride."""
-    stream = iterator_fn.stream(None, **call)
-    try:
-        for _ in range(3):
-            next(stream)
-        begin = now = time.perf_counter()
-        count = 0
-        while now - begin < seconds or count < 3:
-            next(stream)
-            count += 1
-            now = time.perf_counter()
-        return float(count * call["batch_size"] / (now - begin))
-    finally:
-        stream.close()
+def _rate(stream: BatchStream, settings: Mapping[str, Any], seconds: float) -> float:
+    """Samples per second of a stream, once what it had prefetched is used up."""
+    for _ in range(max(3, settings["prefetch_queue_depth"] + 1)):
+        next(stream)
+    begin = now = time.perf_counter()
+    count = 0
+    while now - begin < seconds or count < 3:
+        next(stream)
+        count += 1
+        now = time.perf_counter()
+    return float(count * settings["batch_size"] / (now - begin))

@@ -193,3 +193,26 @@ def test_keys_and_states_resume():
             batch = next(other)
             for name, value in expected.items():
                 np.testing.assert_array_equal(np.asarray(batch[name]), value)
+
+
+@pytest.mark.parametrize("dtype", (types.INT64, types.FLOAT64, types.UINT64))
+@pytest.mark.parametrize("ragged", (None, "pad"))
+def test_inputs_that_jax_would_narrow(dtype, ragged):
+    def graph():
+        x = dali_fn.cast(uniform((4,)), dtype=dtype)
+        return fn.jax_function(lambda x, **_: x, ragged=ragged)(x)
+
+    with pytest.raises(RuntimeError, match="which JAX would narrow to"):
+        run(graph)
+
+
+@pytest.mark.parametrize("size", (1, 3, 4, 5, 7))
+def test_samples_at_addresses_that_xla_refuses(size):
+    def twice(x):
+        return jax.jit(lambda x: x * 2)(jax.dlpack.from_dlpack(x))
+
+    def graph():
+        x = uniform((size,))
+        return x, fn.dl_tensor_python_function(x, function=twice)
+
+    check(graph, lambda x: x * 2)

@@ -1,0 +1,109 @@
+"""What DALI's operator for JAX functions calls: its tensors in, DLPack's capsules out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from . import callbacks
+from .arrays import check_width
+
+
+class Body(Protocol):
+    """A function of batches; see `dalijax.core.jax_function`."""
+
+    name: str
+    inputs: int
+    takes_views: bool
+
+    def run(self, arrays: list[Any]) -> tuple[Any, ...]:
+        """The outputs for a batch, with whatever is behind the inputs."""
+        ...
+
+
+def on_cpu(called: Body) -> Callable[..., Any]:
+    """The callback of DALI's operator for batches on the CPU."""
+    cpu, inputs, first = jax.local_devices(backend="cpu")[0], called.inputs, True
+
+    def run(*tensors: Any) -> tuple[Any, ...] | None:
+        nonlocal first
+        # What is compiled takes NumPy's views, which cost less. Else they are for the first batch,
+        # since jax.dlpack does not say that it narrows; those of a graph are of one type.
+        direct = 0 if first or called.takes_views else inputs
+        arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:direct]]
+        arrays += [callbacks.owning_view(one) for one in tensors[direct:]]
+        for number in range(direct, inputs):
+            check_width(arrays[number].dtype, f"{number} of {called.name}()", "input")
+            if not called.takes_views:
+                arrays[number] = jax.device_put(arrays[number], cpu)
+        first = False
+        made = called.run(arrays)
+        # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
+        # which DALI's have not after a failed run.
+        return (
+            tuple(_capsule(_on_device(called.name, k, o, cpu)) for k, o in enumerate(made)) or None
+        )
+
+    return run
+
+
+def _exported(array: Any, stream: int) -> Any:
+    """An array as DLPack's capsule, on which a stream of DALI waits."""
+    return array.__dlpack__(stream=stream)
+
+
+def _capsule(array: jax.Array) -> Any:
+    """An array, once it is computed, as DLPack's capsule."""
+    return array.block_until_ready().__dlpack__()
+
+
+def on_gpu(called: Body) -> Callable[..., Any]:
+    """The callback of DALI's operator for batches on a GPU.
+
+    DALI has waited for its stream before, and what is returned makes that stream wait for it.
+    """
+    device: jax.Device | None = None
+
+    def run(stream: int, *tensors: Any) -> tuple[Any, ...] | None:
+        nonlocal device
+        given: Sequence[Any] = tensors
+        if device is None:  # those of a graph are of one type: jax.dlpack does not say it narrows
+            given = [_Checked(one, f"{k} of {called.name}()") for k, one in enumerate(tensors)]
+        arrays = [jax.dlpack.from_dlpack(one) for one in given]
+        if device is None:
+            device = next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]
+        made = [_on_device(called.name, k, one, device) for k, one in enumerate(called.run(arrays))]
+        return tuple(_exported(one, stream) for one in made) or None
+
+    return run
+
+
+class _Checked:
+    """A tensor of DALI that from_dlpack takes unless it would narrow it."""
+
+    def __init__(self, tensor: Any, name: str):
+        self._tensor = tensor
+        self._name = name
+
+    def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
+        capsule = self._tensor.__dlpack__(stream)
+        check_width(callbacks.header(capsule).dtype, self._name, "input")
+        return capsule
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
+def _on_device(name: str, number: int, array: Any, device: jax.Device) -> jax.Array:
+    """An output on the operator's device, moved there where it is elsewhere.
+
+    Raises:
+        TypeError: For NumPy's arrays of 64 bits, where JAX would narrow them.
+    """
+    if isinstance(array, jax.Array):
+        return array if array.devices() == {device} else jax.device_put(array, device)
+    check_width(np.dtype(array.dtype), f"{number} of {name}()")
+    return jax.device_put(np.asarray(array), device)
