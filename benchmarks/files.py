@@ -106,13 +106,13 @@ def main() -> None:
         ("ms, median", *(f"{count:,} files" for count in told)),
         [(name, *(f"{one[name]:,.2f}" for one in told.values())) for name in names],
     )
-    figure = Figure(figsize=(6.4, 4.4))
+    figure = Figure(figsize=(8, 4.4))
     ax = figure.subplots()
     for name in names[:-2]:
         style = "--" if name.startswith("DALI") else "-"
         ax.loglog(list(told), [one[name] for one in told.values()], style, marker="o", label=name)
     ax.set(xlabel="files", ylabel="ms")
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.tight_layout()
     report.write(args.out, "files", args, told, figure)
 

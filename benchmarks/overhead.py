@@ -127,7 +127,7 @@ def main() -> None:
     figure = report.bars(
         {
             size: {
-                f"{n}, {k.split(', ')[1]} outputs": v
+                f"{n}, outputs: {k.split(', ')[1]}": v
                 for k, own in over.items()
                 if k.startswith(size)
                 for n, v in own.items()
