@@ -100,6 +100,18 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
         def take_samples(xs: Any) -> Any:
             return [take_sample(x) for x in xs]
 
+        def waited(
+            c: Any,
+        ) -> Any:  # of a capsule; it is written on a stream that DALI does not know
+            reversed_one = take_sample(c)
+            cupy.cuda.get_current_stream().synchronize()
+            return reversed_one.__dlpack__()
+
+        made["CuPy, sample by sample: DALI's dl_tensor_python_function"] = lambda x: (
+            dali_fn.dl_tensor_python_function(
+                x, function=waited, batch_processing=False, device="gpu"
+            )
+        )
         made |= {
             f"CuPy, {how}: {whose}": functools.partial(
                 of, device="gpu", function=f, batch_processing=b

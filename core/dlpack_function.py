@@ -117,7 +117,8 @@ def dl_tensor_python_function(
 
     Raises:
         RuntimeError: Outside of a pipeline function.
-        ValueError: When it is run: for another number of outputs than num_outputs.
+        ValueError: For ``rng`` or ``key`` with synchronize_stream=False on a GPU. When it is run:
+            for another number of outputs than num_outputs.
         TypeError: When it is run: for what is no array, or of a dtype that DALI does not have.
     """
     callbacks.require_pipeline("fn.dl_tensor_python_function")
@@ -126,12 +127,18 @@ def dl_tensor_python_function(
     nodes = list(inputs)
     own = _Filled(function, batch_processing)
     if own.keyed:
+        if where == "gpu" and not synchronize_stream:
+            raise ValueError(
+                "synchronize_stream=False with a parameter rng or key: what they are made of is not "
+                "there yet when the function is called. Leave synchronize_stream out"
+            )
         words = callbacks.key_words()
         nodes.append(words.gpu() if where == "gpu" else words)
     more = callbacks.arguments(seed, bytes_per_sample_hint, name)
     more |= {} if synchronize_stream else {"synchronize_stream": False}
+    called = own if own.keyed else function
     return _operator(
-        own, nodes, batch_processing, num_outputs, output_layouts, where, preserve, **more
+        called, nodes, batch_processing, num_outputs, output_layouts, where, preserve, **more
     )
 
 
@@ -146,8 +153,6 @@ class _Filled:
         self.keyed = bool(self._wanted)
 
     def __call__(self, *arrays: Any) -> Any:
-        if not self.keyed:
-            return self._function(*arrays)
         *given, words = arrays
         word = np.asarray(_taken(words[0] if self._batch else words))
         key = callbacks.key_of(word[None])
@@ -227,8 +232,10 @@ def _operator(
         return capsules if num_outputs > 1 else capsules[0]
 
     called: Callable[..., Any] = run
-    if where == "cpu" and not batch and num_outputs == 1:
+    if not batch and num_outputs == 1:
         called = _of_samples(function, converted)
+        if where == "gpu":
+            called = _of_gpu_samples(function, converted, take, name)
     return fn.dl_tensor_python_function(
         *nodes,
         function=called,
@@ -255,6 +262,18 @@ def _of_samples(function: Callable[..., Any], converted: Callable[..., Any]) -> 
         if type(made) is np.ndarray and made.dtype.char in kinds:
             return give(made)
         return converted(made)
+
+    return run_sample
+
+
+def _of_gpu_samples(
+    function: Callable[..., Any], converted: Callable[..., Any], take: Callable[..., Any], name: str
+) -> Callable[..., Any]:
+    """The same on a GPU."""
+
+    def run_sample(*capsules: Any) -> Any:
+        made = function(*map(take, capsules))
+        return _to_gpu(name, 0, made) if hasattr(made, "__dlpack__") else converted(made)
 
     return run_sample
 

@@ -136,6 +136,16 @@ def test_work_on_dalis_stream_needs_no_waiting():
 
 
 def test_what_is_wrong_is_said():
+    def keyed(x, *, key):
+        return x
+
+    with pytest.raises(ValueError, match="Leave synchronize_stream out"):
+        run(
+            lambda: fn.dl_tensor_python_function(
+                uniform((2,)), function=keyed, synchronize_stream=False
+            )
+        )
+
     def graph():
         return fn.dl_tensor_python_function(uniform((2,)), function=lambda x: np.zeros(2))
 
