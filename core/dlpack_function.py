@@ -129,8 +129,8 @@ def dl_tensor_python_function(
     if own.keyed:
         if where == "gpu" and not synchronize_stream:
             raise ValueError(
-                "synchronize_stream=False with a parameter rng or key: what they are made of is not "
-                "there yet when the function is called. Leave synchronize_stream out"
+                "synchronize_stream=False with a parameter rng or key: what they are made of is "
+                "not there yet when the function is called. Leave synchronize_stream out"
             )
         words = callbacks.key_words()
         nodes.append(words.gpu() if where == "gpu" else words)
