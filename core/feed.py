@@ -241,13 +241,15 @@ class Feed:
             Exception: What the pipelines' own source raised; its batch stays the next one.
             RuntimeError: If the source has no batch although the epoch has one.
         """
-        here = self.position
+        here, exact = self.position, self._exact
+        self._exact = None  # a call that is broken off may have taken a batch
         value, error = None, None
         try:
             value = self._run(
                 lambda outputs: make(outputs, self._valid(outputs), not self.runner().dynamic)
             )
         except SourceEnded:
+            self._exact = exact  # nothing was taken
             raise
         except (_NoBatch, SourceError) as failed:
             if isinstance(failed, SourceError):
@@ -267,16 +269,23 @@ class Feed:
             self.settle(here)
             raise
         mark = (here.mark or Mark()).later(1)
-        # The pipelines' source may have begun anew before the first batch, which no lag tells.
-        begun = here.step == 0 or mark.checkpoints is None
         if error is not None:
             self._most_lag = 0  # others may fail, too
-        elif begun or mark.lag >= self._most_lag:
+        elif not self._can_lag(mark):
             mark = Mark(self.runner().checkpoints())
         errors = here.errors + (error is not None)
         after = Position(here.epoch, here.step + 1, mark, here.epoch_mark, errors)
         self._exact = after if error is None else None
         return Taken(value, error, after)
+
+    def _can_lag(self, mark: Mark) -> bool:
+        """Whether pipelines that are built anew may run the batches since an older checkpoint.
+
+        Those of a reader may; other sources may end in between, or can't be built again.
+        """
+        known = self._config.reader_name is not None and self.source.rebuildable
+        begun = self.position.step == 0 or mark.checkpoints is None
+        return known and not begun and mark.lag < self._most_lag
 
     def sample(self, make: Callable[[Sequence[Outputs], Sequence[int], bool], Any]) -> Any:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""
@@ -293,6 +302,12 @@ class Feed:
         try:
             return runner.take(convert)
         except SourceEnded:
+            if runner.lag and self.plan is not None:
+                left = runner.lag  # its epoch ends before what is to be dropped
+                runner.restart()
+                runner.lag = left
+                with contextlib.suppress(SourceEnded):
+                    return runner.take(convert)
             if here.step > 0 and self.plan is None:
                 raise
             if here.step > 0:

@@ -297,8 +297,9 @@ class BatchIterator(Resumable):
                 self._position = self._feed.position
 
     def _at_end(self) -> bool:
-        """Whether the consumer, who may stand behind what was peeked, is at an epoch's end."""
-        return self._position == self._feed.position and self._feed.at_end()
+        """Whether the consumer, who may stand before what was peeked, is at an epoch's end."""
+        same = self._peeked is None and self._position == self._feed.position
+        return same and self._feed.at_end()
 
     def _next_epoch(self) -> None:
         self._feed.next_epoch()

@@ -143,7 +143,8 @@ class Resumable:
 
         Few of them are produced where the states of the pipelines' operators can be counted
         on, all of them where not, and with ``on_error="skip"``. A batch that would fail counts as
-        one with ``on_error="raise"``, since ``next()`` would raise for it.
+        one with ``on_error="raise"``, since ``next()`` would raise for it; that it would have kept
+        random operators behind the one that fails from moving on, is not seen.
 
         Returns:
             The number of batches that were skipped.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -110,8 +111,15 @@ class Runner:
             lane.schedule(most)
 
     def ended(self) -> bool:
-        """Whether the source has no further batch in this epoch; it waits for nothing."""
+        """Whether the source has no further batch in this epoch.
+
+        It waits for nothing but for batches that are to be dropped.
+        """
         self.schedule()
+        if self.lag:
+            with contextlib.suppress(SourceEnded, SourceError):
+                self._drop_lag()
+            self._schedule_if_empty()
         return any(lane.empty() and lane.error is None for lane in self._lanes)
 
     def restart(self) -> None:
@@ -136,6 +144,12 @@ class Runner:
         """
         self.schedule()
         dropped = self.lag > 0
+        self._drop_lag()
+        # One run for each batch taken: what was dropped is made up by the next call, so that
+        # no restore runs more than the queue and one batch.
+        return self._share(convert, 1 - self._schedule_if_empty() if dropped else _ALL)
+
+    def _drop_lag(self) -> None:
         while self.lag:
             self._schedule_if_empty()
             try:
@@ -145,9 +159,6 @@ class Runner:
             except Exception:
                 pass
             self.lag -= 1
-        # One run for each batch taken: what was dropped is made up by the next call, so that
-        # no restore runs more than the queue and one batch.
-        return self._share(convert, 1 - self._schedule_if_empty() if dropped else _ALL)
 
     def _schedule_if_empty(self) -> int:
         """Schedules one run where nothing is left to take; returns how many it scheduled."""

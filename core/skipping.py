@@ -73,6 +73,8 @@ class Skipper:
         source, mark = feed.source, here.mark or Mark()
         if feed.plan is None or source.unresumable or not source.rebuildable or not self._even:
             return 0
+        if here.step == 0 and here.epoch > 0 and not self._reader:
+            return 0  # its source begins anew, which no checkpoint tells
         unbroken = [feed.plan.unbroken(here.epoch, here.step, s) for s in feed.streams]
         count = min(most, *unbroken)
         if mark.lag or mark.checkpoints is None or count < 1:

@@ -546,8 +546,7 @@ def test_no_restore_replays_a_source(policy, padded, depth):
 @pytest.mark.parametrize("depth", (1, 2, 3))
 @pytest.mark.parametrize("failures", (1, 2, 3, 4, 6))
 def test_a_restore_after_failures_runs_them_again_and_no_more(depth, failures):
-    # DALI has no whole checkpoint of a failed batch, so a state keeps an earlier one: here
-    # that of batch 0, or, where a batch has failed before, of the one before it.
+    # DALI has no whole checkpoint of a failed batch, so a state keeps the one before it.
     calls = []
     bad = [*range(3, 3 + failures), 20]
     iterator_fn = data_iterator(
@@ -568,7 +567,7 @@ def test_a_restore_after_failures_runs_them_again_and_no_more(depth, failures):
         assert frozen(next(resumed)) == want
         assert calls == list(range(first, first + max(depth, failed) + 1))
 
-    expected = {2 + failures: (1, 2 + failures), 12: (13, 0), 20: (20, 1)}
+    expected = {2 + failures: (3, failures), 12: (13, 0), 20: (20, 1)}
     while (step := iterator.step) <= 20:
         with pytest.raises(RuntimeError) if step in bad else contextlib.nullcontext():
             next(iterator)
@@ -632,28 +631,3 @@ def settle(calls, enough):
     while len(calls) < enough and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.005)
-
-
-@pytest.mark.parametrize("peeked", (False, True))
-@pytest.mark.parametrize("asked", ("never", "at each", "at the last"))
-def test_states_have_checkpoints_of_their_own(jpegs_many, peeked, asked):
-    # Checkpoints are taken when a state is asked for; before a failure none may be missing.
-    def pipe():
-        case = Case(20, 1, 1, LastBatchPolicy.FILL, True, False)
-        return label_reader(jpegs_many, case, 0)[1], fn.random.uniform()
-
-    iterator_fn = data_iterator(pipe, ["x", "u"], reader_name="reader", as_numpy=True)
-    call = {"batch_size": 1, "num_threads": 2}
-    for taken in range(0, 2 * len(iterator_fn(**call)), 3):
-        stream, other = iterator_fn.stream(None, **call), iterator_fn.stream(None, **call)
-        for step in range(taken):
-            next(stream)
-            if asked == "at each" or (asked == "at the last" and step == taken - 1):
-                assert stream.get_state()["lag"] == 0
-        if peeked:
-            stream.peek()
-        state = stream.get_state()
-        assert state["lag"] == 0
-        other.set_state(state)
-        assert other.get_state() == state
-        assert frozen(next(stream)) == frozen(next(other))

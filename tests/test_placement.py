@@ -298,3 +298,40 @@ def test_shards_draw_different_numbers(jpegs_many):
     assert len(np.unique(drawn)) == 8
     again = np.asarray(next(iterator_fn(jpegs_many, case, batch_size=8))["u"])
     np.testing.assert_array_equal(drawn, again)
+
+
+def floats():
+    x = fn.external_source(
+        lambda info: np.full((4, 3), info.iteration, np.float32), batch_info=True
+    )
+    return x, fn.constant(fdata=[float("nan")], shape=[100, 100, 10]), fn.cast(x, dtype=types.BOOL)
+
+
+def meshed():
+    return jax.set_mesh(jax.make_mesh((8,), ("a",)))
+
+
+@pytest.mark.parametrize(
+    "around",
+    (
+        lambda: jax.transfer_guard("disallow"),
+        lambda: jax.transfer_guard_host_to_device("disallow"),
+        lambda: jax.debug_nans(True),
+        lambda: jax.default_device(jax.devices()[3]),
+        meshed,
+    ),
+    ids=("guard", "guard of the host", "NaNs", "default device", "mesh"),
+)
+def test_batches_are_no_computation(around):
+    iterator_fn = data_iterator(floats, ["x", "large", "b"], size=40, mask="mask")
+    iterator = iterator_fn(batch_size=4, num_threads=1)
+    for step in range(3):
+        with around():
+            batch = next(iterator)
+        large = batch["large"]
+        assert np.isnan(large).all() and large.shape == (4, 100, 100, 10)
+        np.testing.assert_array_equal(batch["x"], np.full((4, 3), step, np.float32))
+        np.testing.assert_array_equal(batch["b"], np.full((4, 3), step > 0))
+        np.testing.assert_array_equal(batch["mask"], np.ones(4, bool))
+        for name in ("x", "large", "b"):
+            assert batch[name].devices() == {jax.devices()[0]} and not batch[name].committed
