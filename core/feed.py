@@ -156,9 +156,9 @@ class Feed:
 
     def pin(self) -> Position:
         """The position, with checkpoints of its own where DALI can still say them."""
-        if self.position is self._exact and self._runner is not None:
-            mark = Mark(self._runner.checkpoints())
-            self._exact = self.position = dataclasses.replace(self.position, mark=mark)
+        here = self.position
+        if here is self._exact and here.mark and here.mark.lag:
+            self.position = dataclasses.replace(here, mark=Mark(self.runner().checkpoints()))
         return self.position
 
     def delivered(self) -> int | None:
@@ -302,10 +302,10 @@ class Feed:
         try:
             return runner.take(convert)
         except SourceEnded:
-            if runner.lag and self.plan is not None:
-                left = runner.lag  # its epoch ends before what is to be dropped
-                runner.restart()
-                runner.lag = left
+            again = min(runner.lag, here.step)
+            if again and self.plan is not None:
+                # Its epoch ended before the first batch of this one; those are dropped again.
+                runner.restart(again)
                 with contextlib.suppress(SourceEnded):
                     return runner.take(convert)
             if here.step > 0 and self.plan is None:

@@ -122,9 +122,13 @@ class Runner:
             self._schedule_if_empty()
         return any(lane.empty() and lane.error is None for lane in self._lanes)
 
-    def restart(self) -> None:
-        """Starts the next epoch of sources that have ended; readers run on by themselves."""
-        self.lag = 0
+    def restart(self, lag: int = 0) -> None:
+        """Starts the next epoch of sources that have ended; readers run on by themselves.
+
+        Args:
+            lag: Number of its batches to drop.
+        """
+        self.lag = lag
         for lane in self._lanes:
             if lane.empty():
                 lane.restart()

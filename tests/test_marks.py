@@ -9,7 +9,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from conformance import frozen
 from conftest import corrupt
-from dalijax import DALIGenericIterator, data_iterator
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 
 
 def numbers(batch):
@@ -182,3 +182,31 @@ def after(iterator_fn, step):
         with contextlib.suppress(RuntimeError):
             next(iterator)
     return iterator
+
+
+@pytest.mark.parametrize("bad", ((), (0,), (1,)))
+@pytest.mark.parametrize("last", (2, 3))
+def test_a_source_that_drops_the_rest_itself(last, bad):
+    # Five samples, dropped to two batches: by the iterator, or by the source, too.
+    def made():
+        graph = counted(last, bad)
+        policy = LastBatchPolicy.DROP
+        config = {"size": 5, "last_batch_policy": policy, "as_numpy": True}
+        return data_iterator(graph, ["x"], **config)(batch_size=2)
+
+    def taken(iterator):
+        try:
+            return numbers(next(iterator))
+        except ValueError:
+            return "failed"
+
+    iterator = made()
+    for epoch in range(3):
+        for step in range(2):
+            resumed = made()
+            resumed.set_state(iterator.get_state())
+            want = "failed" if step in bad else [10 * step, 10 * step + 1]
+            assert taken(iterator) == taken(resumed) == want, (epoch, step)
+        with pytest.raises(StopIteration):
+            next(iterator)
+        iterator.reset()
