@@ -54,12 +54,14 @@ bench: $(VENV)/.installed-bench  ## Run the benchmarks that need no GPU; ARGS=ov
 	@$(PYTHON) benchmarks/run.py $(ARGS)
 
 clean:  ## Remove what builds and runs leave behind, but not the virtual environment.
-	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out
+	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out \
+	    benchmarks/out
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: EXTRAS := examples
-$(VENV)/.installed-test: EXTRAS := test,examples,grain,clu,tf,numba
-$(VENV)/.installed-bench: EXTRAS := test,examples,grain,clu,tf,numba,bench
+ALL := test,examples,grain,clu,tf,numba
+$(VENV)/.installed-test: EXTRAS := $(ALL)
+$(VENV)/.installed-bench: EXTRAS := $(ALL),bench
 $(VENV)/.installed-pax: EXTRAS := pax
 # The extras `test`, `examples` and `clu` want a newer JAX.
 $(VENV)/.installed-pax: AFTER = $(PYTHON) -m pip install -qq pytest hypothesis cloudpickle clu pillow matplotlib tqdm

@@ -42,12 +42,7 @@ def raw(call: dict[str, Any]) -> Iterator[Any]:
     pipeline = pipeline_def(graph, enable_checkpointing=False)(
         **call, batch_size=BATCH, num_threads=1, device_id=None
     )
-    pipeline.build()
-    pipeline.schedule_run()
-    while True:
-        yield pipeline.share_outputs()
-        pipeline.release_outputs()
-        pipeline.schedule_run()
+    return report.raw_loop(pipeline)
 
 
 def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:

@@ -62,7 +62,8 @@ def main() -> None:
         call = {"batch_size": args.batch, "num_threads": 4}
         stream = function.stream(None, files, **call)
         step = jax.jit(lambda x, mask: (x.mean((1, 2, 3)) * mask).sum())
-        total = step(*(lambda b: (b["images"], b["mask"]))(next(stream)))
+        batch = next(stream)
+        total = step(batch["images"], batch["mask"])
         begin = time.perf_counter()
         for number in range(1, args.batches + 1):
             batch = next(stream)

@@ -43,14 +43,7 @@ def raw(call: dict[str, Any], batch: int) -> Iterator[Any]:
     pipeline = pipeline_def(graph)(
         **call, batch_size=batch, num_threads=2, device_id=0 if GPU else None
     )
-    pipeline.build()
-    pipeline.schedule_run()
-    while True:
-        outputs = pipeline.share_outputs()
-        yield outputs
-        del outputs
-        pipeline.release_outputs()
-        pipeline.schedule_run()
+    return report.raw_loop(pipeline)
 
 
 def plugin(call: dict[str, Any], names: list[str], batch: int) -> Iterator[Any]:
@@ -58,11 +51,7 @@ def plugin(call: dict[str, Any], names: list[str], batch: int) -> Iterator[Any]:
         **call, batch_size=batch, num_threads=2, device_id=0 if GPU else None
     )
     iterator = dax.DALIGenericIterator([pipeline], names, reader_name="reader", auto_reset=True)
-    while True:
-        try:
-            yield next(iterator)
-        except StopIteration:
-            continue
+    return report.endless(iterator)
 
 
 def spin(seconds: float) -> None:

@@ -172,13 +172,7 @@ def variants(
 
     def raw() -> Iterator[Any]:
         pipeline = pipeline_def(reading)(files, device_id=0 if GPU else None, seed=1, **call)
-        pipeline.build()
-        pipeline.schedule_run()
-        while True:
-            outputs = pipeline.share_outputs()
-            pipeline.release_outputs()
-            pipeline.schedule_run()
-            yield outputs
+        return report.raw_loop(pipeline)
 
     def source() -> Iterator[Any]:
         iterator_fn = data_iterator(reading, names, reader_name="reader")
@@ -192,11 +186,7 @@ def variants(
         iterator = dax.data_iterator(reading, names, reader_name="reader", auto_reset=True)(
             files, seed=1, device_id=0 if GPU else None, **call
         )
-        while True:
-            try:
-                yield next(iterator)
-            except StopIteration:
-                continue
+        return report.endless(iterator)
 
     def clu() -> Iterator[Any]:
         from dalijax.adapters.clu import DALIDatasetIterator  # not in Grain's worker processes

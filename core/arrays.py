@@ -11,7 +11,6 @@ from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 TensorList = TensorListCPU | TensorListGPU
 
-_WIDE = (types.INT64, types.UINT64, types.FLOAT64)
 # What JAX makes of these where jax_enable_x64 is off, without a word.
 _NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
@@ -23,6 +22,7 @@ _DALI_TYPES = {
         *(types.INT8, types.INT16, types.INT32, types.INT64, types.FLOAT, types.FLOAT64),
     )
 }
+_WIDE = {one for dtype, one in _DALI_TYPES.items() if dtype.name in _NARROWED}
 
 
 def dali_type(dtype: np.dtype[Any]) -> types.DALIDataType:

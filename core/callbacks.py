@@ -116,7 +116,7 @@ class Header(ctypes.Structure):
 
     @property
     def dtype(self) -> str:
-        """The type of the elements; that of integers, floats, and whatever else has 64 bits."""
+        """The name of the elements' type, as NumPy's for integers and floats; "other..." else."""
         return {0: "int", 1: "uint", 2: "float"}.get(self.code, "other") + str(self.bits)
 
 

@@ -231,14 +231,16 @@ def _operator(
         )
         return capsules if num_outputs > 1 else capsules[0]
 
-    called: Callable[..., Any] = run
-    if not batch and num_outputs == 1:
-        called = _of_samples(function, converted)
-        if where == "gpu":
-            called = _of_gpu_samples(function, converted, take, name)
+    def run_sample(*capsules: Any) -> Any:
+        """The usual callback, without what it need not ask."""
+        made = function(*map(take, capsules))
+        if made is None or isinstance(made, (list, tuple)):
+            return converted(made)
+        return give(name, 0, made)
+
     return fn.dl_tensor_python_function(
         *nodes,
-        function=called,
+        function=run if batch or num_outputs != 1 else run_sample,
         batch_processing=batch,
         num_outputs=num_outputs,
         device=where,
@@ -246,36 +248,6 @@ def _operator(
         **callbacks.layout_argument(layouts),
         **more,
     )
-
-
-def _of_samples(function: Callable[..., Any], converted: Callable[..., Any]) -> Callable[..., Any]:
-    """The usual callback, NumPy's arrays in and out of the CPU, without what it need not ask.
-
-    Args:
-        function: The user's.
-        converted: What makes a capsule, or an error, of anything else that it returns.
-    """
-    take, give, kinds = plugin.DLTensorToArray, plugin.ArrayToDLTensor, callbacks.KINDS
-
-    def run_sample(*capsules: Any) -> Any:
-        made = function(*map(take, capsules))
-        if type(made) is np.ndarray and made.dtype.char in kinds:
-            return give(made)
-        return converted(made)
-
-    return run_sample
-
-
-def _of_gpu_samples(
-    function: Callable[..., Any], converted: Callable[..., Any], take: Callable[..., Any], name: str
-) -> Callable[..., Any]:
-    """The same on a GPU."""
-
-    def run_sample(*capsules: Any) -> Any:
-        made = function(*map(take, capsules))
-        return _to_gpu(name, 0, made) if hasattr(made, "__dlpack__") else converted(made)
-
-    return run_sample
 
 
 def _is_capsule(value: Any) -> bool:

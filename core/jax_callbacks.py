@@ -50,11 +50,6 @@ def on_cpu(called: Body) -> Callable[..., Any]:
     return run
 
 
-def _exported(array: Any, stream: int) -> Any:
-    """An array as DLPack's capsule, on which a stream of DALI waits."""
-    return array.__dlpack__(stream=stream)
-
-
 def _capsule(array: jax.Array) -> Any:
     """An array, once it is computed, as DLPack's capsule."""
     return array.block_until_ready().__dlpack__()
@@ -63,7 +58,8 @@ def _capsule(array: jax.Array) -> Any:
 def on_gpu(called: Body) -> Callable[..., Any]:
     """The callback of DALI's operator for batches on a GPU.
 
-    DALI has waited for its stream before, and what is returned makes that stream wait for it.
+    Both sides' streams wait for one another by DLPack's protocol: each tensor is taken for a
+    stream of JAX, and each output for DALI's.
     """
     device: jax.Device | None = None
 
@@ -75,8 +71,10 @@ def on_gpu(called: Body) -> Callable[..., Any]:
         arrays = [jax.dlpack.from_dlpack(one) for one in given]
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]
-        made = [_on_device(called.name, k, one, device) for k, one in enumerate(called.run(arrays))]
-        return tuple(_exported(one, stream) for one in made) or None
+        made: list[Any] = [
+            _on_device(called.name, k, one, device) for k, one in enumerate(called.run(arrays))
+        ]
+        return tuple(one.__dlpack__(stream=stream) for one in made) or None
 
     return run
 

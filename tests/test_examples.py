@@ -33,19 +33,24 @@ def test_getting_started(tmp_path):
     assert "NamedSharding" in done.stdout and "images/s" in done.stdout
 
 
-def clu_train(folder, steps, out):
+def run(name, folder, *options):
+    """What an example says on a CPU."""
     done = subprocess.run(
-        [
-            *(sys.executable, EXAMPLES / "clu_train.py", "--cache", folder / "cache"),
-            *("--count", "120", "--batch-size", "16", "--save-every", "6", "--report-every", "3"),
-            *("--steps", str(steps), "--out", folder / out),
-        ],
+        [sys.executable, EXAMPLES / name, "--cache", folder / "cache", *options],
         capture_output=True,
         text=True,
         timeout=200,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def clu_train(folder, steps, out):
+    run(
+        *("clu_train.py", folder, "--count", "120", "--batch-size", "16", "--save-every", "6"),
+        *("--report-every", "3", "--steps", str(steps), "--out", folder / out),
+    )
     lines = (folder / out / "losses.jsonl").read_text().splitlines()
     return {one["step"]: one["loss"] for one in map(json.loads, lines)}
 
@@ -64,18 +69,8 @@ def test_clu_train_goes_on_where_it_was_and_reports_its_input(tmp_path):
 
 
 def test_functions_draw_a_picture_each_and_resume(tmp_path):
-    done = subprocess.run(
-        [
-            *(sys.executable, EXAMPLES / "functions.py", "--cache", tmp_path / "cache"),
-            *("--count", "60", "--out", tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "takes up the state gives the same batch: True" in done.stdout
+    told = run("functions.py", tmp_path, "--count", "60", "--out", tmp_path)
+    assert "takes up the state gives the same batch: True" in told
     for name in ("mixup", "cutmix", "swirl", "solarized"):
         low, high = Image.open(tmp_path / f"{name}.png").convert("L").getextrema()
         assert high - low > 50, name
