@@ -8,6 +8,8 @@
 - `DALIBatch`: the same within an unchanged ``grain.DataLoader(operations=[...])``.
 - `DALIDataLoader`: Grain's sampler and data source, DALI as the last stage, elastic states.
 - `RandomInputs`: numbers drawn for each record, for augmentation that depends on nothing else.
+- `pack_records`: ``.batch(B, batch_fn=pack_records)`` has worker processes hand over the records of
+  a batch in shared memory.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from ..core import state as state_lib
 from ..core.config import Separate
 from ..core.decorator import IteratorFunction, data_iterator
+from ..core.packed import PackedRecords as PackedRecords
+from ..core.packed import pack_records as pack_records
 from ..core.pipelines import default_device_id, function_parameters
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
@@ -30,7 +34,15 @@ from .grain_loader import DALIDataLoader as DALIDataLoader
 from .grain_records import DALITransform as DALITransform
 from .grain_records import check_policy, element_spec, refuse_gpu_in_worker
 
-__all__ = ["DALIBatch", "DALIDataLoader", "DALIIterDataset", "DALITransform", "RandomInputs"]
+__all__ = [
+    "DALIBatch",
+    "DALIDataLoader",
+    "DALIIterDataset",
+    "DALITransform",
+    "PackedRecords",
+    "RandomInputs",
+    "pack_records",
+]
 
 
 # What the adapter says by itself.

@@ -16,7 +16,7 @@ from ..core.fingerprint import StateError, digest
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled
 from .grain_records import DALITransform
-from .grain_steps import Steps
+from .grain_steps import Steps, packed, unpacked
 
 __all__ = ["DALIDataLoader"]
 
@@ -149,8 +149,9 @@ class DALIDataLoader:
     def records(self, step: int) -> grain.DatasetIterator:
         """The records of the batches from a step on."""
         steps = self._steps[step:] if step else self._steps
-        ds: Any = steps.to_iter_dataset(self._read)
-        if self._workers.num_workers:
+        workers = self._workers.num_workers
+        ds: Any = (steps.map(packed) if workers else steps).to_iter_dataset(self._read)
+        if workers:
             ds = ds.mp_prefetch(self._workers)
         iterator: grain.DatasetIterator = ds.__iter__()
         return iterator
@@ -180,7 +181,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         if self._records is None:
             self._records = self._loader.records(self._decoder.pulled_next)
         try:
-            rows, valid = next(self._records)
+            rows, valid = unpacked(next(self._records))
         except StopIteration:
             raise
         except BaseException:  # Grain's reader goes on behind what failed: read it again

@@ -15,6 +15,7 @@ from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
 from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
+from ..core.packed import PackedRecords
 from ..core.pipelines import DEFAULT_SEED, check_arguments, default_device_id
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled, check_fed
@@ -65,8 +66,8 @@ class DALITransform:
 
     Grain reads, shards, shuffles and checkpoints the records; DALI makes batches of them, and
     works ahead. Takes a MapDataset, which it reads in whole batches; or an IterDataset of
-    records, or of lists of records (one list a batch, as from ``.batch(B, batch_fn=list)``
-    behind ``mp_prefetch``).
+    records, or of a batch's records as a list or packed, as from
+    ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
 
     Args:
         pipeline_fn: The function of the graph, undecorated. Records that are dicts give its
@@ -268,6 +269,8 @@ class DecodedIterator(grain.DatasetIterator):
                 if not records:
                     raise
                 break
+            if isinstance(one, PackedRecords):
+                one = one.records()
             if isinstance(one, list) and not records:
                 return one
             records.append(one)

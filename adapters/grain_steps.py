@@ -8,9 +8,12 @@ from typing import Any
 
 import grain
 
+from ..core.packed import PackedRecords, pack_records
+
 __all__: list[str] = []
 
 Row = tuple[int, Any, Any]  # index of the record, its key, and the record
+_ROW = ("index", "key", "record")
 
 
 class Steps(grain.MapDataset):
@@ -72,3 +75,17 @@ class Steps(grain.MapDataset):
                     record = operation.random_map(record, one.rng)
             rows.append((one.index, one.record_key, record))
         return rows, valid
+
+
+def packed(element: Any) -> tuple[PackedRecords, list[bool]]:
+    """The rows of a batch as worker processes hand them over."""
+    rows, valid = element
+    return pack_records([dict(zip(_ROW, row)) for row in rows]), valid
+
+
+def unpacked(element: Any) -> tuple[list[Row], list[bool]]:
+    """The rows of a batch that were, or were not, packed."""
+    rows, valid = element
+    if isinstance(rows, PackedRecords):
+        rows = [tuple(row[key] for key in _ROW) for row in rows.records()]
+    return rows, valid

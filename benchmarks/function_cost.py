@@ -178,8 +178,10 @@ def main() -> None:
         for pipeline, _ in pipelines.values():
             for _ in range(5):
                 pipeline.run()
-        for _ in range(arguments.rounds):
-            for key, (pipeline, _) in pipelines.items():
+        for number in range(arguments.rounds):
+            order = list(pipelines) if number % 2 else list(pipelines)[::-1]
+            for key in order:  # there and back: what runs before may leave caches behind
+                pipeline, _ = pipelines[key]
                 begin = time.perf_counter()
                 for _ in range(arguments.batches):
                     pipeline.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import multiprocessing
 import os
 import pathlib
 import platform
@@ -19,7 +20,8 @@ from matplotlib.figure import Figure
 from nvidia.dali import backend
 
 OUT = pathlib.Path(__file__).resolve().parent / "out"
-GPU = backend.GetCUDADeviceCount() > 0
+# Grain's worker processes need not know; asking starts CUDA in each of them.
+GPU = multiprocessing.parent_process() is None and backend.GetCUDADeviceCount() > 0
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
@@ -46,6 +48,7 @@ def machine() -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "cpu": f"{cores} cores, {model}",
         "gpus": [str(d.device_kind) for d in jax.local_devices() if d.platform == "gpu"],
+        "queues": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "") if GPU else "",
         "python": platform.python_version(),
         "jax": jax.__version__,
         "dali": nvidia.dali.__version__,

@@ -22,7 +22,7 @@ COMMANDS = {
     "throughput": [
         *("--files", "512", "--batch", "64", "--rounds", "3", "--seconds", "1.5"),
         *("--threads", "2", "--workers", "2"),
-        *("--match", "raw|plugin|data_iterator|Dataset|lists of bytes|DataLoader|OpenCV|tf.data"),
+        *("--match", "raw|plugin|data_iterator|Dataset|packed bytes|DataLoader|OpenCV|tf.data"),
     ],
     "files": ["--files", "1000", "10000", "100000"],
     "memory": ["--batches", "2000", "--rebuild", "500"],

@@ -27,7 +27,12 @@ import photos
 import report
 from dalijax import data_iterator
 from dalijax import fn as dalijax_fn
-from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
+from dalijax.adapters.grain import (
+    DALIDataLoader,
+    DALIIterDataset,
+    DALITransform,
+    pack_records,
+)
 from report import GPU
 
 RAW = "raw DALI loop"
@@ -204,9 +209,9 @@ def variants(
     def options(count: int) -> grain.MultiprocessingOptions:
         return grain.MultiprocessingOptions(count, per_worker_buffer_size=2)
 
-    def by_workers(graph: Any, operation: Any = None) -> Iterator[Any]:
+    def by_workers(graph: Any, operation: Any = None, batch_fn: Any = pack_records) -> Any:
         ds = records.map(operation) if operation else records
-        lists = ds.batch(batch, batch_fn=list).to_iter_dataset(
+        lists = ds.batch(batch, batch_fn=batch_fn).to_iter_dataset(
             grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
         )
         return iter(lists.mp_prefetch(options(workers)).pipe(transform(graph)))
@@ -263,8 +268,11 @@ def variants(
         "DALITransform, IterDataset of bytes": lambda: iter(
             records.map(Read()).to_iter_dataset().pipe(transform(of_bytes))
         ),
-        f"DALITransform, {workers} workers, lists of paths": lambda: by_workers(of_paths),
-        f"DALITransform, {workers} workers, lists of bytes": lambda: by_workers(of_bytes, Read()),
+        f"DALITransform, {workers} workers, packed paths": lambda: by_workers(of_paths),
+        f"DALITransform, {workers} workers, packed bytes": lambda: by_workers(of_bytes, Read()),
+        f"DALITransform, {workers} workers, lists of bytes": lambda: by_workers(
+            of_bytes, Read(), list
+        ),
         "DALIDataLoader, paths": lambda: loader(0),
         f"DALIDataLoader, paths, {workers} workers": lambda: loader(workers),
         f"Grain + OpenCV, {workers} workers": lambda: opencv(workers),
@@ -282,6 +290,8 @@ def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> f
         budget: Seconds.
         ahead: Number of batches that were made already, and are used up before.
     """
+    started = seconds(iterator, 1)
+    print(f"  first batch after {started:.1f} s,", end=" ", flush=True)
     seconds(iterator, ahead)
     warm = seconds(iterator, 8) / 8
     batches = max(4, min(400, round(budget / warm)))
@@ -332,7 +342,7 @@ def main() -> None:
                     del rates[name]
                     continue
                 rates[name].append(rate)
-                print(f"  {name}: {rate:,.0f}", flush=True)
+                print(f"{name}: {rate:,.0f}", flush=True)
     raw = rates[RAW]
     shares = {name: [a / b for a, b in zip(own, raw)] for name, own in rates.items()}
     report.table(

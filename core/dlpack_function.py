@@ -208,40 +208,49 @@ def _operator(
         take = functools.partial(DLTensor, device_id=device_id or 0, written=written)
         give = _to_gpu
 
+    def of_batch(*capsules: Sequence[Any]) -> Any:
+        given = [[take(one) for one in own] for own in capsules]
+        # DALI takes lists; an array of the whole batch gives its rows.
+        outputs = [
+            [give(name, k, one) for one in own] for k, own in enumerate(results(function(*given)))
+        ]
+        return tuple(outputs) if num_outputs > 1 else outputs[0] if outputs else None
+
+    def results(made: Any) -> tuple[Any, ...]:
+        # A list is one output, of the samples of a batch; a tuple is several.
+        listed = (made,) if isinstance(made, list) else made
+        return callbacks.results(name, listed, num_outputs)
+
+    def of_sample(*capsules: Any) -> Any:
+        made = function(*map(take, capsules))
+        if num_outputs == 1 and not (made is None or isinstance(made, (list, tuple))):
+            return give(name, 0, made)  # the usual case, without what need not be asked
+        outputs = tuple(give(name, k, one) for k, one in enumerate(results(made)))
+        return outputs if num_outputs > 1 else outputs[0] if outputs else None
+
+    def of_samples(*capsules: Sequence[Any]) -> Any:
+        made = [of_sample(*one) for one in zip(*capsules, strict=True)]
+        if num_outputs == 0:
+            return None
+        return tuple(map(list, zip(*made))) if num_outputs > 1 else made
+
+    # DALI calls once for a batch, which costs less than once for each sample. Without inputs only
+    # DALI knows how many samples there are.
+    each = not batch and not nodes
+    called = of_batch if batch else of_sample if each else of_samples
+
     def run(*capsules: Any) -> Any:
-        given = [[take(one) for one in own] if batch else take(own) for own in capsules]
         try:
-            return converted(function(*given))
+            return called(*capsules)
         except Exception:
             if not num_outputs:
                 callbacks.log_failure(name)
             raise
 
-    def converted(made: Any) -> Any:
-        # A list is one output, of the samples of a batch; a tuple is several.
-        listed = (made,) if isinstance(made, list) else made
-        outputs = callbacks.results(name, listed, num_outputs)
-        if num_outputs == 0:
-            return None
-        if batch:  # DALI takes lists; an array of the whole batch gives its rows
-            outputs = tuple(list(own) for own in outputs)
-        capsules = tuple(
-            [give(name, k, one) for one in own] if batch else give(name, k, own)
-            for k, own in enumerate(outputs)
-        )
-        return capsules if num_outputs > 1 else capsules[0]
-
-    def run_sample(*capsules: Any) -> Any:
-        """The usual callback, without what it need not ask."""
-        made = function(*map(take, capsules))
-        if made is None or isinstance(made, (list, tuple)):
-            return converted(made)
-        return give(name, 0, made)
-
     return fn.dl_tensor_python_function(
         *nodes,
-        function=run if batch or num_outputs != 1 else run_sample,
-        batch_processing=batch,
+        function=run,
+        batch_processing=not each,
         num_outputs=num_outputs,
         device=where,
         preserve=preserve,

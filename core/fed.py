@@ -159,7 +159,7 @@ class FedPipelines:
                 rows.append(row)
         return rows
 
-    def inputs(self, tape: Tape, lane: int) -> list[list[np.ndarray]]:
+    def inputs(self, tape: Tape, lane: int) -> list[list[np.ndarray] | np.ndarray]:
         """What DALI is given next for one pipeline."""
         schema, records = self.schema, tape.read(lane).records
         if len(self._each) > 1 and len(records) > self._rows:
@@ -177,7 +177,7 @@ def _graph(fed: weakref.ref[FedPipelines], tape: Tape, lane: int = 0) -> Any:
     if own is None or schema is None:
         raise ValueError("the iterator is closed: make a new one")
 
-    def feed(index: int) -> list[list[np.ndarray]]:
+    def feed(index: int) -> list[list[np.ndarray] | np.ndarray]:
         now = fed()
         if now is None:
             raise ValueError("the iterator is closed: make a new one")

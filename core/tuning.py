@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import statistics
 import time
@@ -25,6 +26,7 @@ _TOO_NOISY = 0.15
 _ROUNDS = 3
 _OVERTIME = 2  # times the seconds asked for, after which nothing new is begun
 _LOADS = (0.0, 0.65, 0.8, 0.9, 1.0)
+_DALIS_LOAD = 0.65  # the default of its decoders
 _DEPTHS = (2, 3, 4)
 
 
@@ -150,7 +152,8 @@ def tune(
         prefetch_queue_depth: Depths to try; 2, 3 and 4 by default.
         batch_sizes: Batch sizes to try, too; none by default, since the model decides.
         progress: Called with the number of measurements done, that of all, and what is next.
-        **call: Further arguments of the iterator function.
+        **call: Further arguments of the iterator function. A setting that is among them, or else
+            the function's own default, is what the measurements begin with.
 
     Raises:
         TypeError: If ``iterator_fn`` is none.
@@ -168,10 +171,11 @@ def tune(
     )
     if batch_sizes:
         candidates["batch_size"] = batch_sizes
-    usual = {"num_threads": DEFAULT_NUM_THREADS, "prefetch_queue_depth": 2}
+    usual: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "prefetch_queue_depth": 2}
+    usual["hw_decoder_load"] = _DALIS_LOAD
     settings: dict[str, Any] = {
-        name: call.pop(name, usual.get(name, values[0]))
-        for name, values in candidates.items()
+        name: call.pop(name, _default(iterator_fn.pipeline_fn, name, usual[name]))
+        for name in candidates
         if name != "batch_size"
     }
     settings["batch_size"] = batch_size
@@ -219,6 +223,14 @@ def tune(
     if progress is not None:
         progress(total, total, "done")
     return made
+
+
+def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:
+    """The default of a function's argument, where it has both."""
+    parameter = inspect.signature(function).parameters.get(name)
+    if parameter is None or parameter.default is parameter.empty:
+        return otherwise
+    return parameter.default
 
 
 def _rate(stream: BatchStream, settings: Mapping[str, Any], seconds: float) -> float:

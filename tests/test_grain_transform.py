@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn, types
 from PIL import Image
 
-from dalijax.adapters.grain import DALIBatch, DALITransform
+from dalijax.adapters.grain import DALIBatch, DALITransform, pack_records
 
 B = 4
 BAD = b"\xff\xd8\xffgarbage" * 4
@@ -86,6 +86,7 @@ SOURCES = {
     "records": lambda n: source(n).to_iter_dataset(),
     "lists": lambda n: source(n).to_iter_dataset().batch(B, batch_fn=list),
     "lists of a MapDataset": lambda n: source(n).batch(B, batch_fn=list).to_iter_dataset(),
+    "packed": lambda n: source(n).batch(B, batch_fn=pack_records).to_iter_dataset(),
 }
 
 
@@ -283,6 +284,8 @@ def test_copies_give_the_same_batches_and_transforms_serve_twice():
 WORKERS = {  # two batches each: every restore starts its workers anew
     "before 1": lambda n: SOURCES["lists"](8).mp_prefetch(workers(1)).pipe(transform()),
     "before 2": lambda n: SOURCES["lists"](8).mp_prefetch(workers(2)).pipe(transform()),
+    "packed 1": lambda n: SOURCES["packed"](8).mp_prefetch(workers(1)).pipe(transform()),
+    "packed 2": lambda n: SOURCES["packed"](8).mp_prefetch(workers(2)).pipe(transform()),
     "behind 1": lambda n: source(8).pipe(transform()).mp_prefetch(workers(1)),
     "behind 2": lambda n: source(8).pipe(transform()).mp_prefetch(workers(2)),
 }

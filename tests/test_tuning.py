@@ -1,5 +1,7 @@
 """The autotuner: what it concludes from figures, and that it measures real pipelines."""
 
+import functools
+import inspect
 import json
 import subprocess
 import sys
@@ -75,7 +77,7 @@ def test_it_measures_every_setting_and_keeps_what_fails_out(jpegs):
     )
     assert {name: sorted(rates) for name, rates in found.measured.items()} == {
         "num_threads": [1, 2, 4],
-        "hw_decoder_load": [0.0],
+        "hw_decoder_load": [0.0, 0.65],
         "prefetch_queue_depth": [1, 2],
         "batch_size": [2, 4],
     }
@@ -84,7 +86,7 @@ def test_it_measures_every_setting_and_keeps_what_fails_out(jpegs):
     assert found.failures == ["hw_decoder_load=2.0: hw_decoder_load=2.0"]
     assert set(found.settings) == set(found.measured)
     assert found.rate > 0 and found.before > 0
-    assert seen[0] == (0, 27, "num_threads=1") and seen[-1] == (27, 27, "done")
+    assert seen[0] == (0, 30, "num_threads=1") and seen[-1] == (30, 30, "done")
     assert found.line.startswith("iterator = pictures(..., num_threads=")
     for name, value in found.settings.items():
         assert f"| {name} | **{value}** |" in found.table()
@@ -96,10 +98,35 @@ def test_it_measures_every_setting_and_keeps_what_fails_out(jpegs):
 
 
 def test_what_was_there_failing_is_an_error(jpegs):
+    wrong = data_iterator(
+        functools.partial(pictures, hw_decoder_load=3.0), ["image", "x"], reader_name="reader"
+    )
     with pytest.raises(ValueError, match="hw_decoder_load=3"):
-        tune(PICTURES, batch_size=4, seconds=0.1, files=jpegs, hw_decoder_load=[3.0])
+        tune(wrong, batch_size=4, seconds=0.1, files=jpegs)
     with pytest.raises(TypeError, match="decorate it with dalijax.data_iterator"):
         tune(pictures, batch_size=4)
+
+
+@pytest.mark.parametrize("default,first", ((0.9, 0.9), (inspect.Parameter.empty, 0.65)))
+def test_it_begins_with_the_function_s_own_settings(jpegs, default, first):
+    seen = []
+
+    def graph(hw_decoder_load):
+        seen.append(hw_decoder_load)
+        return pictures(jpegs, hw_decoder_load)
+
+    if default is not inspect.Parameter.empty:
+        graph.__defaults__ = (default,)
+    found = tune(
+        data_iterator(graph, ["image", "x"], reader_name="reader"),
+        batch_size=4,
+        seconds=0.1,
+        num_threads=[2],
+        hw_decoder_load=[0.0],
+        prefetch_queue_depth=[2],
+    )
+    assert seen[0] == first
+    assert list(found.measured["hw_decoder_load"]) == [0.0, first]
 
 
 def test_shardings(jpegs):
