@@ -179,6 +179,13 @@ def variants(
         pipeline = pipeline_def(reading)(files, device_id=0 if GPU else None, seed=1, **call)
         return report.raw_loop(pipeline)
 
+    def to_host() -> Iterator[Any]:
+        @pipeline_def(device_id=0, seed=1, **call)
+        def graph() -> Any:
+            return tuple(one.cpu() for one in reading(files))
+
+        return report.raw_loop(graph())
+
     def source() -> Iterator[Any]:
         iterator_fn = data_iterator(reading, names, reader_name="reader")
         ds = DALIIterDataset(iterator_fn, num_epochs=None, drop_remainder=True, files=files, **call)
@@ -249,6 +256,7 @@ def variants(
     one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
     return {
         RAW: raw,
+        **({"raw DALI loop, to the host": to_host} if GPU else {}),
         "DALI's JAX plugin": plugin,
         "dalijax.data_iterator": core,
         "DALIIterDataset": source,

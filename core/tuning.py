@@ -116,7 +116,8 @@ class Tuned:
                 ax.plot([position] * len(own), own, "o", color="0.7")
             ax.plot(positions, [statistics.median(own) for own in rates.values()], "o-")
             ax.set_xticks(positions, [str(value) for value in rates])
-            ax.set(xlabel=name, ylabel="samples/s", ylim=(0, None))
+            highest = max(max(own) for own in rates.values())
+            ax.set(xlabel=name, ylabel="samples/s", ylim=(0, 1.1 * highest))
         figure.tight_layout()
         figure.savefig(path)
 
