@@ -23,14 +23,14 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from ..core import state as state_lib
 from ..core.config import Separate
 from ..core.decorator import IteratorFunction, data_iterator
-from ..core.packed import PackedRecords as PackedRecords
-from ..core.packed import pack_records as pack_records
 from ..core.pipelines import default_device_id, function_parameters
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
 from .grain_batch import DALIBatch as DALIBatch
 from .grain_batch import RandomInputs as RandomInputs
 from .grain_loader import DALIDataLoader as DALIDataLoader
+from .grain_packed import PackedRecords as PackedRecords
+from .grain_packed import pack_records as pack_records
 from .grain_records import DALITransform as DALITransform
 from .grain_records import check_policy, element_spec, refuse_gpu_in_worker
 

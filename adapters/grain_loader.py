@@ -16,7 +16,7 @@ from ..core.fingerprint import StateError, digest
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled
 from .grain_records import DALITransform
-from .grain_steps import Steps, packed, unpacked
+from .grain_steps import Steps, pack_rows, unpack_rows
 
 __all__ = ["DALIDataLoader"]
 
@@ -41,7 +41,8 @@ class DALIDataLoader:
         shard_options: Without ``sharding``: the part of each batch that this process gets.
         drop_remainder: True drops the last batch where it is not whole.
         pad: "mask": it is filled up, and batches have an array "mask".
-        worker_count: Number of processes that read records; 0 reads in threads.
+        worker_count: Number of processes that read records, and hand them over as
+            `pack_records` does; 0 reads in threads.
         worker_buffer_size: Batches that each of them reads ahead.
         read_options: grain.ReadOptions, counted in batches.
         other_randomness: Whether a state may go on on another number of shards, though
@@ -142,6 +143,11 @@ class DALIDataLoader:
         return DALIDataLoaderIterator(self, self._transform)
 
     @property
+    def packs(self) -> bool:
+        """Whether rows come packed, from worker processes."""
+        return self._workers.num_workers > 0
+
+    @property
     def num_steps(self) -> int:
         """Number of global batches."""
         return len(self._steps)
@@ -149,9 +155,8 @@ class DALIDataLoader:
     def records(self, step: int) -> grain.DatasetIterator:
         """The records of the batches from a step on."""
         steps = self._steps[step:] if step else self._steps
-        workers = self._workers.num_workers
-        ds: Any = (steps.map(packed) if workers else steps).to_iter_dataset(self._read)
-        if workers:
+        ds: Any = (steps.map(pack_rows) if self.packs else steps).to_iter_dataset(self._read)
+        if self.packs:
             ds = ds.mp_prefetch(self._workers)
         iterator: grain.DatasetIterator = ds.__iter__()
         return iterator
@@ -181,7 +186,8 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         if self._records is None:
             self._records = self._loader.records(self._decoder.pulled_next)
         try:
-            rows, valid = unpacked(next(self._records))
+            element = next(self._records)
+            rows, valid = unpack_rows(element) if self._loader.packs else element
         except StopIteration:
             raise
         except BaseException:  # Grain's reader goes on behind what failed: read it again

@@ -15,10 +15,10 @@ from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
 from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
-from ..core.packed import PackedRecords
 from ..core.pipelines import DEFAULT_SEED, check_arguments, default_device_id
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled, check_fed
+from .grain_packed import unpacked
 
 __all__ = ["DALITransform"]
 
@@ -264,13 +264,11 @@ class DecodedIterator(grain.DatasetIterator):
         records: list[Any] = []
         while len(records) < self._rows:
             try:
-                one = next(self._parent)
+                one = unpacked(next(self._parent))
             except StopIteration:
                 if not records:
                     raise
                 break
-            if isinstance(one, PackedRecords):
-                one = one.records()
             if isinstance(one, list) and not records:
                 return one
             records.append(one)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grain
 
-from ..core.packed import PackedRecords, pack_records
+from .grain_packed import pack_records, unpacked
 
 __all__: list[str] = []
 
@@ -77,15 +77,15 @@ class Steps(grain.MapDataset):
         return rows, valid
 
 
-def packed(element: Any) -> tuple[PackedRecords, list[bool]]:
+def pack_rows(element: Any) -> Any:
     """The rows of a batch as worker processes hand them over."""
     rows, valid = element
     return pack_records([dict(zip(_ROW, row)) for row in rows]), valid
 
 
-def unpacked(element: Any) -> tuple[list[Row], list[bool]]:
-    """The rows of a batch that were, or were not, packed."""
+def unpack_rows(element: Any) -> tuple[list[Row], list[bool]]:
+    """The rows of a batch that workers handed over."""
     rows, valid = element
-    if isinstance(rows, PackedRecords):
-        rows = [tuple(row[key] for key in _ROW) for row in rows.records()]
-    return rows, valid
+    made = [tuple(row[key] for key in _ROW) for row in unpacked(rows)]
+    keys = (bytes(key) if isinstance(key, memoryview) else key for _, key, _ in made)  # for errors
+    return [(index, key, record) for (index, _, record), key in zip(made, keys)], valid

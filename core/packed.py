@@ -1,13 +1,14 @@
-"""Batches of records in a few arrays, which cross between processes without being copied.
+"""Batches of records in one piece of memory, which processes can share.
 
-A list of records that worker processes hand over is pickled, byte string by byte string, through a
-pipe; Grain hands NumPy arrays over in shared memory. So the texts, byte strings and arrays of a
+Records that a worker process hands over are pickled, byte string by byte string, through a pipe;
+Grain hands NumPy arrays over in shared memory. So the texts, byte strings, numbers and arrays of a
 batch are laid one behind the other, and cut again on the other side.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,20 @@ import numpy as np
 
 _OBJECTS, _BYTES, _TEXT, _NUMBERS, _STACKED, _RAGGED = range(6)
 _NUMBER_TYPES = {bool: np.bool_, int: np.int64, float: np.float64}
+_ALIGNED = 64  # bytes
+_SMALL = 1 << 16  # bytes up to which a pipe is cheaper than a file of shared memory
+
+
+class _Laid(NamedTuple):
+    """Where an array lies."""
+
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def of(self, data: np.ndarray) -> np.ndarray:
+        size = math.prod(self.shape) * self.dtype.itemsize
+        return data[self.start : self.start + size].view(self.dtype).reshape(self.shape)
 
 
 class PackedColumn(NamedTuple):
@@ -22,57 +37,61 @@ class PackedColumn(NamedTuple):
 
     Attributes:
         path: The keys that lead to it; none for records that are no dicts.
-        kind: How the values lie in ``data``.
-        data: All of them: uint8 of shape [bytes], arrays of shape [records, ...], ragged ones
-            flat, or a tuple of the values themselves.
-        shapes: Of each value in ``data``, int64 of shape [records, dimensions]; None where
-            data says it.
+        kind: How the values lie.
+        laid: Where they lie, one behind the other or stacked; or a tuple of the values
+            themselves.
+        shapes: Where their shapes lie, int64 of shape [records, dimensions]; None where they
+            are alike.
     """
 
     path: tuple[Any, ...]
     kind: int
-    data: Any
-    shapes: np.ndarray | None
+    laid: Any
+    shapes: _Laid | None
 
-    def values(self) -> list[Any]:
+    def values(self, data: np.ndarray) -> list[Any]:
         """The values, which share the memory of ``data``; byte strings are memoryviews."""
-        if self.kind == _NUMBERS:
-            return list(self.data.tolist())
         if self.kind == _OBJECTS:
-            return list(self.data)
-        # An array of NumPy itself, of which views are cheap; it keeps the shared memory alive.
-        data = np.asarray(self.data)
+            return list(self.laid)
+        own = self.laid.of(data)
+        if self.kind == _NUMBERS:
+            return list(own.tolist())
         if self.shapes is None:
-            return list(data)
-        ends = list(itertools.accumulate(self.shapes.prod(axis=1).tolist(), initial=0))
+            return list(own)
+        shapes = self.shapes.of(data)
+        ends = list(itertools.accumulate(shapes.prod(axis=1).tolist(), initial=0))
         bounds = itertools.pairwise(ends)
         if self.kind == _RAGGED:
-            cut = (data[a:b] for a, b in bounds)
-            return [one.reshape(shape) for one, shape in zip(cut, self.shapes.tolist())]
-        view = memoryview(data).toreadonly()
+            return [own[a:b].reshape(shape) for (a, b), shape in zip(bounds, shapes.tolist())]
+        view = memoryview(own).toreadonly()
         if self.kind == _TEXT:
             return [str(view[a:b], "utf-8", "surrogatepass") for a, b in bounds]
         return [view[a:b] for a, b in bounds]
 
 
 class PackedRecords(NamedTuple):
-    """The records of a batch in a few arrays; made by `pack_records`.
+    """The records of a batch in one piece; see `dalijax.adapters.grain.pack_records`.
 
     Attributes:
         size: Number of records.
-        columns: Their values.
+        columns: What lies where.
+        data: uint8 of shape [bytes]; bytes where there are few.
     """
 
     size: int
     columns: tuple[PackedColumn, ...]
+    data: Any
 
     def records(self) -> list[Any]:
         """The records: equal to those that were packed.
 
         Byte strings come as memoryviews, and arrays as views, of the memory that was handed
-        over; arrays of no dimension as NumPy's scalars.
+        over.
         """
-        columns = [one.values() for one in self.columns]
+        few = isinstance(self.data, bytes)
+        # An array of NumPy itself, of which views are cheap; it keeps shared memory alive.
+        data = np.frombuffer(self.data, np.uint8) if few else np.asarray(self.data)
+        columns = [one.values(data) for one in self.columns]
         paths = [one.path for one in self.columns]
         if paths == [()]:
             return columns[0]
@@ -86,8 +105,8 @@ class PackedRecords(NamedTuple):
         return made
 
 
-def pack_records(records: Sequence[Any]) -> PackedRecords:
-    """Packs the records of a batch: ``ds.batch(B, batch_fn=pack_records)``.
+def packed(records: Sequence[Any]) -> PackedRecords:
+    """Packs the records of a batch.
 
     It keeps every value: what it can't lay out in an array stays as it is, as do records that
     are unlike each other.
@@ -95,17 +114,15 @@ def pack_records(records: Sequence[Any]) -> PackedRecords:
     Args:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these.
     """
-    records = list(records)
     flat = [dict(_values(record)) for record in records]
     if not all(one.keys() == flat[0].keys() for one in flat):
         flat = [{(): record} for record in records]
-    columns = ([one[path] for one in flat] for path in (flat[0] if flat else ()))
-    return PackedRecords(
-        len(records),
-        tuple(PackedColumn(path, *_packed(own)) for path, own in zip(flat[0], columns))
-        if flat
-        else (),
-    )
+    layout = _Layout()
+    columns = [
+        PackedColumn(path, *_column([one[path] for one in flat], layout))
+        for path in (flat[0] if flat else ())
+    ]
+    return PackedRecords(len(flat), tuple(columns), layout.data())
 
 
 def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -116,30 +133,66 @@ def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
         yield path, value
 
 
-def _packed(values: list[Any]) -> tuple[int, Any, np.ndarray | None]:
-    """Kind, data and shapes of a column."""
+class _Layout:
+    """What is to lie where."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, Any]] = []
+        self._size = 0
+
+    def array(self, values: np.ndarray) -> _Laid:
+        """A place for an array."""
+        values = np.ascontiguousarray(values).reshape(values.shape)
+        return self._place(values.reshape(-1).view(np.uint8), values.dtype, values.shape)
+
+    def strings(self, values: Sequence[bytes]) -> _Laid:
+        """A place for byte strings, one behind the other."""
+        start = self._size
+        for value in values:
+            self._parts.append((self._size, value))
+            self._size += len(value)
+        laid = _Laid(start, np.dtype(np.uint8), (self._size - start,))
+        self._size += -self._size % _ALIGNED
+        return laid
+
+    def _place(self, raw: np.ndarray, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Laid:
+        return self.strings([raw.data])._replace(dtype=dtype, shape=shape)  # type: ignore[list-item]
+
+    def data(self) -> Any:
+        """All of it, as an array, or as bytes where it is little."""
+        made = np.empty(self._size, np.uint8)
+        view = memoryview(made)
+        for start, part in self._parts:
+            view[start : start + len(part)] = part
+        return made.tobytes() if made.size < _SMALL else made
+
+
+def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
+    """Kind, place and shapes of a column."""
     first = values[0]
     kind = type(first)
-    alike = all(type(value) is kind for value in values)
-    if alike and kind in (bytes, str):
+    if not all(type(value) is kind for value in values):
+        return _OBJECTS, tuple(values), None
+    if kind in (bytes, str):
         if kind is str:
             values = [value.encode("utf-8", "surrogatepass") for value in values]
-        data = np.frombuffer(b"".join(values), np.uint8)
         shapes = np.array([[len(value)] for value in values], np.int64)
-        return (_BYTES if kind is bytes else _TEXT), data, shapes
-    if alike and kind in _NUMBER_TYPES:
+        return _BYTES if kind is bytes else _TEXT, layout.strings(values), layout.array(shapes)
+    if kind in _NUMBER_TYPES:
         try:
-            return _NUMBERS, np.array(values, _NUMBER_TYPES[kind]), None
+            return _NUMBERS, layout.array(np.array(values, _NUMBER_TYPES[kind])), None
         except OverflowError:
-            pass
-    if alike and (kind is np.ndarray or issubclass(kind, np.generic)):
-        dtypes = {value.dtype for value in values}
-        found = {value.shape for value in values}
-        if len(dtypes) == 1 and first.dtype.kind in "biufc":
-            if len(found) == 1:
-                return _STACKED, np.stack(values).astype(first.dtype, copy=False), None
-            if {len(shape) for shape in found} == {first.ndim}:
-                flat = np.concatenate([value.reshape(-1) for value in values])
-                told = np.array([value.shape for value in values], np.int64)
-                return _RAGGED, flat.astype(first.dtype, copy=False), told
-    return _OBJECTS, tuple(values), None
+            return _OBJECTS, tuple(values), None
+    if kind is not np.ndarray and not issubclass(kind, np.generic):
+        return _OBJECTS, tuple(values), None
+    found = {value.shape for value in values}
+    alike = len({value.dtype for value in values}) == 1 and first.dtype.kind in "biufc"
+    if not alike or len({len(shape) for shape in found}) > 1:
+        return _OBJECTS, tuple(values), None
+    if len(found) == 1 and (first.ndim or kind is not np.ndarray):
+        stacked = np.stack(values).astype(first.dtype, copy=False)
+        return _STACKED, layout.array(stacked), None
+    told = np.array([value.shape for value in values], np.int64).reshape(len(values), first.ndim)
+    joined = np.concatenate([value.reshape(-1) for value in values])
+    laid = layout.array(joined.astype(first.dtype, copy=False))
+    return _RAGGED, laid, layout.array(told)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def leaf(value: Any) -> np.ndarray:
     if isinstance(value, str):
         value = value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
-        if not (isinstance(value, memoryview) and value.contiguous and value.readonly):
+        if not (isinstance(value, memoryview) and value.c_contiguous and value.readonly):
             value = bytes(value)  # the caller may write on
         return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
     array = np.asarray(value)
@@ -189,7 +190,8 @@ def learn(
         )
     columns = [
         _column(path, value, spec is not None)
-        for path, value in _leaves(like, ())
+        # Whichever way the keys came: the order of what a graph is fed is part of its state.
+        for path, value in sorted(_leaves(like, ()), key=operator.itemgetter(0))
         if taken is None or path[0] in taken
     ]
     return Schema(tuple(columns), taken, passed)
@@ -227,7 +229,8 @@ def stacked(values: Sequence[Any], name: str) -> Any:
                 "them alike"
             )
         parts = zip(*values, strict=True)
-        return type(first)(stacked(own, f"{name}/{i}") for i, own in enumerate(parts))
+        each = [stacked(own, f"{name}/{i}") for i, own in enumerate(parts)]
+        return type(first)(*each) if hasattr(first, "_fields") else type(first)(each)
     text = (str, bytes, bytearray, memoryview)
     objects = [
         isinstance(value, text) or (isinstance(value, np.ndarray) and value.dtype == object)

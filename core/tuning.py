@@ -227,11 +227,10 @@ def tune(
 
 
 def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:
-    """The default of a function's argument, where it has both."""
+    """The default of a function's argument, where it has one that says something."""
     parameter = inspect.signature(function).parameters.get(name)
-    if parameter is None or parameter.default is parameter.empty:
-        return otherwise
-    return parameter.default
+    default = None if parameter is None else parameter.default
+    return otherwise if default in (None, inspect.Parameter.empty) else default
 
 
 def _rate(stream: BatchStream, settings: Mapping[str, Any], seconds: float) -> float:

@@ -141,6 +141,36 @@ def test_a_sampler_without_an_end():
     assert records(again, 4) == want[6:]
 
 
+def two(number, image):
+    return number + 0, image[:1]
+
+
+# Python's own: its garbage collection may run within the tracker of the workers' semaphores.
+@pytest.mark.parametrize("workers", (0, 1))
+def test_a_record_with_a_key_more_goes_the_same_way(workers):
+    # Its batch is handed over otherwise; the state holds all the same.
+    absl.flags.FLAGS.mark_as_parsed()
+    source = [
+        {"number": np.array([i], np.int32), "image": bytes([i] * 9), **({"a": 1} if i == 9 else {})}
+        for i in range(N)
+    ]
+    options = {"graph": two, "output_map": ("x", "y"), "batch_size": 4, "worker_count": workers}
+    made = loader(INDEX(N, num_epochs=1, seed=SEED), source, **options)
+    want = taken(iter(made))
+    assert [batch["y"][:, 0].tolist() for batch in want] == [
+        batch["x"][:, 0].tolist() for batch in want
+    ]
+    iterator = iter(made)
+    for step in range(len(want)):
+        state = json.loads(json.dumps(iterator.get_state()))
+        other = iter(made)
+        other.set_state(state)
+        assert same(taken(other, 1), want[step : step + 1])
+        other.close()
+        next(iterator)
+    iterator.close()
+
+
 # Python's own: its garbage collection may run within the tracker of the workers' semaphores.
 @pytest.mark.parametrize("workers", (1, 2))
 def test_worker_processes_read_the_same_records_in_the_same_order(workers):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from dalijax.adapters.grain import PackedRecords, pack_records
+from dalijax.adapters.grain_packed import has_room
 
 DTYPES = st.sampled_from(["u1", "<i4", ">i4", "<f2", ">f8", "?", "c8", "M8[s]", "S3", "U2"])
 NUMBERS = st.one_of(st.booleans(), st.integers(), st.floats(), st.integers(-3, 3).map(np.int16))
@@ -56,12 +57,10 @@ def told(value):
         return {k: told(own) for k, own in value.items()}
     if isinstance(value, list):
         return [told(own) for own in value]
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "biufc":  # the bytes of a number may be swapped
             value = value.astype(value.dtype.newbyteorder("="))
-        return (value.shape, value.dtype.str, value.tobytes())
+        return (isinstance(value, np.ndarray), value.shape, value.dtype.str, value.tobytes())
     return (type(value), pickle.dumps(value))
 
 
@@ -85,19 +84,25 @@ def test_so_it_does_in_another_process(records):
     assert told(handed_over(pack_records(records)).records()) == told(records)
 
 
-def test_alike_records_are_few_arrays():
+@pytest.mark.parametrize("size,arrays", ((1, 0), (10_000, 1)))
+def test_alike_records_are_one_array_and_few_ones_a_byte_string(size, arrays):
     records = [
-        {"image": bytes(i), "name": "x" * i, "label": i, "box": {"at": np.zeros((i, 4))}}
+        {"image": bytes(size), "name": "x" * i, "label": i, "box": {"at": np.zeros((i % 3, 4))}}
         for i in range(64)
     ]
     leaves = jax.tree.leaves(pack_records(records))
-    arrays = [one for one in leaves if isinstance(one, np.ndarray)]
-    assert len(arrays) == 7  # the label has no lengths
-    assert len(leaves) < 20
+    assert sum(isinstance(one, np.ndarray) for one in leaves) == arrays
+    assert len(leaves) < 50
+
+
+def test_little_shared_memory_is_left_to_others():
+    assert has_room(2 << 20, 64 << 20)  # what a container has without a word
+    assert not has_room((2 << 20) + 1, 64 << 20)
+    assert not has_room(1, 0)
 
 
 def test_views_keep_the_memory_alive():
-    records = [{"image": bytes([i]) * 4096} for i in range(8)]
+    records = [{"image": bytes([i]) * (1 << 16)} for i in range(8)]
     images = [one["image"] for one in handed_over(pack_records(records)).records()]
     assert [bytes(one) for one in images] == [one["image"] for one in records]
     with pytest.raises(TypeError, match="read-only"):

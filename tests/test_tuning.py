@@ -107,7 +107,9 @@ def test_what_was_there_failing_is_an_error(jpegs):
         tune(pictures, batch_size=4)
 
 
-@pytest.mark.parametrize("default,first", ((0.9, 0.9), (inspect.Parameter.empty, 0.65)))
+@pytest.mark.parametrize(
+    "default,first", ((0.9, 0.9), (None, 0.65), (inspect.Parameter.empty, 0.65))
+)
 def test_it_begins_with_the_function_s_own_settings(jpegs, default, first):
     seen = []
 
