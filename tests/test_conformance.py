@@ -146,6 +146,11 @@ def augment(number: Any) -> Any:
     return number + 0, fn.random.uniform()
 
 
+def packed(files: list[str]) -> Any:
+    """The records of a batch as Grain's workers hand them over."""
+    return records(files).batch(BATCH, batch_fn=grain_adapter.pack_records).to_iter_dataset()
+
+
 def transformed(ds: Any, **options: Any) -> Any:
     made = grain_adapter.DALITransform(
         augment, batch_size=BATCH, output_map=["x", "u"], num_threads=1, **options
@@ -281,6 +286,10 @@ ROWS: dict[str, dict[str, Row]] = {
             ),
             of_records(N, mask=False, drop=True),
         ),
+        "of packed records": (
+            lambda f: transformed(packed(f)),
+            of_records(N, mask=False),
+        ),
     },
     "DALIBatch": {"behind batch()": (lambda f: batched(), of_records(N, mask=True))},
     "DALIDatasetIterator": {
@@ -327,6 +336,7 @@ def public_iterators() -> set[str]:
             iterates = isinstance(one, type) and (
                 hasattr(one, "__next__") or hasattr(one, "__iter__")
             )
+            iterates = iterates and not issubclass(one, tuple)  # data
             makes = isinstance(one, type) and name.startswith("DALI")
             if (iterates and name != "LastBatchPolicy") or makes or name == "data_iterator":
                 found.add(name)
