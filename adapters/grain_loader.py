@@ -15,8 +15,9 @@ from ..core.config import IteratorConfig
 from ..core.fingerprint import StateError, digest
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled
+from .grain_packed import unpacked
 from .grain_records import DALITransform
-from .grain_steps import Steps, pack_rows, unpack_rows
+from .grain_steps import Steps, pack_rows, row_name
 
 __all__ = ["DALIDataLoader"]
 
@@ -143,11 +144,6 @@ class DALIDataLoader:
         return DALIDataLoaderIterator(self, self._transform)
 
     @property
-    def packs(self) -> bool:
-        """Whether rows come packed, from worker processes."""
-        return self._workers.num_workers > 0
-
-    @property
     def num_steps(self) -> int:
         """Number of global batches."""
         return len(self._steps)
@@ -155,8 +151,9 @@ class DALIDataLoader:
     def records(self, step: int) -> grain.DatasetIterator:
         """The records of the batches from a step on."""
         steps = self._steps[step:] if step else self._steps
-        ds: Any = (steps.map(pack_rows) if self.packs else steps).to_iter_dataset(self._read)
-        if self.packs:
+        workers = self._workers.num_workers
+        ds: Any = (steps.map(pack_rows) if workers else steps).to_iter_dataset(self._read)
+        if workers:
             ds = ds.mp_prefetch(self._workers)
         iterator: grain.DatasetIterator = ds.__iter__()
         return iterator
@@ -186,8 +183,8 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         if self._records is None:
             self._records = self._loader.records(self._decoder.pulled_next)
         try:
-            element = next(self._records)
-            rows, valid = unpack_rows(element) if self._loader.packs else element
+            handed_over, valid = next(self._records)
+            rows = unpacked(handed_over)
         except StopIteration:
             raise
         except BaseException:  # Grain's reader goes on behind what failed: read it again
@@ -195,9 +192,9 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             raise
         mask = None if all(valid[: len(rows)]) else np.array(valid)
         return Pulled(
-            [record for _, _, record in rows],
+            [row["record"] for row in rows],
             None,
-            lambda row: f"record {rows[row][0]} (key {rows[row][1]!r})",
+            lambda row: row_name(rows[row]),
             mask,
         )
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import grain
 
-from .grain_packed import pack_records, unpacked
+from .grain_packed import pack_records
 
 __all__: list[str] = []
 
-Row = tuple[int, Any, Any]  # index of the record, its key, and the record
-_ROW = ("index", "key", "record")
+Row = dict[str, Any]  # "index" of the record, its "key", and the "record"
 
 
 class Steps(grain.MapDataset):
@@ -73,19 +72,17 @@ class Steps(grain.MapDataset):
                     )
                 else:
                     record = operation.random_map(record, one.rng)
-            rows.append((one.index, one.record_key, record))
+            rows.append({"index": one.index, "key": one.record_key, "record": record})
         return rows, valid
 
 
 def pack_rows(element: Any) -> Any:
     """The rows of a batch as worker processes hand them over."""
     rows, valid = element
-    return pack_records([dict(zip(_ROW, row)) for row in rows]), valid
+    return pack_records(rows), valid
 
 
-def unpack_rows(element: Any) -> tuple[list[Row], list[bool]]:
-    """The rows of a batch that workers handed over."""
-    rows, valid = element
-    made = [tuple(row[key] for key in _ROW) for row in unpacked(rows)]
-    keys = (bytes(key) if isinstance(key, memoryview) else key for _, key, _ in made)  # for errors
-    return [(index, key, record) for (index, _, record), key in zip(made, keys)], valid
+def row_name(row: Row) -> str:
+    """What a row's record is called in errors."""
+    key = row["key"]
+    return f"record {row['index']} (key {bytes(key) if isinstance(key, memoryview) else key!r})"

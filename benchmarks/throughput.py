@@ -72,6 +72,11 @@ def reading(files: list[str], shard_id: int = 0, num_shards: int = 1) -> Any:
     return augment(encoded), labels
 
 
+def to_host(files: list[str]) -> Any:
+    """The same, copied to the host by DALI."""
+    return tuple(output.cpu() for output in reading(files))
+
+
 @data_iterator(output_map=["images", "labels"], reader_name="reader")
 def pictures(
     folder: str, hw_decoder_load: float = LOAD, shard_id: int = 0, num_shards: int = 1
@@ -175,16 +180,9 @@ def variants(
     def transform(graph: Any, **options: Any) -> DALITransform:
         return DALITransform(graph, output_map=names, prefetch=2, **call, **options)
 
-    def raw() -> Iterator[Any]:
-        pipeline = pipeline_def(reading)(files, device_id=0 if GPU else None, seed=1, **call)
+    def raw(graph: Callable[..., Any] = reading) -> Iterator[Any]:
+        pipeline = pipeline_def(graph)(files, device_id=0 if GPU else None, seed=1, **call)
         return report.raw_loop(pipeline)
-
-    def to_host() -> Iterator[Any]:
-        @pipeline_def(device_id=0, seed=1, **call)
-        def graph() -> Any:
-            return tuple(one.cpu() for one in reading(files))
-
-        return report.raw_loop(graph())
 
     def source() -> Iterator[Any]:
         iterator_fn = data_iterator(reading, names, reader_name="reader")
@@ -218,10 +216,10 @@ def variants(
 
     def by_workers(graph: Any, operation: Any = None, batch_fn: Any = pack_records) -> Any:
         ds = records.map(operation) if operation else records
-        lists = ds.batch(batch, batch_fn=batch_fn).to_iter_dataset(
+        batches = ds.batch(batch, batch_fn=batch_fn).to_iter_dataset(
             grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
         )
-        return iter(lists.mp_prefetch(options(workers)).pipe(transform(graph)))
+        return iter(batches.mp_prefetch(options(workers)).pipe(transform(graph)))
 
     def loader(worker_count: int) -> Iterator[Any]:
         sampler = grain.samplers.IndexSampler(len(files), shuffle=True, seed=1)
@@ -256,7 +254,7 @@ def variants(
     one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
     return {
         RAW: raw,
-        **({"raw DALI loop, to the host": to_host} if GPU else {}),
+        **({f"{RAW}, to the host": lambda: raw(to_host)} if GPU else {}),
         "DALI's JAX plugin": plugin,
         "dalijax.data_iterator": core,
         "DALIIterDataset": source,

@@ -211,22 +211,23 @@ def _operator(
     def of_batch(*capsules: Sequence[Any]) -> Any:
         given = [[take(one) for one in own] for own in capsules]
         # DALI takes lists; an array of the whole batch gives its rows.
-        outputs = [
-            [give(name, k, one) for one in own] for k, own in enumerate(results(function(*given)))
-        ]
-        return tuple(outputs) if num_outputs > 1 else outputs[0] if outputs else None
+        made = results(function(*given))
+        return returned([[give(name, k, one) for one in own] for k, own in enumerate(made)])
 
     def results(made: Any) -> tuple[Any, ...]:
         # A list is one output, of the samples of a batch; a tuple is several.
         listed = (made,) if isinstance(made, list) else made
         return callbacks.results(name, listed, num_outputs)
 
+    def returned(outputs: list[Any]) -> Any:
+        # DALI takes a tuple, one output by itself, or nothing.
+        return tuple(outputs) if num_outputs > 1 else outputs[0] if outputs else None
+
     def of_sample(*capsules: Any) -> Any:
         made = function(*map(take, capsules))
         if num_outputs == 1 and not (made is None or isinstance(made, (list, tuple))):
             return give(name, 0, made)  # the usual case, without what need not be asked
-        outputs = tuple(give(name, k, one) for k, one in enumerate(results(made)))
-        return outputs if num_outputs > 1 else outputs[0] if outputs else None
+        return returned([give(name, k, one) for k, one in enumerate(results(made))])
 
     def of_samples(*capsules: Sequence[Any]) -> Any:
         made = [of_sample(*one) for one in zip(*capsules, strict=True)]

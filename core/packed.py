@@ -137,15 +137,15 @@ class _Layout:
     """What is to lie where."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, Any]] = []
+        self._parts: list[tuple[int, bytes | memoryview]] = []
         self._size = 0
 
     def array(self, values: np.ndarray) -> _Laid:
         """A place for an array."""
-        values = np.ascontiguousarray(values).reshape(values.shape)
-        return self._place(values.reshape(-1).view(np.uint8), values.dtype, values.shape)
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        return self.strings([raw.data])._replace(dtype=values.dtype, shape=values.shape)
 
-    def strings(self, values: Sequence[bytes]) -> _Laid:
+    def strings(self, values: Sequence[bytes | memoryview]) -> _Laid:
         """A place for byte strings, one behind the other."""
         start = self._size
         for value in values:
@@ -154,9 +154,6 @@ class _Layout:
         laid = _Laid(start, np.dtype(np.uint8), (self._size - start,))
         self._size += -self._size % _ALIGNED
         return laid
-
-    def _place(self, raw: np.ndarray, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Laid:
-        return self.strings([raw.data])._replace(dtype=dtype, shape=shape)  # type: ignore[list-item]
 
     def data(self) -> Any:
         """All of it, as an array, or as bytes where it is little."""

@@ -172,8 +172,11 @@ def tune(
     )
     if batch_sizes:
         candidates["batch_size"] = batch_sizes
-    usual: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "prefetch_queue_depth": 2}
-    usual["hw_decoder_load"] = _DALIS_LOAD
+    usual: dict[str, Any] = {
+        "num_threads": DEFAULT_NUM_THREADS,
+        "hw_decoder_load": _DALIS_LOAD,
+        "prefetch_queue_depth": 2,
+    }
     settings: dict[str, Any] = {
         name: call.pop(name, _default(iterator_fn.pipeline_fn, name, usual[name]))
         for name in candidates

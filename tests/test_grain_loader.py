@@ -145,7 +145,6 @@ def two(number, image):
     return number + 0, image[:1]
 
 
-# Python's own: its garbage collection may run within the tracker of the workers' semaphores.
 @pytest.mark.parametrize("workers", (0, 1))
 def test_a_record_with_a_key_more_goes_the_same_way(workers):
     # Its batch is handed over otherwise; the state holds all the same.
@@ -171,7 +170,6 @@ def test_a_record_with_a_key_more_goes_the_same_way(workers):
     iterator.close()
 
 
-# Python's own: its garbage collection may run within the tracker of the workers' semaphores.
 @pytest.mark.parametrize("workers", (1, 2))
 def test_worker_processes_read_the_same_records_in_the_same_order(workers):
     absl.flags.FLAGS.mark_as_parsed()
