@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import pathlib
 import queue
+import re
 import statistics
 import tempfile
 import threading
@@ -34,6 +35,7 @@ import report
 import throughput
 
 CLASSES = 1000
+MODEL = "a batch on the device"
 Batch = dict[str, Any]
 
 
@@ -161,6 +163,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=16, help="of Grain")
     parser.add_argument("--stages", type=int, nargs="+", default=(3, 4, 6, 3))
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--match", default="", help="only inputs whose name has it, a pattern")
     parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
     args = parser.parse_args()
     report.heading()
@@ -182,7 +185,7 @@ def main() -> None:
 
         workers = f"Grain + OpenCV, {args.workers} workers"
         makers: dict[str, Callable[[], Iterator[Batch]]] = {
-            "a batch on the device": lambda: repeated(first),
+            MODEL: lambda: repeated(first),
             "dalijax": fed(),
             "dalijax, prefetch_queue_depth=4": fed(prefetch_queue_depth=4),
             "dalijax, prefetch_queue_depth=8": fed(prefetch_queue_depth=8),
@@ -190,6 +193,8 @@ def main() -> None:
             "dalijax, both": fed(prefetch_queue_depth=8, **parallel),
             workers: known[workers],
         }
+        for name in [one for one in makers if one != MODEL and not re.search(args.match, one)]:
+            del makers[name]
         stream = function.stream(None, folder, **call)
         first = jax.device_put(next(stream))
         stream.close()
@@ -205,7 +210,7 @@ def main() -> None:
                 getattr(iterator, "close", lambda: None)()
                 step, in_next, idle = told[name][-1]
                 print(f"  {name}: {step:.2f} ms, {in_next:.2f} in next(), {idle:.2f} without work")
-    base = statistics.median(one[0] for one in told["a batch on the device"])
+    base = statistics.median(one[0] for one in told[MODEL])
     report.table(
         (
             *("input", "ms a step", "over the model, %", "waiting for input, %", "in next(), ms"),

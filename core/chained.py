@@ -9,8 +9,8 @@ from typing import Any
 from . import state as state_lib
 from .batches import Batch
 from .chain import INFINITE, UNKNOWN, Step, element, length
-from .feed import BatchError
 from .fingerprint import StateError
+from .runner import BatchError
 from .stream import BatchStream
 
 _FORMAT = "dalijax.chain"

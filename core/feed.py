@@ -18,17 +18,13 @@ from .pipelines import PipelineSource, check_outputs
 from .placement import DataShard
 from .position import Mark, Position
 from .readers import epochs_of
-from .runner import Outputs, Runner, SourceEnded, SourceError
+from .runner import BatchError, NoBatch, Outputs, Runner, SourceEnded, SourceError
 
 _READER = re.compile(r"operator `[\w.]*readers\.")
 # A checkpoint costs 10 to 30 us: it is taken when a state is asked for (`Feed.pin`), and after so
 # many batches, which are at most run again where DALI has none: after a failed batch, or Ctrl-C.
 _MOST_LAG = 8
 CLOSED = "the iterator is closed: make a new one"
-
-
-class BatchError(RuntimeError):
-    """DALI failed to produce a batch; it counts as delivered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +99,15 @@ class Feed:
             raise ValueError(CLOSED)
         if self._runner is None:
             mark = self.position.mark or Mark()
-            built = self.source.build(mark.checkpoints)
+            try:
+                built = self.source.build(mark.checkpoints)
+            except StateError:
+                if self.expected is not None:  # what differs says more
+                    self._read_plan(anew := self.source.build())
+                    self._runner = Runner(anew, owned=self.source.owned)
+                    self._check_expected(self.expected)
+                    self.drop()
+                raise
             self._read_plan(built)
             self._runner = Runner(built, mark.lag, self.source.owned)
             if self.expected is not None:
@@ -251,7 +255,7 @@ class Feed:
         except SourceEnded:
             self._exact = exact  # nothing was taken
             raise
-        except (_NoBatch, SourceError) as failed:
+        except (NoBatch, SourceError) as failed:
             if isinstance(failed, SourceError):
                 self.settle(here)
             raise failed.__cause__ or failed from None
@@ -311,7 +315,7 @@ class Feed:
             if here.step > 0 and self.plan is None:
                 raise
             if here.step > 0:
-                raise _NoBatch(
+                raise NoBatch(
                     f"the pipeline's source ended after {here.step} of {self.delivered()} "
                     f"batches of epoch {here.epoch}: it gives fewer samples than the epoch's "
                     f"size. Pass the size that it really has, a multiple of the batch size "
@@ -330,7 +334,7 @@ class Feed:
             runner = self._runner = Runner(self.source.build(checkpoints))
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
-        raise _NoBatch(
+        raise NoBatch(
             f"the pipeline's source gives no batch in epoch {here.epoch}: it is used up. Let "
             "fn.external_source start again by cycle='raise' (an iterable or a generator "
             "function), or create the iterator that it reads inside the pipeline function"
@@ -344,7 +348,3 @@ class Feed:
         told = kind(f"batch {here.step} of epoch {here.epoch} {what}. DALI says: {text}")
         told.__cause__ = error
         return told
-
-
-class _NoBatch(RuntimeError):
-    """The source has no batch where the epoch has one; it is no batch that failed."""

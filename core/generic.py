@@ -9,8 +9,9 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .config import IteratorConfig
+from .given import GivenSource
 from .iterator import BatchIterator
-from .pipelines import GivenSource, PipelineSource
+from .pipelines import PipelineSource
 
 
 class DALIGenericIterator(BatchIterator):

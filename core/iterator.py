@@ -11,11 +11,11 @@ import jax
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
 from .epochs import EpochPlan
-from .feed import BatchError, Feed, Taken
+from .feed import Feed, Taken
 from .pipelines import PipelineSource
 from .position import FailedBatch
 from .resumable import Resumable
-from .runner import SourceEnded
+from .runner import BatchError, SourceEnded
 from .skipping import Skipper
 from .stats import InputStats
 

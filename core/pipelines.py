@@ -1,4 +1,4 @@
-"""Making DALI pipelines: from a decorated function, again and again, or those handed in."""
+"""Making DALI pipelines from a decorated function, again and again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from nvidia.dali import Pipeline, backend, pipeline_def
 
-from .fingerprint import StateError, serialized_operators
+from .fingerprint import StateError
 from .kept_state import noted
+from .randomness import moved
 from .together import Build, current
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
@@ -77,7 +78,7 @@ class _Owned(Pipeline):
             super()._shutdown()  # type: ignore[no-untyped-call]
 
 
-def _build(pipeline: Pipeline) -> None:
+def build_pipeline(pipeline: Pipeline) -> None:
     """Builds a pipeline; a missing GPU is said with its cure."""
     try:
         pipeline.build()
@@ -151,15 +152,20 @@ class FunctionSource:
             warnings.simplefilter("always")
             try:
                 pipeline = self.define(one, checkpoint)
-                _build(pipeline)
+                build_pipeline(pipeline)
             except RuntimeError as error:
-                if not self._may_fall_back or "checkpoint" not in str(error).lower():
+                if "checkpoint" not in str(error).lower():
                     raise
-                self._may_fall_back = False
-                self._checkpointing = False
-                self.unresumable = f"DALI can't checkpoint this graph: {error}"
-                pipeline = self.define(one, None)
-                _build(pipeline)
+                if checkpoint is not None:
+                    pipeline = self._build_elsewhere(one, checkpoint, error)
+                elif self._may_fall_back:
+                    self._may_fall_back = False
+                    self._checkpointing = False
+                    self.unresumable = f"DALI can't checkpoint this graph: {error}"
+                    pipeline = self.define(one, None)
+                    build_pipeline(pipeline)
+                else:
+                    raise
         self.unresumable = self.unresumable or noted(pipeline)
         if type(pipeline) is Pipeline and hasattr(Pipeline, "_shutdown"):
             pipeline.__class__ = _Owned
@@ -171,6 +177,22 @@ class FunctionSource:
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
+        return pipeline
+
+    def _build_elsewhere(
+        self, one: Mapping[str, Any], checkpoint: bytes, refusal: RuntimeError
+    ) -> Pipeline:
+        """A pipeline that goes on from a checkpoint of one whose outputs are on other devices."""
+        try:
+            start = self.define(one)
+            build_pipeline(start)
+            pipeline = self.define(one, moved(checkpoint, start.checkpoint()))
+            build_pipeline(pipeline)
+        except (RuntimeError, StateError) as error:
+            raise StateError(
+                f"the state is one of other operators: {error}. Make the iterator as it was when "
+                f"the state was saved, on the same device, too. DALI says: {refusal}"
+            ) from error
         return pipeline
 
     def define(self, one: Mapping[str, Any] = {}, checkpoint: bytes | None = None) -> Pipeline:
@@ -195,105 +217,6 @@ class FunctionSource:
         if left_out:
             current().again()
             pipeline = self._fn(*self._args, **state, **call, **left_out)
-        return pipeline
-
-
-class GivenSource:
-    """Pipelines that the caller made; one or a list of them.
-
-    Those made with ``checkpoint=`` start where the iterator stood that gave it. All are built
-    again from what DALI serialises of them, which leaves out Python sources and functions;
-    those made without enable_checkpointing at once.
-
-    Raises:
-        TypeError: If one of them is no `nvidia.dali.Pipeline`.
-        ValueError: If there is none, or their batch sizes differ.
-    """
-
-    def __init__(self, pipelines: Pipeline | Sequence[Pipeline]):
-        given = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)
-        if not given:
-            raise ValueError("pipelines is empty: pass a Pipeline or a list of them")
-        for pipeline in given:
-            if not isinstance(pipeline, Pipeline):
-                raise TypeError(f"pipelines must hold nvidia.dali.Pipeline, not {pipeline!r}")
-        sizes = [pipeline.max_batch_size for pipeline in given]
-        if len(set(sizes)) > 1:
-            raise ValueError(f"all pipelines must have one batch_size, not {sizes}")
-        self.unresumable = ""
-        self.rebuildable = False
-        self.serialized: list[bytes] = []
-        self.restored: list[bytes] = []
-        self.owned = False
-        self._given = given
-        self._arguments: list[dict[str, Any]] = []
-        self._used = False
-
-    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """The pipelines handed in at first, then new ones like them."""
-        if not self._used:
-            self._used = True
-            given, self._given = self._given, []
-            for pipeline in given:
-                _build(pipeline)
-            # Not public: where a DALI doesn't keep it, the position can't be told, and it is
-            # as if the pipelines stood at their start, as in DALI's own iterator.
-            kept = [getattr(p, "_checkpoint", None) for p in given if p.is_restored_from_checkpoint]
-            self.restored = [one for one in kept if one]
-            self._keep_definitions(given)
-            self.unresumable = "; ".join({noted(p): 0 for p in given if noted(p)})
-            if all(can_checkpoint(pipeline) for pipeline in given):
-                return given
-            if not self.rebuildable:
-                self.unresumable = "pass enable_checkpointing=True to the pipelines"
-                return given
-        if not self.rebuildable:
-            raise RuntimeError(
-                "these pipelines can't be built again: DALI does not serialise their Python "
-                "sources or functions. Use dalijax.data_iterator, which builds pipelines from "
-                "their function"
-            )
-        self.owned = True
-        chosen: Sequence[bytes | None] = checkpoints or [None] * len(self.serialized)
-        return [
-            self._again(arguments, definition, checkpoint)
-            for arguments, definition, checkpoint in zip(
-                self._arguments, self.serialized, chosen, strict=True
-            )
-        ]
-
-    def _keep_definitions(self, given: Sequence[Pipeline]) -> None:
-        try:
-            self.serialized = [pipeline.serialize() for pipeline in given]
-        except (RuntimeError, NotImplementedError):  # Python functions; already deserialised
-            return
-        kinds = {kind for text in self.serialized for kind, _, _ in serialized_operators(text)}
-        self.rebuildable = "external_source" not in kinds
-        self._arguments = [
-            {
-                "batch_size": pipeline.max_batch_size,
-                "num_threads": pipeline.num_threads,
-                "device_id": pipeline.device_id,
-                "seed": DEFAULT_SEED if pipeline.seed is None else pipeline.seed,
-                "exec_pipelined": pipeline.exec_pipelined,
-                "exec_async": pipeline.exec_async,
-                "exec_dynamic": pipeline.exec_dynamic,
-                "prefetch_queue_depth": {
-                    "cpu_size": pipeline.cpu_queue_size,
-                    "gpu_size": pipeline.gpu_queue_size,
-                }
-                if pipeline.exec_separated
-                else pipeline.prefetch_queue_depth,
-            }
-            for pipeline in given
-        ]
-
-    @staticmethod
-    def _again(
-        arguments: Mapping[str, Any], definition: bytes, checkpoint: bytes | None
-    ) -> Pipeline:
-        pipeline = Pipeline(**arguments, enable_checkpointing=True, checkpoint=checkpoint)
-        pipeline.deserialize_and_build(definition)
         return pipeline
 
 

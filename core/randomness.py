@@ -32,6 +32,31 @@ def operators(checkpoint: bytes) -> dict[str, bool]:
     return found
 
 
+def moved(checkpoint: bytes, start: bytes) -> bytes:
+    """The checkpoint of a pipeline, for one of the same graph on other devices.
+
+    DALI copies to and from devices by operators of its own, named after them, which have no
+    state; of a checkpoint with other names it takes nothing.
+
+    Args:
+        checkpoint: The checkpoint.
+        start: That of the other pipeline, at its start.
+
+    Raises:
+        StateError: If an operator that has a state is in one of them alone.
+    """
+    had, has = operators(checkpoint), operators(start)
+    alone = [name for name, kept in had.items() if kept and name not in has]
+    alone += [name for name, kept in has.items() if kept and name not in had]
+    if alone:
+        raise StateError(f"{', '.join(alone)} is in one of the two graphs alone")
+    fields = [list(wire_fields(one)) for one in (checkpoint, start)]
+    own = {dict(wire_fields(content))[1]: content for number, content in fields[0] if number == 1}
+    kept = [content for number, content in fields[1] if number == 1]
+    kept = [own.get(dict(wire_fields(content))[1], content) for content in kept]
+    return wire_message([*((1, one) for one in kept), *(one for one in fields[0] if one[0] != 1)])
+
+
 def difference(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
     """Checkpoints of pipelines as a short text, given those of their start."""
     data = b"".join(len(one).to_bytes(4, "big") + one for one in checkpoints)

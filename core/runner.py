@@ -28,6 +28,14 @@ class SourceError(Exception):
     """The pipelines' own source raised; ``__cause__`` is what. Its batch was not produced."""
 
 
+class BatchError(RuntimeError):
+    """DALI failed to produce a batch; it counts as delivered."""
+
+
+class NoBatch(RuntimeError):
+    """The source has no batch where the epoch has one; it is no batch that failed."""
+
+
 def _queue_depth(pipeline: Pipeline) -> int:
     """Batches that DALI schedules ahead of the consumer."""
     if not pipeline.exec_pipelined:

@@ -12,7 +12,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, RandomInputs
 from dalijax.core.fingerprint import StateError
-from dalijax.core.randomness import after, applied, difference, operators
+from dalijax.core.randomness import after, applied, difference, moved, operators
 
 BATCH = 3
 MANY = [f"o{k}" for k in range(12)]
@@ -155,6 +155,31 @@ def test_operators_are_told_apart_by_whether_they_have_a_state():
     drawing = [name for name, has in found.items() if has]
     assert len(drawing) == 12 and drawing[0].startswith("__Uniform_")
     assert any(name.startswith("__ExternalSource_") for name in found)
+
+
+# On other devices
+
+
+def test_a_checkpoint_moves_to_operators_that_copy_elsewhere():
+    start, *_, real = checkpoints(many, 3)
+    elsewhere = real.replace(b"__MakeContiguous_CpuToCpu_", b"__MakeContiguous_GpuToCpu_")
+    assert elsewhere != real
+    with pytest.raises(RuntimeError, match="might come from another pipeline"):
+        built(many, elsewhere)
+    assert moved(elsewhere, start) == real
+    assert moved(real, start) == real
+
+
+def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
+    start, *_, real = checkpoints(many, 3)
+    for pair in ((real, b"__Uniform_1"), (start, b"__Normal_3")):
+        one, name = pair
+        other = one.replace(name, name[:-1] + b"7")
+        assert other != one
+        both = (other, start) if one is real else (real, other)
+        with pytest.raises(StateError, match=name.decode() + ".*is in one of the two graphs alone"):
+            moved(*both)
+    assert moved(checkpoints(plain, 2)[2], checkpoints(plain, 0)[0]) == checkpoints(plain, 2)[2]
 
 
 # The short text

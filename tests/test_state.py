@@ -95,6 +95,53 @@ def test_shuffle_after_epoch_and_shard_ids_are_compared(jpegs_many):
         other.set_state(make(jpegs_many, shards=2).get_state())
 
 
+def shown(files, second):
+    """Two operators behind a random one; what DALI copies out is named after the one returned."""
+    label = fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
+    drawn = fn.random.uniform(preserve=True)
+    copied = fn.copy(drawn, preserve=True)
+    return label, copied if second else drawn
+
+
+@pytest.mark.parametrize("count", (0, 1, 4, 7))
+@pytest.mark.parametrize("built", (False, True))
+def test_a_state_goes_on_where_dali_copies_its_outputs_otherwise(jpegs_many, count, built):
+    iterator_fn = data_iterator(shown, ["x", "u"], reader_name="reader", auto_reset=True)
+    streams = [iterator_fn.stream(None, jpegs_many[:10], k, batch_size=3) for k in (False, True)]
+    for ours, other in (streams, streams[::-1]):
+        if not built:
+            other = iterator_fn.stream(None, jpegs_many[:10], ours is streams[0], batch_size=3)
+        else:
+            next(other)
+        for _ in range(count):
+            next(ours)
+        other.set_state(ours.get_state())
+        for _ in range(5):
+            one, two = next(ours), next(other)
+            np.testing.assert_array_equal(one["x"], two["x"])
+            np.testing.assert_array_equal(one["u"], two["u"])
+
+
+def test_a_state_whose_checkpoint_dali_refuses_is_refused(jpegs_many):
+    def graph(files, first):
+        label = fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
+        a, b = fn.random.uniform(name="a"), fn.random.coin_flip(name="b")
+        return label, a if first else b
+
+    iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader")
+    ours = iterator_fn(jpegs_many[:10], True, batch_size=3)
+    next(ours)
+    other = iterator_fn.stream(1, jpegs_many[:10], False, batch_size=3)
+    other.set_state(ours.get_state())  # what it belongs to is compared once there are pipelines
+    with pytest.raises(ValueError, match=r"(?s)saved -> now.*operators\[1\]: .* a .* -> .* b "):
+        next(other)
+    state = iterator_fn(jpegs_many[:10], False, batch_size=3).get_state()
+    other.set_state(state)
+    want = iterator_fn(jpegs_many[:10], False, batch_size=3)
+    for one, two in zip(want, other, strict=True):
+        np.testing.assert_array_equal(one["u"], two["u"])
+
+
 def test_a_folder_is_compared_by_what_it_lists(tmp_path):
     folder = tmp_path / "data" / "class"
     folder.mkdir(parents=True)
