@@ -101,6 +101,7 @@ class IteratorConfig:
     as_numpy: bool | None = None
     on_error: str = "raise"
     separate: Separate | None = None  # no argument of DALI's: only adapters set it
+    on_host: bool = False  # nor this: outputs on a GPU are copied to the host by DALI
 
     @property
     def over_processes(self) -> bool:

@@ -106,12 +106,12 @@ class IteratorFunction:
     def for_host(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call whose batches are wanted as NumPy arrays.
 
-        Those of pipelines on the CPU are then not made jax.Arrays on the way.
+        Those of pipelines on the CPU are then not made jax.Arrays on the way; of those on a GPU
+        DALI copies the outputs to the host, ahead of time.
         """
-        on_host = call.get("device_id", default_device_id()) is None
-        if on_host and not self.is_placed(call) and self.config.as_numpy is None:
-            return {"as_numpy": True, **call}
-        return dict(call)
+        if self.is_placed(call) or "as_numpy" in call or self.config.as_numpy is not None:
+            return dict(call)
+        return {"as_numpy": True, "on_host": True, **call}
 
     def of_shard(self, shard_id: int, num_shards: int, seed: int | None = None) -> dict[str, Any]:
         """The arguments of a call for one of several shards that are no sharding's: of hosts, say.
@@ -156,7 +156,7 @@ class IteratorFunction:
             each = self._placed(layout.shards, own, kwargs)
         elif "device_id" not in own:
             kwargs.setdefault("device_id", default_device_id())
-        return FunctionSource(self.pipeline_fn, args, kwargs, each), config
+        return FunctionSource(self.pipeline_fn, args, kwargs, each, config.on_host), config
 
     def _placed(
         self, shards: Sequence[DataShard], own: frozenset[str], kwargs: dict[str, Any]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from nvidia.dali import Pipeline, backend, pipeline_def
+from nvidia.dali.data_node import DataNode
 
 from .fingerprint import StateError
 from .kept_state import noted
@@ -102,6 +103,8 @@ class FunctionSource:
         kwargs: Its keyword arguments and those of `nvidia.dali.pipeline_def`.
         each: What differs between the pipelines (device_id, shard_id, ...), one mapping
             for each pipeline to build.
+        on_host: Whether DALI copies what is on a GPU to the host, as part of the pipeline,
+            where its executor can.
 
     Raises:
         TypeError: If a keyword belongs neither to the function nor to pipeline_def.
@@ -118,8 +121,10 @@ class FunctionSource:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         each: Sequence[Mapping[str, Any]] = ({},),
+        on_host: bool = False,
     ):
         self.unresumable = ""
+        self._on_host = on_host
         self._fn = pipeline_fn
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
@@ -206,9 +211,17 @@ class FunctionSource:
             "enable_checkpointing": self._checkpointing,
             "checkpoint": checkpoint,
         }
+        pipeline = self._defined(state, {**self._kwargs, **one})
+        if self._on_host and pipeline.exec_dynamic:
+            # Not public; without it the arrays are copied when they are taken.
+            outputs = getattr(pipeline, "_graph_out", None) or ()
+            if any(isinstance(node, DataNode) and node.device == "gpu" for node in outputs):
+                pipeline.set_outputs(*(n.cpu() if isinstance(n, DataNode) else n for n in outputs))
+        return pipeline
+
+    def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
         current().again()
         defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
-        call = {**self._kwargs, **one}
         if not getattr(self._fn, "_is_pipeline_def", False):
             return pipeline_def(**defaults, **state)(self._fn)(*self._args, **call)
         # Its own decorator may have set the defaults: only those that it left out are ours.
