@@ -1,7 +1,9 @@
 """What a function in the graph costs for each batch, beside DALI's own form of it.
 
-All variants take turns, round by round, in one process; figures are medians over the rounds of the
-time of a batch over that of the same pipeline without a function. On a GPU the batches are there::
+All variants take turns, in another order each round, in one process; figures are medians over the
+rounds of the time of a batch over that of the same pipeline without a function. Each variant runs
+a few batches first, and Python's garbage is collected before: neither is left to the next one. The
+shares are of DALI's own forms in the same round. On a GPU the batches are there::
 
     python benchmarks/function_cost.py
 """
@@ -9,7 +11,9 @@ time of a batch over that of the same pipeline without a function. On a GPU the 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +28,8 @@ import report
 from dalijax import fn
 from report import GPU
 
+OURS = "dalijax's"
+WARM = 4  # batches: more than DALI prefetches
 cuda: Any = importlib.import_module("numba.cuda") if GPU else None
 
 
@@ -134,13 +140,13 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
             "NumPy, sample by sample: DALI's python_function": lambda x: dali_fn.python_function(
                 x, function=flip_sample, batch_processing=False
             ),
-            "DLPack, sample by sample: dalijax's": lambda x: fn.dl_tensor_python_function(
+            "NumPy, sample by sample: dalijax's": lambda x: fn.dl_tensor_python_function(
                 x, function=flip_sample
             ),
             "NumPy, batch: DALI's python_function": lambda x: dali_fn.python_function(
                 x, function=flip_samples, batch_processing=True
             ),
-            "DLPack, batch: dalijax's": lambda x: fn.dl_tensor_python_function(
+            "NumPy, batch: dalijax's": lambda x: fn.dl_tensor_python_function(
                 x, function=flip_samples, batch_processing=True
             ),
             "Numba: DALI's": lambda x: dalis_numba(x, ndim),
@@ -164,10 +170,24 @@ def built(function: Callable[[Any], Any] | None, shape: list[int], batch: int) -
     return pipeline, time.perf_counter() - begin
 
 
+def shares(name: str, times: dict[str, list[float]]) -> str:
+    """Of the time of DALI's forms in the same round, over none: the median, and the quartiles."""
+    kind, _, whose = name.partition(": ")
+    if whose != OURS:
+        return ""
+    over = {k: [a - b for a, b in zip(own, times["none"])] for k, own in times.items()}
+    told = []
+    for other, own in over.items():
+        if other != name and other.startswith(f"{kind}: "):
+            low, middle, high = statistics.quantiles((a / b for a, b in zip(over[name], own)), n=4)
+            told.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+    return "; ".join(told)
+
+
 def main() -> None:
     parser = report.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--batches", type=int, default=30, help="batches of a round")
+    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--batches", type=int, default=8, help="batches of a round")
     arguments = parser.parse_args()
     report.heading()
     result: dict[str, Any] = {}
@@ -178,10 +198,16 @@ def main() -> None:
         for pipeline, _ in pipelines.values():
             for _ in range(5):
                 pipeline.run()
-        for number in range(arguments.rounds):
-            order = list(pipelines) if number % 2 else list(pipelines)[::-1]
-            for key in order:  # there and back: what runs before may leave caches behind
+        order, shuffled = list(pipelines), random.Random(0)
+        for _ in range(arguments.rounds):
+            shuffled.shuffle(order)
+            for key in order:
                 pipeline, _ = pipelines[key]
+                gc.collect()
+                for _ in range(WARM):
+                    pipeline.run()
+                if GPU:
+                    cuda.synchronize()
                 begin = time.perf_counter()
                 for _ in range(arguments.batches):
                     pipeline.run()
@@ -189,15 +215,16 @@ def main() -> None:
         result[name] = {}
         for key, own in times.items():
             over = statistics.median(a - b for a, b in zip(own, times["none"]))
-            result[name][key] = {"us": over, "build_ms": pipelines[key][1] * 1e3}
+            result[name][key] = {"us": over, "build_ms": pipelines[key][1] * 1e3, "rounds": own}
         report.table(
             (
                 f"{name}; without: {statistics.median(times['none']):.0f} us",
                 "us of a batch over it",
+                "of DALI's",
                 "second build, ms",
             ),
             [
-                (key, f"{one['us']:.0f}", f"{one['build_ms']:.0f}")
+                (key, f"{one['us']:.0f}", shares(key, times), f"{one['build_ms']:.0f}")
                 for key, one in result[name].items()
                 if key != "none"
             ],

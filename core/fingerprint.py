@@ -226,7 +226,8 @@ def serialized_operators(serialized: bytes) -> Iterator[Operator]:
             if part == 1:
                 schema = content.decode()
             elif part == 2:
-                inputs.append(digest(content, length=8))
+                own = dict(wire_fields(content))  # {1: name, 2: device, 3: ..., 4: its argument}
+                inputs.append([own.get(k, b"").decode() for k in (1, 4)])
             elif part == 4:
                 key, argument = _argument(content)
                 arguments[key] = argument

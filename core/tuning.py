@@ -72,7 +72,8 @@ class Tuned:
         name: Name of the iterator function.
         settings: The settings to pass.
         rate: Samples per second with them.
-        before: Samples per second with the settings that were there.
+        before: Samples per second with the settings that were there: `rate` over what each choice
+            gained in its own rounds, since a machine's speed changes from minute to minute.
         measured: For each setting its values, with samples per second of each round.
         clear: False where the machine was too noisy for one of the settings.
         failures: What went wrong with values that could not be measured.
@@ -187,7 +188,7 @@ def tune(
         candidates[name] = sorted({*values, settings[name]})
     total = _ROUNDS * sum(len(values) for values in candidates.values())
     each, done, end = seconds / total, 0, time.perf_counter() + _OVERTIME * seconds
-    made = Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
+    gain, made = 1.0, Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
     for name, values in candidates.items():
         if time.perf_counter() > end:
             made.failures.append(f"{name} was not tried: the time was over, pass more seconds")
@@ -219,11 +220,11 @@ def tune(
                         made.failures.append(f"{name}={value}: {error}")
         known = {value: own for value, own in rates.items() if value not in failed}
         choice = choose(known, before)
-        if not made.measured:
-            made.before = statistics.median(known[before])
         made.measured[name] = known
+        gain *= choice.rate / statistics.median(known[before])
         made.clear &= choice.clear
         settings[name], made.rate = choice.value, choice.rate
+        made.before = made.rate / gain
     if progress is not None:
         progress(total, total, "done")
     return made

@@ -12,6 +12,7 @@ from nvidia.dali import fn, pipeline_def
 
 from conformance import Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax.core.fingerprint import serialized_operators
 
 BASE = dict(
     n=10, shuffle=False, after=False, pad=True, stick=True, fill=8, shard_id=0, shards=1, gain=2.0
@@ -140,6 +141,29 @@ def test_a_state_whose_checkpoint_dali_refuses_is_refused(jpegs_many):
     want = iterator_fn(jpegs_many[:10], False, batch_size=3)
     for one, two in zip(want, other, strict=True):
         np.testing.assert_array_equal(one["u"], two["u"])
+
+
+def test_operators_are_compared_but_not_their_devices(jpegs_many):
+    @pipeline_def(batch_size=3, num_threads=1, device_id=None)
+    def definition():
+        data, _ = fn.readers.file(files=jpegs_many[:10], name="reader")
+        mirror = fn.random.coin_flip()
+        return fn.flip(fn.decoders.image(data), horizontal=mirror), mirror
+
+    def told(text):
+        operators = list(serialized_operators(text))
+        return [
+            (kind, name, {k: v for k, v in own.items() if k != "device"})
+            for kind, name, own in operators
+        ]
+
+    pipeline = definition()
+    text = pipeline.serialize()
+    moved = text.replace(b"\x03cpu", b"\x03gpu")
+    assert moved != text and told(moved) == told(text)
+    flip = told(text)[-1]
+    assert flip[:2] == ("flip", "__Flip_2")
+    assert flip[2]["inputs"] == [["__Image_1", ""], ["__CoinFlip_0", "horizontal"]]
 
 
 def test_a_folder_is_compared_by_what_it_lists(tmp_path):

@@ -85,7 +85,13 @@ def test_it_measures_every_setting_and_keeps_what_fails_out(jpegs):
         assert all(len(own) == 3 and min(own) > 0 for own in rates.values())
     assert found.failures == ["hw_decoder_load=2.0: hw_decoder_load=2.0"]
     assert set(found.settings) == set(found.measured)
-    assert found.rate > 0 and found.before > 0
+    begun = {"num_threads": 4, "hw_decoder_load": 0.65, "prefetch_queue_depth": 2, "batch_size": 4}
+    gains = [
+        np.median(rates[found.settings[name]]) / np.median(rates[begun[name]])
+        for name, rates in found.measured.items()
+    ]
+    assert found.rate > 0
+    np.testing.assert_allclose(found.rate / found.before, np.prod(gains))
     assert seen[0] == (0, 30, "num_threads=1") and seen[-1] == (30, 30, "done")
     assert found.line.startswith("iterator = pictures(..., num_threads=")
     for name, value in found.settings.items():
