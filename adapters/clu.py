@@ -217,4 +217,4 @@ def _stream(
     """The batches; an iterator function may say auto_reset where there is no end anyway."""
     if num_epochs is not None:
         iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
-    return iterator_fn.stream(num_epochs, **(iterator_fn.for_host(call) if numpy else call))
+    return (iterator_fn.for_host(call) if numpy else iterator_fn).stream(num_epochs, **call)

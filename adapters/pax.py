@@ -162,8 +162,7 @@ class DALIInput(base_input.BaseInput):
         seed = arguments.get("seed", self.input_random_seed)
         if seed is None and "seed" not in function_parameters(given.pipeline_fn):
             seed = DEFAULT_SEED
-        call = given.for_host(arguments) if self.element == "numpy" else dict(arguments)
-        call |= {"batch_size": operator.index(self.batch_size)}
+        call = {**arguments, "batch_size": operator.index(self.batch_size)}
         return call | given.of_shard(self.infeed_host_index, self.num_infeed_hosts, seed)
 
     def _check_names(self, names: Sequence[str]) -> None:
@@ -192,7 +191,7 @@ class DALIInput(base_input.BaseInput):
     @property
     def _wanted(self) -> tuple[Any, ...]:
         """What makes the stream what it is."""
-        return self.iterator_fn, self._endless, self._call
+        return self.iterator_fn, self.element, self._endless, self._call
 
     def __bool__(self) -> bool:
         return True  # paxml skips the states of an input that is false
@@ -200,7 +199,9 @@ class DALIInput(base_input.BaseInput):
     def _opened(self) -> BatchStream:
         """The stream, opened at the first use."""
         if self._stream is None:
-            self._stream = self.iterator_fn.stream(None if self._endless else 1, **self._call)
+            numpy = self.element == "numpy"
+            given = self.iterator_fn.for_host(self._call) if numpy else self.iterator_fn
+            self._stream = given.stream(None if self._endless else 1, **self._call)
         return self._stream
 
     def get_next(self) -> py_utils.NestedMap:

@@ -263,7 +263,7 @@ class _Source:
         if self.config.last_batch_policy is not LastBatchPolicy.FILL:
             separate = Separate(epochs, alone=True)
             iterator_fn = iterator_fn.adapted("DALIDataset", separate=separate)
-        return iterator_fn.stream(epochs, **iterator_fn.for_host(self.call))
+        return iterator_fn.for_host(self.call).stream(epochs, **self.call)
 
     def known(self, epochs: int | None) -> BatchStream:
         """A stream to ask for what is the same in all: one that is in use, or the next one."""

@@ -179,8 +179,10 @@ def shares(name: str, times: dict[str, list[float]]) -> str:
     told = []
     for other, own in over.items():
         if other != name and other.startswith(f"{kind}: "):
-            low, middle, high = statistics.quantiles((a / b for a, b in zip(over[name], own)), n=4)
-            told.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+            ratios = [a / b for a, b in zip(over[name], own) if b > 0]
+            if len(ratios) > 1:
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                told.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
     return "; ".join(told)
 
 

@@ -103,15 +103,17 @@ class IteratorFunction:
         names = ("sharding", "devices", "pmap_compatible")
         return any(call.get(n, getattr(self.config, n)) not in (None, False) for n in names)
 
-    def for_host(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call whose batches are wanted as NumPy arrays.
+    def for_host(self, call: Mapping[str, Any]) -> IteratorFunction:
+        """The same function, for a call whose batches are wanted as NumPy arrays.
 
         Those of pipelines on the CPU are then not made jax.Arrays on the way; of those on a GPU
         DALI copies the outputs to the host, ahead of time.
         """
-        if self.is_placed(call) or "as_numpy" in call or self.config.as_numpy is not None:
-            return dict(call)
-        return {"as_numpy": True, "on_host": True, **call}
+        said = "as_numpy" in call and "as_numpy" not in function_parameters(self.pipeline_fn)
+        if self.is_placed(call) or said or self.config.as_numpy is not None:
+            return self
+        config = dataclasses.replace(self.config, as_numpy=True, on_host=True)
+        return IteratorFunction(self.pipeline_fn, config)
 
     def of_shard(self, shard_id: int, num_shards: int, seed: int | None = None) -> dict[str, Any]:
         """The arguments of a call for one of several shards that are no sharding's: of hosts, say.
@@ -230,7 +232,7 @@ _CONFIG_DEFAULTS = {
     field.name: None if field.default is dataclasses.MISSING else field.default
     for field in dataclasses.fields(IteratorConfig)
 }
-_CONFIG = frozenset(_CONFIG_DEFAULTS)
+_CONFIG = frozenset(_CONFIG_DEFAULTS) - {"separate", "on_host"}  # which adapters set
 
 
 @overload

@@ -101,7 +101,7 @@ class Feed:
             mark = self.position.mark or Mark()
             try:
                 built = self.source.build(mark.checkpoints)
-            except StateError:
+            except (RuntimeError, ValueError):
                 if self.expected is not None:  # what differs says more
                     self._read_plan(anew := self.source.build())
                     self._runner = Runner(anew, owned=self.source.owned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from nvidia.dali import Pipeline
 
 from .fingerprint import serialized_operators
 from .kept_state import noted
-from .pipelines import DEFAULT_SEED, build_pipeline, can_checkpoint
+from .pipelines import DEFAULT_SEED, at_checkpoint, build_pipeline, can_checkpoint
 
 
 class GivenSource:
@@ -70,7 +71,7 @@ class GivenSource:
         self.owned = True
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self.serialized)
         return [
-            self._again(arguments, definition, checkpoint)
+            at_checkpoint(functools.partial(self._again, arguments, definition), checkpoint)
             for arguments, definition, checkpoint in zip(
                 self._arguments, self.serialized, chosen, strict=True
             )

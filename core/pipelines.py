@@ -29,6 +29,13 @@ _SOURCE_CURE = (
     "index), use a reader, or keep the position yourself"
 )
 _NO_SOURCE_STATE = "Checkpointing enabled in a pipeline with external source"
+# What DALI says of a graph that it has no checkpoints of, and of a checkpoint of another graph. Its
+# errors quote the user's files and lines, too, which may well have the word "checkpoint".
+_UNSUPPORTED = re.compile(r"Checkpointing is not (supported|implemented)|not support checkpointing")
+_OF_ANOTHER = re.compile(
+    "might come from another pipeline|no checkpoint for operator|match the graph structure|"
+    "superfluous operator states|Failed to deserialize|Philox state"
+)
 _PIPELINE_ARGS = frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"}
 _DEF_ARGS = _PIPELINE_ARGS | {"enable_conditionals", "debug"}
 
@@ -94,6 +101,36 @@ def build_pipeline(pipeline: Pipeline) -> None:
         raise
 
 
+def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | None) -> Pipeline:
+    """A built pipeline that stands at a checkpoint, be it one of the same graph on another device.
+
+    Args:
+        make: Builds one, at a checkpoint or at its start.
+        checkpoint: The checkpoint; None for the start.
+
+    Raises:
+        StateError: If the checkpoint is one of another graph.
+    """
+    try:
+        return make(checkpoint)
+    except (RuntimeError, ValueError) as error:
+        refusal = str(error)
+        if checkpoint is None or not _OF_ANOTHER.search(refusal):
+            raise
+    start = make(None)
+    begun = start.checkpoint()
+    del start  # a GPU may not have room for two
+    try:
+        return make(moved(checkpoint, begun))
+    except (RuntimeError, ValueError) as error:
+        if not isinstance(error, StateError) and not _OF_ANOTHER.search(str(error)):
+            raise
+        raise StateError(
+            f"the state is one of other operators: {error}. Make the iterator as it was when the "
+            f"state was saved. DALI says: {refusal}"
+        ) from None
+
+
 class FunctionSource:
     """Pipelines from a graph function, rebuilt as often as needed.
 
@@ -145,6 +182,8 @@ class FunctionSource:
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """New pipelines; see `PipelineSource.build`."""
+        if checkpoints and not self._checkpointing:
+            check_resumable(self)
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self._each)
         together, built = Build(len(self._each)), []
         for index, (one, checkpoint) in enumerate(zip(self._each, chosen, strict=True)):
@@ -153,28 +192,33 @@ class FunctionSource:
         return built
 
     def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
+        def made(checkpoint: bytes | None) -> Pipeline:
+            pipeline = self.define(one, checkpoint)
+            build_pipeline(pipeline)
+            return pipeline
+
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                pipeline = self.define(one, checkpoint)
-                build_pipeline(pipeline)
+                pipeline = at_checkpoint(made, checkpoint)
             except RuntimeError as error:
-                if "checkpoint" not in str(error).lower():
+                if not self._may_fall_back or not _UNSUPPORTED.search(str(error)):
                     raise
+                why = f"DALI can't checkpoint this graph: {error}"
                 if checkpoint is not None:
-                    pipeline = self._build_elsewhere(one, checkpoint, error)
-                elif self._may_fall_back:
-                    self._may_fall_back = False
-                    self._checkpointing = False
-                    self.unresumable = f"DALI can't checkpoint this graph: {error}"
-                    pipeline = self.define(one, None)
-                    build_pipeline(pipeline)
-                else:
+                    self.unresumable = why
+                    check_resumable(self)
+                self._checkpointing = False
+                try:
+                    pipeline = made(None)
+                except BaseException:
+                    self._checkpointing = True  # it was not that alone
                     raise
+                self._may_fall_back, self.unresumable = False, why
         self.unresumable = self.unresumable or noted(pipeline)
         if type(pipeline) is Pipeline and hasattr(Pipeline, "_shutdown"):
             pipeline.__class__ = _Owned
-        for warning in caught:
+        for warning in {(str(w.message), w.lineno, w.filename): w for w in caught}.values():
             # Said where a state is asked for: such a pipeline iterates well without one.
             if str(warning.message).startswith(_NO_SOURCE_STATE):
                 self.unresumable = f"{str(warning.message).split('. ')[0]}. {_SOURCE_CURE}"
@@ -182,22 +226,6 @@ class FunctionSource:
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
-        return pipeline
-
-    def _build_elsewhere(
-        self, one: Mapping[str, Any], checkpoint: bytes, refusal: RuntimeError
-    ) -> Pipeline:
-        """A pipeline that goes on from a checkpoint of one whose outputs are on other devices."""
-        try:
-            start = self.define(one)
-            build_pipeline(start)
-            pipeline = self.define(one, moved(checkpoint, start.checkpoint()))
-            build_pipeline(pipeline)
-        except (RuntimeError, StateError) as error:
-            raise StateError(
-                f"the state is one of other operators: {error}. Make the iterator as it was when "
-                f"the state was saved, on the same device, too. DALI says: {refusal}"
-            ) from error
         return pipeline
 
     def define(self, one: Mapping[str, Any] = {}, checkpoint: bytes | None = None) -> Pipeline:

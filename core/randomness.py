@@ -12,13 +12,15 @@ from __future__ import annotations
 import base64
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .fingerprint import StateError, wire_fields, wire_message
 from .state import deflate, inflate
 
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
+_COPY = re.compile("__(MakeContiguous|Copy)_(Cpu|Gpu)To(Cpu|Gpu)_")
+_COPIES = re.compile(f"^({_COPY.pattern})+")
 _ITER = re.compile(rb'("iter": )(\d+)')
 
 
@@ -43,18 +45,36 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
         start: That of the other pipeline, at its start.
 
     Raises:
-        StateError: If an operator that has a state is in one of them alone.
+        StateError: If another operator than those is in one of them alone, or has a state in one
+            of them alone; if they are of other outputs; if it is no checkpoint.
     """
-    had, has = operators(checkpoint), operators(start)
-    alone = [name for name, kept in had.items() if kept and name not in has]
-    alone += [name for name, kept in has.items() if kept and name not in had]
+    try:
+        had, has = operators(checkpoint), operators(start)
+        fields = [list(wire_fields(one)) for one in (checkpoint, start)]
+        own, kept = (
+            {dict(wire_fields(content))[1]: content for number, content in all_of if number == 1}
+            for all_of in fields
+        )
+    except (ValueError, TypeError, LookupError) as error:
+        raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
+    alone = sorted(n for n in {*had, *has} if had.get(n) != has.get(n) and not _COPY.match(n))
     if alone:
-        raise StateError(f"{', '.join(alone)} is in one of the two graphs alone")
-    fields = [list(wire_fields(one)) for one in (checkpoint, start)]
-    own = {dict(wire_fields(content))[1]: content for number, content in fields[0] if number == 1}
-    kept = [content for number, content in fields[1] if number == 1]
-    kept = [own.get(dict(wire_fields(content))[1], content) for content in kept]
-    return wire_message([*((1, one) for one in kept), *(one for one in fields[0] if one[0] != 1)])
+        raise StateError(f"{', '.join(alone)} is, or has a state, in one of the two graphs alone")
+    lost, gained = _outputs(had) - _copied(has), _outputs(has) - _copied(had)
+    if lost and gained:
+        raise StateError(f"its outputs were {sorted(lost)} where they are {sorted(gained)} now")
+    named = [(1, own.get(name, content)) for name, content in kept.items()]
+    return wire_message([*named, *(one for one in fields[0] if one[0] != 1)])
+
+
+def _copied(names: Iterable[str]) -> set[str]:
+    """What DALI's own operators copy, of the names of all operators."""
+    return {_COPIES.sub("", name) for name in names if _COPY.match(name)}
+
+
+def _outputs(names: Iterable[str]) -> set[str]:
+    """What is copied for the consumer, of the names of all operators."""
+    return _copied(name for name in names if name.startswith("__MakeContiguous_"))
 
 
 def difference(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:

@@ -95,7 +95,10 @@ class Resumable:
                 neither kept nor changed.
 
         Raises:
-            ValueError: If it is no state, or one of other data; nothing has changed.
+            ValueError: If it is no state, or one of other data; nothing has changed. Where no
+                pipelines were built yet the data are compared once they are, and where DALI
+                itself refuses its part of a state, it says so then: the next call raises, until
+                another state is set.
         """
         with self.opened():
             self._settle()
@@ -104,7 +107,8 @@ class Resumable:
             feed = self._feed
             now = feed.fingerprint()
             position, saved = state_lib.decode(state, self._config.output_map, now)
-            if position != self._position or position != feed.position:
+            here = position == self._position == feed.position
+            if not here or feed.expected not in (None, saved):
                 feed.restore(position, saved)
                 self._position = position
                 self._peeked = None

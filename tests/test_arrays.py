@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nvidia.dali import fn, pipeline_def
+from nvidia.dali import fn, pipeline_def, types
 
 from dalijax import DALIGenericIterator, data_iterator
 
@@ -128,3 +128,27 @@ def test_masks_go_along_with_any_device():
     assert all(b["mask"].dtype == bool and not b["mask"].committed for b in batches)
     elsewhere = jax.device_put(jnp.ones(2), jax.devices()[3])
     assert jnp.where(batches[1]["mask"], elsewhere, 0.0).tolist() == [1.0, 0.0]
+
+
+def mixed():
+    drawn = fn.random.uniform(shape=[2])
+    return drawn, drawn.gpu(), fn.copy(drawn.gpu()), types.Constant(3.0)
+
+
+@pytest.mark.parametrize("dynamic", (True, False))
+@pytest.mark.parametrize("as_numpy", (None, True, False))
+def test_outputs_on_a_gpu_are_copied_by_dali_where_numpy_is_wanted(dynamic, as_numpy):
+    """Pipelines are defined, not built: tests/gpu/test_host.py has the values."""
+    iterator_fn = data_iterator(mixed, ["a", "b", "c", "d"], as_numpy=as_numpy)
+    call = {"batch_size": 2, "device_id": 0, "exec_dynamic": dynamic}
+    for made in (iterator_fn, iterator_fn.for_host(call)):
+        source, config = made.prepared((), dict(call))
+        asked = made is not iterator_fn
+        assert config.as_numpy == (True if asked else as_numpy)
+        nodes = source.define()._graph_out
+        devices = ["cpu"] * 3 if asked and dynamic else ["cpu", "gpu", "gpu"]
+        assert [node.device for node in nodes[:3]] == devices and len(nodes) == 4
+    # What was said stays.
+    assert (iterator_fn.for_host(call) is iterator_fn) == (as_numpy is not None)
+    assert iterator_fn.for_host({**call, "as_numpy": False}) is iterator_fn
+    assert iterator_fn.for_host({**call, "devices": []}) is iterator_fn

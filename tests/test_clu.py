@@ -253,6 +253,21 @@ def test_elements_are_numpy_or_jax(jpegs_many):
         DALIDatasetIterator(numbers)
 
 
+def test_a_graph_may_have_arguments_of_any_name(jpegs_many):
+    def graph(files, on_host="its own", as_numpy="its own", separate="its own"):
+        assert on_host == as_numpy == separate == "its own"
+        return fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
+
+    iterator_fn = data_iterator(graph, ["x"], reader_name="reader")
+    for element, kind in (("numpy", np.ndarray), ("jax", jax.Array)):
+        iterator = DALIDatasetIterator(
+            iterator_fn, element=element, num_epochs=1, files=jpegs_many[:N], batch_size=B
+        )
+        assert isinstance(next(iterator)["x"], kind)
+    with pytest.raises(TypeError, match="no argument.*on_host"):
+        NUMBERS(jpegs_many, batch_size=B, on_host=True)
+
+
 def test_auto_reset_is_what_endless_means_and_else_refused(jpegs_many):
     endless = data_iterator(numbers, ["x", "u"], reader_name="reader", auto_reset=True)
     iterator = DALIDatasetIterator(endless, files=jpegs_many, batch_size=B)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, RandomInputs
-from dalijax.core.fingerprint import StateError
+from dalijax.core.fingerprint import StateError, wire_fields, wire_message
 from dalijax.core.randomness import after, applied, difference, moved, operators
 
 BATCH = 3
@@ -177,9 +177,38 @@ def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
         other = one.replace(name, name[:-1] + b"7")
         assert other != one
         both = (other, start) if one is real else (real, other)
-        with pytest.raises(StateError, match=name.decode() + ".*is in one of the two graphs alone"):
+        with pytest.raises(StateError, match=name.decode() + ".*in one of the two graphs alone"):
             moved(*both)
     assert moved(checkpoints(plain, 2)[2], checkpoints(plain, 0)[0]) == checkpoints(plain, 2)[2]
+    known = dict(wire_fields(next(c for n, c in wire_fields(real) if b"__Uniform_1" in c)))
+    without = wire_message([(1, wire_message([(1, known[1]), (2, b"")]))])
+    with pytest.raises(StateError, match="__Uniform_1 is, or has a state, in one"):
+        moved(real, start + without)  # what comes last of a name counts
+
+
+def test_a_checkpoint_moves_to_no_other_output_of_its_operators():
+    def made(names):
+        content = [(1, wire_message([(1, name), (2, b"")])) for name in names]
+        return wire_message([*content, (2, wire_message([(1, b"{}")]))])
+
+    a = made([b"x", b"y", b"__MakeContiguous_CpuToCpu_x"])
+    for names in ([b"__Copy_GpuToCpu_x"], [b"__MakeContiguous_GpuToGpu_x", b"__Copy_GpuToCpu_y"]):
+        b = made([b"x", b"y", *names])
+        assert moved(a, b) == b and moved(b, a) == a
+    both = made([b"x", b"y", b"__MakeContiguous_CpuToCpu___Copy_GpuToCpu_x"])
+    assert moved(a, both) == both and moved(both, a) == a
+    c = made([b"x", b"y", b"__MakeContiguous_CpuToCpu_y"])
+    with pytest.raises(StateError, match=r"outputs were \['x'\] where they are \['y'\]"):
+        moved(a, c)
+
+
+@pytest.mark.parametrize(
+    "odd", (b"junk", b"\x08\x01", b"\x0a\x02\x12\x00", b"\x0a\x03\x0a\x01\xff")
+)
+def test_bytes_that_are_no_checkpoint_are_refused(odd):
+    start = checkpoints(plain, 0)[0]
+    with pytest.raises(StateError, match="not of the form that is known"):
+        moved(start + odd, start)
 
 
 # The short text

@@ -1,6 +1,7 @@
 """States: what is refused and why, sizes, hand-made pipelines, threads."""
 
 import base64
+import dataclasses
 import json
 import threading
 import time
@@ -12,7 +13,8 @@ from nvidia.dali import fn, pipeline_def
 
 from conformance import Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
-from dalijax.core.fingerprint import serialized_operators
+from dalijax.core import state as state_lib
+from dalijax.core.fingerprint import serialized_operators, unknown
 
 BASE = dict(
     n=10, shuffle=False, after=False, pad=True, stick=True, fill=8, shard_id=0, shards=1, gain=2.0
@@ -96,51 +98,153 @@ def test_shuffle_after_epoch_and_shard_ids_are_compared(jpegs_many):
         other.set_state(make(jpegs_many, shards=2).get_state())
 
 
-def shown(files, second):
-    """Two operators behind a random one; what DALI copies out is named after the one returned."""
-    label = fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
-    drawn = fn.random.uniform(preserve=True)
-    copied = fn.copy(drawn, preserve=True)
-    return label, copied if second else drawn
+def elsewhere(state, name=b"__MakeContiguous_CpuToCpu_", other=b"__MakeContiguous_GpuToCpu_"):
+    """The state of a pipeline whose outputs are on a GPU: DALI's copies have other names."""
+    position, own = state_lib.decode(state, state["outputs"], unknown())
+    marks = [
+        one and dataclasses.replace(one, checkpoints=tuple(c.replace(name, other) for c in kept))
+        for one in (position.mark, position.epoch_mark)
+        for kept in [one.checkpoints if one else ()]
+    ]
+    position = dataclasses.replace(position, mark=marks[0], epoch_mark=marks[1])
+    return state_lib.encode(position, state["outputs"], own)
 
 
-@pytest.mark.parametrize("count", (0, 1, 4, 7))
+@pytest.mark.parametrize("count", (1, 4, 7))
 @pytest.mark.parametrize("built", (False, True))
 def test_a_state_goes_on_where_dali_copies_its_outputs_otherwise(jpegs_many, count, built):
-    iterator_fn = data_iterator(shown, ["x", "u"], reader_name="reader", auto_reset=True)
-    streams = [iterator_fn.stream(None, jpegs_many[:10], k, batch_size=3) for k in (False, True)]
-    for ours, other in (streams, streams[::-1]):
-        if not built:
-            other = iterator_fn.stream(None, jpegs_many[:10], ours is streams[0], batch_size=3)
-        else:
-            next(other)
-        for _ in range(count):
-            next(ours)
-        other.set_state(ours.get_state())
-        for _ in range(5):
-            one, two = next(ours), next(other)
-            np.testing.assert_array_equal(one["x"], two["x"])
-            np.testing.assert_array_equal(one["u"], two["u"])
-
-
-def test_a_state_whose_checkpoint_dali_refuses_is_refused(jpegs_many):
-    def graph(files, first):
-        label = fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
-        a, b = fn.random.uniform(name="a"), fn.random.coin_flip(name="b")
-        return label, a if first else b
-
     iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader")
-    ours = iterator_fn(jpegs_many[:10], True, batch_size=3)
-    next(ours)
-    other = iterator_fn.stream(1, jpegs_many[:10], False, batch_size=3)
-    other.set_state(ours.get_state())  # what it belongs to is compared once there are pipelines
-    with pytest.raises(ValueError, match=r"(?s)saved -> now.*operators\[1\]: .* a .* -> .* b "):
+    call = {**BASE, "shuffle": True, "batch_size": 3}
+    ours, other = (iterator_fn.stream(None, jpegs_many, **call) for _ in range(2))
+    if built:
         next(other)
-    state = iterator_fn(jpegs_many[:10], False, batch_size=3).get_state()
+    for _ in range(count):
+        next(ours)
+    state = ours.get_state()
+    moved = elsewhere(state)
+    assert moved["checkpoints"] != state["checkpoints"]
+    other.set_state(moved)
+    for _ in range(5):
+        assert numbers(next(other)) == numbers(next(ours))
+
+
+def kind(files, operator):
+    """A graph with an operator of one name and another kind."""
+    label = fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
+    if operator == "reader":
+        return label, fn.readers.file(files=files, name="own", pad_last_batch=True)[1]
+    made = {"uniform": fn.random.uniform, "flip": fn.random.coin_flip}.get(operator)
+    return label, made(name="own") if made else fn.copy(label, name="own")
+
+
+@pytest.mark.parametrize("saved", ("uniform", "flip", "copy", "reader"))
+@pytest.mark.parametrize("now", ("uniform", "flip", "copy", "reader"))
+def test_a_lazy_state_of_another_graph_is_refused_and_another_taken(jpegs_many, saved, now):
+    iterator_fn = data_iterator(kind, ["x", "u"], reader_name="reader")
+    bad, good = (iterator_fn(jpegs_many[:10], of, batch_size=3) for of in (saved, now))
+    next(bad), next(good)
+    state = good.get_state()
+    other = iterator_fn.stream(1, jpegs_many[:10], now, batch_size=3)
+    other.set_state(bad.get_state())  # what it belongs to is compared once there are pipelines
+    if saved != now:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"(?s)saved -> now.* own.* -> .* own"):
+                next(other)
     other.set_state(state)
-    want = iterator_fn(jpegs_many[:10], False, batch_size=3)
-    for one, two in zip(want, other, strict=True):
+    for one, two in zip(good, other, strict=True):
         np.testing.assert_array_equal(one["u"], two["u"])
+
+
+@pytest.mark.parametrize("tried", (False, True))
+def test_states_at_one_position_of_two_graphs_are_told_apart(jpegs_many, tried):
+    def stream(gain):
+        iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader")
+        return iterator_fn.stream(None, jpegs_many, **{**BASE, "gain": gain, "batch_size": 3})
+
+    bad, good = stream(2.0), stream(1.0)
+    next(bad), next(good)
+    other = stream(1.0)
+    other.set_state(bad.get_state())
+    if tried:
+        with pytest.raises(ValueError, match="saved -> now"):
+            next(other)
+    other.set_state(good.get_state())
+    assert numbers(next(other)) == numbers(next(good))
+    other = stream(1.0)
+    other.set_state(good.get_state())
+    other.set_state(bad.get_state())
+    with pytest.raises(ValueError, match="saved -> now"):
+        next(other)
+
+
+def test_a_state_over_a_graph_without_checkpoints_is_refused_by_name(jpegs_many):
+    saved = make(jpegs_many)
+    next(saved)
+    iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader", mask="mask")
+    call = {**BASE, "batch_size": 3, "exec_dynamic": False}
+    call["prefetch_queue_depth"] = {"cpu_size": 2, "gpu_size": 2}
+    other = iterator_fn.stream(None, jpegs_many, **call)
+    other.set_state(saved.get_state())
+    for what in (lambda: next(other), lambda: next(other), other.get_state):
+        with pytest.raises(ValueError, match="no state to resume from.*`separated`"):
+            what()
+
+
+def test_the_word_checkpoint_in_a_path_means_nothing(tmp_path):
+    root = tmp_path / "checkpoint_root"
+
+    @data_iterator(output_map=["x"], reader_name="reader", auto_reset=True)
+    def by_root():
+        return fn.readers.file(file_root=str(root), name="reader", pad_last_batch=True)[1]
+
+    stream = by_root.stream(None, batch_size=1)
+    with pytest.raises(RuntimeError, match="checkpoint_root"):
+        next(stream)
+    for name in "abc":
+        (root / name).mkdir(parents=True)
+        (root / name / "1.jpg").write_bytes(b"x")
+    next(stream)
+    state = stream.get_state()
+    other = by_root.stream(None, batch_size=1)
+    other.set_state(state)
+    assert [int(next(other)["x"][0, 0]) for _ in range(3)] == [1, 2, 0]
+
+
+def test_errors_of_the_graph_stay_what_they_are(jpegs_many):
+    builds = []
+
+    @data_iterator(output_map=["x"], reader_name="reader")
+    def failing():
+        builds.append(0)
+        if len(builds) == 3:
+            raise RuntimeError("no space left")
+        return fn.readers.file(files=jpegs_many[:10], name="reader", pad_last_batch=True)[1]
+
+    iterator = failing(batch_size=3)
+    next(iterator)
+    state = elsewhere(iterator.get_state())
+    iterator.set_state(state)
+    with pytest.raises(RuntimeError, match="no space left"):  # while it is moved
+        next(iterator)
+    assert iterator.get_state() == state
+    assert next(iterator)["x"].ravel().tolist() == [3, 4, 5]
+
+
+def test_pipelines_made_by_hand_go_on_where_dali_copies_their_outputs_otherwise(jpegs_many):
+    def given():
+        @pipeline_def(batch_size=3, num_threads=1, device_id=None, seed=0)
+        def definition():
+            label = fn.readers.file(files=jpegs_many[:10], name="reader", pad_last_batch=True)[1]
+            return label, fn.random.uniform()
+
+        pipeline = definition(enable_checkpointing=True)
+        return DALIGenericIterator([pipeline], ["x", "u"], reader_name="reader")
+
+    ours, other = given(), given()
+    next(ours)
+    other.set_state(elsewhere(ours.get_state()))
+    for one, two in zip(ours, other, strict=True):
+        assert numbers(one) == numbers(two)
 
 
 def test_operators_are_compared_but_not_their_devices(jpegs_many):

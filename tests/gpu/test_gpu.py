@@ -202,7 +202,7 @@ def drawing(files, gpu):
 KINDS = {
     "cpu": dict(gpu=False, device_id=None, as_numpy=True),
     "gpu": dict(gpu=True),
-    "to the host": dict(gpu=True, as_numpy=True, on_host=True),
+    "to the host": dict(gpu=True),
     "older executor": dict(gpu=True, exec_dynamic=False),
 }
 
@@ -212,8 +212,12 @@ KINDS = {
 def test_a_state_goes_on_on_another_device(photos, saved, now):
     names = ["label", "flip", "drawn", "image"]
     iterator_fn = data_iterator(drawing, names, reader_name="reader")
-    ours = iterator_fn.stream(None, photos, batch_size=BATCH, seed=3, **KINDS[saved])
-    other = iterator_fn.stream(None, photos, batch_size=BATCH, seed=3, **KINDS[now])
+    ours, other = (
+        (iterator_fn.for_host(KINDS[kind]) if kind == "to the host" else iterator_fn).stream(
+            None, photos, batch_size=BATCH, seed=3, **KINDS[kind]
+        )
+        for kind in (saved, now)
+    )
     for _ in range(6):  # into the second epoch
         next(ours)
     other.set_state(ours.get_state())

@@ -39,14 +39,14 @@ def test_they_are_those_of_the_device(photos, dynamic):
 @pytest.mark.parametrize("count", (0, 1, 2, 5))
 def test_states_are_the_same_on_the_host_and_on_the_device(photos, count):
     call = called(photos)
-    calls = (dict(call), FUNCTION.for_host(call))
-    for ours, others in (calls, calls[::-1]):
-        stream = FUNCTION.stream(None, **ours)
+    both = (FUNCTION, FUNCTION.for_host(call))
+    for ours, others in (both, both[::-1]):
+        stream = ours.stream(None, **call)
         for _ in range(count):
             next(stream)
         state = stream.get_state()
         want = [next(stream) for _ in range(4)]
-        other = FUNCTION.stream(None, **others)
+        other = others.stream(None, **call)
         other.set_state(state)
         for one in want:
             two = next(other)
@@ -55,7 +55,7 @@ def test_states_are_the_same_on_the_host_and_on_the_device(photos, count):
 
 
 def test_they_come_from_dali_as_they_are(photos):
-    stream = FUNCTION.stream(None, **FUNCTION.for_host(called(photos)))
+    stream = FUNCTION.for_host(called(photos)).stream(None, **called(photos))
     batch = next(stream)
     assert all(type(array) is np.ndarray for array in batch.values())
     assert not batch["image"].flags.writeable and not batch["image"].flags.owndata
