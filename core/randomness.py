@@ -45,8 +45,8 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
         start: That of the other pipeline, at its start.
 
     Raises:
-        StateError: If another operator than those is in one of them alone, or has a state in one
-            of them alone; if they are of other outputs; if it is no checkpoint.
+        StateError: If another operator than those is in one of them alone, or has a state in the
+            other pipeline alone; if they are of other outputs; if it is no checkpoint.
     """
     try:
         had, has = operators(checkpoint), operators(start)
@@ -57,9 +57,12 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
         )
     except (ValueError, TypeError, LookupError) as error:
         raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
-    alone = sorted(n for n in {*had, *has} if had.get(n) != has.get(n) and not _COPY.match(n))
+    # At its start an operator may have no state yet; the other way round DALI would begin anew.
+    alone = {*had} ^ {*has} | {name for name in {*had} & {*has} if has[name] and not had[name]}
+    alone = {name for name in alone if not _COPY.match(name)}
     if alone:
-        raise StateError(f"{', '.join(alone)} is, or has a state, in one of the two graphs alone")
+        names = ", ".join(sorted(alone))
+        raise StateError(f"{names} is, or has a state, in one of the two graphs alone")
     lost, gained = _outputs(had) - _copied(has), _outputs(has) - _copied(had)
     if lost and gained:
         raise StateError(f"its outputs were {sorted(lost)} where they are {sorted(gained)} now")

@@ -182,8 +182,10 @@ def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
     assert moved(checkpoints(plain, 2)[2], checkpoints(plain, 0)[0]) == checkpoints(plain, 2)[2]
     known = dict(wire_fields(next(c for n, c in wire_fields(real) if b"__Uniform_1" in c)))
     without = wire_message([(1, wire_message([(1, known[1]), (2, b"")]))])
+    # What comes last of a name counts.
     with pytest.raises(StateError, match="__Uniform_1 is, or has a state, in one"):
-        moved(real, start + without)  # what comes last of a name counts
+        moved(real + without, start)
+    assert moved(real, start + without) == real
 
 
 def test_a_checkpoint_moves_to_no_other_output_of_its_operators():
