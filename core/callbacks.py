@@ -175,20 +175,22 @@ def results(name: str, made: Any, count: int) -> tuple[Any, ...]:
     return given
 
 
-def check_kind(name: str, number: int, array: Any) -> None:
-    """Checks that an output is an array of a dtype that DALI has.
+def check_kind(name: str, number: int, array: Any) -> str:
+    """Checks that an output is an array of a dtype that DALI has; returns how to call it.
 
     Raises:
         TypeError: If it is none.
     """
+    told = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-        raise TypeError(f"output {number} of {name}() is a {type(array).__name__}, not an array")
+        raise TypeError(f"{told} is a {type(array).__name__}, not an array")
     dtype = np.dtype(array.dtype)
     if dtype.char not in KINDS:
         raise TypeError(
-            f"output {number} of {name}() is {dtype.name}, for which DALI has no type: return "
-            "float16 or float32, say by .astype(jnp.float32), and cast behind the iterator"
+            f"{told} is {dtype.name}, for which DALI has no type: return float16 or float32, say "
+            "by .astype(jnp.float32), and cast behind the iterator"
         )
+    return told
 
 
 def check_output(name: str, number: int, array: Any, batch: int | None, layout: str | None) -> None:
@@ -198,17 +200,17 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
         TypeError: As `check_kind`.
         ValueError: If it has another number of samples, or dimensions than its layout.
     """
-    check_kind(name, number, array)
+    told = check_kind(name, number, array)
     shape = tuple(array.shape)
     if not shape or (batch is not None and shape[0] != batch):
         raise ValueError(
-            f"output {number} of {name}() has shape {shape}, and the batch has {batch or 'some'} "
-            "samples: its first dimension must be the batch"
+            f"{told} has shape {shape}, and the batch has {batch or 'some'} samples: its first "
+            "dimension must be the batch"
         )
     if layout and len(layout) != len(shape) - 1:
         raise ValueError(
-            f"output {number} of {name}() has {len(shape) - 1} dimensions without the batch, and "
-            f"its layout {layout!r} has {len(layout)}: pass other output_layouts"
+            f"{told} has {len(shape) - 1} dimensions without the batch, and its layout "
+            f"{layout!r} has {len(layout)}: pass other output_layouts"
         )
 
 

@@ -43,8 +43,9 @@ def on_cpu(called: Body) -> Callable[..., Any]:
         made = called.run(arrays)
         # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
         # which DALI's have not after a failed run.
-        own = [_on_device(called.name, k, one, cpu) for k, one in enumerate(made)]
-        return tuple([_capsule(one) for one in own]) or None
+        return (
+            tuple(_capsule(_on_device(called.name, k, o, cpu)) for k, o in enumerate(made)) or None
+        )
 
     return run
 
@@ -70,9 +71,10 @@ def on_gpu(called: Body) -> Callable[..., Any]:
         arrays = [jax.dlpack.from_dlpack(one) for one in given]
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]
-        made = called.run(arrays)
-        own: list[Any] = [_on_device(called.name, k, one, device) for k, one in enumerate(made)]
-        return tuple([one.__dlpack__(stream=stream) for one in own]) or None
+        made: list[Any] = [
+            _on_device(called.name, k, one, device) for k, one in enumerate(called.run(arrays))
+        ]
+        return tuple(one.__dlpack__(stream=stream) for one in made) or None
 
     return run
 
