@@ -148,7 +148,9 @@ class DALIIterDataset(grain.IterDataset):
             on_gpu = call.setdefault("device_id", default_device_id()) is not None
             refuse_gpu_in_worker(on_gpu)
             if iterator_fn.config.as_numpy is None:
-                call["as_numpy"] = not on_gpu
+                if "as_numpy" not in function_parameters(iterator_fn.pipeline_fn):
+                    call.pop("as_numpy", None)  # the device says it
+                iterator_fn = iterator_fn.adapted("DALIIterDataset", as_numpy=not on_gpu)
             self._add_shard(call)
         return iterator_fn.stream(self._num_epochs, **call)
 

@@ -97,6 +97,19 @@ def test_dataset_and_iterator_are_grains_own_classes(jpegs_many):
         assert walk(ds) == batched(N)
 
 
+def test_a_graph_may_have_an_argument_as_numpy(jpegs_many):
+    def graph(files, as_numpy="its own"):
+        assert as_numpy == "its own"
+        return fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
+
+    iterator_fn = data_iterator(graph, ["x"], reader_name="reader")
+    batch = next(iter(DALIIterDataset(iterator_fn, files=jpegs_many[:N], batch_size=BATCH)))
+    assert isinstance(batch["x"], np.ndarray)
+    for said in (True, False):  # nothing: the device says it
+        ds = DALIIterDataset(ITERATOR_FN, files=jpegs_many, batch_size=BATCH, as_numpy=said)
+        assert isinstance(next(iter(ds))["x"], np.ndarray)
+
+
 def test_iterators_are_fresh_independent_and_their_end_is_sticky(jpegs_many):
     ds = source(jpegs_many, num_epochs=2)
     one, other = iter(ds), iter(ds)
