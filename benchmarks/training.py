@@ -193,8 +193,7 @@ def main() -> None:
             "dalijax, both": fed(prefetch_queue_depth=8, **parallel),
             workers: known[workers],
         }
-        for name in [one for one in makers if one != MODEL and not re.search(args.match, one)]:
-            del makers[name]
+        makers = {k: make for k, make in makers.items() if k == MODEL or re.search(args.match, k)}
         stream = function.stream(None, folder, **call)
         first = jax.device_put(next(stream))
         stream.close()

@@ -97,24 +97,25 @@ class Feed:
         """The running pipelines, built to stand at the position where there are none."""
         if self.closed:
             raise ValueError(CLOSED)
-        if self._runner is None:
-            mark = self.position.mark or Mark()
+        if (runner := self._runner) is None:
             try:
-                built = self.source.build(mark.checkpoints)
+                runner = self._opened(self.position.mark or Mark())
             except (RuntimeError, ValueError):
                 if self.expected is not None:  # what differs says more
-                    self._read_plan(anew := self.source.build())
-                    self._runner = Runner(anew, owned=self.source.owned)
-                    self._check_expected(self.expected)
+                    self._opened(Mark())
+                    self._check_expected()
                     self.drop()
                 raise
-            self._read_plan(built)
-            self._runner = Runner(built, mark.lag, self.source.owned)
-            if self.expected is not None:
-                self._check_expected(self.expected)
+            self._check_expected()
             if self.position.mark is None:
-                start = Mark(self._runner.checkpoints())
+                start = Mark(runner.checkpoints())
                 self.position = dataclasses.replace(self.position, mark=start, epoch_mark=start)
+        return runner
+
+    def _opened(self, mark: Mark) -> Runner:
+        built = self.source.build(mark.checkpoints)
+        self._read_plan(built)
+        self._runner = Runner(built, mark.lag, self.source.owned)
         return self._runner
 
     def adopt(self, position: Position) -> None:
@@ -122,9 +123,8 @@ class Feed:
         self.position = position
         self.runner().lag = position.mark.lag if position.mark else 0
 
-    def _check_expected(self, saved: Fingerprint) -> None:
-        lines = differences(saved, self.fingerprint())
-        if lines:
+    def _check_expected(self) -> None:
+        if self.expected and (lines := differences(self.expected, self.fingerprint())):
             self.drop()
             raise StateError.of_other_data(lines)
         self.expected = None

@@ -26,12 +26,13 @@ _ITER = re.compile(rb'("iter": )(\d+)')
 
 def operators(checkpoint: bytes) -> dict[str, bool]:
     """Whether each operator has a state, by its name, in the checkpoint of a pipeline."""
-    found = {}
-    for number, content in wire_fields(checkpoint):
-        if number == 1:
-            fields = dict(wire_fields(content))
-            found[fields[1].decode()] = bool(fields.get(2))
-    return found
+    return {name: bool(fields.get(2)) for name, fields in _contents(checkpoint).items()}
+
+
+def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
+    """What a checkpoint has of each operator, by its name: {1: name, 2: state}."""
+    found = (dict(wire_fields(own)) for number, own in wire_fields(checkpoint) if number == 1)
+    return {fields[1].decode(): fields for fields in found}
 
 
 def moved(checkpoint: bytes, start: bytes) -> bytes:
@@ -49,16 +50,13 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
             other pipeline alone; if they are of other outputs; if it is no checkpoint.
     """
     try:
-        had, has = operators(checkpoint), operators(start)
-        fields = [list(wire_fields(one)) for one in (checkpoint, start)]
-        own, kept = (
-            {dict(wire_fields(content))[1]: content for number, content in all_of if number == 1}
-            for all_of in fields
-        )
+        had, has = _contents(checkpoint), _contents(start)
+        rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
     except (ValueError, TypeError, LookupError) as error:
         raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
     # At its start an operator may have no state yet; the other way round DALI would begin anew.
-    alone = {*had} ^ {*has} | {name for name in {*had} & {*has} if has[name] and not had[name]}
+    alone = {*had} ^ {*has}
+    alone |= {name for name in {*had} & {*has} if has[name].get(2) and not had[name].get(2)}
     alone = {name for name in alone if not _COPY.match(name)}
     if alone:
         names = ", ".join(sorted(alone))
@@ -66,8 +64,8 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
     lost, gained = _outputs(had) - _copied(has), _outputs(has) - _copied(had)
     if lost and gained:
         raise StateError(f"its outputs were {sorted(lost)} where they are {sorted(gained)} now")
-    named = [(1, own.get(name, content)) for name, content in kept.items()]
-    return wire_message([*named, *(one for one in fields[0] if one[0] != 1)])
+    named = [(1, wire_message(had.get(name, fields).items())) for name, fields in has.items()]
+    return wire_message([*named, *rest])
 
 
 def _copied(names: Iterable[str]) -> set[str]:

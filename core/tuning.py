@@ -188,7 +188,8 @@ def tune(
         candidates[name] = sorted({*values, settings[name]})
     total = _ROUNDS * sum(len(values) for values in candidates.values())
     each, done, end = seconds / total, 0, time.perf_counter() + _OVERTIME * seconds
-    gain, made = 1.0, Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
+    made = Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
+    gain = 1.0
     for name, values in candidates.items():
         if time.perf_counter() > end:
             made.failures.append(f"{name} was not tried: the time was over, pass more seconds")
@@ -224,7 +225,7 @@ def tune(
         gain *= choice.rate / statistics.median(known[before])
         made.clear &= choice.clear
         settings[name], made.rate = choice.value, choice.rate
-        made.before = made.rate / gain
+    made.before = made.rate / gain
     if progress is not None:
         progress(total, total, "done")
     return made
