@@ -151,9 +151,17 @@ def owning_view(tensor: Any) -> np.ndarray:
     return view
 
 
-def log_failure(name: str) -> None:
-    """Logs what a function without outputs raised, since DALI drops that."""
-    _log.exception("%s(), which has no outputs, failed; the batch is delivered", name)
+def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The callback of a function without outputs: what it raises is logged, since DALI drops it."""
+
+    def run(*given: Any) -> Any:
+        try:
+            return callback(*given)
+        except Exception:
+            _log.exception("%s(), which has no outputs, failed; the batch is delivered", name)
+            raise
+
+    return run
 
 
 def results(name: str, made: Any, count: int) -> tuple[Any, ...]:

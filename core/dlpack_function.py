@@ -18,6 +18,7 @@ from .callbacks import plugin
 from .kept_state import note
 
 _CUDA = 2  # kDLCUDA of dlpack.h
+_NO_WAIT = -1  # for DLPack's streams
 _ALIGNED = 16  # bytes: what XLA's programs on a GPU demand of their inputs
 
 
@@ -203,16 +204,17 @@ def _operator(
     device_id = callbacks.require_pipeline(name).device_id
     take: Callable[[Any], Any] = plugin.DLTensorToArray
     give: Callable[[str, int, Any], Any] = _to_host
+    give_all: Callable[[str, int, Any], list[Any]] = _all_to_host
     if where == "gpu":
         written = more.get("synchronize_stream", True)
         take = functools.partial(DLTensor, device_id=device_id or 0, written=written)
-        give = _to_gpu
+        give, give_all = _to_gpu, _all_to_gpu
 
     def of_batch(*capsules: Sequence[Any]) -> Any:
         given = [[take(one) for one in own] for own in capsules]
         # DALI takes lists; an array of the whole batch gives its rows.
         made = results(function(*given))
-        return returned([[give(name, k, one) for one in own] for k, own in enumerate(made)])
+        return returned([give_all(name, k, own) for k, own in enumerate(made)])
 
     def results(made: Any) -> tuple[Any, ...]:
         # A list is one output, of the samples of a batch; a tuple is several.
@@ -240,17 +242,9 @@ def _operator(
     each = not batch and not nodes
     called = of_batch if batch else of_sample if each else of_samples
 
-    def run(*capsules: Any) -> Any:
-        try:
-            return called(*capsules)
-        except Exception:
-            if not num_outputs:
-                callbacks.log_failure(name)
-            raise
-
     return fn.dl_tensor_python_function(
         *nodes,
-        function=run,
+        function=called if num_outputs else callbacks.logged(name, called),
         batch_processing=not each,
         num_outputs=num_outputs,
         device=where,
@@ -276,6 +270,10 @@ def _to_host(name: str, number: int, value: Any) -> Any:
     return plugin.ArrayToDLTensor(np.asarray(value))
 
 
+def _all_to_host(name: str, number: int, values: Any) -> list[Any]:
+    return [_to_host(name, number, one) for one in values]
+
+
 def _to_gpu(name: str, number: int, value: Any) -> Any:
     """An output on a GPU as a capsule, on whose work DALI's stream waits."""
     if _is_capsule(value):
@@ -289,5 +287,26 @@ def _to_gpu(name: str, number: int, value: Any) -> Any:
         )
     if isinstance(value, jax.Array):
         callbacks.check_kind(name, number, value)
-    # DLPack: 1 stands for CUDA's default stream, and 0 for nothing.
-    return value.__dlpack__(stream=int(plugin.current_dali_stream()) or 1)
+    return value.__dlpack__(stream=_dalis_stream())
+
+
+def _all_to_gpu(name: str, number: int, values: Any) -> list[Any]:
+    """The samples of a batch, as `_to_gpu`."""
+    samples = list(values)
+    if not samples or not all(_of_cupy(one) for one in samples):
+        return [_to_gpu(name, number, one) for one in samples]
+    # CuPy makes the consumer's stream wait for its current one, whichever array is asked (its
+    # core.pyx), which takes an event for each: the last one's is behind them all.
+    first = [one.__dlpack__(stream=_NO_WAIT) for one in samples[:-1]]
+    return [*first, samples[-1].__dlpack__(stream=_dalis_stream())]
+
+
+def _of_cupy(value: Any) -> bool:
+    kind = type(value)
+    return kind.__name__ == "ndarray" and kind.__module__ == "cupy"
+
+
+def _dalis_stream() -> int:
+    """The stream of the operator that is running, as DLPack wants it."""
+    # 1 stands for CUDA's default stream, and 0 for nothing.
+    return int(plugin.current_dali_stream()) or 1

@@ -19,8 +19,8 @@ class Body(Protocol):
     inputs: int
     takes_views: bool
 
-    def run(self, arrays: list[Any]) -> tuple[Any, ...]:
-        """The outputs for a batch, with whatever is behind the inputs."""
+    def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
+        """The outputs for a batch, jax.Arrays on a device, with whatever is behind the inputs."""
         ...
 
 
@@ -40,19 +40,12 @@ def on_cpu(called: Body) -> Callable[..., Any]:
             if not called.takes_views:
                 arrays[number] = jax.device_put(arrays[number], cpu)
         first = False
-        made = called.run(arrays)
         # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
         # which DALI's have not after a failed run.
-        return (
-            tuple(_capsule(_on_device(called.name, k, o, cpu)) for k, o in enumerate(made)) or None
-        )
+        made = called.run(arrays, cpu)
+        return tuple([one.block_until_ready().__dlpack__() for one in made]) or None
 
     return run
-
-
-def _capsule(array: jax.Array) -> Any:
-    """An array, once it is computed, as DLPack's capsule."""
-    return array.block_until_ready().__dlpack__()
 
 
 def on_gpu(called: Body) -> Callable[..., Any]:
@@ -71,10 +64,8 @@ def on_gpu(called: Body) -> Callable[..., Any]:
         arrays = [jax.dlpack.from_dlpack(one) for one in given]
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]
-        made: list[Any] = [
-            _on_device(called.name, k, one, device) for k, one in enumerate(called.run(arrays))
-        ]
-        return tuple(one.__dlpack__(stream=stream) for one in made) or None
+        made = called.run(arrays, device)
+        return tuple([one.__dlpack__(stream=stream) for one in made]) or None
 
     return run
 
@@ -95,7 +86,7 @@ class _Checked:
         return self._tensor.__dlpack_device__()
 
 
-def _on_device(name: str, number: int, array: Any, device: jax.Device) -> jax.Array:
+def on_device(name: str, number: int, array: Any, device: jax.Device) -> jax.Array:
     """An output on the operator's device, moved there where it is elsewhere.
 
     Raises:

@@ -15,7 +15,7 @@ from nvidia.dali.pipeline import do_not_convert
 from . import callbacks, together
 from .arrays import check_width
 from .dlpack_function import batch_operator
-from .jax_callbacks import Body, on_cpu, on_gpu
+from .jax_callbacks import Body, on_cpu, on_device, on_gpu
 from .kept_state import note
 from .placement import GlobalLayout, rows_sharding
 from .ragged import by_groups, padded
@@ -123,8 +123,9 @@ def jax_function(
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
             return batch_operator(fitted, nodes, num_outputs, output_layouts, where, preserve)
+        callback = on_cpu(body) if where == "cpu" else on_gpu(body)
         made = _operator_class()(
-            function=on_cpu(body) if where == "cpu" else on_gpu(body),
+            function=callback if num_outputs else callbacks.logged(own.name, callback),
             device=where,
             num_outputs=num_outputs,
             preserve=preserve,
@@ -161,6 +162,7 @@ class _Called:
         self._function = function
         self._num_outputs = num_outputs
         self._layouts = layouts
+        self._last: Any = None  # of what shapes, dtypes and places the last outputs were
         # A compiled function takes NumPy views, which are made ten times faster than
         # jax.Arrays; where the default device is no CPU they would be moved there.
         self.takes_views = (
@@ -177,21 +179,38 @@ class _Called:
 
     def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
         """The outputs for arrays of a batch, checked."""
-        try:
-            made = callbacks.results(self.name, self._function(*arrays, **more), self._num_outputs)
-        except Exception:
-            if not self._num_outputs:
-                callbacks.log_failure(self.name)
-            raise
-        for number, array in enumerate(made):
+        return self._checked(self._function(*arrays, **more), batch)
+
+    def _checked(self, made: Any, batch: int | None) -> tuple[Any, ...]:
+        outputs = callbacks.results(self.name, made, self._num_outputs)
+        for number, array in enumerate(outputs):
             layout = callbacks.layout_of(self._layouts, number)
             callbacks.check_output(self.name, number, array, batch, layout)
-        return made
+        return outputs
 
-    def run(self, arrays: list[Any]) -> tuple[Any, ...]:
-        """The outputs for a pipeline's batch, with the words of the key behind the inputs."""
-        more = {"key": self.key(arrays.pop())} if self.keyed else {}
-        return self(arrays, arrays[0].shape[0] if arrays else None, **more)
+    def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
+        """The outputs for a pipeline's batch, checked, with the key's words behind the inputs."""
+        more = self.more(arrays) if self.keyed else {}
+        made = self._function(*arrays, **more)
+        outputs = made if type(made) is tuple else (made,)
+        batch = arrays[0].shape[0] if arrays else None
+        try:
+            alike = [(batch, type(o), o.shape, o.dtype, o.sharding) for o in outputs]
+        except AttributeError:  # no jax.Array
+            alike = None
+        # The checks would cost as much as the call of what is compiled. Outputs like the last ones,
+        # which passed them and were where they belong, need none.
+        if alike and alike == self._last:
+            return outputs
+        checked = self._checked(made, batch)
+        placed = tuple(on_device(self.name, k, one, device) for k, one in enumerate(checked))
+        stayed = all(one is other for one, other in zip(placed, checked))
+        self._last = alike if stayed else None
+        return placed
+
+    def more(self, arrays: list[Any]) -> dict[str, Any]:
+        """The keyword arguments, made of what lies behind the inputs, which is taken away."""
+        return {"key": self.key(arrays.pop())} if self.keyed else {}
 
     def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
         """Batches that were made of samples on the CPU, as what the function gets."""
@@ -240,21 +259,23 @@ class _Together:
         self._index = build.index
         self._meeting = build.meeting()
 
-    def run(self, arrays: list[Any]) -> tuple[Any, ...]:
+    def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
         """This pipeline's rows of the outputs, for its rows of the inputs and what is behind."""
         *given, last = arrays
         epoch, step = np.asarray(last)[0].tolist()
         made = self._meeting.call(self._index, (epoch, step), given, self._of_all)
-        device = self._layout.shards[self._index].devices[0]
-        return tuple(
-            next(one.data for one in output.addressable_shards if one.device == device)
+        own = self._layout.shards[self._index].devices[0]
+        shards = [
+            next(one.data for one in output.addressable_shards if one.device == own)
             for output in made
-        )
+        ]
+        return tuple(on_device(self.name, k, one, device) for k, one in enumerate(shards))
 
     def _of_all(self, brought: list[list[Any]]) -> list[jax.Array]:
         inputs = self.inputs
         arrays = [self._layout.place("input", own) for own in zip(*(b[:inputs] for b in brought))]
-        made = self._called.run([*arrays, *brought[0][inputs:]])  # the first one's key, for all
+        more = self._called.more(list(brought[0]))  # the first one's, for all
+        made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
         return [jax.device_put(output, self._sharding) for output in made]
 
 

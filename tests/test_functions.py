@@ -144,6 +144,25 @@ def test_what_functions_without_outputs_raise_is_logged(caplog):
     assert "return nothing" in caplog.text and "has no outputs, failed" in caplog.text
 
 
+@pytest.mark.parametrize("ragged", (None, "pad", "group"))
+def test_a_failure_without_outputs_is_logged_once(caplog, ragged):
+    calls = []
+
+    def fails(x, lengths=None):
+        calls.append(x)
+        raise ValueError("for the test")
+
+    def graph():
+        x = uniform()
+        fn.jax_function(fails, num_outputs=0, ragged=ragged)(x)
+        return x
+
+    with data_iterator(graph, ["x"])(batch_size=2) as iterator:
+        next(iterator)
+    failed = [one for one in caplog.records if "has no outputs, failed" in one.getMessage()]
+    assert len(failed) == len(calls) > 0
+
+
 def test_no_inputs():
     @fn.jax_function
     def ones():
@@ -223,6 +242,66 @@ def test_what_functions_do_wrong_is_said(function, options, words):
         with pytest.raises(RuntimeError, match=words):
             next(iterator)
     iterator.close()
+
+
+@pytest.mark.parametrize(
+    "later,words",
+    [
+        (lambda x: (x, x), "returned 2 outputs, and num_outputs is 1"),
+        (lambda x: (), "returned 0 outputs"),
+        (lambda x: None, "returned 0 outputs"),
+        (lambda x: x[:2], r"shape \(2, 6, 5, 3\), and the batch has 4"),
+        (lambda x: x[..., None], "4 dimensions without the batch, and its layout"),
+        (lambda x: x.astype(jnp.bfloat16), "bfloat16, for which DALI has no type"),
+        (lambda x: np.zeros((4, 6, 5, 3)), "float64, which JAX would narrow to float32"),
+        (lambda x: "text", "is a str, not an array"),
+        (lambda x: 1 / 0, "ZeroDivisionError"),
+    ],
+    ids=str,
+)
+def test_what_goes_wrong_behind_right_batches_is_said(later, words):
+    calls = itertools.count()
+
+    def function(x):
+        return x * 2 if next(calls) < 5 else later(x)
+
+    def graph():
+        images = uniform()
+        return images, fn.jax_function(function, output_layouts="HWC", stateful=False)(images)
+
+    with data_iterator(graph, ["x", "y"])(batch_size=BATCH) as iterator:
+        for _ in range(5):
+            batch = next(iterator)
+            np.testing.assert_array_equal(batch["y"], 2 * np.asarray(batch["x"]))
+        with pytest.raises(RuntimeError, match=words):
+            next(iterator)
+
+
+def test_a_right_output_is_wrong_for_a_smaller_batch():
+    batches = [np.zeros((rows, 2), np.float32) for rows in (4, 4, 4, 3)]
+
+    def graph():
+        x = dali_fn.external_source(lambda k: batches[k % 4], batch=True)
+        return fn.jax_function(lambda x: jnp.ones((4, 2)), stateful=False)(x)
+
+    with pytest.raises(RuntimeError, match=r"shape \(4, 2\), and the batch has 3"):
+        run(graph, runs=4)
+    assert len(run(graph, runs=1)) == 1
+
+
+def test_outputs_of_changing_kinds_and_places():
+    places, calls = jax.devices("cpu")[:3], itertools.count()
+
+    def function(x):
+        made, number = x * 2, next(calls)
+        return np.asarray(made) if number % 4 == 3 else jax.device_put(made, places[number % 4])
+
+    def graph():
+        images = uniform()
+        return images, fn.jax_function(function, stateful=False)(images)
+
+    assert len(places) == 3
+    check(graph, lambda x: x * 2, runs=12)
 
 
 def test_what_is_refused_in_the_definition():

@@ -53,10 +53,12 @@ def test_jax_function(compiled):
         return x[:, ::-1] * 2
 
     flip = jax.jit(flip) if compiled else flip
+    cpu = jax.devices("cpu")[0]
 
     def graph():
         x = uniform()
-        return x, fn.jax_function(flip)(x), fn.jax_function(lambda x: np.asarray(x)[:, ::-1] * 2)(x)
+        made = [flip, lambda x: np.asarray(flip(x)), lambda x: jax.device_put(flip(x), cpu)]
+        return x, *(fn.jax_function(one)(x) for one in made)
 
     check(graph, lambda x: x[::-1] * 2)
 
@@ -112,6 +114,33 @@ def test_dlpack_functions(library, batch):
         return x, dali_fn.copy(made)
 
     check(graph, lambda x: x * 2)
+
+
+@pytest.mark.parametrize("batch", (False, True))
+def test_dali_waits_for_cupys_current_stream(batch):
+    """Also where only one array of a batch asks for it."""
+    cupy = pytest.importorskip("cupy")
+    busy = cupy.cuda.Stream(non_blocking=True)
+    work = cupy.full((2048, 2048), 1e-3, cupy.float32)
+
+    def double(x):
+        busy.use()
+        own, idle = cupy.from_dlpack(x), work
+        for _ in range(20):
+            idle = idle @ work
+        return own * 2 + 0 * idle[0, 0]
+
+    def doubles(xs):
+        return [double(x) for x in xs], [double(x) for x in xs]
+
+    def graph():
+        x = uniform((32, 32, 3))
+        options = {"batch_processing": True, "num_outputs": 2} if batch else {}
+        function = doubles if batch else double
+        made = fn.dl_tensor_python_function(x, function=function, stateful=False, **options)
+        return x, *(dali_fn.copy(one) for one in (made if batch else [made]))
+
+    check(graph, lambda x: x * 2, runs=30)
 
 
 def test_work_on_dalis_stream_needs_no_waiting():
