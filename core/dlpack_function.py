@@ -18,14 +18,17 @@ from .callbacks import plugin
 from .kept_state import note
 
 _CUDA = 2  # kDLCUDA of dlpack.h
-_NO_WAIT = -1  # for DLPack's streams
+_NO_WAIT = -1  # as a stream of DLPack's
+_DEFAULT_STREAMS = (None, 1, 2)  # CUDA's, in DLPack
 _ALIGNED = 16  # bytes: what XLA's programs on a GPU demand of their inputs
 
 
 class DLTensor:
     """A tensor of DALI on a GPU, for ``from_dlpack`` of JAX, CuPy or PyTorch.
 
-    It can be taken once, and what is made of it is valid until the function returns.
+    It can be taken once, and what is made of it is valid until the function returns. Its
+    ``__dlpack__()`` is DALI's own capsule, which CuPy takes, too, and sooner: with objects it asks
+    for their device and switches to it first.
 
     Args:
         capsule: DLPack's, not taken yet.
@@ -33,27 +36,52 @@ class DLTensor:
         written: Whether it has been written already, not only will be by DALI's stream.
     """
 
+    __slots__ = ("_capsule", "_device_id", "_written")
+
     def __init__(self, capsule: Any, device_id: int, written: bool = True):
         self._capsule = capsule
         self._device_id = device_id
         self._written = written
 
-    def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         """The capsule; DALI has waited for its stream, so that no other needs to.
 
         Samples of a batch lie one right behind the other. Those whose address XLA's programs would
-        refuse, once they run, are copied.
+        refuse, once they run, are copied for streams other than CUDA's default ones.
+
+        Args:
+            stream: Of who takes it; left out, CUDA's default one.
+            max_version: Not used: DALI's capsules have no version.
+            dl_device: None, or where it is.
+            copy: None or False.
+
+        Raises:
+            BufferError: If it is wanted elsewhere, or as a copy.
+            RuntimeError: If it was taken already.
         """
         if self._capsule is None:
             raise RuntimeError("this tensor of DALI was taken by from_dlpack already: keep that")
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(
+                f"copy={copy}, dl_device={dl_device}: DALI's tensors are handed over where they "
+                "are, without a copy. Copy what from_dlpack makes of them"
+            )
         capsule, self._capsule = self._capsule, None
-        if not self._written or callbacks.header(capsule).address % _ALIGNED == 0:
+        # XLA puts nothing on CUDA's default streams, and for others this costs as much as CuPy's
+        # from_dlpack itself.
+        if stream in _DEFAULT_STREAMS or not self._written:
+            return capsule
+        if callbacks.header(capsule).address % _ALIGNED == 0:
             return capsule
         given = callbacks.Exported(capsule, self.__dlpack_device__())
         taken = jax.dlpack.from_dlpack(given)
-        copied = jax.device_put(taken, taken.device, may_alias=False)  # by no program of XLA
-        if stream is None:
-            copied.block_until_ready()
+        copied: Any = jax.device_put(taken, taken.device, may_alias=False)  # by no program of XLA
         return copied.__dlpack__(stream=stream)
 
     @property
@@ -293,17 +321,13 @@ def _to_gpu(name: str, number: int, value: Any) -> Any:
 def _all_to_gpu(name: str, number: int, values: Any) -> list[Any]:
     """The samples of a batch, as `_to_gpu`."""
     samples = list(values)
-    if not samples or not all(_of_cupy(one) for one in samples):
+    kinds = {(kind.__module__, kind.__name__) for kind in set(map(type, samples))}
+    if kinds != {("cupy", "ndarray")}:
         return [_to_gpu(name, number, one) for one in samples]
     # CuPy makes the consumer's stream wait for its current one, whichever array is asked (its
     # core.pyx), which takes an event for each: the last one's is behind them all.
     first = [one.__dlpack__(stream=_NO_WAIT) for one in samples[:-1]]
     return [*first, samples[-1].__dlpack__(stream=_dalis_stream())]
-
-
-def _of_cupy(value: Any) -> bool:
-    kind = type(value)
-    return kind.__name__ == "ndarray" and kind.__module__ == "cupy"
 
 
 def _dalis_stream() -> int:

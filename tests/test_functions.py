@@ -26,6 +26,7 @@ from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core import together
+from dalijax.core.dlpack_function import DLTensor
 from dalijax.core.kept_state import kept_state
 from dalijax.core.together import Meeting
 
@@ -1379,3 +1380,15 @@ def test_the_public_functions():
         "read_file",
     }
     assert dalijax.LastBatchPolicy is LastBatchPolicy
+
+
+def test_a_gpus_tensor_is_handed_over_once_where_it_is():
+    tensor = DLTensor(np.arange(3.0).__dlpack__(), device_id=1)  # of a host, which nobody looks at
+    assert tensor.__dlpack_device__() == (2, 1) and tensor.dtype == "float64"
+    for wanted in ({"copy": True}, {"dl_device": (1, 0)}, {"dl_device": (2, 0)}):
+        with pytest.raises(BufferError, match="Copy what from_dlpack makes of them"):
+            tensor.__dlpack__(**wanted)
+    capsule = tensor.__dlpack__(stream=1, max_version=(1, 0), dl_device=(2, 1), copy=False)
+    assert type(capsule).__name__ == "PyCapsule"
+    with pytest.raises(RuntimeError, match="taken by from_dlpack already"):
+        tensor.__dlpack__()
