@@ -60,13 +60,13 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
 
 
 def step_node(pipeline: Pipeline) -> DataNode:
-    """The number of the batch, int64 of shape [2] for each sample: a source's epoch, and step."""
+    """The number of the batch, int32 of shape [2] for each sample: a source's epoch, and step."""
     rows = pipeline.max_batch_size
 
     def step(info: types.BatchInfo) -> np.ndarray:
-        return np.full((rows, 2), (info.epoch_idx, info.iteration), np.int64)
+        return np.full((rows, 2), (info.epoch_idx, info.iteration), np.int32)
 
-    node: DataNode = fn.external_source(step, batch_info=True, dtype=types.INT64, ndim=1)
+    node: DataNode = fn.external_source(step, batch_info=True, dtype=types.INT32, ndim=1)
     return node
 
 

@@ -190,7 +190,7 @@ class _Called:
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
         """The outputs for a pipeline's batch, checked, with the key's words behind the inputs."""
-        more = self.more(arrays) if self.keyed else {}
+        more = {"key": self.key(arrays.pop())} if self.keyed else {}
         made = self._function(*arrays, **more)
         outputs = made if type(made) is tuple else (made,)
         batch = arrays[0].shape[0] if arrays else None
@@ -207,10 +207,6 @@ class _Called:
         stayed = all(one is other for one, other in zip(placed, checked))
         self._last = alike if stayed else None
         return placed
-
-    def more(self, arrays: list[Any]) -> dict[str, Any]:
-        """The keyword arguments, made of what lies behind the inputs, which is taken away."""
-        return {"key": self.key(arrays.pop())} if self.keyed else {}
 
     def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
         """Batches that were made of samples on the CPU, as what the function gets."""
@@ -274,7 +270,10 @@ class _Together:
     def _of_all(self, brought: list[list[Any]]) -> list[jax.Array]:
         inputs = self.inputs
         arrays = [self._layout.place("input", own) for own in zip(*(b[:inputs] for b in brought))]
-        more = self._called.more(list(brought[0]))  # the first one's, for all
+        more = {}
+        if self.keyed:  # the first one's, for all; on no device, since the arrays are on several
+            words = np.asarray(brought[0][inputs])
+            more["key"] = callbacks.jax_key(callbacks.key_of(words))
         made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
         return [jax.device_put(output, self._sharding) for output in made]
 

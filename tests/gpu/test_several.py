@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from nvidia.dali import backend
+from nvidia.dali import backend, types
+from nvidia.dali import fn as dali_fn
 
-from dalijax import data_iterator
+from dalijax import data_iterator, fn
 from photographs import graph, photos  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(
@@ -62,3 +63,42 @@ def test_meshes(photos, shape, spec, order):
     assert sorted(counted) == list(range(len(photos)))
     assert seen and all(seen)  # labels lie where DALI made them
     jax.debug.visualize_array_sharding(batch["x"])
+
+
+@pytest.mark.parametrize("spec", ("d", None))
+def test_functions_of_global_arrays(photos, spec):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec(spec))
+
+    @fn.jax_function(num_outputs=2, sharding=sharding)
+    @jax.jit
+    def centred(x, *, key):
+        return x - x.mean(), x[::-1] + jax.random.uniform(key)
+
+    def of_files(files, shard_id=0, num_shards=1):
+        _, label = dali_fn.readers.file(
+            files=files,
+            labels=list(range(len(files))),
+            name="reader",
+            shard_id=shard_id,
+            num_shards=num_shards,
+        )
+        x = dali_fn.cast(label.gpu(), dtype=types.FLOAT)
+        return x, *centred(x)
+
+    def started():
+        made = data_iterator(of_files, ["x", "c", "f"], reader_name="reader", sharding=sharding)
+        return made(photos[:16], batch_size=8)
+
+    iterator, states, batches = started(), [], []
+    for batch in iterator:
+        x, c, f = (np.asarray(batch[name]).ravel() for name in "xcf")
+        np.testing.assert_allclose(c, x - x.mean(), rtol=1e-6)
+        drawn = f - x[::-1]
+        np.testing.assert_allclose(drawn, drawn[0], rtol=1e-5, atol=1e-5)
+        assert batch["c"].sharding == sharding
+        states.append(iterator.get_state())
+        batches.append(f)
+    assert len(batches) == 2
+    other = started()
+    other.set_state(states[0])
+    np.testing.assert_array_equal(np.asarray(next(other)["f"]).ravel(), batches[1])
