@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
@@ -16,6 +15,7 @@ from . import callbacks
 from .arrays import check_width
 from .callbacks import plugin
 from .kept_state import note
+from .operators import dlpack_operator
 
 _CUDA = 2  # kDLCUDA of dlpack.h
 _NO_WAIT = -1  # as a stream of DLPack's
@@ -229,17 +229,17 @@ def _operator(
     **more: Any,
 ) -> Any:
     name = callbacks.name_of(function)
-    device_id = callbacks.require_pipeline(name).device_id
+    pipeline = callbacks.require_pipeline(name)
     take: Callable[[Any], Any] = plugin.DLTensorToArray
     give: Callable[[str, int, Any], Any] = _to_host
     give_all: Callable[[str, int, Any], list[Any]] = _all_to_host
     if where == "gpu":
         written = more.get("synchronize_stream", True)
-        take = functools.partial(DLTensor, device_id=device_id or 0, written=written)
+        take = functools.partial(DLTensor, device_id=pipeline.device_id or 0, written=written)
         give, give_all = _to_gpu, _all_to_gpu
 
     def of_batch(*capsules: Sequence[Any]) -> Any:
-        given = [[take(one) for one in own] for own in capsules]
+        given = [list(map(take, own)) for own in capsules]
         # DALI takes lists; an array of the whole batch gives its rows.
         made = results(function(*given))
         return returned([give_all(name, k, own) for k, own in enumerate(made)])
@@ -270,8 +270,9 @@ def _operator(
     each = not batch and not nodes
     called = of_batch if batch else of_sample if each else of_samples
 
-    return fn.dl_tensor_python_function(
-        *nodes,
+    return dlpack_operator(
+        pipeline,
+        nodes,
         function=called if num_outputs else callbacks.logged(name, called),
         batch_processing=not each,
         num_outputs=num_outputs,

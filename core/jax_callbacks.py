@@ -26,20 +26,23 @@ class Body(Protocol):
 
 def on_cpu(called: Body) -> Callable[..., Any]:
     """The callback of DALI's operator for batches on the CPU."""
-    cpu, inputs, first = jax.local_devices(backend="cpu")[0], called.inputs, True
+    cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
 
     def run(*tensors: Any) -> tuple[Any, ...] | None:
-        nonlocal first
+        nonlocal checked
         # What is compiled takes NumPy's views, which cost less. Else they are for the first batch,
         # since jax.dlpack does not say that it narrows; those of a graph are of one type.
-        direct = 0 if first or called.takes_views else inputs
-        arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:direct]]
-        arrays += [callbacks.owning_view(one) for one in tensors[direct:]]
-        for number in range(direct, inputs):
-            check_width(arrays[number].dtype, f"{number} of {called.name}()", "input")
+        if checked and not called.takes_views:
+            arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:inputs]]
+        else:
+            arrays = [callbacks.owning_view(one) for one in tensors[:inputs]]
+            for number, own in enumerate(arrays):
+                check_width(own.dtype, f"{number} of {called.name}()", "input")
             if not called.takes_views:
-                arrays[number] = jax.device_put(arrays[number], cpu)
-        first = False
+                arrays = [jax.device_put(own, cpu) for own in arrays]
+            checked = True
+        if len(tensors) > inputs:
+            arrays += [callbacks.owning_view(one) for one in tensors[inputs:]]
         # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
         # which DALI's have not after a failed run.
         made = called.run(arrays, cpu)

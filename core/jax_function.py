@@ -17,6 +17,7 @@ from .arrays import check_width
 from .dlpack_function import batch_operator
 from .jax_callbacks import Body, on_cpu, on_device, on_gpu
 from .kept_state import note
+from .operators import jax_operator
 from .placement import GlobalLayout, rows_sharding
 from .ragged import by_groups, padded
 
@@ -124,7 +125,7 @@ def jax_function(
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
             return batch_operator(fitted, nodes, num_outputs, output_layouts, where, preserve)
         callback = on_cpu(body) if where == "cpu" else on_gpu(body)
-        made = _operator_class()(
+        made = jax_operator()(
             function=callback if num_outputs else callbacks.logged(own.name, callback),
             device=where,
             num_outputs=num_outputs,
@@ -276,25 +277,3 @@ class _Together:
             more["key"] = callbacks.jax_key(callbacks.key_of(words))
         made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
         return [jax.device_put(output, self._sharding) for output in made]
-
-
-@functools.cache
-def _operator_class() -> Any:
-    """DALI's operator, with a callback of ours: DALI's own makes a jax.Array of each input."""
-    try:
-        from nvidia.dali.plugin.jax.fn import _jax_function_impl as implementation
-    except (AssertionError, ImportError) as error:
-        raise RuntimeError(
-            f"fn.jax_function needs the JAX that DALI's plugin wants, and JAX is {jax.__version__}"
-            f" ({error}). Use a newer JAX, or fn.dl_tensor_python_function with "
-            "batch_processing=True, which JAX functions may be called in, too"
-        ) from error
-
-    class JaxFunction(implementation._JaxFunction):
-        def __init__(self, function: Callable[..., Any], device: str, **arguments: Any):
-            self.function = function
-            super(implementation._JaxFunction, self).__init__(
-                function_id=id(function), device=device, **arguments
-            )
-
-    return JaxFunction

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -1392,3 +1393,17 @@ def test_a_gpus_tensor_is_handed_over_once_where_it_is():
     assert type(capsule).__name__ == "PyCapsule"
     with pytest.raises(RuntimeError, match="taken by from_dlpack already"):
         tensor.__dlpack__()
+
+
+@pytest.mark.parametrize("batch", (False, True))
+def test_dalis_own_callback_is_not_around_it(batch):
+    """It makes the pipeline the current one, which takes longer than most functions."""
+    above = set()
+
+    def look(x):
+        above.update(one.name for one in traceback.extract_stack())
+        return x
+
+    options = {"function": look, "batch_processing": batch, "stateful": False}
+    run(lambda: fn.dl_tensor_python_function(uniform(), **options))
+    assert "look" in above and "function_wrapper_batch" not in above
