@@ -111,9 +111,9 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
             return waited_all([capsule])[0]
 
         def waited_all(capsules: Any) -> Any:
-            made = take_samples(capsules)
+            taken = take_samples(capsules)
             cupy.cuda.get_current_stream().synchronize()
-            return [one.__dlpack__() for one in made]
+            return [one.__dlpack__() for one in taken]
 
         def take_capsule(x: Any) -> Any:
             return take_sample(x.__dlpack__())

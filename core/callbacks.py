@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +19,6 @@ plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
 _log = logging.getLogger("dalijax")
 # What DALI has types for; bfloat16, float8 and complex numbers are none of them.
 KINDS = frozenset("?bBhHiIlLqQefd")
-_HOST = (1, 0)  # kDLCPU of dlpack.h
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -93,71 +91,13 @@ def jax_key(words: np.ndarray) -> jax.Array:
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
-class Header(ctypes.Structure):
-    """The DLTensor of dlpack.h, which a capsule begins with."""
-
-    _fields_: ClassVar[Any] = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-    @property
-    def address(self) -> int:
-        """Where the tensor begins."""
-        return (self.data or 0) + int(self.byte_offset)
-
-    @property
-    def dtype(self) -> str:
-        """The name of the elements' type, as NumPy's for integers and floats; "other..." else."""
-        return {0: "int", 1: "uint", 2: "float"}.get(self.code, "other") + str(self.bits)
-
-
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-
-
-def header(capsule: Any) -> Header:
-    """What a capsule that was not taken yet says of its tensor."""
-    return Header.from_address(_pointer(capsule, b"dltensor"))
-
-
-class Exported:
-    """A DLPack capsule with the two methods that ``from_dlpack`` calls."""
-
-    def __init__(self, capsule: Any, device: tuple[int, int]):
-        self._capsule = capsule
-        self._device = device
-
-    def __dlpack__(self, **options: Any) -> Any:
-        """The capsule."""
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Where it lies; see dlpack.h."""
-        return self._device
-
-
-def owning_view(tensor: Any) -> np.ndarray:
-    """DALI's CPU batch as an array that keeps its memory alive, read-only and without a copy."""
-    view: np.ndarray = np.from_dlpack(Exported(tensor.__dlpack__(None), _HOST))
-    return view
-
-
 def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
     """The callback of a function without outputs: what it raises is logged, since DALI drops it."""
 
     def run(*given: Any) -> Any:
         try:
             return callback(*given)
-        except Exception:
+        except BaseException:
             _log.exception("%s(), which has no outputs, failed; the batch is delivered", name)
             raise
 
@@ -192,7 +132,13 @@ def check_kind(name: str, number: int, array: Any) -> str:
     told = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise TypeError(f"{told} is a {type(array).__name__}, not an array")
-    dtype = np.dtype(array.dtype)
+    try:
+        dtype = np.dtype(array.dtype)
+    except TypeError:
+        raise TypeError(
+            f"{told} is {array.dtype}, for which DALI has no type: return numbers, of a key say "
+            "jax.random.key_data"
+        ) from None
     if dtype.char not in KINDS:
         raise TypeError(
             f"{told} is {dtype.name}, for which DALI has no type: return float16 or float32, say "

@@ -14,84 +14,9 @@ from nvidia.dali.pipeline import do_not_convert
 from . import callbacks
 from .arrays import check_width
 from .callbacks import plugin
+from .dlpack import NO_WAIT, DLTensor
 from .kept_state import note
 from .operators import dlpack_operator
-
-_CUDA = 2  # kDLCUDA of dlpack.h
-_NO_WAIT = -1  # as a stream of DLPack's
-_DEFAULT_STREAMS = (None, 1, 2)  # CUDA's, in DLPack
-_ALIGNED = 16  # bytes: what XLA's programs on a GPU demand of their inputs
-
-
-class DLTensor:
-    """A tensor of DALI on a GPU, for ``from_dlpack`` of JAX, CuPy or PyTorch.
-
-    It can be taken once, and what is made of it is valid until the function returns. Its
-    ``__dlpack__()`` is DALI's own capsule, which CuPy takes, too, and sooner: with objects it asks
-    for their device and switches to it first.
-
-    Args:
-        capsule: DLPack's, not taken yet.
-        device_id: Number of the GPU.
-        written: Whether it has been written already, not only will be by DALI's stream.
-    """
-
-    __slots__ = ("_capsule", "_device_id", "_written")
-
-    def __init__(self, capsule: Any, device_id: int, written: bool = True):
-        self._capsule = capsule
-        self._device_id = device_id
-        self._written = written
-
-    def __dlpack__(
-        self,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """The capsule; DALI has waited for its stream, so that no other needs to.
-
-        Samples of a batch lie one right behind the other. Those whose address XLA's programs would
-        refuse, once they run, are copied for streams other than CUDA's default ones.
-
-        Args:
-            stream: Of who takes it; left out, CUDA's default one.
-            max_version: Not used: DALI's capsules have no version.
-            dl_device: None, or where it is.
-            copy: None or False.
-
-        Raises:
-            BufferError: If it is wanted elsewhere, or as a copy.
-            RuntimeError: If it was taken already.
-        """
-        if self._capsule is None:
-            raise RuntimeError("this tensor of DALI was taken by from_dlpack already: keep that")
-        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
-            raise BufferError(
-                f"copy={copy}, dl_device={dl_device}: DALI's tensors are handed over where they "
-                "are, without a copy. Copy what from_dlpack makes of them"
-            )
-        capsule, self._capsule = self._capsule, None
-        # XLA puts nothing on CUDA's default streams, and for others this costs as much as CuPy's
-        # from_dlpack itself.
-        if stream in _DEFAULT_STREAMS or not self._written:
-            return capsule
-        if callbacks.header(capsule).address % _ALIGNED == 0:
-            return capsule
-        given = callbacks.Exported(capsule, self.__dlpack_device__())
-        taken = jax.dlpack.from_dlpack(given)
-        copied: Any = jax.device_put(taken, taken.device, may_alias=False)  # by no program of XLA
-        return copied.__dlpack__(stream=stream)
-
-    @property
-    def dtype(self) -> str:
-        """The type of the elements, until it is taken."""
-        return callbacks.header(self._capsule).dtype
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """CUDA, and the number of the GPU."""
-        return _CUDA, self._device_id
 
 
 @do_not_convert
@@ -146,12 +71,14 @@ def dl_tensor_python_function(
 
     Raises:
         RuntimeError: Outside of a pipeline function.
-        ValueError: For ``rng`` or ``key`` with synchronize_stream=False on a GPU. When it is run:
-            for another number of outputs than num_outputs.
+        ValueError: For ``rng`` or ``key`` with synchronize_stream=False on a GPU, and num_outputs
+            below 0. When it is run: for another number of outputs than num_outputs.
         TypeError: When it is run: for what is no array, or of a dtype that DALI does not have.
     """
     callbacks.require_pipeline("fn.dl_tensor_python_function")
     where = callbacks.device_of(inputs, device)
+    if num_outputs < 0:
+        raise ValueError(f"num_outputs={num_outputs}: 0 is the least")
     note(function, stateful)
     nodes = list(inputs)
     own = _Filled(function, batch_processing)
@@ -229,13 +156,13 @@ def _operator(
     **more: Any,
 ) -> Any:
     name = callbacks.name_of(function)
-    pipeline = callbacks.require_pipeline(name)
+    device_id = callbacks.require_pipeline(name).device_id
     take: Callable[[Any], Any] = plugin.DLTensorToArray
     give: Callable[[str, int, Any], Any] = _to_host
     give_all: Callable[[str, int, Any], list[Any]] = _all_to_host
     if where == "gpu":
         written = more.get("synchronize_stream", True)
-        take = functools.partial(DLTensor, device_id=pipeline.device_id or 0, written=written)
+        take = functools.partial(DLTensor, device_id=device_id or 0, written=written)
         give, give_all = _to_gpu, _all_to_gpu
 
     def of_batch(*capsules: Sequence[Any]) -> Any:
@@ -270,9 +197,8 @@ def _operator(
     each = not batch and not nodes
     called = of_batch if batch else of_sample if each else of_samples
 
-    return dlpack_operator(
-        pipeline,
-        nodes,
+    return dlpack_operator()(
+        *nodes,
         function=called if num_outputs else callbacks.logged(name, called),
         batch_processing=not each,
         num_outputs=num_outputs,
@@ -321,14 +247,14 @@ def _to_gpu(name: str, number: int, value: Any) -> Any:
 
 def _all_to_gpu(name: str, number: int, values: Any) -> list[Any]:
     """The samples of a batch, as `_to_gpu`."""
-    samples = list(values)
-    kinds = {(kind.__module__, kind.__name__) for kind in set(map(type, samples))}
-    if kinds != {("cupy", "ndarray")}:
-        return [_to_gpu(name, number, one) for one in samples]
+    kinds = set(map(type, values)) if isinstance(values, list) else {type(values)}
+    if {(kind.__module__, kind.__name__) for kind in kinds} != {("cupy", "ndarray")}:
+        return [_to_gpu(name, number, one) for one in values]
     # CuPy makes the consumer's stream wait for its current one, whichever array is asked (its
     # core.pyx), which takes an event for each: the last one's is behind them all.
-    first = [one.__dlpack__(stream=_NO_WAIT) for one in samples[:-1]]
-    return [*first, samples[-1].__dlpack__(stream=_dalis_stream())]
+    *first, last = values
+    capsules = [one.__dlpack__(stream=NO_WAIT) for one in first]
+    return [*capsules, last.__dlpack__(stream=_dalis_stream())]
 
 
 def _dalis_stream() -> int:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from . import callbacks
 from .arrays import check_width
+from .dlpack import header, owning_view
 
 
 class Body(Protocol):
@@ -20,7 +20,12 @@ class Body(Protocol):
     takes_views: bool
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """The outputs for a batch, jax.Arrays on a device, with whatever is behind the inputs."""
+        """The outputs of a batch, jax.Arrays on a device.
+
+        Args:
+            arrays: The inputs, and what lies behind them (words of a key, say). It may be changed.
+            device: The operator's.
+        """
         ...
 
 
@@ -35,17 +40,17 @@ def on_cpu(called: Body) -> Callable[..., Any]:
         if checked and not called.takes_views:
             arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:inputs]]
         else:
-            arrays = [callbacks.owning_view(one) for one in tensors[:inputs]]
+            arrays = [owning_view(one) for one in tensors[:inputs]]
             for number, own in enumerate(arrays):
                 check_width(own.dtype, f"{number} of {called.name}()", "input")
             if not called.takes_views:
                 arrays = [jax.device_put(own, cpu) for own in arrays]
             checked = True
         if len(tensors) > inputs:
-            arrays += [callbacks.owning_view(one) for one in tensors[inputs:]]
+            arrays += [owning_view(one) for one in tensors[inputs:]]
+        made = called.run(arrays, cpu)
         # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
         # which DALI's have not after a failed run.
-        made = called.run(arrays, cpu)
         return tuple([one.block_until_ready().__dlpack__() for one in made]) or None
 
     return run
@@ -82,7 +87,7 @@ class _Checked:
 
     def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
         capsule = self._tensor.__dlpack__(stream)
-        check_width(callbacks.header(capsule).dtype, self._name, "input")
+        check_width(header(capsule).dtype, self._name, "input")
         return capsule
 
     def __dlpack_device__(self) -> Any:

@@ -190,7 +190,7 @@ class _Called:
         return outputs
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """The outputs for a pipeline's batch, checked, with the key's words behind the inputs."""
+        """The outputs of a pipeline's batch, checked. The words of the key are the last array."""
         more = {"key": self.key(arrays.pop())} if self.keyed else {}
         made = self._function(*arrays, **more)
         outputs = made if type(made) is tuple else (made,)

@@ -27,7 +27,7 @@ from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core import together
-from dalijax.core.dlpack_function import DLTensor
+from dalijax.core.dlpack import DLTensor, Exported, aligned
 from dalijax.core.kept_state import kept_state
 from dalijax.core.together import Meeting
 
@@ -222,6 +222,7 @@ def test_numpy_and_64_bits_and_bool_are_taken():
         (lambda x: x.sum(), {}, r"shape \(\), and the batch"),
         (lambda x: x.astype(jnp.bfloat16), {}, "bfloat16, for which DALI has no type"),
         (lambda x: np.zeros(4, np.complex64), {}, "complex64, for which DALI has no type"),
+        (lambda x: jax.random.split(jax.random.key(3), 4), {}, "return numbers, of a key say"),
         (lambda x: np.zeros(4), {}, "float64, which JAX would narrow to float32"),
         (lambda x: "text", {}, "is a str, not an array"),
         (lambda x: x, {"output_layouts": "HW"}, "3 dimensions without the batch, and its layout"),
@@ -1391,8 +1392,69 @@ def test_a_gpus_tensor_is_handed_over_once_where_it_is():
             tensor.__dlpack__(**wanted)
     capsule = tensor.__dlpack__(stream=1, max_version=(1, 0), dl_device=(2, 1), copy=False)
     assert type(capsule).__name__ == "PyCapsule"
-    with pytest.raises(RuntimeError, match="taken by from_dlpack already"):
-        tensor.__dlpack__()
+    for again in (tensor.__dlpack__, lambda: tensor.dtype):
+        with pytest.raises(RuntimeError, match="taken by from_dlpack already"):
+            again()
+
+
+@pytest.mark.parametrize("dtype", (np.int64, np.float64, np.float32, np.uint8))
+@pytest.mark.parametrize("offset", range(3))
+def test_copies_at_even_addresses_are_what_they_were(dtype, offset):
+    values = (np.arange(9) * (1 << 40) + 5).astype(dtype)[offset:]  # more than 32 bits hold
+    copied = aligned(Exported(values.__dlpack__(), (1, 0)))
+    assert copied.unsafe_buffer_pointer() % 16 == 0
+    np.testing.assert_array_equal(np.from_dlpack(copied), values, strict=True)
+
+
+def doubled(out, x):
+    for k in range(x.shape[0]):
+        out[k] = x[k] * 2
+
+
+@pytest.mark.parametrize("kind", ("jax", "dlpack", "numba"))
+def test_a_run_of_dalis_plugin_goes_on_here(jpegs, kind):
+    def graph(jax_function, dlpack_function, numba_function):
+        _, label = dali_fn.readers.file(files=jpegs, name="reader")
+        x = dali_fn.random.uniform(shape=[3])
+        if kind == "jax":
+            return label, x, jax_function(lambda x: x * 2)(x)
+        if kind == "dlpack":
+            return label, x, dlpack_function(x, function=lambda x: x, batch_processing=True)
+        return label, x, numba_function(x)
+
+    def theirs():
+        from nvidia.dali.plugin.numba.fn.experimental import numba_function
+
+        types_of = {"out_types": [types.FLOAT], "in_types": [types.FLOAT]}
+        numba_own = functools.partial(
+            numba_function, run_fn=doubled, outs_ndim=[1], ins_ndim=[1], **types_of
+        )
+        return graph(dax.fn.jax_function, dali_fn.dl_tensor_python_function, numba_own)
+
+    def ours():
+        own = functools.partial(fn.numba_function, run_fn=doubled, in_types="float32", ins_ndim=1)
+        return graph(fn.jax_function, fn.dl_tensor_python_function, own)
+
+    call = {"batch_size": 4, "num_threads": 1, "device_id": None, "seed": 3}
+    names = {"output_map": ["label", "x", "y"], "reader_name": "reader"}
+    first = dax.data_iterator(theirs, **names)(**call, enable_checkpointing=True)
+    next(first)
+    saved = first.checkpoints()
+    second = data_iterator(ours, **names)(**call, checkpoints=saved)
+    expected, batch = next(first), next(second)
+    for name in names["output_map"]:
+        np.testing.assert_array_equal(batch[name], np.asarray(expected[name]))
+
+
+def test_errors_name_the_function_that_was_called():
+    def graph():
+        return fn.dl_tensor_python_function(uniform(), function=lambda x: 1 / 0)
+
+    with pytest.raises(RuntimeError, match="`nvidia.dali.fn.dl_tensor_python_function`") as raised:
+        run(graph)
+    assert "in graph" in str(raised.value)
+    with pytest.raises(ValueError, match="num_outputs=-1: 0 is the least"):
+        run(lambda: fn.dl_tensor_python_function(uniform(), function=abs, num_outputs=-1))
 
 
 @pytest.mark.parametrize("batch", (False, True))

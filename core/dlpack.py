@@ -1,0 +1,159 @@
+"""DALI's tensors in DLPack's protocol: capsules, and what JAX and others take of them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+NO_WAIT = -1  # as a stream of DLPack's
+_HOST = (1, 0)  # kDLCPU of dlpack.h
+_CUDA = 2  # kDLCUDA
+_NOT_XLAS = (None, 1, 2, NO_WAIT)  # CUDA's default streams, in DLPack, and none
+_ALIGNED = 16  # bytes: what XLA's programs on a GPU demand of their inputs
+
+
+class Header(ctypes.Structure):
+    """The DLTensor of dlpack.h, which a capsule begins with."""
+
+    _fields_: ClassVar[Any] = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+    @property
+    def address(self) -> int:
+        """Where the tensor begins."""
+        return (self.data or 0) + int(self.byte_offset)
+
+    @property
+    def dtype(self) -> str:
+        """The name of the elements' type, as NumPy's for integers and floats; "other..." else."""
+        return {0: "int", 1: "uint", 2: "float"}.get(self.code, "other") + str(self.bits)
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def header(capsule: Any) -> Header:
+    """What a capsule that was not taken yet says of its tensor."""
+    return Header.from_address(_pointer(capsule, b"dltensor"))
+
+
+class Exported:
+    """A DLPack capsule with the two methods that ``from_dlpack`` calls."""
+
+    def __init__(self, capsule: Any, device: tuple[int, int]):
+        self._capsule = capsule
+        self._device = device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The capsule."""
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where it lies; see dlpack.h."""
+        return self._device
+
+
+def owning_view(tensor: Any) -> np.ndarray:
+    """DALI's CPU batch as an array that keeps its memory alive, read-only and without a copy."""
+    view: np.ndarray = np.from_dlpack(Exported(tensor.__dlpack__(None), _HOST))
+    return view
+
+
+class DLTensor:
+    """A tensor of DALI on a GPU, for ``from_dlpack`` of JAX, CuPy or PyTorch.
+
+    It can be taken once, and what is made of it is valid until the function returns. JAX should
+    get the object itself: what CuPy made of it may lie at an address that XLA refuses.
+    ``cupy.from_dlpack(x.__dlpack__())`` is faster than ``cupy.from_dlpack(x)``, which asks for the
+    device, and switches to it, first.
+
+    Args:
+        capsule: DLPack's, not taken yet.
+        device_id: Number of the GPU.
+        written: Whether it has been written already, not only will be by DALI's stream.
+    """
+
+    __slots__ = ("_capsule", "_device_id", "_written")
+
+    def __init__(self, capsule: Any, device_id: int, written: bool = True):
+        self._capsule = capsule
+        self._device_id = device_id
+        self._written = written
+
+    def __dlpack__(
+        self,
+        stream: int | None = None,
+        *,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """DALI's capsule; DALI has waited for its stream, so that no other needs to.
+
+        Samples of a batch lie one right behind the other. One whose address XLA's programs would
+        refuse, once they run, is copied for a stream that may be XLA's.
+
+        Args:
+            stream: Of who takes it; left out, CUDA's default one; -1: it needs no order.
+            max_version: Not used: DALI's capsules have no version.
+            dl_device: None, or where it is.
+            copy: None or False.
+
+        Raises:
+            BufferError: If it is wanted elsewhere, or as a copy.
+            RuntimeError: If it was taken already.
+        """
+        capsule = self._untaken()
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(
+                f"copy={copy}, dl_device={dl_device}: DALI's tensors are handed over where they "
+                "are, without a copy. Copy what from_dlpack makes of them"
+            )
+        self._capsule = None
+        # To look at the address takes as long as CuPy's from_dlpack itself.
+        if stream in _NOT_XLAS or not self._written:
+            return capsule
+        if header(capsule).address % _ALIGNED == 0:
+            return capsule
+        copied: Any = aligned(Exported(capsule, self.__dlpack_device__()))
+        return copied.__dlpack__(stream=stream)
+
+    @property
+    def dtype(self) -> str:
+        """The type of the elements, until it is taken."""
+        return header(self._untaken()).dtype
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """CUDA, and the number of the GPU."""
+        return _CUDA, self._device_id
+
+    def _untaken(self) -> Any:
+        if self._capsule is None:
+            raise RuntimeError("this tensor of DALI was taken by from_dlpack already: keep that")
+        return self._capsule
+
+
+def aligned(exported: Exported) -> jax.Array:
+    """A copy that XLA's programs accept, made by none of them, of the same dtype."""
+    # Else JAX would narrow int64, by a program.
+    enable_x64: Any = getattr(jax, "enable_x64", None)
+    if enable_x64 is None:  # before JAX 0.8
+        enable_x64 = importlib.import_module("jax.experimental").enable_x64
+    with enable_x64(True):
+        taken = jax.dlpack.from_dlpack(exported)
+        return jax.device_put(taken, taken.device, may_alias=False)
