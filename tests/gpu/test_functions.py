@@ -258,3 +258,26 @@ def test_samples_at_addresses_that_xla_refuses(size):
         return x, fn.dl_tensor_python_function(x, function=twice)
 
     check(graph, lambda x: x * 2)
+
+
+@pytest.mark.parametrize("dtype", (types.INT64, types.FLOAT64, types.UINT8))
+@pytest.mark.parametrize("size", (1, 3, 4))
+def test_samples_at_any_address_are_whole_on_any_stream(size, dtype):
+    cupy = pytest.importorskip("cupy")
+    busy = cupy.cuda.Stream(non_blocking=True)
+
+    def same(x):
+        with busy:
+            own = cupy.from_dlpack(x) + 0
+        cupy.cuda.get_current_stream().wait_event(busy.record())
+        return own
+
+    def graph():
+        large = dali_fn.cast(uniform((size,)) * 200, dtype=types.FLOAT64)
+        scale = 1 if dtype == types.UINT8 else 1 << 40  # more than 32 bits hold
+        x = dali_fn.cast(large * types.Constant(scale, dtype=types.FLOAT64), dtype=dtype)
+        return x, fn.dl_tensor_python_function(x, function=same)
+
+    for x, made in run(graph):
+        for sample, got in zip(x, made, strict=True):
+            np.testing.assert_array_equal(got, sample, strict=True)
