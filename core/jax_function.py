@@ -173,8 +173,8 @@ class _Called:
         )
 
     def key(self, words: Any) -> jax.Array:
-        """The key of a batch, of the words of its first sample."""
-        if self.where == "cpu":
+        """The key of a batch, of its first sample's words: of NumPy's, a key on no device."""
+        if self.where == "cpu" or isinstance(words, np.ndarray):
             return callbacks.jax_key(callbacks.key_of(np.asarray(words)))
         return _key_of_words(words)
 
@@ -271,9 +271,7 @@ class _Together:
     def _of_all(self, brought: list[list[Any]]) -> list[jax.Array]:
         inputs = self.inputs
         arrays = [self._layout.place("input", own) for own in zip(*(b[:inputs] for b in brought))]
-        more = {}
-        if self.keyed:  # the first one's, for all; on no device, since the arrays are on several
-            words = np.asarray(brought[0][inputs])
-            more["key"] = callbacks.jax_key(callbacks.key_of(words))
+        # The first one's key, for all; on no device, since the arrays are on several.
+        more = {"key": self._called.key(np.asarray(brought[0][inputs]))} if self.keyed else {}
         made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
         return [jax.device_put(output, self._sharding) for output in made]

@@ -75,14 +75,8 @@ def test_functions_of_global_arrays(photos, spec):
         return x - x.mean(), x[::-1] + jax.random.uniform(key)
 
     def of_files(files, shard_id=0, num_shards=1):
-        _, label = dali_fn.readers.file(
-            files=files,
-            labels=list(range(len(files))),
-            name="reader",
-            shard_id=shard_id,
-            num_shards=num_shards,
-        )
-        x = dali_fn.cast(label.gpu(), dtype=types.FLOAT)
+        _, label = graph(files, shard_id=shard_id, num_shards=num_shards)
+        x = dali_fn.cast(label, dtype=types.FLOAT)
         return x, *centred(x)
 
     def started():
