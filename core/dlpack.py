@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import MutableSequence
 from typing import Any, ClassVar
 
 import jax
@@ -83,17 +84,19 @@ class DLTensor:
     device, and switches to it, first.
 
     Args:
-        capsule: DLPack's, not taken yet.
         device_id: Number of the GPU.
-        written: Whether it has been written already, not only will be by DALI's stream.
+        copies: Where copies are kept that must outlive what is made of them, since JAX, whose
+            they are, does not know of work on a stream of another library; None: nothing is
+            copied, since DALI's stream has not written the tensor yet.
+        capsule: DLPack's, not taken yet.
     """
 
-    __slots__ = ("_capsule", "_device_id", "_written")
+    __slots__ = ("_capsule", "_copies", "_device_id")
 
-    def __init__(self, capsule: Any, device_id: int, written: bool = True):
-        self._capsule = capsule
+    def __init__(self, device_id: int, copies: MutableSequence[Any] | None, capsule: Any):
         self._device_id = device_id
-        self._written = written
+        self._copies = copies
+        self._capsule = capsule
 
     def __dlpack__(
         self,
@@ -118,19 +121,17 @@ class DLTensor:
             BufferError: If it is wanted elsewhere, or as a copy.
             RuntimeError: If it was taken already.
         """
-        capsule = self._untaken()
-        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
-            raise BufferError(
-                f"copy={copy}, dl_device={dl_device}: DALI's tensors are handed over where they "
-                "are, without a copy. Copy what from_dlpack makes of them"
-            )
+        capsule = self._capsule
+        if capsule is None or copy or dl_device is not None:  # not so for most of many samples
+            self._check(dl_device, copy)
         self._capsule = None
         # To look at the address takes as long as CuPy's from_dlpack itself.
-        if stream in _NOT_XLAS or not self._written:
+        if stream in _NOT_XLAS or self._copies is None:
             return capsule
         if header(capsule).address % _ALIGNED == 0:
             return capsule
         copied: Any = aligned(Exported(capsule, self.__dlpack_device__()))
+        self._copies.append(copied)
         return copied.__dlpack__(stream=stream)
 
     @property
@@ -141,6 +142,14 @@ class DLTensor:
     def __dlpack_device__(self) -> tuple[int, int]:
         """CUDA, and the number of the GPU."""
         return _CUDA, self._device_id
+
+    def _check(self, dl_device: tuple[int, int] | None, copy: bool | None) -> None:
+        self._untaken()
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(
+                f"copy={copy}, dl_device={dl_device}: DALI's tensors are handed over where they "
+                "are, without a copy. Copy what from_dlpack makes of them"
+            )
 
     def _untaken(self) -> Any:
         if self._capsule is None:

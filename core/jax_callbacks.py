@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -56,13 +57,20 @@ def on_cpu(called: Body) -> Callable[..., Any]:
     return run
 
 
-def on_gpu(called: Body) -> Callable[..., Any]:
+def on_gpu(called: Body, ahead: int) -> Callable[..., Any]:
     """The callback of DALI's operator for batches on a GPU.
 
     Both sides' streams wait for one another by DLPack's protocol: each tensor is taken for a
     stream of JAX, and each output for DALI's.
+
+    Args:
+        called: The function.
+        ahead: Batches that the pipeline works on at a time.
     """
     device: jax.Device | None = None
+    # DALI drops an output as soon as what reads it waits in its stream, and JAX would give the
+    # memory to what it computes next. So many batches later DALI has delivered what it made of it.
+    kept: deque[Any] = deque(maxlen=ahead)
 
     def run(stream: int, *tensors: Any) -> tuple[Any, ...] | None:
         nonlocal device
@@ -73,6 +81,7 @@ def on_gpu(called: Body) -> Callable[..., Any]:
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]
         made = called.run(arrays, device)
+        kept.append(made)
         return tuple([one.__dlpack__(stream=stream) for one in made]) or None
 
     return run

@@ -18,6 +18,7 @@ from .dlpack_function import batch_operator
 from .jax_callbacks import Body, on_cpu, on_device, on_gpu
 from .kept_state import note
 from .operators import jax_operator
+from .pipelines import queue_depth
 from .placement import GlobalLayout, rows_sharding
 from .ragged import by_groups, padded
 
@@ -38,6 +39,9 @@ def jax_function(
     stateful: bool | None = None,
 ) -> Callable[..., Any]:
     """Makes a function of jax.Arrays one of DALI's batches, for use in a pipeline function.
+
+    On a GPU its outputs stay in memory for as many batches as DALI prepares ahead: DALI itself
+    drops them before it has read them.
 
     With the names and the order of ``nvidia.dali.plugin.jax.fn.jax_function``, whose operator
     runs it, and as a decorator with and without arguments::
@@ -124,7 +128,7 @@ def jax_function(
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
             return batch_operator(fitted, nodes, num_outputs, output_layouts, where, preserve)
-        callback = on_cpu(body) if where == "cpu" else on_gpu(body)
+        callback = on_cpu(body) if where == "cpu" else on_gpu(body, queue_depth(pipeline))
         made = jax_operator()(
             function=callback if num_outputs else callbacks.logged(own.name, callback),
             device=where,

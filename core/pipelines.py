@@ -45,6 +45,16 @@ def default_device_id() -> int | None:
     return 0 if backend.GetCUDADeviceCount() > 0 else None
 
 
+def queue_depth(pipeline: Pipeline) -> int:
+    """Batches that DALI schedules ahead of the consumer."""
+    if not pipeline.exec_pipelined:
+        return 1
+    if pipeline.exec_separated:
+        return max(pipeline.cpu_queue_size, pipeline.gpu_queue_size)
+    depth: int = pipeline.prefetch_queue_depth
+    return depth
+
+
 class PipelineSource(Protocol):
     """Where an iterator has its pipelines from.
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from nvidia.dali import Pipeline
 
 from .arrays import TensorList
-from .pipelines import can_checkpoint
+from .pipelines import can_checkpoint, queue_depth
 
 T = TypeVar("T")
 Outputs = Sequence[TensorList]
@@ -36,21 +36,12 @@ class NoBatch(RuntimeError):
     """The source has no batch where the epoch has one; it is no batch that failed."""
 
 
-def _queue_depth(pipeline: Pipeline) -> int:
-    """Batches that DALI schedules ahead of the consumer."""
-    if not pipeline.exec_pipelined:
-        return 1
-    if pipeline.exec_separated:
-        return max(pipeline.cpu_queue_size, pipeline.gpu_queue_size)
-    return pipeline.prefetch_queue_depth
-
-
 class _Lane:
     """One pipeline and what is scheduled in it."""
 
     def __init__(self, pipeline: Pipeline):
         self.pipeline = pipeline
-        self._depth = _queue_depth(pipeline)
+        self._depth = queue_depth(pipeline)
         self._scheduled = 0
         self._fresh = True
         self.error: Exception | None = None

@@ -1,6 +1,11 @@
 """Functions in the graph on a GPU: values against NumPy, streams, and resuming."""
 
+import contextlib
 import json
+import random
+import threading
+import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -118,12 +123,11 @@ def test_dlpack_functions(library, batch):
     check(graph, lambda x: x * 2)
 
 
-@pytest.mark.parametrize("batch", (False, True))
-def test_dali_waits_for_cupys_current_stream(batch):
-    """Also where only one array of a batch asks for it."""
-    cupy = pytest.importorskip("cupy")
-    busy = cupy.cuda.Stream(non_blocking=True)
-    work = cupy.full((2048, 2048), 1e-3, cupy.float32)
+def doubling_behind_work(cupy, private):
+    """A function of a sample that takes milliseconds, on a stream of its own or CuPy's default."""
+    with cupy.cuda.Device(0):
+        busy = cupy.cuda.Stream(non_blocking=True) if private else cupy.cuda.Stream.null
+        work = cupy.full((2048, 2048), 1e-3, cupy.float32)
 
     def double(x):
         busy.use()
@@ -131,6 +135,14 @@ def test_dali_waits_for_cupys_current_stream(batch):
         for _ in range(20):
             idle = idle @ work
         return own * 2 + 0 * idle[0, 0]
+
+    return double
+
+
+@pytest.mark.parametrize("batch", (False, True))
+def test_dali_waits_for_cupys_current_stream(batch):
+    """Also where one event stands for all arrays of a batch."""
+    double = doubling_behind_work(pytest.importorskip("cupy"), private=True)
 
     def doubles(xs):
         made = [double(x) for x in xs]
@@ -264,7 +276,8 @@ def test_samples_at_addresses_that_xla_refuses(size):
 @pytest.mark.parametrize("size", (1, 3, 4))
 def test_samples_at_any_address_are_whole_on_any_stream(size, dtype):
     cupy = pytest.importorskip("cupy")
-    busy = cupy.cuda.Stream(non_blocking=True)
+    with cupy.cuda.Device(0):
+        busy = cupy.cuda.Stream(non_blocking=True)
 
     def same(x):
         with busy:
@@ -281,3 +294,130 @@ def test_samples_at_any_address_are_whole_on_any_stream(size, dtype):
     for x, made in run(graph):
         for sample, got in zip(x, made, strict=True):
             np.testing.assert_array_equal(got, sample, strict=True)
+
+
+@pytest.mark.parametrize("batch", (False, True))
+def test_copies_at_even_addresses_last_as_long_as_a_busy_stream_needs_them(batch):
+    """JAX, whose copies they are, knows nothing of that stream."""
+    double = doubling_behind_work(pytest.importorskip("cupy"), private=True)
+
+    def graph():
+        x = uniform((1,))
+        function = (lambda xs: list(map(double, xs))) if batch else double
+        options = {"batch_processing": batch, "stateful": False}
+        return x, dali_fn.copy(fn.dl_tensor_python_function(x, function=function, **options))
+
+    check(graph, lambda x: x * 2, runs=30)
+
+
+@contextlib.contextmanager
+def writing(full):
+    """Arrays made by another thread all the time, in whatever memory is free."""
+    stop, sizes = threading.Event(), random.Random(0)
+
+    def write():
+        while not stop.is_set():
+            made = [full() for _ in range(sizes.randint(1, 10))]
+            time.sleep(0.0007)
+        del made
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+SHAPE = (256, 256, 3)
+
+
+@pytest.mark.parametrize("kind", ("jax_function", "padded", "samples", "batch", "no inputs"))
+def test_outputs_are_whole_while_jax_computes_something_else(kind):
+    """DALI drops what it gets before it has read it; JAX would write there at once.
+
+    Of 100 batches of DALI's own jax_function 77 were wrong so, on an H200.
+    """
+    work = jnp.full((2048, 2048), 1e-3)
+
+    @jax.jit
+    def double(x):  # in milliseconds
+        idle = work
+        for _ in range(12):
+            idle = jnp.matmul(idle, work, precision="highest")
+        return x * 2 + 0 * idle[0, 0]
+
+    def taken(x):
+        return double(jax.dlpack.from_dlpack(x))
+
+    def graph():
+        x = uniform(SHAPE)
+        if kind == "jax_function":
+            made = fn.jax_function(double)(x)
+        elif kind == "padded":
+            made = fn.jax_function(lambda x, *, lengths: double(x), ragged="pad")(x)
+        elif kind == "no inputs":
+            x = dali_fn.constant(fdata=0.5, shape=list(SHAPE), device="gpu")
+            made = fn.dl_tensor_python_function(
+                function=lambda: double(jnp.full(SHAPE, 0.5)), device="gpu", stateful=False
+            )
+        else:
+            options = {"batch_processing": kind == "batch", "stateful": False}
+            function = (lambda xs: list(map(taken, xs))) if kind == "batch" else taken
+            made = fn.dl_tensor_python_function(x, function=function, **options)
+        return x, dali_fn.flip(dali_fn.flip(made))
+
+    shape = (BATCH, *SHAPE) if kind == "jax_function" else SHAPE  # of what DALI reads
+    full = jax.jit(lambda: jnp.full(shape, 7.0))
+    with writing(full):
+        check(graph, lambda x: x * 2, runs=40)
+
+
+@pytest.mark.parametrize("batch", (False, True))
+def test_outputs_are_whole_while_cupy_computes_something_else(batch):
+    cupy = pytest.importorskip("cupy")
+    double = doubling_behind_work(cupy, private=False)
+
+    def graph():
+        x = uniform(SHAPE)
+        function = (lambda xs: list(map(double, xs))) if batch else double
+        options = {"batch_processing": batch, "stateful": False}
+        made = fn.dl_tensor_python_function(x, function=function, **options)
+        return x, dali_fn.flip(dali_fn.flip(made))
+
+    def full():
+        with cupy.cuda.Device(0):
+            return cupy.full(SHAPE, 7.0, cupy.float32)
+
+    with writing(full):
+        check(graph, lambda x: x * 2, runs=40)
+
+
+@pytest.mark.parametrize("kind", ("jax_function", "batch", "samples"))
+def test_outputs_are_kept_for_as_long_as_dali_reads_them_only(kind):
+    made = []
+
+    def double(x):
+        out = jax.dlpack.from_dlpack(x) * 2
+        made.append(weakref.ref(out))
+        return out
+
+    def doubles(xs):
+        return list(map(double, xs))
+
+    def graph():
+        x = uniform((4,))
+        if kind == "jax_function":
+            return x, fn.jax_function(double, stateful=False)(x)
+        options = {"batch_processing": kind == "batch", "stateful": False}
+        function = doubles if kind == "batch" else double
+        return x, fn.dl_tensor_python_function(x, function=function, **options)
+
+    pipeline = pipeline_def(graph, batch_size=BATCH, num_threads=4, device_id=0)()
+    for _ in range(20):
+        pipeline.run()
+    assert len(made) >= 20
+    time.sleep(1)  # until the two batches that it works on at a time are there
+    alive = sum(one() is not None for one in made)
+    assert 0 < alive <= (2 if kind == "jax_function" else BATCH)

@@ -96,3 +96,34 @@ def test_functions_of_global_arrays(photos, spec):
     other = started()
     other.set_state(states[0])
     np.testing.assert_array_equal(np.asarray(next(other)["f"]).ravel(), batches[1])
+
+
+def test_dali_waits_for_cupys_batches_on_each_gpu(photos):
+    cupy = pytest.importorskip("cupy")
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    streams = {}
+
+    def doubled(samples):
+        device = cupy.cuda.runtime.getDevice()
+        if device not in streams:
+            streams[device] = cupy.cuda.Stream(non_blocking=True)
+        streams[device].use()
+        idle = work = cupy.full((2048, 2048), 1e-3, cupy.float32)
+        for _ in range(20):
+            idle = idle @ work
+        return [cupy.from_dlpack(x) * 2 + 0 * idle[0, 0] for x in samples]
+
+    def of_files(files, shard_id=0, num_shards=1):
+        _, label = graph(files, shard_id=shard_id, num_shards=num_shards)
+        x = dali_fn.cast(label, dtype=types.FLOAT)
+        function = {"function": doubled, "batch_processing": True, "stateful": False}
+        return x, dali_fn.copy(fn.dl_tensor_python_function(x, **function))
+
+    made = data_iterator(of_files, ["x", "c"], reader_name="reader", sharding=sharding)
+    iterator, rows = made(photos, batch_size=8), []
+    for batch in iterator:
+        x, c = (np.asarray(batch[name]).ravel() for name in "xc")
+        np.testing.assert_array_equal(c, 2 * x)
+        rows += x.tolist()
+    assert set(rows) == set(range(len(photos)))
+    assert set(streams) == {0, 1}
