@@ -17,8 +17,10 @@ from . import callbacks
 from .arrays import check_width
 from .callbacks import plugin
 from .dlpack import NO_WAIT, DLTensor
+from .held import holder
 from .kept_state import note
 from .operators import dlpack_operator
+from .pipelines import queue_depth
 
 
 @do_not_convert
@@ -46,11 +48,13 @@ def dl_tensor_python_function(
     The function must not change its inputs, nor use them after it has returned; nor may it return
     one buffer of its own again and again, since the samples of a batch are put together only
     when all were made. On a GPU DALI waits for its own stream before the call, and makes it wait
-    for the streams of what is returned (``__dlpack__(stream=...)``), so that nothing else needs to
-    wait. Arrays that are returned are kept until DALI has copied them. Raw capsules can't be: what
-    they are of must be finished, and not be written again until then. With
-    ``synchronize_stream=False`` DALI does not wait: work then belongs on DALI's stream, which is
-    ``nvidia.dali.python_function_plugin.current_dali_stream()``, where JAX can't put it.
+    for what is returned (``__dlpack__(stream=...)``; of CuPy and PyTorch for their current stream),
+    so that nothing else needs to wait. What else is computed of its inputs, with
+    ``num_outputs=0`` say, must be there when it returns. Arrays that are returned are kept until
+    DALI has copied them. Raw capsules can't be: what they are of must be finished, and not be
+    written again until then. With ``synchronize_stream=False`` DALI does not wait: work then
+    belongs on DALI's stream, ``nvidia.dali.python_function_plugin.current_dali_stream()``, where
+    JAX can't put it.
 
     Args:
         *inputs: Batches.
@@ -163,20 +167,26 @@ def _operator(
     # DALI calls once for a batch, which costs less than once for each sample. Without inputs only
     # DALI knows how many samples there are.
     each = not batch and not nodes
-    # What DALI's stream, or one of the function's, may still read when DALI has dropped it: DALI
-    # does so as soon as it has asked for its copy. The next batch begins when its stream is done.
-    kept: deque[Any] = deque(maxlen=num_outputs * pipeline.max_batch_size if each else None)
     take: Callable[[Any], Any] = plugin.DLTensorToArray
     give: Callable[[str, int, Any], Any] = _to_host
     give_all: Callable[[str, int, Any], list[Any]] = _all_to_host
+    held: deque[Any] = deque()
+    renewed = False
     if where == "gpu":
-        copies = kept if more.get("synchronize_stream", True) else None
+        # Where DALI waits for its stream, it has read the last batch when the next one begins;
+        # elsewhere once it has delivered it.
+        awaited = more.get("synchronize_stream", True)
+        renewed = awaited and not each
+        samples = num_outputs * pipeline.max_batch_size
+        most = samples if awaited else samples * queue_depth(pipeline)
+        held = holder(pipeline, None if renewed else most)
         # By position: with keywords, or as a function, it takes half as long again or twice.
-        take = functools.partial(DLTensor, pipeline.device_id or 0, copies)
-        give, give_all = functools.partial(_to_gpu, kept), _AllToGpu(kept)
+        take = functools.partial(DLTensor, pipeline.device_id or 0, held if awaited else None)
+        give, give_all = functools.partial(_to_gpu, held), _AllToGpu(held)
 
     def of_batch(*capsules: Sequence[Any]) -> Any:
-        kept.clear()
+        if renewed:
+            held.clear()
         given = [list(map(take, own)) for own in capsules]
         # DALI takes lists; an array of the whole batch gives its rows.
         made = results(function(*given))
@@ -198,7 +208,8 @@ def _operator(
         return returned([give(name, k, one) for k, one in enumerate(results(made))])
 
     def of_samples(*capsules: Sequence[Any]) -> Any:
-        kept.clear()
+        if renewed:
+            held.clear()
         made = [of_sample(*one) for one in zip(*capsules, strict=True)]
         if num_outputs == 0:
             return None
@@ -238,8 +249,8 @@ def _all_to_host(name: str, number: int, values: Any) -> list[Any]:
     return [_to_host(name, number, one) for one in values]
 
 
-def _to_gpu(kept: deque[Any], name: str, number: int, value: Any) -> Any:
-    """An output on a GPU as a capsule, on whose work DALI's stream waits; it is kept."""
+def _to_gpu(held: deque[Any], name: str, number: int, value: Any) -> Any:
+    """An output on a GPU as a capsule, on whose work DALI's stream waits; it is held."""
     if _is_capsule(value):
         return value
     if isinstance(value, DLTensor):
@@ -251,25 +262,26 @@ def _to_gpu(kept: deque[Any], name: str, number: int, value: Any) -> Any:
         )
     if isinstance(value, jax.Array):
         callbacks.check_kind(name, number, value)
-    kept.append(value)
+    held.append(value)
     return value.__dlpack__(stream=_dalis_stream())
 
 
 class _AllToGpu:
     """The samples of a batch, as `_to_gpu`; of CuPy's, DALI's stream waits once for all."""
 
-    def __init__(self, kept: deque[Any]):
-        self._kept = kept
+    def __init__(self, held: deque[Any]):
+        self._held = held
         self._events: dict[int, Any] = {}  # of CuPy, for each device that was the current one
 
     def __call__(self, name: str, number: int, values: Any) -> list[Any]:
         kinds = set(map(type, values)) if isinstance(values, list) else {type(values)}
         if {(kind.__module__, kind.__name__) for kind in kinds} != {("cupy", "ndarray")}:
-            return [_to_gpu(self._kept, name, number, one) for one in values]
+            return [_to_gpu(self._held, name, number, one) for one in values]
         # CuPy makes the consumer's stream wait for its current one, whichever array is asked (its
         # core.pyx), by a new event and a new stream object for each, 20 to 30 us a time. One
         # event, behind them all, does the same, and a wait is for what was recorded before it.
-        self._kept += values
+        values = list(values)  # the rows of an array of the whole batch
+        self._held.extend(values)
         capsules = [one.__dlpack__(stream=NO_WAIT) for one in values]
         cuda: Any = importlib.import_module("cupy").cuda
         device = cuda.runtime.getDevice()

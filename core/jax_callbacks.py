@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from nvidia.dali import Pipeline
 
 from .arrays import check_width
 from .dlpack import header, owning_view
+from .held import holder
+from .pipelines import queue_depth
+from .placement import gpu_ordinal
 
 
 class Body(Protocol):
@@ -57,7 +61,7 @@ def on_cpu(called: Body) -> Callable[..., Any]:
     return run
 
 
-def on_gpu(called: Body, ahead: int) -> Callable[..., Any]:
+def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
     """The callback of DALI's operator for batches on a GPU.
 
     Both sides' streams wait for one another by DLPack's protocol: each tensor is taken for a
@@ -65,12 +69,12 @@ def on_gpu(called: Body, ahead: int) -> Callable[..., Any]:
 
     Args:
         called: The function.
-        ahead: Batches that the pipeline works on at a time.
+        pipeline: Whose it is.
     """
     device: jax.Device | None = None
-    # DALI drops an output as soon as what reads it waits in its stream, and JAX would give the
-    # memory to what it computes next. So many batches later DALI has delivered what it made of it.
-    kept: deque[Any] = deque(maxlen=ahead)
+    dynamic, ordinal = pipeline.exec_dynamic, pipeline.device_id
+    # So many batches later DALI has delivered what it made of it, for which it was waited.
+    held = holder(pipeline, queue_depth(pipeline))
 
     def run(stream: int, *tensors: Any) -> tuple[Any, ...] | None:
         nonlocal device
@@ -79,12 +83,26 @@ def on_gpu(called: Body, ahead: int) -> Callable[..., Any]:
             given = [_Checked(one, f"{k} of {called.name}()") for k, one in enumerate(tensors)]
         arrays = [jax.dlpack.from_dlpack(one) for one in given]
         if device is None:
-            device = next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]
+            device = next(iter(arrays[0].devices())) if arrays else _gpu(ordinal)
+        pointers = () if dynamic else {one.unsafe_buffer_pointer() for one in arrays}
         made = called.run(arrays, device)
-        kept.append(made)
+        if not dynamic:
+            made = _apart(made, pointers, device)
+        held.append(made)
         return tuple([one.__dlpack__(stream=stream) for one in made]) or None
 
     return run
+
+
+def _gpu(ordinal: int) -> jax.Device:
+    return next(one for one in jax.local_devices(backend="gpu") if gpu_ordinal(one) == ordinal)
+
+
+def _apart(made: tuple[Any, ...], inputs: Collection[int], device: jax.Device) -> tuple[Any, ...]:
+    """Outputs with memory of their own: the older executors write the inputs' again at once."""
+    if not made:
+        jnp.zeros((), device=device).block_until_ready()  # behind all that reads the inputs
+    return tuple(one.copy() if one.unsafe_buffer_pointer() in inputs else one for one in made)
 
 
 class _Checked:

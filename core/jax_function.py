@@ -18,7 +18,6 @@ from .dlpack_function import batch_operator
 from .jax_callbacks import Body, on_cpu, on_device, on_gpu
 from .kept_state import note
 from .operators import jax_operator
-from .pipelines import queue_depth
 from .placement import GlobalLayout, rows_sharding
 from .ragged import by_groups, padded
 
@@ -40,8 +39,9 @@ def jax_function(
 ) -> Callable[..., Any]:
     """Makes a function of jax.Arrays one of DALI's batches, for use in a pipeline function.
 
-    On a GPU its outputs stay in memory for as many batches as DALI prepares ahead: DALI itself
-    drops them before it has read them.
+    On a GPU its outputs stay in memory for as many batches as DALI prepares ahead, since DALI
+    drops them before it has read them; it must be waited for where its outputs are taken, as by
+    all iterators here, not by ``Pipeline.run(cuda_stream)``.
 
     With the names and the order of ``nvidia.dali.plugin.jax.fn.jax_function``, whose operator
     runs it, and as a decorator with and without arguments::
@@ -55,9 +55,9 @@ def jax_function(
     Args:
         function: Takes arrays of shape [batch, ...], one for each input, and returns as many
             outputs as ``num_outputs``: jax or NumPy arrays of shape [batch, ...]. Its
-            arguments must not be used after it has returned. Where it has a keyword-only
-            parameter ``key``, that is a jax.random.key of the batch, made of the pipeline's
-            seed and the batch's number; it is resumed with the state.
+            arguments must not be used after it has returned, nor what it returned be donated.
+            Where it has a keyword-only parameter ``key``, that is a jax.random.key of the batch,
+            made of the pipeline's seed and the batch's number; it is resumed with the state.
         num_outputs: Number of its outputs: 0 (it returns None), 1 (an array), or a tuple's.
         output_layouts: Layouts of the outputs without the batch, "HWC" say: one for all, or one
             for each of the first ones. Left out, that of the i-th input is the i-th
@@ -128,7 +128,7 @@ def jax_function(
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
             return batch_operator(fitted, nodes, num_outputs, output_layouts, where, preserve)
-        callback = on_cpu(body) if where == "cpu" else on_gpu(body, queue_depth(pipeline))
+        callback = on_cpu(body) if where == "cpu" else on_gpu(body, pipeline)
         made = jax_operator()(
             function=callback if num_outputs else callbacks.logged(own.name, callback),
             device=where,
@@ -183,8 +183,12 @@ class _Called:
         return _key_of_words(words)
 
     def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
-        """The outputs for arrays of a batch, checked."""
-        return self._checked(self._function(*arrays, **more), batch)
+        """The outputs for arrays of a batch, checked; those of one GPU's are put there."""
+        outputs = self._checked(self._function(*arrays, **more), batch)
+        devices = arrays[0].devices() if arrays and self.where == "gpu" else ()
+        if len(devices) != 1:
+            return outputs
+        return tuple(on_device(self.name, k, one, *devices) for k, one in enumerate(outputs))
 
     def _checked(self, made: Any, batch: int | None) -> tuple[Any, ...]:
         outputs = callbacks.results(self.name, made, self._num_outputs)

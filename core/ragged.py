@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -44,7 +45,9 @@ def padded(called: Called, align: int) -> Callable[..., Any]:
         lengths = tuple(_shapes(own) for own in samples)
         more["lengths"] = lengths[0] if len(lengths) == 1 else lengths
         arrays = [_filled(called, own, shapes, align) for own, shapes in zip(samples, lengths)]
-        return called(arrays, len(inputs[0]) if inputs else None, **more) or None
+        outputs = called(arrays, len(inputs[0]) if inputs else None, **more)
+        _wait(arrays, outputs)
+        return outputs or None
 
     return run
 
@@ -61,6 +64,7 @@ def by_groups(called: Called) -> Callable[..., Any]:
         for members in groups.values():
             arrays = [_stacked(called, [own[k] for k in members]) for own in samples]
             outputs = called(arrays, len(members), **more)
+            _wait(arrays, outputs)
             made = made or [[None] * len(samples[0]) for _ in outputs]
             for rows, output in zip(made, outputs):
                 for number, row in zip(members, output):
@@ -68,6 +72,13 @@ def by_groups(called: Called) -> Callable[..., Any]:
         return tuple(made) or None
 
     return run
+
+
+def _wait(arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
+    # Of DALI's samples, whose memory is DALI's again when the function has returned. DALI waits for
+    # outputs, which JAX computes behind these.
+    if not outputs:
+        jax.block_until_ready(list(arrays))
 
 
 def _with_key(called: Called, inputs: Sequence[Samples]) -> tuple[list[Samples], dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from nvidia.dali import Pipeline
 
 from .arrays import TensorList
+from .held import release
 from .pipelines import can_checkpoint, queue_depth
 
 T = TypeVar("T")
@@ -206,6 +207,7 @@ class Runner:
         for pipeline in self.pipelines if self._owned else ():
             # Not public: without it they are freed when Python collects their cycles.
             getattr(pipeline, "_shutdown", lambda: None)()
+            release(pipeline)
         self.pipelines = ()
         self._lanes.clear()
 

@@ -17,8 +17,8 @@ import numba
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import Pipeline, pipeline_def, types
 from nvidia.dali import fn as dali_fn
-from nvidia.dali import pipeline_def, types
 from nvidia.dali.plugin import jax as dax
 
 import dalijax
@@ -28,6 +28,7 @@ from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core import together
 from dalijax.core.dlpack import DLTensor, Exported, aligned
+from dalijax.core.held import holder, release
 from dalijax.core.kept_state import kept_state
 from dalijax.core.together import Meeting
 
@@ -1469,3 +1470,22 @@ def test_dalis_own_callback_is_not_around_it(batch):
     options = {"function": look, "batch_processing": batch, "stateful": False}
     run(lambda: fn.dl_tensor_python_function(uniform(), **options))
     assert "look" in above and "function_wrapper_batch" not in above
+
+
+def test_what_is_held_for_a_pipeline_goes_when_it_is_closed():
+    places = []
+
+    def graph():
+        pipeline = Pipeline.current()
+        places.extend([holder(pipeline), holder(pipeline, 3)])
+        return dali_fn.random.uniform(shape=[2])
+
+    iterator = data_iterator(graph, ["x"], size=-1)(batch_size=2)
+    next(iterator)
+    for place in places:
+        place.extend(range(5))
+    assert [list(place) for place in places] == [[0, 1, 2, 3, 4], [2, 3, 4]]
+    release(pipeline_def(graph, batch_size=2, num_threads=1, device_id=None)())  # another one
+    assert [len(place) for place in places[:2]] == [5, 3]
+    iterator.close()
+    assert [len(place) for place in places[:2]] == [0, 0]

@@ -127,3 +127,26 @@ def test_dali_waits_for_cupys_batches_on_each_gpu(photos):
         rows += x.tolist()
     assert set(rows) == set(range(len(photos)))
     assert set(streams) == {0, 1}
+
+
+def test_functions_without_inputs_are_on_their_own_gpu(photos):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    devices = []
+
+    @fn.jax_function(device="gpu", stateful=False)
+    def counted():
+        return np.arange(4, dtype=np.float32)[:, None]
+
+    @fn.jax_function(stateful=False)
+    def seen(x):
+        devices.append(x.devices())
+        return x
+
+    def of_files(files, shard_id=0, num_shards=1):
+        _, label = graph(files, shard_id=shard_id, num_shards=num_shards)
+        return label, seen(counted())
+
+    made = data_iterator(of_files, ["x", "c"], reader_name="reader", sharding=sharding)
+    for batch in made(photos, batch_size=8):
+        np.testing.assert_array_equal(np.asarray(batch["c"]).ravel(), [0, 1, 2, 3, 0, 1, 2, 3])
+    assert {next(iter(own)) for own in devices} == set(jax.devices()[:2])
