@@ -16,7 +16,7 @@ from nvidia.dali.pipeline import do_not_convert
 from . import callbacks
 from .arrays import check_width
 from .callbacks import plugin
-from .dlpack import NO_WAIT, DLTensor
+from .dlpack import NO_WAIT, DLTensor, header
 from .held import holder
 from .kept_state import note
 from .operators import dlpack_operator
@@ -180,8 +180,14 @@ def _operator(
         samples = num_outputs * pipeline.max_batch_size
         most = samples if awaited else samples * queue_depth(pipeline)
         held = holder(pipeline, None if renewed else most)
+        copies = held if awaited else None
         # By position: with keywords, or as a function, it takes half as long again or twice.
-        take = functools.partial(DLTensor, pipeline.device_id or 0, held if awaited else None)
+        take = functools.partial(DLTensor, pipeline.device_id, copies)
+        if pipeline.device_id is None:  # until it is built
+
+            def take(capsule: Any) -> DLTensor:
+                return DLTensor(header(capsule).device_id, copies, capsule)
+
         give, give_all = functools.partial(_to_gpu, held), _AllToGpu(held)
 
     def of_batch(*capsules: Sequence[Any]) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from nvidia.dali import Pipeline
 
@@ -22,6 +22,7 @@ class Body(Protocol):
 
     name: str
     inputs: int
+    num_outputs: int
     takes_views: bool
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
@@ -34,31 +35,44 @@ class Body(Protocol):
         ...
 
 
-def on_cpu(called: Body) -> Callable[..., Any]:
-    """The callback of DALI's operator for batches on the CPU."""
+def on_cpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
+    """The callback of DALI's operator for batches on the CPU.
+
+    Args:
+        called: The function.
+        pipeline: Whose it is.
+    """
     cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
+    # The older executors write the inputs' memory again; outputs, for which it is waited, tell when
+    # JAX has read them.
+    copied = not called.num_outputs and not pipeline.exec_dynamic
+    view = _copy if copied else owning_view
 
     def run(*tensors: Any) -> tuple[Any, ...] | None:
         nonlocal checked
         # What is compiled takes NumPy's views, which cost less. Else they are for the first batch,
         # since jax.dlpack does not say that it narrows; those of a graph are of one type.
-        if checked and not called.takes_views:
+        if checked and not called.takes_views and not copied:
             arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:inputs]]
         else:
-            arrays = [owning_view(one) for one in tensors[:inputs]]
+            arrays = [view(one) for one in tensors[:inputs]]
             for number, own in enumerate(arrays):
                 check_width(own.dtype, f"{number} of {called.name}()", "input")
             if not called.takes_views:
                 arrays = [jax.device_put(own, cpu) for own in arrays]
             checked = True
         if len(tensors) > inputs:
-            arrays += [owning_view(one) for one in tensors[inputs:]]
+            arrays += [view(one) for one in tensors[inputs:]]
         made = called.run(arrays, cpu)
         # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
         # which DALI's have not after a failed run.
         return tuple([one.block_until_ready().__dlpack__() for one in made]) or None
 
     return run
+
+
+def _copy(tensor: Any) -> np.ndarray:
+    return owning_view(tensor).copy()
 
 
 def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
@@ -72,7 +86,7 @@ def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
         pipeline: Whose it is.
     """
     device: jax.Device | None = None
-    dynamic, ordinal = pipeline.exec_dynamic, pipeline.device_id
+    dynamic, owner = pipeline.exec_dynamic, weakref.ref(pipeline)
     # So many batches later DALI has delivered what it made of it, for which it was waited.
     held = holder(pipeline, queue_depth(pipeline))
 
@@ -83,26 +97,37 @@ def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
             given = [_Checked(one, f"{k} of {called.name}()") for k, one in enumerate(tensors)]
         arrays = [jax.dlpack.from_dlpack(one) for one in given]
         if device is None:
-            device = next(iter(arrays[0].devices())) if arrays else _gpu(ordinal)
-        pointers = () if dynamic else {one.unsafe_buffer_pointer() for one in arrays}
+            device = next(iter(arrays[0].devices())) if arrays else _gpu(owner())
+        pointers = set() if dynamic else {one.unsafe_buffer_pointer() for one in arrays}
         made = called.run(arrays, device)
-        if not dynamic:
-            made = _apart(made, pointers, device)
+        if pointers:  # which the older executors write again at once
+            made = tuple(
+                one.copy() if one.unsafe_buffer_pointer() in pointers else one for one in made
+            )
+        if not made:  # what has read the inputs is told by an output else
+            _one_more(jax.device_put(np.float32(0), device)).__dlpack__(stream=stream)
         held.append(made)
         return tuple([one.__dlpack__(stream=stream) for one in made]) or None
 
     return run
 
 
-def _gpu(ordinal: int) -> jax.Device:
-    return next(one for one in jax.local_devices(backend="gpu") if gpu_ordinal(one) == ordinal)
+def _gpu(pipeline: Pipeline | None) -> jax.Device:
+    """A pipeline's GPU, which DALI chooses as late as it is built where it was not given."""
+    ordinal = None if pipeline is None else pipeline.device_id
+    seen = jax.local_devices(backend="gpu")
+    for one in seen:
+        if ordinal in (None, gpu_ordinal(one)):
+            return one
+    raise RuntimeError(
+        f"the pipeline is on GPU {ordinal}, which JAX does not see: it has {seen}. Give the "
+        "pipeline the device_id of one of them"
+    )
 
 
-def _apart(made: tuple[Any, ...], inputs: Collection[int], device: jax.Device) -> tuple[Any, ...]:
-    """Outputs with memory of their own: the older executors write the inputs' again at once."""
-    if not made:
-        jnp.zeros((), device=device).block_until_ready()  # behind all that reads the inputs
-    return tuple(one.copy() if one.unsafe_buffer_pointer() in inputs else one for one in made)
+@jax.jit
+def _one_more(number: jax.Array) -> jax.Array:
+    return number + 1
 
 
 class _Checked:

@@ -128,7 +128,7 @@ def jax_function(
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
             return batch_operator(fitted, nodes, num_outputs, output_layouts, where, preserve)
-        callback = on_cpu(body) if where == "cpu" else on_gpu(body, pipeline)
+        callback = on_cpu(body, pipeline) if where == "cpu" else on_gpu(body, pipeline)
         made = jax_operator()(
             function=callback if num_outputs else callbacks.logged(own.name, callback),
             device=where,
@@ -147,6 +147,7 @@ class _Called:
     Attributes:
         name: Its name, for messages.
         inputs: Number of its inputs.
+        num_outputs: Number of its outputs.
         keyed: Whether it wants a key, whose words are then the input behind them.
         where: "cpu" or "gpu".
     """
@@ -165,7 +166,7 @@ class _Called:
         self.keyed = keyed
         self.where = where
         self._function = function
-        self._num_outputs = num_outputs
+        self.num_outputs = num_outputs
         self._layouts = layouts
         self._last: Any = None  # of what shapes, dtypes and places the last outputs were
         # A compiled function takes NumPy views, which are made ten times faster than
@@ -184,14 +185,14 @@ class _Called:
 
     def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
         """The outputs for arrays of a batch, checked; those of one GPU's are put there."""
-        outputs = self._checked(self._function(*arrays, **more), batch)
         devices = arrays[0].devices() if arrays and self.where == "gpu" else ()
+        outputs = self._checked(self._function(*arrays, **more), batch)
         if len(devices) != 1:
             return outputs
         return tuple(on_device(self.name, k, one, *devices) for k, one in enumerate(outputs))
 
     def _checked(self, made: Any, batch: int | None) -> tuple[Any, ...]:
-        outputs = callbacks.results(self.name, made, self._num_outputs)
+        outputs = callbacks.results(self.name, made, self.num_outputs)
         for number, array in enumerate(outputs):
             layout = callbacks.layout_of(self._layouts, number)
             callbacks.check_output(self.name, number, array, batch, layout)
@@ -240,6 +241,7 @@ class _Together:
         self.name = called.name
         self.keyed = called.keyed
         self.inputs = called.inputs
+        self.num_outputs = called.num_outputs
         self.takes_views = called.takes_views
         self._called = called
         self._layout = GlobalLayout(sharding, ["input"])
@@ -282,4 +284,7 @@ class _Together:
         # The first one's key, for all; on no device, since the arrays are on several.
         more = {"key": self._called.key(np.asarray(brought[0][inputs]))} if self.keyed else {}
         made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
+        for number, output in enumerate(made):
+            if not isinstance(output, jax.Array):
+                check_width(np.dtype(output.dtype), f"{number} of {self.name}()")
         return [jax.device_put(output, self._sharding) for output in made]

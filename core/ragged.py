@@ -15,6 +15,7 @@ class Called(Protocol):
 
     where: str
     keyed: bool
+    num_outputs: int
 
     def key(self, words: Any) -> Any:
         """The key of a batch."""
@@ -45,9 +46,8 @@ def padded(called: Called, align: int) -> Callable[..., Any]:
         lengths = tuple(_shapes(own) for own in samples)
         more["lengths"] = lengths[0] if len(lengths) == 1 else lengths
         arrays = [_filled(called, own, shapes, align) for own, shapes in zip(samples, lengths)]
-        outputs = called(arrays, len(inputs[0]) if inputs else None, **more)
-        _wait(arrays, outputs)
-        return outputs or None
+        _wait(called, arrays)
+        return called(arrays, len(inputs[0]) if inputs else None, **more) or None
 
     return run
 
@@ -63,8 +63,8 @@ def by_groups(called: Called) -> Callable[..., Any]:
         made: list[list[Any]] = []
         for members in groups.values():
             arrays = [_stacked(called, [own[k] for k in members]) for own in samples]
+            _wait(called, arrays)
             outputs = called(arrays, len(members), **more)
-            _wait(arrays, outputs)
             made = made or [[None] * len(samples[0]) for _ in outputs]
             for rows, output in zip(made, outputs):
                 for number, row in zip(members, output):
@@ -74,10 +74,10 @@ def by_groups(called: Called) -> Callable[..., Any]:
     return run
 
 
-def _wait(arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
-    # Of DALI's samples, whose memory is DALI's again when the function has returned. DALI waits for
-    # outputs, which JAX computes behind these.
-    if not outputs:
+def _wait(called: Called, arrays: Sequence[Any]) -> None:
+    # They are made of DALI's samples, whose memory is DALI's again when the function has returned.
+    # Where it has outputs DALI waits for those, which JAX computes later.
+    if called.where == "gpu" and not called.num_outputs:
         jax.block_until_ready(list(arrays))
 
 

@@ -1489,3 +1489,32 @@ def test_what_is_held_for_a_pipeline_goes_when_it_is_closed():
     assert [len(place) for place in places[:2]] == [5, 3]
     iterator.close()
     assert [len(place) for place in places[:2]] == [0, 0]
+
+
+@pytest.mark.parametrize("dynamic", (True, False))
+@pytest.mark.parametrize("compiled", (True, False))
+def test_functions_without_outputs_read_their_own_batch(dynamic, compiled):
+    """The older executors write the memory of the inputs again at once."""
+    work, sums = jnp.full((500, 500), 1e-3), []
+
+    @jax.jit
+    def total(x):  # in milliseconds, while DALI goes on
+        idle = work
+        for _ in range(12):
+            idle = idle @ work
+        return x.sum() + 0 * idle[0, 0]
+
+    def watch(x):
+        sums.append(total(x if compiled else x * 1))
+
+    @pipeline_def(batch_size=4, num_threads=1, device_id=None, exec_dynamic=dynamic)
+    def graph():
+        x = dali_fn.random.uniform(shape=[64])
+        fn.jax_function(watch, num_outputs=0, stateful=False)(x)
+        return x
+
+    pipeline = graph()
+    batches = [np.array([np.array(one) for one in pipeline.run()[0]]) for _ in range(20)]
+    assert len(sums) >= 20
+    for x, made in zip(batches, sums):
+        np.testing.assert_allclose(float(made), x.sum(), rtol=1e-4, atol=1e-3)

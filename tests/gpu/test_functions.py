@@ -26,19 +26,25 @@ pytestmark = pytest.mark.skipif(
 BATCH = 8
 
 
-def run(graph, runs=20, **options):
+def run(graph, runs=20, pause=0.0, **options):
     """The outputs of some runs of a plain DALI pipeline, as lists of the samples' arrays."""
     options = {"batch_size": BATCH, "num_threads": 4, "device_id": 0, "seed": 3} | options
     pipeline = pipeline_def(graph, **options)()
     pipeline.build()
-    return [
-        [[np.array(one) for one in output.as_cpu()] for output in pipeline.run()]
-        for _ in range(runs)
-    ]
+    batches = []
+    for _ in range(runs):
+        outputs = pipeline.run()
+        time.sleep(pause)
+        batches.append([[np.array(one) for one in output.as_cpu()] for output in outputs])
+    return batches
 
 
 def check(graph, expected, runs=20, **options):
-    for first, *others in run(graph, runs, **options):
+    compare(run(graph, runs, **options), expected)
+
+
+def compare(batches, expected):
+    for first, *others in batches:
         for other in others:
             for sample, got in zip(first, other, strict=True):
                 np.testing.assert_allclose(got, expected(sample), rtol=1e-5, atol=1e-6)
@@ -321,9 +327,9 @@ def writing(full):
         nonlocal count
         while not stop.is_set():
             made = [full() for _ in range(sizes.randint(1, 10))]
-            count += len(made)
+            count += 1
             time.sleep(0.0007)
-        del made
+            del made
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -332,7 +338,7 @@ def writing(full):
     finally:
         stop.set()
         thread.join()
-    assert count > 100
+    assert count > 20
 
 
 SHAPE = (256, 256, 3)
@@ -393,7 +399,8 @@ def test_outputs_are_whole_while_jax_computes_something_else(double, kind):
     shape = halves if kind in ("jax_function", "no inputs") else SHAPE  # of what DALI reads
     full = jax.jit(lambda: jnp.full(shape, 7.0))
     with writing(full):
-        check(graph, lambda x: x * 2, runs=40)
+        batches = run(graph, 40)
+    compare(batches, lambda x: x * 2)
 
 
 @pytest.mark.parametrize("batch", (False, True))
@@ -413,7 +420,8 @@ def test_outputs_are_whole_while_cupy_computes_something_else(batch):
             return cupy.full(SHAPE, 7.0, cupy.float32)
 
     with writing(full):
-        check(graph, lambda x: x * 2, runs=40)
+        batches = run(graph, 40)
+    compare(batches, lambda x: x * 2)
 
 
 @pytest.mark.parametrize("kind", ("jax_function", "batch", "samples"))
@@ -467,6 +475,7 @@ def test_nothing_is_kept_once_an_iterator_is_closed(kind):
         iterator.close()
         deadline = time.monotonic() + 10
         while any(one() is not None for one in made) and time.monotonic() < deadline:
+            jnp.zeros(()).block_until_ready()  # an older JAX frees what was dropped here
             time.sleep(0.01)
     finally:
         gc.enable()
@@ -519,7 +528,7 @@ def test_outputs_that_are_inputs(dynamic):
         forwarded, _ = fn.jax_function(jax.jit(both), num_outputs=2)(x)
         return dali_fn.copy(x), same, forwarded
 
-    check(graph, lambda x: x, runs=40, exec_dynamic=dynamic)
+    check(graph, lambda x: x, runs=20, pause=0.05, exec_dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dynamic", (True, False))
@@ -542,4 +551,20 @@ def test_functions_without_outputs_read_their_own_batch(double, mode, dynamic):
     batches = run(graph, 30, exec_dynamic=dynamic)
     assert len(sums) >= 30
     for (x,), made in zip(batches, sums):
-        np.testing.assert_allclose(float(made), 2 * np.sum(x, dtype=np.float64), rtol=1e-4)
+        np.testing.assert_allclose(
+            float(made), 2 * np.sum(x, dtype=np.float64), rtol=1e-4, atol=0.05
+        )
+
+
+@pytest.mark.parametrize("mode", ("pad", "group"))
+def test_ragged_functions_may_donate_their_batches(mode):
+    if mode == "pad":
+        double = jax.jit(lambda x, *, lengths: x * 2, donate_argnums=0)
+    else:
+        double = jax.jit(lambda x: x * 2, donate_argnums=0)
+
+    def graph():
+        x = uniform((4,))
+        return x, fn.jax_function(double, ragged=mode)(x)
+
+    check(graph, lambda x: x * 2)
