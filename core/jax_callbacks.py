@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 from nvidia.dali import Pipeline
 
 from .arrays import check_width
@@ -146,13 +147,13 @@ class _Checked:
         return self._tensor.__dlpack_device__()
 
 
-def on_device(name: str, number: int, array: Any, device: jax.Device) -> jax.Array:
-    """An output on the operator's device, moved there where it is elsewhere.
+def on_device(name: str, number: int, array: Any, where: jax.Device | Sharding) -> jax.Array:
+    """An output on the operator's device, or of a sharding, moved there where it is elsewhere.
 
     Raises:
         TypeError: For NumPy's arrays of 64 bits, where JAX would narrow them.
     """
     if isinstance(array, jax.Array):
-        return array if array.devices() == {device} else jax.device_put(array, device)
+        return array if array.devices() == {where} else jax.device_put(array, where)
     check_width(np.dtype(array.dtype), f"{number} of {name}()")
-    return jax.device_put(np.asarray(array), device)
+    return jax.device_put(np.asarray(array), where)

@@ -284,7 +284,4 @@ class _Together:
         # The first one's key, for all; on no device, since the arrays are on several.
         more = {"key": self._called.key(np.asarray(brought[0][inputs]))} if self.keyed else {}
         made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
-        for number, output in enumerate(made):
-            if not isinstance(output, jax.Array):
-                check_width(np.dtype(output.dtype), f"{number} of {self.name}()")
-        return [jax.device_put(output, self._sharding) for output in made]
+        return [on_device(self.name, k, one, self._sharding) for k, one in enumerate(made)]

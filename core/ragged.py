@@ -78,7 +78,7 @@ def _wait(called: Called, arrays: Sequence[Any]) -> None:
     # They are made of DALI's samples, whose memory is DALI's again when the function has returned.
     # Where it has outputs DALI waits for those, which JAX computes later.
     if called.where == "gpu" and not called.num_outputs:
-        jax.block_until_ready(list(arrays))
+        jax.block_until_ready(arrays)
 
 
 def _with_key(called: Called, inputs: Sequence[Samples]) -> tuple[list[Samples], dict[str, Any]]:

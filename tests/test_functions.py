@@ -1518,3 +1518,24 @@ def test_functions_without_outputs_read_their_own_batch(dynamic, compiled):
     assert len(sums) >= 20
     for x, made in zip(batches, sums):
         np.testing.assert_allclose(float(made), x.sum(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", (np.float32, np.float64))
+def test_numpy_outputs_of_global_functions_are_not_narrowed(dtype):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec("d"))
+
+    @fn.jax_function(sharding=sharding, stateful=False)
+    def wide(x):
+        return np.asarray(x, dtype) * 2
+
+    def graph():
+        x = dali_fn.random.uniform(shape=[2])
+        return x, wide(x)
+
+    iterator = data_iterator(graph, ["x", "y"], size=-1, sharding=sharding)(batch_size=2)
+    if dtype == np.float64:
+        with pytest.raises(RuntimeError, match="which JAX would narrow to float32"):
+            next(iterator)
+    else:
+        batch = next(iterator)
+        np.testing.assert_array_equal(np.asarray(batch["y"]), 2 * np.asarray(batch["x"]))
