@@ -22,10 +22,8 @@ from nvidia.dali import fn as dali_fn
 from nvidia.dali.plugin import jax as dax
 
 import dalijax
+import function_cells
 from dalijax import LastBatchPolicy, data_iterator, fn
-from dalijax.adapters.clu import DALIDatasetIterator
-from dalijax.adapters.grain import DALIIterDataset, DALITransform
-from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core import together
 from dalijax.core.dlpack import DLTensor, Exported, aligned
 from dalijax.core.held import holder, release
@@ -1260,119 +1258,9 @@ def test_pipelines_meet_at_each_batch():
     assert not meeting._brought and not meeting._made
 
 
-# Every iterator and adapter, resumed at every position
-
-N = 11
-
-
-def records(jpegs):
-    import grain
-
-    return grain.MapDataset.source(
-        [np.array([k, k + 1], np.float32) for k in range(N)]
-    ).to_iter_dataset()
-
-
-@fn.jax_function
-@jax.jit
-def by_jit(x, *, key):
-    return x * 2 + jax.random.uniform(key, x.shape)
-
-
-@fn.jax_function(ragged="group")
-def by_group(x):
-    return x[:, ::-1]
-
-
-@fn.jax_function(ragged="pad")
-def by_pad(x, *, lengths):
-    return x.sum(1) + lengths[:, 0].astype(np.float32)
-
-
-def by_dlpack(x, *, rng):
-    return x + np.float32(rng.random())
-
-
-def all_functions(x):
-    """Each function, on uniform and ragged batches."""
-    rows = dali_fn.cast(dali_fn.random.uniform(range=(1, 5), shape=[1]), dtype=types.INT32)
-    rough = dali_fn.random.uniform(shape=rows)
-    return (
-        x,
-        by_jit(x),
-        by_pad(rough),
-        fn.dl_tensor_python_function(x, function=by_dlpack),
-        fn.numba_function(x, run_fn=halved, example=np.zeros(2, np.float32)),
-        fn.jax_function(lambda r: r.sum(1), ragged="group")(by_group(rough)),
-    )
-
-
-def halved(out0, in0):
-    out0[:] = in0[:] / 2
-
-
-NAMES = ["x", "jit", "pad", "dl", "numba", "group"]
-
-
-def read(files):
-    label = dali_fn.readers.file(
-        files=files[:N], labels=list(range(N)), name="reader", pad_last_batch=True
-    )[1]
-    x = dali_fn.cast(dali_fn.cat(label, label + 1), dtype=types.FLOAT)
-    return all_functions(x)
-
-
-def core(files):
-    made = data_iterator(read, NAMES, reader_name="reader")
-    return made.stream(2, files=files, batch_size=4, num_threads=2)
-
-
-def grains(files):
-    made = data_iterator(read, NAMES, reader_name="reader")
-    return iter(DALIIterDataset(made, num_epochs=2, pad="mask", files=files, batch_size=4))
-
-
-def transform(files):
-    made = DALITransform(all_functions, batch_size=4, output_map=NAMES, pad="mask")
-    return iter(records(files).pipe(made))
-
-
-def clu(files):
-    made = data_iterator(read, NAMES, reader_name="reader")
-    return DALIDatasetIterator(made, num_epochs=2, files=files, batch_size=4)
-
-
-def tfs(files):
-    made = data_iterator(read, NAMES, reader_name="reader")
-    return iter(DALIDataset(made, files=files, batch_size=4).repeat(2))
-
-
-@pytest.mark.parametrize("make", (core, grains, transform, clu, tfs))
+@pytest.mark.parametrize("make", function_cells.ADAPTERS)
 def test_every_function_in_every_adapter_resumes_everywhere(jpegs_many, make):
-    iterator, batches, states = make(jpegs_many), [], []
-    while True:
-        states.append(json.loads(json.dumps(iterator.get_state())))
-        try:
-            batches.append({k: np.asarray(v).tolist() for k, v in next(iterator).items()})
-        except StopIteration:
-            break
-    assert len(batches) == (3 if make is transform else 6)
-    for batch in batches:
-        x = np.array(batch["x"])
-        np.testing.assert_allclose(batch["numba"], x / 2)
-        drawn = np.array(batch["jit"]) - 2 * x
-        assert ((drawn >= -1e-5) & (drawn < 1 + 1e-5)).all() and len(np.unique(drawn)) > 4
-        drawn = (np.array(batch["dl"]) - x)[:, 0]
-        assert ((drawn >= -1e-5) & (drawn < 1 + 1e-5)).all()
-        # What is padded repeats the last record, but each sample draws by itself.
-        sums = np.array(batch["group"]) - np.array(batch["pad"])
-        np.testing.assert_allclose(sums, np.round(sums), atol=1e-5)
-    for at, state in enumerate(states):
-        other = make(jpegs_many)
-        other.set_state(state)
-        got = [{k: np.asarray(v).tolist() for k, v in b.items()} for b in other]
-        assert got == batches[at:], at
-        other.close()
+    function_cells.check(make, jpegs_many, "cpu")
 
 
 def test_the_public_functions():

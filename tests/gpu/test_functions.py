@@ -16,6 +16,7 @@ from nvidia.dali import backend, pipeline_def, types
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import python_function_plugin as plugin
 
+import function_cells
 from dalijax import data_iterator, fn
 
 pytestmark = pytest.mark.skipif(
@@ -255,6 +256,12 @@ def test_keys_and_states_resume():
             batch = next(other)
             for name, value in expected.items():
                 np.testing.assert_array_equal(np.asarray(batch[name]), value)
+
+
+@pytest.mark.parametrize("make", function_cells.ADAPTERS)
+def test_every_function_in_every_adapter_resumes_everywhere(jpegs_many, make):
+    pytest.importorskip("numba.cuda")
+    function_cells.check(make, jpegs_many, "gpu")
 
 
 @pytest.mark.parametrize("dtype", (types.INT64, types.FLOAT64, types.UINT64))
