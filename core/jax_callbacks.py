@@ -44,9 +44,10 @@ def on_cpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
         pipeline: Whose it is.
     """
     cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
-    # The older executors write the inputs' memory again; outputs, for which it is waited, tell when
-    # JAX has read them.
-    copied = not called.num_outputs and not pipeline.exec_dynamic
+    # The older executors write the inputs' memory again, while a GPU's copies of an output that is
+    # an input are still to come; outputs, for which it is waited, tell when JAX has read them.
+    dynamic = pipeline.exec_dynamic
+    copied = not called.num_outputs and not dynamic
     view = _copy if copied else owning_view
 
     def run(*tensors: Any) -> tuple[Any, ...] | None:
@@ -64,7 +65,13 @@ def on_cpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
             checked = True
         if len(tensors) > inputs:
             arrays += [view(one) for one in tensors[inputs:]]
+        owned = [] if dynamic else list(map(_addresses, arrays))
         made = called.run(arrays, cpu)
+        if owned:
+            made = tuple(
+                one.copy() if any(one.unsafe_buffer_pointer() in own for own in owned) else one
+                for one in made
+            )
         # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
         # which DALI's have not after a failed run.
         return tuple([one.block_until_ready().__dlpack__() for one in made]) or None
@@ -74,6 +81,12 @@ def on_cpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
 
 def _copy(tensor: Any) -> np.ndarray:
     return owning_view(tensor).copy()
+
+
+def _addresses(array: np.ndarray | jax.Array) -> range:
+    """Where the bytes of a batch on the CPU are."""
+    start = array.ctypes.data if isinstance(array, np.ndarray) else array.unsafe_buffer_pointer()
+    return range(start, start + array.nbytes)
 
 
 def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
@@ -87,7 +100,7 @@ def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
         pipeline: Whose it is.
     """
     device: jax.Device | None = None
-    dynamic, owner = pipeline.exec_dynamic, weakref.ref(pipeline)
+    owner = weakref.ref(pipeline)
     # So many batches later DALI has delivered what it made of it, for which it was waited.
     held = holder(pipeline, queue_depth(pipeline))
 
@@ -99,12 +112,7 @@ def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
         arrays = [jax.dlpack.from_dlpack(one) for one in given]
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else _gpu(owner())
-        pointers = set() if dynamic else {one.unsafe_buffer_pointer() for one in arrays}
         made = called.run(arrays, device)
-        if pointers:  # which the older executors write again at once
-            made = tuple(
-                one.copy() if one.unsafe_buffer_pointer() in pointers else one for one in made
-            )
         if not made:  # what has read the inputs is told by an output else
             _one_more(jax.device_put(np.float32(0), device)).__dlpack__(stream=stream)
         held.append(made)

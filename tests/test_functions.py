@@ -346,6 +346,42 @@ def test_what_it_returns_of_its_inputs_stays_what_it_was():
                     np.testing.assert_allclose(got, batch["sum"], rtol=1e-3)
 
 
+@pytest.mark.parametrize("dynamic", (True, False))
+@pytest.mark.parametrize("kind", ("as it is", "compiled", "NumPy", "a part"))
+def test_older_executors_get_no_output_in_an_inputs_memory(kind, dynamic):
+    """They write it again while a GPU still reads the output."""
+    of_inputs, of_outputs = set(), set()
+
+    def look(into, x):
+        into.add(x.unsafe_buffer_pointer())
+        return x * 1
+
+    same = {
+        "as it is": lambda x: x,
+        "compiled": jax.jit(lambda x: x),
+        "NumPy": lambda x: np.asarray(x),
+        "a part": lambda x: np.asarray(x)[:, 16:],
+    }[kind]
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None, exec_dynamic=dynamic)
+    def graph():
+        x = uniform((4096,))
+        inputs = fn.jax_function(functools.partial(look, of_inputs), stateful=False)(x)
+        made = fn.jax_function(same)(x)
+        outputs = fn.jax_function(functools.partial(look, of_outputs), stateful=False)(made)
+        return dali_fn.copy(x), made, inputs, outputs
+
+    pipeline, start = graph(), 16 if kind == "a part" else 0
+    for _ in range(5):
+        x, made, *_ = [np.array(one[0]) for one in pipeline.run()]
+        np.testing.assert_array_equal(made, x[start:])
+    shared = {one + 4 * start for one in of_inputs} & of_outputs
+    if not dynamic:
+        assert len(of_inputs) == 1 and not shared
+    elif kind == "as it is":
+        assert shared  # nothing is copied without need
+
+
 # Ragged batches
 
 
