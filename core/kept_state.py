@@ -13,11 +13,14 @@ import contextlib
 import dis
 import functools
 import inspect
+import itertools
 import random
+import sys
+import sysconfig
 import textwrap
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,10 +28,13 @@ from nvidia.dali import Pipeline
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _CONTAINERS = (list, dict, set, bytearray, collections.deque, np.ndarray)
-# Of numpy.random and random: what makes a generator of one's own, where it gets a seed.
-_MAKERS = frozenset(
-    ("default_rng", "Generator", "RandomState", "SeedSequence", "PCG64", "Philox", "Random")
-)
+_SHARED = [random.random.__self__, np.random.random.__self__]  # type: ignore[attr-defined]
+# What makes a generator of one's own, where it gets a seed.
+_MAKERS = [
+    *(np.random.default_rng, np.random.RandomState, np.random.SeedSequence, random.Random),
+    *(np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64),
+]
+_STDLIB = sysconfig.get_paths()["stdlib"]
 _ADDING = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
 _TAKING = ("clear", "discard", "pop", "popitem", "popleft", "remove")
 _CHANGES = frozenset(_ADDING + _TAKING)
@@ -70,7 +76,9 @@ def kept_state(function: Any, depth: int = _DEPTH) -> str:
     """What a function keeps from one call to the next, as a phrase; "" where nothing is seen."""
     if isinstance(function, functools.partial):
         held = {f"argument {k}": v for k, v in enumerate(function.args)} | function.keywords
-        return _held(held) or kept_state(function.func, depth)
+        return _first(_kept_by(k, v, depth) for k, v in held.items()) or kept_state(
+            function.func, depth
+        )
     if depth < 0:
         return ""
     wrapped = getattr(function, "__wrapped__", None)
@@ -87,23 +95,67 @@ def kept_state(function: Any, depth: int = _DEPTH) -> str:
     return _seen(type(function).__call__, function, depth) if callable(function) else ""
 
 
+def _first(found: Iterable[str]) -> str:
+    return next((why for why in found if why), "")
+
+
 def _seen(function: Any, owner: Any, depth: int) -> str:
     """What a plain function keeps; ``owner`` is the object that it is a method of."""
     if not isinstance(function, types.FunctionType):
         return ""  # of C, as NumPy's are
     own = _outside(function)
-    first = next(iter(inspect.signature(function, follow_wrapped=False).parameters), "")
     if owner is not None:
+        first = next(iter(inspect.signature(function, follow_wrapped=False).parameters), "")
         own[first] = owner
     tree = _source(function)
-    why = _held(own) or (_written(tree, own, function) if tree is not None else "")
-    if not why and owner is not None and tree is not None:
-        why = _of_owner(tree, first, owner, depth)
-    for name, value in own.items() if depth and not why else ():
-        plain = isinstance(value, types.FunctionType) and name != first
-        if plain and value.__module__ == function.__module__:
-            why = why or kept_state(value, depth - 1)
-    return why
+    if tree is None:
+        chains = {name: value for name, value in own.items() if value is not owner}
+    else:
+        own |= _aliases(tree, own, set(function.__code__.co_varnames) - set(own))
+        why = _written(tree, own, function)
+        if why:
+            return why
+        chains = {text: value for text, value in _chains(tree, own) if value is not owner}
+    home = str(function.__module__).partition(".")[0]
+    return _first(_kept_by(text, value, depth, home) for text, value in chains.items())
+
+
+def _kept_by(text: str, value: Any, depth: int, home: str = "") -> str:
+    """What a function keeps by using a value, where that is seen of the value.
+
+    Args:
+        text: How the function calls it.
+        value: The value.
+        depth: Number of functions and containers to look into.
+        home: The package of the function: others that are installed are not looked into.
+    """
+    source = value if isinstance(value, _GENERATORS) else getattr(value, "__self__", None)
+    if isinstance(source, _GENERATORS):
+        if any(source is one for one in _SHARED):
+            return "it draws from a generator that all of Python shares"
+        name = text if source is value else text.rpartition(".")[0] or text
+        return f"it draws from {name}, a {type(source).__name__}"
+    if isinstance(value, Iterator):
+        return f"it has {text}, an iterator"
+    if depth <= 0 or isinstance(value, type):
+        return ""
+    if isinstance(value, (list, tuple, set, dict)):
+        inside = itertools.islice(value.values() if isinstance(value, dict) else value, 100)
+        return _first(_kept_by(f"{text}[...]", one, depth - 1, home) for one in inside)
+    return kept_state(value, depth - 1) if callable(value) and _is_near(value, home) else ""
+
+
+def _is_near(function: Any, home: str) -> bool:
+    """Whether a function is of the package of the one that calls it, or is not installed."""
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    if not isinstance(inner, (types.FunctionType, types.MethodType)):
+        inner = type(inner).__call__
+    file = getattr(getattr(inner, "__code__", None), "co_filename", _STDLIB)
+    if str(getattr(inner, "__module__", "")).partition(".")[0] == home:
+        return True
+    return not ("site-packages" in file or file.startswith((_STDLIB, "<frozen")))
 
 
 def _outside(function: types.FunctionType) -> dict[str, Any]:
@@ -112,8 +164,9 @@ def _outside(function: types.FunctionType) -> dict[str, Any]:
     own = {p.name: p.default for p in parameters if p.default is not p.empty}
     names = {
         step.argval
-        for step in dis.get_instructions(function.__code__)
-        if step.opname == "LOAD_GLOBAL"
+        for code in _codes(function.__code__)
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
     own |= {k: v for k, v in function.__globals__.items() if k in names}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
@@ -122,63 +175,126 @@ def _outside(function: types.FunctionType) -> dict[str, Any]:
     return own
 
 
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the functions in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
+
+
+def _aliases(tree: ast.AST, own: dict[str, Any], local: set[str]) -> dict[str, Any]:
+    """What a function imports, and other names that it gives to what is outside of it."""
+    found: dict[str, Any] = {}
+    given = collections.Counter(
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and _stores(node)
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                name = one.name if one.asname else one.name.partition(".")[0]
+                found[one.asname or name] = sys.modules.get(name)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for one in node.names:
+                module = sys.modules.get(str(node.module))
+                found[one.asname or one.name] = getattr(module, one.name, None)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, root = node.targets[0].id, _root(node.value)
+            if given[name] == 1 and root in own and root not in local:
+                found[name] = _value(node.value, own)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _stores(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
+    return not isinstance(node.ctx, ast.Load)
+
+
+def _chains(tree: ast.AST, own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The names and the chains of attributes that are read of what is outside, with values."""
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Name, ast.Attribute)) or id(node) in inner:
+            continue
+        if _root(node) in own and not _stores(node):
+            yield ast.unparse(node), _value(node, own)
+
+
 def _source(function: types.FunctionType) -> ast.AST | None:
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
     except (OSError, SyntaxError, TypeError):
         return None  # no source, or a part of an expression
+    return _Written().visit(tree)
 
 
-def _held(own: dict[str, Any]) -> str:
-    for name, value in own.items():
-        if isinstance(value, _GENERATORS):
-            return f"it draws from {name}, a {type(value).__name__}"
-        if isinstance(value, Iterator):
-            return f"it has {name}, an iterator"
-    return ""
+class _Written(ast.NodeTransformer):
+    """Source as its author wrote it, of what DALI's conditionals make of it."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Calls of AutoGraph, ``ag__.ld(name)`` and ``ag__.converted_call(function, ...)``."""
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Attribute) or _root(node.func) != "ag__":
+            return node
+        if node.func.attr == "ld":
+            return node.args[0]
+        if node.func.attr == "converted_call":
+            function, given, named, *_ = node.args
+            return ast.Call(
+                func=function,
+                args=given.elts if isinstance(given, ast.Tuple) else [],
+                keywords=named.keywords if isinstance(named, ast.Call) else [],
+            )
+        return node
 
 
 def _written(tree: ast.AST, own: dict[str, Any], function: types.FunctionType) -> str:
-    """What its source changes outside of itself."""
+    """What its source changes outside of itself, or draws where nothing says from which seed."""
     local = set(function.__code__.co_varnames) - set(own)
+
+    def outer(node: ast.AST) -> str:
+        name = _root(node)
+        return "" if name in local or name not in own else name
+
     for node in ast.walk(tree):
         if isinstance(node, ast.Global) or (
             isinstance(node, ast.Nonlocal) and set(node.names) & set(function.__code__.co_freevars)
         ):
             return f"it assigns {', '.join(node.names)} outside of itself"
-        if isinstance(node, (ast.Subscript, ast.Attribute)):
-            name = _root(node)
-            if name in local or name not in own or isinstance(node.ctx, ast.Load):
-                continue
-            if isinstance(node, ast.Attribute) or isinstance(_value(node.value, own), _CONTAINERS):
-                return f"it changes {name}"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name, method = _root(node.func), node.func.attr
-            if name in local or name not in own:
-                continue
-            value = _value(node.func.value, own)
-            if method in _CHANGES and isinstance(value, _CONTAINERS):
-                return f"it changes {name}"
-            if isinstance(value, _GENERATORS):
-                return f"it draws from {name}, which has a {type(value).__name__}"
-            if any(value is module for module in (random, np.random)) and (
-                method not in _MAKERS or not node.args
-            ):
-                return "it draws from a generator that all of Python shares"
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and _stores(node) and outer(node):
+            indexed = isinstance(node, ast.Subscript)
+            if not indexed or isinstance(_value(node.value, own), _CONTAINERS):
+                return f"it changes {_root(node)}"
+        if isinstance(node, ast.Call):
+            if _is_unseeded(node, own):
+                return "it draws from a generator without a seed"
+            changed = _changed_by(node, own)
+            if changed is not None and outer(changed):
+                return f"it changes {_root(changed)}"
     return ""
 
 
-def _of_owner(tree: ast.AST, first: str, owner: Any, depth: int) -> str:
-    """What the methods keep that a method calls on its own object."""
-    for node in ast.walk(tree):
-        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if called and _root(node.func) == first:  # type: ignore[attr-defined]
-            value = _value(node.func, {first: owner})  # type: ignore[attr-defined]
-            if depth and isinstance(value, types.MethodType) and value.__self__ is owner:
-                why = kept_state(value, depth - 1)
-                if why:
-                    return why
-    return ""
+def _changed_by(call: ast.Call, own: dict[str, Any]) -> ast.AST | None:
+    """What a call changes, by what it is called."""
+    function = call.func
+    if isinstance(function, ast.Attribute) and function.attr in _CHANGES:
+        changed: ast.AST = function.value
+        if isinstance(_value(changed, own), _CONTAINERS):
+            return changed
+    if isinstance(function, ast.Name) and function.id in ("setattr", "delattr") and call.args:
+        return call.args[0]
+    for keyword in call.keywords:  # of NumPy's functions
+        if keyword.arg == "out" and isinstance(_value(keyword.value, own), np.ndarray):
+            return keyword.value
+    return None
+
+
+def _is_unseeded(call: ast.Call, own: dict[str, Any]) -> bool:
+    """Whether it makes a generator, of numpy.random or random, and gives it no seed."""
+    made = _value(call.func, own)
+    if not any(made is one for one in _MAKERS):
+        return False
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return all(isinstance(one, ast.Constant) and one.value is None for one in given)
 
 
 def _root(node: ast.AST) -> str:

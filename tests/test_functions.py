@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from random import uniform as uniform_of_python
 
 import jax
 import jax.numpy as jnp
@@ -623,6 +624,92 @@ class Augment:
 AUGMENT = Augment()
 
 
+class Noise:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, x):
+        return x + self.rng.random()
+
+
+class Compose:
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __call__(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def first(self, x):
+        rng = self.parts[0].rng
+        return x + rng.random()
+
+
+def imported_name(x):
+    return x + uniform_of_python(0, 1)
+
+
+def imports(x):
+    from random import random as drawn
+
+    return x + drawn()
+
+
+def unseeded(x):
+    return x + np.random.default_rng(None).random() + random.Random().random()
+
+
+def seeded_by_keyword(x):
+    return x + np.random.default_rng(seed=3).random() + np.random.RandomState(seed=3).rand()
+
+
+def inner_draws(x):
+    def one(value):
+        return value + GENERATOR.random()
+
+    return np.stack([one(value) for value in x])
+
+
+def inner_appends(x):
+    return (lambda: QUEUE.append(1))() or x
+
+
+def renames(x):
+    seen = QUEUE
+    seen.append(1)
+    return x
+
+
+def sets(x):
+    setattr(SPACE, "number", SPACE.number + 1)
+    return x
+
+
+def writes_out(x):
+    np.add(MEAN, 1, out=MEAN)
+    return x
+
+
+@jax.jit
+def jitted_draw(x):
+    return x + GENERATOR.random()
+
+
+def calls_a_jitted_one(x):
+    return jitted_draw(x)
+
+
+def inner_names(x):
+    def inner(QUEUE):
+        MEAN = np.zeros(3)
+        MEAN[0] = 1
+        QUEUE.append(MEAN)
+        return QUEUE
+
+    return x + len(inner([]))
+
+
 @pytest.mark.parametrize(
     "function,why",
     [
@@ -649,9 +736,9 @@ AUGMENT = Augment()
         (writes_an_array, "changes MEAN"),
         (queues, "changes QUEUE"),
         (aliases, "changes SPACE"),
-        (draws_from_an_object, "draws from SPACE, which has a Generator"),
+        (draws_from_an_object, "draws from SPACE.rng, a Generator"),
         (counted(np.sin), "changes calls"),
-        (AUGMENT.draws, "draws from this, which has a Generator"),
+        (AUGMENT.draws, "draws from this.rng, a Generator"),
         (AUGMENT.counts_up, "changes self"),
         (AUGMENT.calls, "changes self"),
         (AUGMENT.reads, ""),
@@ -659,11 +746,50 @@ AUGMENT = Augment()
         (jax.vmap(normalised), ""),
         (jax.jit(jax.vmap(jax.grad(lambda x: x * 2.0))), ""),
         (lambda x: x * 2, ""),
+        (Compose(Noise()), "draws from self.rng, a Generator"),
+        (Compose(normalised, np.sin), ""),
+        (Compose(Noise()).first, "a Generator"),
+        (imported_name, "all of Python shares"),
+        (imports, "all of Python shares"),
+        (unseeded, "without a seed"),
+        (seeded_by_keyword, ""),
+        (inner_draws, "draws from GENERATOR, a Generator"),
+        (inner_appends, "changes QUEUE"),
+        (renames, "changes seen"),
+        (sets, "changes SPACE"),
+        (writes_out, "changes MEAN"),
+        (calls_a_jitted_one, "draws from GENERATOR, a Generator"),
+        (inner_names, ""),
     ],
     ids=str,
 )
 def test_what_keeps_state_is_seen(function, why):
     assert why in kept_state(function) and bool(kept_state(function)) == bool(why)
+
+
+@pytest.mark.parametrize("conditionals", (False, True))
+def test_state_is_seen_of_functions_defined_in_the_graph(conditionals):
+    seen = []
+
+    def graph(counting):
+        def counted(x):
+            seen.append(1)
+            return x
+
+        def clean(x):
+            made = x.copy()
+            if made.sum() > 1:
+                made[0] = 2
+            return made
+
+        chosen = counted if counting else clean
+        return fn.dl_tensor_python_function(uniform((3,)), function=chosen)
+
+    made = data_iterator(graph, ["x"], size=40)
+    options = {"batch_size": 4, "enable_conditionals": conditionals}
+    assert made(False, **options).get_state()
+    with pytest.raises(ValueError, match=r"counted\(\) keeps state \(it changes seen\)"):
+        made(True, **options).get_state()
 
 
 @pytest.mark.parametrize("kind", ("jax", "dlpack", "numba"))
