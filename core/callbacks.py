@@ -27,17 +27,37 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def wants(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a keyword-only parameter of a name that nobody has filled in."""
-    layer = function
-    while isinstance(layer, functools.partial):
-        if name in layer.keywords:
+    """Whether a function has a keyword-only parameter of a name that nobody has filled in.
+
+    It has where the parameter has no default, or None, and what is around the function (partial
+    functions, jit, decorators) hands it on.
+    """
+    layer: Any = function
+    while True:
+        if isinstance(layer, functools.partial):
+            if name in layer.keywords:
+                return False
+            layer = layer.func
+            continue
+        wrapped = getattr(layer, "__wrapped__", None)
+        if wrapped is None or wrapped is layer:
+            break
+        if inspect.isfunction(layer) and not _takes(layer, name):
             return False
-        layer = layer.func
+        layer = wrapped
+    return _takes(layer, name, alone=True)
+
+
+def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool:
+    """Whether a function can be called with a keyword; alone: and has a parameter for it alone."""
     try:
-        parameter = inspect.signature(function).parameters.get(name)
+        parameters = inspect.signature(function, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return False
-    return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
+    own = parameters.get(name)
+    if own is not None:
+        return own.kind is own.KEYWORD_ONLY and own.default in (own.empty, None)
+    return not alone and any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def device_of(inputs: Sequence[DataNode], device: str | None) -> str:

@@ -97,6 +97,11 @@ def dl_tensor_python_function(
             )
         words = callbacks.key_words()
         nodes.append(words.gpu() if where == "gpu" else words)
+    if not nodes and not num_outputs:
+        raise ValueError(
+            f"{callbacks.name_of(function)}() has neither inputs nor outputs, and DALI would not "
+            "call it: give it an input"
+        )
     more = callbacks.arguments(seed, bytes_per_sample_hint, name)
     more |= {} if synchronize_stream else {"synchronize_stream": False}
     called = own if own.keyed else function
@@ -196,6 +201,12 @@ def _operator(
         given = [list(map(take, own)) for own in capsules]
         # DALI takes lists; an array of the whole batch gives its rows.
         made = results(function(*given))
+        for number, own in enumerate(made):
+            if given and len(own) != len(given[0]):
+                raise ValueError(
+                    f"output {number} of {name}() has {len(own)} samples, and the batch has "
+                    f"{len(given[0])}: return as many"
+                )
         return returned([give_all(name, k, own) for k, own in enumerate(made)])
 
     def results(made: Any) -> tuple[Any, ...]:
@@ -241,14 +252,15 @@ def _is_capsule(value: Any) -> bool:
 
 def _to_host(name: str, number: int, value: Any) -> Any:
     """An output on the CPU as a capsule."""
-    if type(value) is np.ndarray and value.dtype.char in callbacks.KINDS:
+    if type(value) is np.ndarray and value.dtype.char in callbacks.KINDS and value.dtype.isnative:
         return plugin.ArrayToDLTensor(value)  # of any strides
     if _is_capsule(value):
         return value
     if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, jax.Array)):
         value = np.from_dlpack(value)
     callbacks.check_kind(name, number, value)
-    return plugin.ArrayToDLTensor(np.asarray(value))
+    array = np.asarray(value)
+    return plugin.ArrayToDLTensor(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 def _all_to_host(name: str, number: int, values: Any) -> list[Any]:

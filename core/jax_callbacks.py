@@ -164,4 +164,6 @@ def on_device(name: str, number: int, array: Any, where: jax.Device | Sharding) 
     if isinstance(array, jax.Array):
         return array if array.devices() == {where} else jax.device_put(array, where)
     check_width(np.dtype(array.dtype), f"{number} of {name}()")
-    return jax.device_put(np.asarray(array), where)
+    # A copy, since the function may write its array again, and device_put (even with
+    # may_alias=False, in JAX 0.12) makes a view of it on the CPU, or reads it later.
+    return jax.device_put(np.array(array), where)

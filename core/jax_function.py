@@ -56,8 +56,9 @@ def jax_function(
         function: Takes arrays of shape [batch, ...], one for each input, and returns as many
             outputs as ``num_outputs``: jax or NumPy arrays of shape [batch, ...]. Its
             arguments must not be used after it has returned, nor what it returned be donated.
-            Where it has a keyword-only parameter ``key``, that is a jax.random.key of the batch,
-            made of the pipeline's seed and the batch's number; it is resumed with the state.
+            Where it has a keyword-only parameter ``key`` without a default (or of None), that is a
+            jax.random.key of the batch, made of the pipeline's seed and the batch's number; it is
+            resumed with the state. (jax.vmap maps keyword arguments: map a function inside.)
         num_outputs: Number of its outputs: 0 (it returns None), 1 (an array), or a tuple's.
         output_layouts: Layouts of the outputs without the batch, "HWC" say: one for all, or one
             for each of the first ones. Left out, that of the i-th input is the i-th
@@ -67,12 +68,13 @@ def jax_function(
             global arrays, of the batches of all pipelines of the process. It
             belongs to iterators with the same sharding.
         device: "cpu" or "gpu"; left out, where the inputs are.
-        preserve: False: the function is not run where nobody uses its outputs.
+        preserve: False: the function is not run where nobody uses its outputs; with ``ragged``
+            it always is.
         ragged: What to do with samples of different shapes. "pad": they are filled up with
             zeros at their ends, and the function gets ``lengths``, int32 of shape [batch,
             dimensions] for one input, a tuple of them for several, as a keyword argument.
-            "group": it is called once for the samples of each shape, and what it
-            returns is put in order again. None: they are an error.
+            "group": it is called once for the samples of each shape, with a ``key`` of
+            its own, and what it returns is put in order again. None: they are an error.
         align: With "pad": extents are rounded up to a multiple of it, so that jit does not
             compile for each batch anew.
         stateful: Whether it keeps state, so that iterators can't be resumed; None: what
@@ -108,6 +110,7 @@ def jax_function(
             stateful=stateful,
         )
     called = function
+    layouts = _layouts(output_layouts, num_outputs)
 
     @do_not_convert
     @functools.wraps(called)
@@ -116,7 +119,13 @@ def jax_function(
         where = callbacks.device_of(inputs, device)
         note(called, stateful)
         keyed = callbacks.wants(called, "key")
-        own = _Called(called, num_outputs, output_layouts, where, keyed, len(inputs))
+        if not inputs and (ragged or not (num_outputs or keyed)):
+            raise ValueError(
+                f"{callbacks.name_of(called)}() has no inputs with ragged={ragged!r} and "
+                f"num_outputs={num_outputs}: DALI would not call it, or have no samples for it. "
+                "Give it an input"
+            )
+        own = _Called(called, num_outputs, layouts, where, keyed, len(inputs))
         nodes, extra = list(inputs), []
         if keyed:
             extra.append(callbacks.key_words())
@@ -127,18 +136,29 @@ def jax_function(
         nodes += [node.gpu() if where == "gpu" else node for node in extra]
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
-            return batch_operator(fitted, nodes, num_outputs, output_layouts, where, preserve)
+            return batch_operator(fitted, nodes, num_outputs, layouts, where, preserve)
         callback = on_cpu(body, pipeline) if where == "cpu" else on_gpu(body, pipeline)
         made = jax_operator()(
             function=callback if num_outputs else callbacks.logged(own.name, callback),
             device=where,
             num_outputs=num_outputs,
             preserve=preserve,
-            **callbacks.layout_argument(output_layouts),
+            **callbacks.layout_argument(layouts),
         )
         return made(*nodes)
 
     return operator
+
+
+def _layouts(given: str | Sequence[str] | None, num_outputs: int) -> list[str] | None:
+    """A layout for each output, of one for all or of some for the first ones."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return [given] * num_outputs
+    if len(given) > num_outputs:
+        raise ValueError(f"output_layouts={list(given)}, and there are {num_outputs} outputs")
+    return [*given, *[""] * (num_outputs - len(given))]
 
 
 class _Called:
@@ -220,10 +240,10 @@ class _Called:
 
     def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
         """Batches that were made of samples on the CPU, as what the function gets."""
-        if self.takes_views:
-            return list(batches)
         for number, batch in enumerate(batches):
             check_width(batch.dtype, f"{number} of {self.name}()", "input")
+        if self.takes_views:
+            return list(batches)
         cpu = jax.local_devices(backend="cpu")[0]
         return [jax.device_put(one, cpu) for one in batches]
 

@@ -82,6 +82,12 @@ def numba_function(
     where = callbacks.device_of(inputs, device)
     run_fn = getattr(run_fn, "py_func", run_fn)  # of @njit
     setup_fn = getattr(setup_fn, "py_func", setup_fn)
+    for one in (run_fn, setup_fn):
+        if one is not None and not inspect.isfunction(one):
+            raise TypeError(
+                f"{one!r} is a {type(one).__name__}: Numba compiles plain functions. Make "
+                "what it has bound a variable of an outer function"
+            )
     note(run_fn, stateful)
     if example is not None:
         samples = list(example) if isinstance(example, (list, tuple)) else [example]
@@ -165,7 +171,8 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
     for given in (kinds, ndims):
         if isinstance(given, (list, tuple)):
             return len(given)
-    return len(inspect.signature(run_fn).parameters) - inputs
+    parameters = inspect.signature(run_fn).parameters.values()
+    return sum(one.default is one.empty for one in parameters) - inputs
 
 
 def _filled(name: str, given: Any, like: Sequence[Any], count: int) -> list[Any]:
@@ -189,6 +196,11 @@ def _check_counts(
         )
     if not 1 <= inputs <= _MOST or not 1 <= len(outs) <= _MOST:
         raise ValueError(f"{inputs} inputs and {len(outs)} outputs: Numba's operator takes 1 to 6")
+    if min(*ins, *outs) < 1:
+        raise ValueError(
+            f"ins_ndim={ins} and outs_ndim={outs}: Numba's operator takes arrays of 1 dimension "
+            "and more. Give numbers one by fn.reshape(x, shape=[1])"
+        )
 
 
 def _check_kernel(

@@ -13,6 +13,7 @@ import numpy as np
 class Called(Protocol):
     """A function of batches; see `dalijax.core.jax_function`."""
 
+    name: str
     where: str
     keyed: bool
     num_outputs: int
@@ -61,10 +62,21 @@ def by_groups(called: Called) -> Callable[..., Any]:
         for number, own in enumerate(zip(*samples)):
             groups.setdefault(tuple(tuple(one.shape) for one in own), []).append(number)
         made: list[list[Any]] = []
+        kinds: list[Any] = []
+        own_key: dict[str, Any] = {}
         for members in groups.values():
             arrays = [_stacked(called, [own[k] for k in members]) for own in samples]
             _wait(called, arrays)
-            outputs = called(arrays, len(members), **more)
+            if "key" in more:
+                own_key = {"key": jax.random.fold_in(more["key"], members[0])}
+            outputs = called(arrays, len(members), **own_key)
+            found = [(one.dtype, one.ndim) for one in outputs]
+            if (kinds := kinds or found) != found:
+                raise ValueError(
+                    f"{called.name}() returned arrays of (dtype, dimensions) {kinds} for the "
+                    f"samples of one shape and {found} for those of another: DALI has one dtype "
+                    "and one number of dimensions in a batch"
+                )
             made = made or [[None] * len(samples[0]) for _ in outputs]
             for rows, output in zip(made, outputs):
                 for number, row in zip(members, output):

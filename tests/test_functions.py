@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from random import uniform as uniform_of_python
 
@@ -197,6 +198,35 @@ def test_layouts():
     assert layouts(lambda: (one(),)) == ["CHW"]
 
 
+@pytest.mark.parametrize("ragged", (None, "pad", "group"))
+@pytest.mark.parametrize(
+    "given,expected",
+    [
+        ("CHW", ["CHW", "CHW"]),
+        (["CHW"], ["CHW", ""]),
+        (("CHW", "XYZ"), ["CHW", "XYZ"]),
+        ([], 2 * [""]),
+    ],
+)
+def test_a_layout_for_all_outputs_or_for_the_first_ones(ragged, given, expected):
+    def two(x, **lengths):
+        return x * 1, x * 2
+
+    def graph():
+        x = dali_fn.reshape(uniform(), layout="HWC")
+        options = {"num_outputs": 2, "output_layouts": given}
+        return tuple(fn.jax_function(two, ragged=ragged, **options)(x)) + tuple(
+            fn.dl_tensor_python_function(x, function=two, **options) if given else []
+        )
+
+    assert layouts(graph) == expected * (2 if given else 1)
+
+
+def test_more_layouts_than_outputs_are_refused():
+    with pytest.raises(ValueError, match=r"output_layouts=\['A', 'B'\], and there are 1 outputs"):
+        fn.jax_function(lambda x: x, output_layouts=["A", "B"])
+
+
 def test_numpy_and_64_bits_and_bool_are_taken():
     @fn.jax_function(num_outputs=3)
     def numpys(images):
@@ -383,6 +413,43 @@ def test_older_executors_get_no_output_in_an_inputs_memory(kind, dynamic):
         assert shared  # nothing is copied without need
 
 
+def test_an_array_that_a_function_writes_again_is_copied():
+    """An aligned one would be taken as it is."""
+    raw = np.empty(4 * 1024 * BATCH + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    own = raw[start : start + 4 * 1024 * BATCH].view(np.float32).reshape(BATCH, 1024)
+
+    def twice(x):
+        np.multiply(x, 2, out=own)
+        return own
+
+    def graph():
+        x = uniform((1024,))
+        return x, fn.jax_function(twice, stateful=False)(x)
+
+    pipeline = pipeline_def(graph, batch_size=BATCH, num_threads=2, device_id=None)()
+    for _ in range(10):
+        x, made = pipeline.run()
+        time.sleep(0.01)  # while it prepares the next ones
+        np.testing.assert_array_equal(made.as_array(), x.as_array() * 2)
+
+
+@pytest.mark.parametrize("mode", ("pad", "group"))
+@pytest.mark.parametrize("dtype", (types.INT64, types.FLOAT64))
+def test_compiled_ragged_functions_do_not_narrow_their_inputs(mode, dtype):
+    same = jax.jit(lambda x, **lengths: x)
+    with pytest.raises(RuntimeError, match="which JAX would narrow to"):
+        run(lambda: fn.jax_function(same, ragged=mode)(dali_fn.cast(ragged(), dtype=dtype)))
+
+
+def test_functions_that_nothing_would_call_are_refused():
+    for options in ({"num_outputs": 0}, {"ragged": "group"}, {"ragged": "pad"}):
+        with pytest.raises(ValueError, match="has no inputs with .* Give it an input"):
+            run(lambda: fn.jax_function(lambda: None, **options)())
+    with pytest.raises(ValueError, match="has neither inputs nor outputs"):
+        run(lambda: fn.dl_tensor_python_function(function=lambda: None, num_outputs=0))
+
+
 # Ragged batches
 
 
@@ -423,6 +490,32 @@ def test_ragged_batches_are_grouped():
             np.testing.assert_array_equal(got, own[::-1])
             np.testing.assert_allclose(total, own.sum() + number, rtol=1e-5)
     assert len(calls) == len(set(calls))
+
+
+def test_padded_lengths_are_of_each_input():
+    @fn.jax_function(ragged="pad")
+    def total(x, y, *, lengths):
+        of_x, of_y = (own[:, 0].astype(np.float32) for own in lengths)
+        return x.sum((1, 2)) + 10 * of_x + 100 * of_y + 0 * y.sum((1, 2))
+
+    def graph():
+        x, y = ragged(), ragged()
+        return x, y, total(x, y)
+
+    for x, y, made in run(graph):
+        for own, other, got in zip(x, y, made):
+            np.testing.assert_allclose(got, own.sum() + 10 * len(own) + 100 * len(other), rtol=1e-5)
+
+
+def test_groups_of_different_kinds_are_refused():
+    for function in (
+        lambda x: x if x.shape[1] > 4 else x.sum(1),
+        lambda x: x > 0 if x.shape[1] > 4 else x,
+    ):
+        with pytest.raises(
+            RuntimeError, match="for the samples of one shape and .* those of another"
+        ):
+            run(lambda: fn.jax_function(function, ragged="group")(ragged()), batch_size=16)
 
 
 def test_ragged_batches_are_refused_otherwise():
@@ -1087,7 +1180,7 @@ def test_what_numba_takes_for_constants_may_change_between_builds():
         check(lambda f=factor: graph(f), lambda x, f=factor, s=shift: x * f + np.float32(s))
 
 
-def test_numba_states_go_on_in_another_process(jpegs_many):
+def test_states_go_on_in_another_process(jpegs_many):
     program = f"""
 import sys, json
 import jax, numpy as np
@@ -1098,6 +1191,14 @@ from dalijax import data_iterator, fn
 def twice(out0, in0):
     out0[:] = in0[:] * 2
 
+@fn.jax_function
+@jax.jit
+def jittered(x, *, key):
+    return x + jax.random.uniform(key, x.shape)
+
+def drawn(x, *, rng, key):
+    return x + np.float32(rng.random()) + np.asarray(jax.random.uniform(key))
+
 def shapes(outs, ins):
     for k in range(len(outs[0])):
         outs[0][k][0] = ins[0][k][0]
@@ -1105,20 +1206,28 @@ def shapes(outs, ins):
 def graph():
     label = dali_fn.readers.file(files={jpegs_many[:12]!r}, name="reader")[1]
     other = dali_fn.random.uniform(shape=[1])
-    return label, fn.numba_function(
+    compiled = fn.numba_function(
         other, run_fn=twice, setup_fn=shapes, in_types="float32", ins_ndim=1
     )
+    return (
+        label, compiled, jittered(other), fn.dl_tensor_python_function(other, function=drawn),
+        fn.jax_function(lambda x, *, key: jax.random.uniform(key, x.shape), ragged="group")(other),
+    )
 
-iterator = data_iterator(graph, ["x", "y"], reader_name="reader")(batch_size=4, num_threads=1)
+names = ["x", "numba", "jax", "dlpack", "group"]
+iterator = data_iterator(graph, names, reader_name="reader")(batch_size=4, num_threads=1)
+
+def rest():
+    return [{{k: np.asarray(v).tolist() for k, v in batch.items()}} for batch in iterator]
 if sys.argv[1] == "save":
     next(iterator)
     state = iterator.get_state()
-    assert "the Numba function of" in state["fingerprint"]["unchecked"][0], state
-    print(json.dumps([state, np.asarray(next(iterator)["y"]).tolist()]))
+    assert "the Numba function of" in str(state["fingerprint"]["unchecked"]), state
+    print(json.dumps([state, rest()]))
 else:
     state, expected = json.loads(sys.stdin.read())
     iterator.set_state(state)
-    assert np.asarray(next(iterator)["y"]).tolist() == expected
+    assert rest() == expected and len(expected) == 2
     print("resumed")
 """
     options = {"capture_output": True, "text": True, "timeout": 120}
@@ -1169,6 +1278,29 @@ def test_dlpack_functions_of_ragged_samples():
         )
 
     check(graph, lambda x: x * 2)
+
+
+@pytest.mark.parametrize("made", (np.array([1.5, 2.5], ">f4"), np.array([258, 3], ">i2")), ids=str)
+@pytest.mark.parametrize("batch", (False, True))
+def test_arrays_of_the_other_byte_order(made, batch):
+    function = (lambda xs: [made for _ in xs]) if batch else (lambda x: made)
+
+    def graph():
+        return fn.dl_tensor_python_function(uniform(()), function=function, batch_processing=batch)
+
+    for (batch,) in run(lambda: (graph(),)):
+        for sample in batch:
+            np.testing.assert_array_equal(sample, made)
+
+
+@pytest.mark.parametrize("function", (lambda xs: xs[:1], lambda xs: [*xs, xs[0]]))
+def test_lists_of_other_lengths_are_refused(function):
+    with pytest.raises(RuntimeError, match="samples, and the batch has 4: return as many"):
+        run(
+            lambda: fn.dl_tensor_python_function(
+                uniform((2,)), function=function, batch_processing=True
+            )
+        )
 
 
 def test_dlpack_functions_of_several_outputs_and_none():
@@ -1266,6 +1398,87 @@ def test_keys_that_are_bound_or_of_another_kind():
         assert len(run(lambda: (jittered(uniform((2,))),))) == 3
     finally:
         jax.config.update("jax_default_prng_impl", "threefry2x32")
+
+
+KEY = jax.random.key(7)
+
+
+def noisy(x, *, key):
+    return x * 0 + jax.random.uniform(key)
+
+
+def hands_it_on(function):
+    @functools.wraps(function)
+    def wrapper(*given, **named):
+        return function(*given, **named)
+
+    return wrapper
+
+
+def fills_it_in(function):
+    @functools.wraps(function)
+    def wrapper(x):
+        return function(x, key=KEY)
+
+    return wrapper
+
+
+def optional(x, *, key=None):
+    return noisy(x, key=KEY if key is None else key)
+
+
+def an_option(x, *, key=KEY):
+    return noisy(x, key=key)
+
+
+@pytest.mark.parametrize(
+    "function,filled",
+    [
+        (noisy, True),
+        (jax.jit(noisy), True),
+        (hands_it_on(jax.jit(noisy)), True),
+        (jax.jit(hands_it_on(noisy)), True),
+        (optional, True),
+        (functools.partial(noisy, key=KEY), False),
+        (jax.jit(functools.partial(noisy, key=KEY)), False),
+        (fills_it_in(noisy), False),
+        (jax.jit(fills_it_in(jax.jit(noisy))), False),
+        (an_option, False),
+    ],
+    ids=str,
+)
+def test_keys_are_filled_in_where_nobody_has(function, filled):
+    batches = run(lambda: (fn.jax_function(function)(uniform((2,))),), runs=5)
+    drawn = {float(sample[0]) for (batch,) in batches for sample in batch}
+    own = float(jax.random.uniform(KEY))
+    assert len(drawn) == 5 and own not in drawn if filled else drawn == {own}
+
+
+@pytest.mark.parametrize("mode", ("pad", "group"))
+def test_keys_of_ragged_functions(mode):
+    def drawn(x, *, key, **lengths):
+        return jax.random.uniform(key, (x.shape[0],))
+
+    def graph():
+        return ragged(), fn.jax_function(drawn, ragged=mode)(ragged())
+
+    once, again = (run(graph, 6, batch_size=16) for _ in range(2))
+    numbers = [float(one) for _, batch in once for one in batch]
+    assert len(set(numbers)) == 6 * 16  # of each sample of each group and batch
+    assert numbers == [float(one) for _, batch in again for one in batch]
+
+
+def test_keys_of_functions_of_lists():
+    def drawn(xs, *, rng, key):
+        noise = np.float32(rng.random()) + np.asarray(jax.random.uniform(key, (2,)))
+        return [noise for _ in xs]
+
+    def graph():
+        return fn.dl_tensor_python_function(uniform(()), function=drawn, batch_processing=True)
+
+    once, again = (run(lambda: (graph(),), 6) for _ in range(2))
+    assert len({batch[0].tobytes() for (batch,) in once}) == 6
+    np.testing.assert_array_equal(once, again)
 
 
 def test_iterators_that_are_collected_within_a_function():
@@ -1423,6 +1636,87 @@ def test_pipelines_meet_at_each_batch():
 @pytest.mark.parametrize("make", function_cells.ADAPTERS)
 def test_every_function_in_every_adapter_resumes_everywhere(jpegs_many, make):
     function_cells.check(make, jpegs_many, "cpu")
+
+
+@pytest.mark.filterwarnings("default:.*seed.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", ("numba", "dlpack"))
+def test_arguments_of_any_operator(kind):
+    def graph(**options):
+        if kind == "dlpack":
+            return fn.dl_tensor_python_function(
+                uniform((3,)), function=lambda x: x, stateful=False, **options
+            )
+        return fn.numba_function(
+            uniform((3,)), run_fn=function_cells.halved, example=np.zeros(3, np.float32), **options
+        )
+
+    def arguments(**options):
+        said = []
+
+        def asked():
+            node = graph(**options)
+            said.extend([node.source.name, str(node.source.spec)])
+            return node
+
+        run(lambda: (asked(),))
+        return said
+
+    name, spec = arguments(name="mine", bytes_per_sample_hint=5000, preserve=True)
+    assert name == "mine" and "bytes_per_sample_hint: [5000, ]" in spec and "preserve: True" in spec
+    with pytest.warns(DeprecationWarning, match='"seed" should not be used'):
+        arguments(seed=5)  # DALI's own words: it has no use for it
+    name, spec = arguments()
+    assert name != "mine" and "5000" not in spec and "preserve: False" in spec
+
+
+def test_numba_takes_plain_functions_of_arrays():
+    class Scale:
+        def run(self, out0, in0):
+            out0[:] = in0[:]
+
+    def scaled(out0, in0, scale=0.5):
+        out0[:] = in0[:] * scale
+
+    example = np.zeros(3, np.float32)
+
+    def made(run_fn, **options):
+        options = {"example": example} | options
+        return lambda: (x := uniform((3,)), fn.numba_function(x, run_fn=run_fn, **options))
+
+    check(made(scaled), lambda x: x / 2)  # a parameter with a default is no output
+    for wrong, kind in ((Scale().run, "method"), (functools.partial(scaled, scale=2), "partial")):
+        with pytest.raises(TypeError, match=f"is a {kind}: Numba compiles plain functions"):
+            run(made(wrong))
+    with pytest.raises(ValueError, match=r"Give numbers one by fn.reshape\(x, shape=\[1\]\)"):
+        run(made(scaled, example=np.float32(0)))
+
+
+def test_what_is_not_installed_is_named():
+    program = """
+import sys
+sys.modules["numba"] = sys.modules["nvidia.dali.plugin.jax.fn"] = None  # as where it is not there
+import numpy as np
+from nvidia.dali import Pipeline, fn as dali_fn
+from dalijax import fn
+
+with Pipeline(batch_size=2, num_threads=1, device_id=None):
+    x = dali_fn.random.uniform(shape=[3])
+    for call in (
+        lambda: fn.numba_function(x, run_fn=lambda o, i: None, example=np.zeros(3)),
+        lambda: fn.jax_function(lambda x: x)(x),
+    ):
+        try:
+            call()
+        except (ImportError, RuntimeError) as error:
+            print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    numbas, jaxs = done.stdout.splitlines()
+    assert numbas == 'ImportError fn.numba_function needs Numba: pip install "dalijax[numba]"'
+    assert jaxs.startswith("RuntimeError fn.jax_function needs the JAX that DALI's plugin wants")
 
 
 def test_the_public_functions():
