@@ -66,7 +66,9 @@ def jax_function(
             none.
         sharding: A jax.sharding.Sharding whose dimension 0 is the batch: the function gets
             global arrays, of the batches of all pipelines of the process. It
-            belongs to iterators with the same sharding.
+            belongs to iterators with the same sharding, and is called in the thread that takes
+            the batch, so that in several processes it is started in the same order among their
+            other computations, where that thread starts those, too.
         device: "cpu" or "gpu"; left out, where the inputs are.
         preserve: False: the function is not run where nobody uses its outputs; with ``ragged``
             it always is.
@@ -284,7 +286,7 @@ class _Together:
                 "numbers that do not, by jax.random.key(step) say"
             )
         self._index = build.index
-        self._meeting = build.meeting()
+        self._meeting = build.meeting(pipeline)
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
         """This pipeline's rows of the outputs, for its rows of the inputs and what is behind."""

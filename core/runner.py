@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from nvidia.dali import Pipeline
 
+from . import together
 from .arrays import TensorList
 from .held import release
 from .pipelines import can_checkpoint, queue_depth
@@ -103,6 +104,7 @@ class Runner:
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.lag = lag
         self._lanes = [_Lane(pipeline) for pipeline in pipelines]
+        self._together = together.attended(self.pipelines)
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
 
     def schedule(self, most: int = _ALL) -> None:
@@ -177,6 +179,8 @@ class Runner:
         failure: Exception | None = None
         shared: list[_Lane] = []
         several = len(self._lanes) > 1
+        if self._together is not None and not any(lane.empty() for lane in self._lanes):
+            self._together.serve()
         for lane in self._lanes:  # all of them, so that they stay in step after a failure
             try:
                 outputs.append(lane.share())
@@ -204,6 +208,8 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pipelines and their threads now; arrays made of their outputs stay valid."""
+        if self._together is not None:
+            self._together.close()
         for pipeline in self.pipelines if self._owned else ():
             # Not public: without it they are freed when Python collects their cycles.
             getattr(pipeline, "_shutdown", lambda: None)()
@@ -212,7 +218,7 @@ class Runner:
         self._lanes.clear()
 
     def __del__(self) -> None:
-        if hasattr(self, "_lanes"):
+        if hasattr(self, "_can_checkpoint"):
             self.close()
 
     def checkpoints(self) -> tuple[bytes, ...] | None:

@@ -1,21 +1,33 @@
 """Functions of global arrays: the pipelines of a process meet to call one together.
 
 Each pipeline of a sharded iterator runs its own graph, in threads of its own. A function that
-is to see the global batch waits until all of them have brought their rows of one batch; the last
-one calls it, and each takes its rows of the results along.
+is to see the global batch waits until all of them have brought their rows of one batch; it is
+called once, and each takes its rows of the results along.
+
+Where an iterator takes the batches, its caller's thread calls the function, while it waits for the
+batch: computations over several devices must be started in one order on all of them, and in
+all processes (https://docs.jax.dev/en/latest/multi_process.html), and a train step is one, too.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from nvidia.dali import Pipeline
 
 # Seconds to wait for the others' rows. A batch that failed elsewhere never comes, and DALI does not
 # say so before somebody takes it; filling a buffer of thousands of samples takes tens of seconds.
 PATIENCE = 60.0
+# Seconds without a function of this batch until one of the next is called before it: DALI may run
+# that one first, and the other behind it.
+STUCK = 0.2
 Step = tuple[int, int]  # a source's epoch, and the batch in it
 
 
@@ -24,15 +36,21 @@ class Meeting:
 
     Args:
         count: Number of pipelines.
+        condition: What those that wait are told by; None: its own.
     """
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, condition: threading.Condition | None = None):
         self.count = count
-        self._condition = threading.Condition()
+        self.served = False  # whether another thread calls the function, by `serve`
+        self.settled = 0  # number of batches for which it was called, or given up
+        self._condition = condition or threading.Condition()
+        self._closed = False
         self._brought: dict[Step, dict[int, Any]] = {}
+        self._functions: dict[Step, Callable[[list[Any]], Any]] = {}
         self._made: dict[Step, tuple[Any, BaseException | None]] = {}
         self._taken: dict[Step, int] = {}
         self._at: dict[int, Step] = {}
+        self._last: Step | None = None  # that was settled
 
     def call(self, index: int, step: Step, own: Any, function: Callable[[list[Any]], Any]) -> Any:
         """What a function makes of what all pipelines brought for a batch.
@@ -41,42 +59,86 @@ class Meeting:
             index: The pipeline's number.
             step: The batch.
             own: What it brings.
-            function: Called by one of them, with all of it in the pipelines' order.
+            function: Called once, with all of it in the pipelines' order.
 
         Raises:
-            RuntimeError: If a pipeline does not come with this batch, since it failed there.
+            RuntimeError: If a pipeline does not come with this batch, since it failed there, or
+                the pipelines are closed.
             Exception: What the function raised, in all pipelines.
         """
         with self._condition:
             self._at[index] = step
             brought = self._brought.setdefault(step, {})
             brought[index] = own
-            last = len(brought) == self.count
+            self._functions[step] = function
+            last = len(brought) == self.count and not self.served
             self._condition.notify_all()
             if not last:
                 self._wait(step, brought)
         if last:
-            made: tuple[Any, BaseException | None]
-            try:
-                made = function([brought[k] for k in range(self.count)]), None
-            except BaseException as error:  # raised in all of them
-                made = None, error
-            with self._condition:
-                self._made[step] = made
-                self._condition.notify_all()
+            self._make(step)
         return self._result(step)
 
+    def ready(self) -> Step | None:
+        """The first batch that all have brought their rows of, and that waits for `serve`."""
+        full = [
+            step
+            for step, brought in self._brought.items()
+            if len(brought) == self.count and step in self._functions
+        ]
+        return min(full, default=None)
+
+    def serve(self, step: Step) -> None:
+        """Calls the function for a batch that is ready.
+
+        Raises:
+            BaseException: What the function raised, where that is no Exception.
+        """
+        error = self._make(step)
+        if error is not None and not isinstance(error, Exception):
+            raise error
+
+    def close(self) -> None:
+        """Lets those go that wait for a call that does not come any more."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def _settle(self, step: Step) -> None:
+        # A batch that no pipeline brings has failed in all of them, and is seen by the next one.
+        here = self._last is not None and self._last[0] == step[0]
+        self.settled += step[1] - self._last[1] if here and self._last else 1
+        self._last = step
+
+    def _make(self, step: Step) -> BaseException | None:
+        function, brought = self._functions.pop(step), self._brought[step]
+        made: tuple[Any, BaseException | None]
+        try:
+            made = function([brought[k] for k in range(self.count)]), None
+        except BaseException as error:  # raised in all of them
+            made = None, error
+        with self._condition:
+            self._made[step] = made
+            self._settle(step)
+            self._condition.notify_all()
+        return made[1]
+
     def _wait(self, step: Step, brought: dict[int, Any]) -> None:
-        while len(brought) < self.count:
+        while len(brought) < self.count and not self._closed:
             gone = [k for k, at in self._at.items() if at > step and k not in brought]
             if gone or not self._condition.wait(PATIENCE):
-                self._brought.pop(step, None)
+                if self._brought.pop(step, None) is not None:
+                    self._settle(step)
+                    self._functions.pop(step, None)
+                    self._condition.notify_all()
                 who = gone or sorted(set(range(self.count)) - set(brought))
                 raise RuntimeError(
                     f"the pipelines {who} of this process did not bring their rows of the batch "
                     f"within {PATIENCE:.0f} s: it failed there"
                 )
         while step not in self._made:  # it may be compiled meanwhile, which takes its time
+            if self._closed:
+                raise RuntimeError("the pipelines are closed")
             self._condition.wait()
 
     def _result(self, step: Step) -> Any:
@@ -101,8 +163,11 @@ class Build:
     def __init__(self, count: int):
         self.count = count
         self.index = 0
+        self._condition = threading.Condition()
         self._meetings: list[Meeting] = []
         self._next = 0
+        self._batches = 0
+        self._closed = False
 
     @contextlib.contextmanager
     def pipeline(self, index: int) -> Iterator[None]:
@@ -118,12 +183,79 @@ class Build:
         """Begins this pipeline's definition anew: it may be defined more than once."""
         self._next = 0
 
-    def meeting(self) -> Meeting:
+    def meeting(self, pipeline: Pipeline) -> Meeting:
         """The meeting of the next function of this pipeline, the same in each of them."""
+        _builds[pipeline] = self
         if self._next == len(self._meetings):
-            self._meetings.append(Meeting(self.count))
+            self._meetings.append(Meeting(self.count, self._condition))
         self._next += 1
         return self._meetings[self._next - 1]
+
+    def attend(self) -> None:
+        """From now on somebody calls `serve` for each batch that is taken."""
+        _attended.add(self)
+        for meeting in self._meetings:
+            meeting.served = True
+
+    def serve(self) -> None:
+        """Calls the functions for one batch, which is then taken, as soon as it can be."""
+        self._batches += 1
+        since = time.monotonic()
+        while late := [one for one in self._meetings if one.settled < self._batches]:
+            with self._condition:
+                if self._closed:
+                    return
+                found = _earliest(late)
+                if found is None:
+                    self._condition.wait(STUCK)
+                    waited = time.monotonic() - since
+                    found = _earliest(late) or (
+                        _earliest(self._meetings) if waited > STUCK else None
+                    )
+                    if found is None and waited > PATIENCE:  # it failed everywhere
+                        for one in late:
+                            one.settled = self._batches
+                        return
+            if found is not None:
+                meeting, step = found
+                meeting.serve(step)
+                since = time.monotonic()
+
+    def close(self) -> None:
+        """Lets those go that wait for a call."""
+        if self._closed:
+            return  # as the interpreter ends this module's names may be gone
+        _attended.discard(self)
+        self._closed = True
+        for meeting in self._meetings:
+            meeting.close()
+
+
+def _earliest(meetings: Sequence[Meeting]) -> tuple[Meeting, Step] | None:
+    """The meeting of the earliest batch that is ready, and that."""
+    found = [(step, k) for k, one in enumerate(meetings) if (step := one.ready()) is not None]
+    return (meetings[min(found)[1]], min(found)[0]) if found else None
+
+
+def attended(pipelines: Sequence[Pipeline]) -> Build | None:
+    """The build of pipelines whose batches somebody takes; None without such functions."""
+    found = _builds.get(pipelines[0]) if pipelines else None
+    # One that does not run ahead would wait in schedule_run for what is called behind it.
+    if found is None or not all(one.exec_async and one.exec_pipelined for one in pipelines):
+        return None
+    found.attend()
+    return found
+
+
+_builds: weakref.WeakKeyDictionary[Pipeline, Build] = weakref.WeakKeyDictionary()
+_attended: weakref.WeakSet[Build] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # Threads of DALI's that wait here could not be joined.
+    for build in list(_attended):
+        build.close()
 
 
 _current: contextvars.ContextVar[Build | None] = contextvars.ContextVar("build", default=None)

@@ -30,7 +30,7 @@ from dalijax.core import together
 from dalijax.core.dlpack import DLTensor, Exported, aligned
 from dalijax.core.held import holder, release
 from dalijax.core.kept_state import kept_state
-from dalijax.core.together import Meeting
+from dalijax.core.together import Build, Meeting
 
 BATCH = 4
 
@@ -1631,6 +1631,108 @@ def test_pipelines_meet_at_each_batch():
         thread.join(30)
     assert out == {(k, s): [s, 100 + s, 200 + s] for k in range(3) for s in range(50)}
     assert not meeting._brought and not meeting._made
+
+
+def attended(count, functions):
+    """A build of so many pipelines and functions, which somebody serves."""
+    build, pipelines = Build(count), []
+    for index in range(count):
+        with build.pipeline(index):
+            pipelines.append(Pipeline(batch_size=1, num_threads=1, device_id=None))
+            meetings = [build.meeting(pipelines[-1]) for _ in range(functions)]
+    build.attend()
+    return build, meetings, pipelines
+
+
+def lanes(count, lane):
+    threads = [threading.Thread(target=lane, args=(k,), daemon=True) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_functions_are_called_where_the_batches_are_taken():
+    build, (first, second), _ = attended(3, 2)
+    out, callers = {}, []
+
+    def both(index):
+        for step in range(50):
+            own = first.call(index, (0, step), step, lambda rows: callers.append(1) or sum(rows))
+            out[index, step] = second.call(
+                index, (0, step), own, lambda rows: callers.append(threading.get_ident()) or rows
+            )
+
+    threads = lanes(3, both)
+    for step in range(50):
+        build.serve()
+        assert len(callers) == 2 * (step + 1)  # those of this batch, and no more
+    for thread in threads:
+        thread.join(30)
+    assert out == {(k, s): [3 * s] * 3 for k in range(3) for s in range(50)}
+    assert set(callers) == {1, threading.get_ident()}
+
+
+@pytest.mark.parametrize("failing", ({1}, {0, 1}))
+def test_batches_that_fail_do_not_hold_up_others(failing):
+    build, (meeting,), _ = attended(2, 1)
+    out = {0: [], 1: []}
+
+    def lane(index):
+        for step in range(6):
+            if step == 2 and index in failing:
+                continue  # it failed before
+            try:
+                out[index].append(meeting.call(index, (0, step), step, sum))
+            except RuntimeError as error:
+                assert "it failed there" in str(error)
+                out[index].append("failed")
+
+    threads, begin = lanes(2, lane), time.monotonic()
+    for _ in range(6):
+        build.serve()
+    for thread in threads:
+        thread.join(30)
+    assert time.monotonic() - begin < together.PATIENCE / 2
+    assert out[1] == [0, 2, 6, 8, 10]
+    assert out[0] == (out[1] if 0 in failing else [0, 2, "failed", 6, 8, 10])
+
+
+def test_a_function_that_runs_before_another_of_the_last_batch_does_not_wait_for_it():
+    build, (first, second), _ = attended(1, 2)
+    made = []
+
+    def lane(index):  # as DALI may run them, one at a time
+        for meeting, step in ((first, 0), (first, 1), (second, 0), (second, 1)):
+            made.append(meeting.call(index, (0, step), step, sum))
+
+    (thread,) = lanes(1, lane)
+    build.serve()
+    build.serve()
+    thread.join(30)
+    assert made == [0, 1, 0, 1]
+
+
+def test_those_that_wait_for_a_call_are_let_go():
+    build, (meeting,), _ = attended(1, 1)
+    errors = []
+
+    def lane(index):
+        for step in range(2):
+            try:
+                meeting.call(index, (0, step), step, interrupted)
+            except BaseException as error:
+                errors.append(repr(error))
+
+    def interrupted(rows):
+        raise KeyboardInterrupt
+
+    (thread,) = lanes(1, lane)
+    with pytest.raises(KeyboardInterrupt):
+        build.serve()
+    build.close()
+    build.serve()  # as another thread may, meanwhile
+    thread.join(30)
+    assert errors == ["KeyboardInterrupt()", "RuntimeError('the pipelines are closed')"]
 
 
 @pytest.mark.parametrize("make", function_cells.ADAPTERS)

@@ -12,6 +12,7 @@ import pytest
 from oracle import Case
 
 WORKER = pathlib.Path(__file__).parent / "process_worker.py"
+FUNCTION_WORKER = pathlib.Path(__file__).parent / "function_worker.py"
 PROCESSES, DEVICES = 2, 4
 
 CONFIGS = [
@@ -46,31 +47,38 @@ def configs():
 
 
 def run(tmp_path, files, resume):
+    options = {
+        "devices": DEVICES,
+        "states": str(tmp_path),
+        "configs": list(configs()),
+        "resume": resume,
+    }
+    return started(WORKER, tmp_path, files, options)
+
+
+def started(worker, tmp_path, files, options):
+    """The reports of the processes that run a worker."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    started = []
+    running = []
     for process in range(PROCESSES):
-        options = {
+        own = {
             "port": port,
             "processes": PROCESSES,
             "process": process,
-            "devices": DEVICES,
             "files": files,
-            "states": str(tmp_path),
-            "configs": list(configs()),
-            "resume": resume,
             "report": str(tmp_path / f"report{process}.json"),
         }
-        command = [sys.executable, WORKER, json.dumps(options)]
-        started.append(
+        command = [sys.executable, worker, json.dumps(options | own)]
+        running.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
-    for process in started:
+    for process in running:
         try:
             output, _ = process.communicate(timeout=240)
         finally:
-            for other in started:
+            for other in running:
                 if process.poll() != 0:
                     other.kill()
         told = [line for line in output.splitlines() if "[Gloo]" not in line]
@@ -145,3 +153,10 @@ def test_two_processes_of_four_devices(reports, index):
     for before, after in zip(whole, resumed, strict=True):
         rest = before[index]["events"][config["save"] :]
         assert after[index]["events"][: len(rest)] == rest
+
+
+@pytest.mark.parametrize("devices", (1, 2))
+def test_functions_of_global_arrays_beside_a_step(tmp_path, jpegs_many, devices):
+    """Each process checks its rows: collectives of both must be started in the same order."""
+    first, second = started(FUNCTION_WORKER, tmp_path, jpegs_many[:24], {"devices": devices})
+    assert first == second and len(first) >= 60

@@ -98,6 +98,42 @@ def test_functions_of_global_arrays(photos, spec):
     np.testing.assert_array_equal(np.asarray(next(other)["f"]).ravel(), batches[1])
 
 
+def test_functions_of_global_arrays_beside_a_step(photos):
+    """Both have collectives, which the GPUs must start in the same order."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+
+    @fn.jax_function(num_outputs=2, sharding=sharding)
+    @jax.jit
+    def centred(x):
+        return x - x.mean(), x[::-1]
+
+    @jax.jit
+    def step(weight, x):
+        work = jax.numpy.full((2048, 2048), 1e-3)
+        for _ in range(4):
+            work = work @ work
+        return weight + x.mean() + 0 * (work[0, 0] + x[::-1].sum())
+
+    def of_files(files, shard_id=0, num_shards=1):
+        _, label = graph(files, shard_id=shard_id, num_shards=num_shards)
+        x = dali_fn.cast(label, dtype=types.FLOAT)
+        return x, *centred(x)
+
+    made = data_iterator(
+        of_files, ["x", "c", "f"], reader_name="reader", sharding=sharding, auto_reset=True
+    )
+    iterator, weight, batches = made(photos[:48], batch_size=8), jax.numpy.zeros(()), []
+    while len(batches) < 120:
+        for batch in iterator:
+            weight = step(weight, batch["c"])
+            batches.append(batch)
+    for batch in batches:
+        x, c, f = (np.asarray(batch[name]).ravel() for name in "xcf")
+        np.testing.assert_allclose(c, x - x.mean(), rtol=1e-6, atol=1e-5)
+        np.testing.assert_array_equal(f, x[::-1])
+    assert abs(float(weight)) < 1e-2
+
+
 def test_dali_waits_for_cupys_batches_on_each_gpu(photos):
     cupy = pytest.importorskip("cupy")
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
