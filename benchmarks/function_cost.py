@@ -77,12 +77,35 @@ def copy_pictures_on_gpu(out: Any, x: Any) -> None:
         out[row, column, channel] = x[x.shape[0] - 1 - row, column, channel]
 
 
+def kernel_options(shape: list[int]) -> dict[str, Any]:
+    if len(shape) == 1:
+        return {
+            "run_fn": copy_rows_on_gpu,
+            "blocks": [1, 1, 1],
+            "threads_per_block": [8, 1, 1],
+        }
+    return {
+        "run_fn": copy_pictures_on_gpu,
+        "blocks": [shape[0], 1, 1],
+        "threads_per_block": [shape[1], 1, 1],
+    }
+
+
+def dalis_numba_on_gpu(x: Any, shape: list[int]) -> Any:
+    from nvidia.dali import types
+    from nvidia.dali.plugin.numba.fn.experimental import numba_function
+
+    # DALI 2.4 has a build for CUDA 13, but no minimal version of Numba for it, and so refuses.
+    plugin: Any = importlib.import_module("nvidia.dali.plugin.numba")
+    plugin.minimal_numba_version.setdefault(13, plugin.Version("0.61.2"))
+    kinds = {"out_types": [types.FLOAT], "in_types": [types.FLOAT]}
+    dims = {"outs_ndim": [len(shape)], "ins_ndim": [len(shape)]}
+    return numba_function(x, device="gpu", **kinds, **dims, **kernel_options(shape))
+
+
 def our_numba_on_gpu(x: Any, shape: list[int]) -> Any:
-    ndim = len(shape)
-    kernel = copy_rows_on_gpu if ndim == 1 else copy_pictures_on_gpu
-    grid, block = ([1, 1, 1], [8, 1, 1]) if ndim == 1 else ([shape[0], 1, 1], [shape[1], 1, 1])
-    options = {"blocks": grid, "threads_per_block": block}
-    return fn.numba_function(x, run_fn=kernel, in_types="float32", ins_ndim=ndim, **options)
+    options = kernel_options(shape)
+    return fn.numba_function(x, in_types="float32", ins_ndim=len(shape), **options)
 
 
 def our_numba(x: Any, ndim: int) -> Any:
@@ -141,6 +164,7 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
                 made[f"CuPy, {how}: {whose}"] = functools.partial(
                     operator, device="gpu", function=function, batch_processing=batch
                 )
+        made["Numba: DALI's"] = lambda x: dalis_numba_on_gpu(x, shape)
         made["Numba: dalijax's"] = lambda x: our_numba_on_gpu(x, shape)
     else:
         made |= {
