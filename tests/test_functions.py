@@ -1893,6 +1893,68 @@ def test_a_run_of_dalis_plugin_goes_on_here(jpegs, kind):
         np.testing.assert_array_equal(batch[name], np.asarray(expected[name]))
 
 
+@pytest.mark.parametrize("layout", ("FHWC", "DHWC", "FDHWC"))
+def test_sequences_and_volumes(layout):
+    shape = (2, 3, 4, 5, 2)[-len(layout) :]
+
+    def doubled(out0, in0):
+        for k in range(in0.shape[0]):
+            out0[k] = in0[k] * 2
+
+    def graph():
+        x = dali_fn.reshape(uniform(shape), layout=layout)
+        return (
+            x,
+            fn.jax_function(lambda x: x * 2)(x),
+            fn.jax_function(lambda x: x * 2, ragged="group")(x),
+            fn.dl_tensor_python_function(x, function=lambda x: x * 2),
+            fn.numba_function(x, run_fn=doubled, example=np.zeros(shape, np.float32)),
+        )
+
+    check(graph, lambda x: x * 2)
+    assert layouts(graph)[:2] == [layout, layout]
+
+
+def test_256_inputs():
+    def total(*arrays):
+        assert len(arrays) == 256
+        return sum(arrays)
+
+    def graph():
+        x = uniform((2,))
+        inputs = [x] + [dali_fn.copy(x) for _ in range(255)]
+        return (
+            x,
+            fn.jax_function(total)(*inputs),
+            fn.dl_tensor_python_function(*inputs, function=total),
+        )
+
+    for x, *made in run(graph, runs=1):
+        for one in made:
+            np.testing.assert_allclose(one, 256 * np.array(x), rtol=1e-5)
+
+
+def test_functions_whose_outputs_nobody_uses_stay_in_the_graph():
+    def operators(**options):
+        def graph():
+            x = uniform((2,))
+            named = {"name": "numba", **options}
+            fn.numba_function(
+                x, run_fn=function_cells.halved, example=np.zeros(2, np.float32), **named
+            )
+            fn.dl_tensor_python_function(x, function=lambda x: x, name="dlpack", **options)
+            return x
+
+        arguments = {"batch_size": 2, "num_threads": 1, "device_id": None}
+        pipeline = pipeline_def(graph, enable_memory_stats=True, exec_dynamic=False, **arguments)()
+        pipeline.build()
+        pipeline.run()
+        return set(pipeline.executor_statistics())
+
+    for options in ({}, {"preserve": True}):
+        assert {"CPU_numba", "CPU_dlpack"} <= operators(**options)
+
+
 def test_errors_name_the_function_that_was_called():
     def graph():
         return fn.dl_tensor_python_function(uniform(), function=lambda x: 1 / 0)
