@@ -134,7 +134,7 @@ def jax_function(
         body: Body = own
         if sharding is not None:
             extra.append(callbacks.step_node(pipeline))
-            body = _Together(own, sharding, pipeline)
+            body = _Together(own, sharding, pipeline, preserve)
         nodes += [node.gpu() if where == "gpu" else node for node in extra]
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
@@ -259,7 +259,13 @@ def _key_of_words(words: jax.Array) -> jax.Array:
 class _Together:
     """A function of global arrays, which all pipelines of an iterator call together."""
 
-    def __init__(self, called: _Called, sharding: jax.sharding.Sharding, pipeline: Pipeline):
+    def __init__(
+        self,
+        called: _Called,
+        sharding: jax.sharding.Sharding,
+        pipeline: Pipeline,
+        preserve: bool,
+    ):
         self.name = called.name
         self.keyed = called.keyed
         self.inputs = called.inputs
@@ -286,7 +292,7 @@ class _Together:
                 "numbers that do not, by jax.random.key(step) say"
             )
         self._index = build.index
-        self._meeting = build.meeting(pipeline)
+        self._meeting = build.meeting(pipeline, certain=preserve)
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
         """This pipeline's rows of the outputs, for its rows of the inputs and what is behind."""

@@ -86,10 +86,17 @@ def check_resumable(source: PipelineSource) -> None:
 class _Owned(Pipeline):
     """A pipeline that Python may collect in a thread of DALI's, which can't wait for its end.
 
-    A Python function of a graph runs there, and so may Python's cyclic gc within it.
+    A Python function of a graph runs there, and so may Python's cyclic gc within it. Functions of
+    global arrays wait there to be called, which nobody does any more: gc ends a pipeline before
+    what runs it, and has cleared weak references to it by then.
     """
 
+    meets_in: Build | None = None
+    lets_go = True
+
     def _shutdown(self) -> None:
+        if self.meets_in is not None:
+            self.meets_in.close()
         if isinstance(threading.current_thread(), threading._DummyThread):
             threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
         else:

@@ -20,8 +20,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nvidia.dali import Pipeline
-
 # Seconds to wait for the others' rows. A batch that failed elsewhere never comes, and DALI does not
 # say so before somebody takes it; filling a buffer of thousands of samples takes tens of seconds.
 PATIENCE = 60.0
@@ -41,6 +39,7 @@ class Meeting:
 
     def __init__(self, count: int, condition: threading.Condition | None = None):
         self.count = count
+        self.certain = True
         self.served = False  # whether another thread calls the function, by `serve`
         self.settled = 0  # number of batches for which it was called, or given up
         self._condition = condition or threading.Condition()
@@ -167,6 +166,7 @@ class Build:
         self._meetings: list[Meeting] = []
         self._next = 0
         self._batches = 0
+        self._served: list[Meeting] = []
         self._closed = False
 
     @contextlib.contextmanager
@@ -183,25 +183,33 @@ class Build:
         """Begins this pipeline's definition anew: it may be defined more than once."""
         self._next = 0
 
-    def meeting(self, pipeline: Pipeline) -> Meeting:
-        """The meeting of the next function of this pipeline, the same in each of them."""
-        _builds[pipeline] = self
+    def meeting(self, pipeline: Any, certain: bool = True) -> Meeting:
+        """The meeting of the next function of this pipeline, the same in each of them.
+
+        Args:
+            pipeline: The one that is being defined.
+            certain: Whether its function is called for each batch: DALI may leave others out.
+        """
+        pipeline.meets_in = self
         if self._next == len(self._meetings):
             self._meetings.append(Meeting(self.count, self._condition))
         self._next += 1
-        return self._meetings[self._next - 1]
+        made = self._meetings[self._next - 1]
+        made.certain = certain
+        return made
 
     def attend(self) -> None:
         """From now on somebody calls `serve` for each batch that is taken."""
         _attended.add(self)
-        for meeting in self._meetings:
+        self._served = [one for one in self._meetings if one.certain]
+        for meeting in self._served:
             meeting.served = True
 
     def serve(self) -> None:
         """Calls the functions for one batch, which is then taken, as soon as it can be."""
         self._batches += 1
         since = time.monotonic()
-        while late := [one for one in self._meetings if one.settled < self._batches]:
+        while late := [one for one in self._served if one.settled < self._batches]:
             with self._condition:
                 if self._closed:
                     return
@@ -209,9 +217,7 @@ class Build:
                 if found is None:
                     self._condition.wait(STUCK)
                     waited = time.monotonic() - since
-                    found = _earliest(late) or (
-                        _earliest(self._meetings) if waited > STUCK else None
-                    )
+                    found = _earliest(late) or (_earliest(self._served) if waited > STUCK else None)
                     if found is None and waited > PATIENCE:  # it failed everywhere
                         for one in late:
                             one.settled = self._batches
@@ -237,17 +243,24 @@ def _earliest(meetings: Sequence[Meeting]) -> tuple[Meeting, Step] | None:
     return (meetings[min(found)[1]], min(found)[0]) if found else None
 
 
-def attended(pipelines: Sequence[Pipeline]) -> Build | None:
-    """The build of pipelines whose batches somebody takes; None without such functions."""
-    found = _builds.get(pipelines[0]) if pipelines else None
+def attended(pipelines: Sequence[Any]) -> Build | None:
+    """The build of pipelines whose batches somebody takes; None without such functions.
+
+    Args:
+        pipelines: Those of `dalijax.core.pipelines`, which let go who waits when they end; the
+            functions of others are called in DALI's threads.
+    """
+    found: Build | None = getattr(pipelines[0], "meets_in", None) if pipelines else None
     # One that does not run ahead would wait in schedule_run for what is called behind it.
-    if found is None or not all(one.exec_async and one.exec_pipelined for one in pipelines):
+    if found is None or not all(
+        getattr(one, "lets_go", False) and one.exec_async and one.exec_pipelined
+        for one in pipelines
+    ):
         return None
     found.attend()
     return found
 
 
-_builds: weakref.WeakKeyDictionary[Pipeline, Build] = weakref.WeakKeyDictionary()
 _attended: weakref.WeakSet[Build] = weakref.WeakSet()
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from random import uniform as uniform_of_python
 
 import jax
@@ -1710,6 +1711,45 @@ def test_a_function_that_runs_before_another_of_the_last_batch_does_not_wait_for
     build.serve()
     thread.join(30)
     assert made == [0, 1, 0, 1]
+
+
+def test_iterators_of_global_functions_may_be_collected(jpegs_many):
+    """Nobody calls then what DALI's threads wait for, and DALI waits for its threads."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    for _ in range(3):
+        iterator = data_iterator(
+            functools.partial(sharded, sharding=sharding, function=centred),
+            ["x", "c", "f"],
+            reader_name="reader",
+            sharding=sharding,
+        )(files=jpegs_many, batch_size=4, num_threads=1)
+        next(iterator)
+        iterator._feed.cycle = iterator  # so that Python's gc finds it
+        gone = weakref.ref(iterator)
+        del iterator
+        gc.collect()
+        assert gone() is None
+
+
+@pytest.mark.parametrize("preserve", (True, False))
+def test_global_functions_whose_outputs_nobody_uses(jpegs_many, preserve):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    calls = []
+
+    def graph(files, shard_id=0, num_shards=1):
+        label = dali_fn.readers.file(
+            files=files, name="reader", shard_id=shard_id, num_shards=num_shards
+        )[1]
+        seen = lambda x: calls.append(x.shape) or x  # noqa: E731
+        fn.jax_function(seen, sharding=sharding, preserve=preserve, stateful=False)(label)
+        return label
+
+    made = data_iterator(graph, ["x"], reader_name="reader", sharding=sharding)
+    begin = time.monotonic()
+    with made(files=jpegs_many[:16], batch_size=4, num_threads=1) as iterator:
+        assert len(list(iterator)) == 4
+    assert time.monotonic() - begin < together.PATIENCE / 2
+    assert len(calls) >= 4 and set(calls) == {(4, 1)} if preserve else not calls
 
 
 def test_those_that_wait_for_a_call_are_let_go():
