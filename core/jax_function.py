@@ -68,7 +68,8 @@ def jax_function(
             global arrays, of the batches of all pipelines of the process. It
             belongs to iterators with the same sharding, and is called in the thread that takes
             the batch, so that in several processes it is started in the same order among their
-            other computations, where that thread starts those, too.
+            other computations, where that thread starts those, too. (With preserve=False, and
+            in pipelines that were not built here, it is called in DALI's threads.)
         device: "cpu" or "gpu"; left out, where the inputs are.
         preserve: False: the function is not run where nobody uses its outputs; with ``ragged``
             it always is.

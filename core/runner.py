@@ -178,27 +178,33 @@ class Runner:
         outputs: list[Outputs] = []
         failure: Exception | None = None
         shared: list[_Lane] = []
-        several = len(self._lanes) > 1
-        if self._together is not None and not any(lane.empty() for lane in self._lanes):
-            self._together.serve()
-        for lane in self._lanes:  # all of them, so that they stay in step after a failure
-            try:
-                outputs.append(lane.share())
-                shared.append(lane)
-            except (SourceEnded, SourceError) as error:
-                failure = error  # nothing was taken: there is nothing to make up
-                runs = 0
-            except Exception as error:
-                failure = failure or error
-                shared.append(lane)
-            else:
-                if self.dynamic and several:
-                    # Its outputs stay valid for as long as they are referred to, so that it
-                    # goes on while the others are waited for, and while the batch is placed.
-                    # (A single one has further runs scheduled, and would only take the time of
-                    # this thread's calls of CUDA.)
-                    shared.pop().release(runs)
+        early = self.dynamic and len(self._lanes) > 1 and self._together is None
+
+        def take() -> None:
+            nonlocal failure, runs
+            for lane in self._lanes:  # all of them, so that they stay in step after a failure
+                try:
+                    outputs.append(lane.share())
+                    shared.append(lane)
+                except (SourceEnded, SourceError) as error:
+                    failure = error  # nothing was taken: there is nothing to make up
+                    runs = 0
+                except Exception as error:
+                    failure = failure or error
+                    shared.append(lane)
+                else:
+                    if early:
+                        # Its outputs stay valid for as long as they are referred to, so that it
+                        # goes on while the others are waited for, and while the batch is placed.
+                        # (A single one has further runs scheduled, and would only take the time
+                        # of this thread's calls of CUDA.)
+                        shared.pop().release(runs)
+
         try:
+            if self._together is None or any(lane.empty() for lane in self._lanes):
+                take()
+            else:
+                self._together.serve(take)
             if failure is not None:
                 raise failure
             return convert(outputs)

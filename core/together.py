@@ -41,7 +41,6 @@ class Meeting:
         self.count = count
         self.certain = True
         self.served = False  # whether another thread calls the function, by `serve`
-        self.settled = 0  # number of batches for which it was called, or given up
         self._condition = condition or threading.Condition()
         self._closed = False
         self._brought: dict[Step, dict[int, Any]] = {}
@@ -49,7 +48,6 @@ class Meeting:
         self._made: dict[Step, tuple[Any, BaseException | None]] = {}
         self._taken: dict[Step, int] = {}
         self._at: dict[int, Step] = {}
-        self._last: Step | None = None  # that was settled
 
     def call(self, index: int, step: Step, own: Any, function: Callable[[list[Any]], Any]) -> Any:
         """What a function makes of what all pipelines brought for a batch.
@@ -103,12 +101,6 @@ class Meeting:
             self._closed = True
             self._condition.notify_all()
 
-    def _settle(self, step: Step) -> None:
-        # A batch that no pipeline brings has failed in all of them, and is seen by the next one.
-        here = self._last is not None and self._last[0] == step[0]
-        self.settled += step[1] - self._last[1] if here and self._last else 1
-        self._last = step
-
     def _make(self, step: Step) -> BaseException | None:
         function, brought = self._functions.pop(step), self._brought[step]
         made: tuple[Any, BaseException | None]
@@ -118,18 +110,16 @@ class Meeting:
             made = None, error
         with self._condition:
             self._made[step] = made
-            self._settle(step)
             self._condition.notify_all()
         return made[1]
 
     def _wait(self, step: Step, brought: dict[int, Any]) -> None:
         while len(brought) < self.count and not self._closed:
             gone = [k for k, at in self._at.items() if at > step and k not in brought]
-            if gone or not self._condition.wait(PATIENCE):
-                if self._brought.pop(step, None) is not None:
-                    self._settle(step)
-                    self._functions.pop(step, None)
-                    self._condition.notify_all()
+            if gone or (not self._condition.wait(PATIENCE) and len(brought) < self.count):
+                self._brought.pop(step, None)
+                self._functions.pop(step, None)
+                self._condition.notify_all()
                 who = gone or sorted(set(range(self.count)) - set(brought))
                 raise RuntimeError(
                     f"the pipelines {who} of this process did not bring their rows of the batch "
@@ -165,7 +155,6 @@ class Build:
         self._condition = threading.Condition()
         self._meetings: list[Meeting] = []
         self._next = 0
-        self._batches = 0
         self._served: list[Meeting] = []
         self._closed = False
 
@@ -205,27 +194,63 @@ class Build:
         for meeting in self._served:
             meeting.served = True
 
-    def serve(self) -> None:
-        """Calls the functions for one batch, which is then taken, as soon as it can be."""
-        self._batches += 1
+    def serve(self, take: Callable[[], None]) -> None:
+        """Calls the functions while another thread takes a batch.
+
+        Each is called once. Where the batch does not come then, since it wants one more of a batch
+        that failed or was not asked for, whatever waits is called, too.
+
+        Args:
+            take: Waits for the batch. It must not raise.
+
+        Raises:
+            BaseException: What a function raised, where that is no Exception, and
+                KeyboardInterrupt: as soon as the batch is taken; the second one closes this.
+        """
+        taken = threading.Event()
+
+        def run() -> None:
+            try:
+                take()
+            finally:
+                with self._condition:
+                    taken.set()
+                    self._condition.notify_all()
+
+        thread = threading.Thread(target=run, name="dalijax-take", daemon=True)
+        thread.start()
+        called: set[Meeting] = set()
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self._call_until(taken, called)
+                break
+            except BaseException as error:
+                if interrupt is not None:
+                    self.close()
+                    raise
+                interrupt = error
+        thread.join()
+        if interrupt is not None:
+            raise interrupt
+
+    def _call_until(self, taken: threading.Event, called: set[Meeting]) -> None:
         since = time.monotonic()
-        while late := [one for one in self._served if one.settled < self._batches]:
+        while not self._closed or not taken.is_set():
             with self._condition:
-                if self._closed:
-                    return
-                found = _earliest(late)
-                if found is None:
-                    self._condition.wait(STUCK)
-                    waited = time.monotonic() - since
-                    found = _earliest(late) or (_earliest(self._served) if waited > STUCK else None)
-                    if found is None and waited > PATIENCE:  # it failed everywhere
-                        for one in late:
-                            one.settled = self._batches
+                due = [one for one in self._served if one not in called]
+                stuck = time.monotonic() - since > STUCK
+                found = _earliest(due) or (_earliest(self._served) if stuck else None)
+                if found is None or self._closed:
+                    # Those whose outputs nobody waits for come a little later.
+                    if taken.is_set() and (stuck or not due):
                         return
-            if found is not None:
-                meeting, step = found
-                meeting.serve(step)
-                since = time.monotonic()
+                    self._condition.wait(STUCK)
+                    continue
+            meeting, step = found
+            called.add(meeting)
+            meeting.serve(step)
+            since = time.monotonic()
 
     def close(self) -> None:
         """Lets those go that wait for a call."""

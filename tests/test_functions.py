@@ -1652,50 +1652,62 @@ def lanes(count, lane):
     return threads
 
 
+def until(done):
+    """Waits, as for a batch of DALI."""
+
+    def take():
+        while not done():
+            time.sleep(0.001)
+
+    return take
+
+
 def test_functions_are_called_where_the_batches_are_taken():
     build, (first, second), _ = attended(3, 2)
     out, callers = {}, []
 
     def both(index):
         for step in range(50):
-            own = first.call(index, (0, step), step, lambda rows: callers.append(1) or sum(rows))
+            own = first.call(index, (0, step), step, lambda rows: callers.append("f") or sum(rows))
             out[index, step] = second.call(
                 index, (0, step), own, lambda rows: callers.append(threading.get_ident()) or rows
             )
 
     threads = lanes(3, both)
     for step in range(50):
-        build.serve()
+        build.serve(until(lambda step=step: all((k, step) in out for k in range(3))))
         assert len(callers) == 2 * (step + 1)  # those of this batch, and no more
     for thread in threads:
         thread.join(30)
     assert out == {(k, s): [3 * s] * 3 for k in range(3) for s in range(50)}
-    assert set(callers) == {1, threading.get_ident()}
+    assert callers == ["f", threading.get_ident()] * 50
 
 
 @pytest.mark.parametrize("failing", ({1}, {0, 1}))
-def test_batches_that_fail_do_not_hold_up_others(failing):
+@pytest.mark.parametrize("batches", ({0}, {2}, {2, 3}))
+def test_batches_that_fail_do_not_hold_up_others(failing, batches):
     build, (meeting,), _ = attended(2, 1)
-    out = {0: [], 1: []}
+    done = [[], []]
 
     def lane(index):
         for step in range(6):
-            if step == 2 and index in failing:
-                continue  # it failed before
+            if step in batches and index in failing:
+                done[index].append("failed")
+                continue
             try:
-                out[index].append(meeting.call(index, (0, step), step, sum))
+                done[index].append(meeting.call(index, (0, step), step, sum))
             except RuntimeError as error:
                 assert "it failed there" in str(error)
-                out[index].append("failed")
+                done[index].append("failed")
 
     threads, begin = lanes(2, lane), time.monotonic()
-    for _ in range(6):
-        build.serve()
+    for step in range(6):
+        build.serve(until(lambda step=step: min(map(len, done)) > step))
+    assert time.monotonic() - begin < together.PATIENCE / 2
+    expected = ["failed" if step in batches else 2 * step for step in range(6)]
+    assert done == [expected, expected]
     for thread in threads:
         thread.join(30)
-    assert time.monotonic() - begin < together.PATIENCE / 2
-    assert out[1] == [0, 2, 6, 8, 10]
-    assert out[0] == (out[1] if 0 in failing else [0, 2, "failed", 6, 8, 10])
 
 
 def test_a_function_that_runs_before_another_of_the_last_batch_does_not_wait_for_it():
@@ -1707,10 +1719,33 @@ def test_a_function_that_runs_before_another_of_the_last_batch_does_not_wait_for
             made.append(meeting.call(index, (0, step), step, sum))
 
     (thread,) = lanes(1, lane)
-    build.serve()
-    build.serve()
+    build.serve(until(lambda: len(made) > 2))
+    build.serve(until(lambda: len(made) > 3))
     thread.join(30)
     assert made == [0, 1, 0, 1]
+
+
+def test_those_that_wait_for_a_call_are_let_go():
+    build, (meeting,), _ = attended(1, 1)
+    errors = []
+
+    def lane(index):
+        for step in range(2):
+            try:
+                meeting.call(index, (0, step), step, interrupted)
+            except BaseException as error:
+                errors.append(repr(error))
+
+    def interrupted(rows):
+        raise KeyboardInterrupt
+
+    (thread,) = lanes(1, lane)
+    with pytest.raises(KeyboardInterrupt):
+        build.serve(until(lambda: errors))
+    build.close()
+    build.serve(until(lambda: len(errors) > 1))  # as another thread may, meanwhile
+    thread.join(30)
+    assert errors == ["KeyboardInterrupt()", "RuntimeError('the pipelines are closed')"]
 
 
 def test_iterators_of_global_functions_may_be_collected(jpegs_many):
@@ -1750,29 +1785,6 @@ def test_global_functions_whose_outputs_nobody_uses(jpegs_many, preserve):
         assert len(list(iterator)) == 4
     assert time.monotonic() - begin < together.PATIENCE / 2
     assert len(calls) >= 4 and set(calls) == {(4, 1)} if preserve else not calls
-
-
-def test_those_that_wait_for_a_call_are_let_go():
-    build, (meeting,), _ = attended(1, 1)
-    errors = []
-
-    def lane(index):
-        for step in range(2):
-            try:
-                meeting.call(index, (0, step), step, interrupted)
-            except BaseException as error:
-                errors.append(repr(error))
-
-    def interrupted(rows):
-        raise KeyboardInterrupt
-
-    (thread,) = lanes(1, lane)
-    with pytest.raises(KeyboardInterrupt):
-        build.serve()
-    build.close()
-    build.serve()  # as another thread may, meanwhile
-    thread.join(30)
-    assert errors == ["KeyboardInterrupt()", "RuntimeError('the pipelines are closed')"]
 
 
 @pytest.mark.parametrize("make", function_cells.ADAPTERS)
