@@ -111,7 +111,7 @@ def _seen(function: Any, owner: Any, depth: int) -> str:
     if tree is None:
         chains = {name: value for name, value in own.items() if value is not owner}
     else:
-        own |= _aliases(tree, own, set(function.__code__.co_varnames) - set(own))
+        own |= _aliases(tree, own)
         why = _written(tree, own, function)
         if why:
             return why
@@ -183,7 +183,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(inner)
 
 
-def _aliases(tree: ast.AST, own: dict[str, Any], local: set[str]) -> dict[str, Any]:
+def _aliases(tree: ast.AST, own: dict[str, Any]) -> dict[str, Any]:
     """What a function imports, and other names that it gives to what is outside of it."""
     found: dict[str, Any] = {}
     given = collections.Counter(
@@ -199,8 +199,8 @@ def _aliases(tree: ast.AST, own: dict[str, Any], local: set[str]) -> dict[str, A
                 module = sys.modules.get(str(node.module))
                 found[one.asname or one.name] = getattr(module, one.name, None)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name, root = node.targets[0].id, _root(node.value)
-            if given[name] == 1 and root in own and root not in local:
+            name = node.targets[0].id
+            if given[name] == 1 and _root(node.value) in own:
                 found[name] = _value(node.value, own)
     return {name: value for name, value in found.items() if value is not None}
 
@@ -224,10 +224,10 @@ def _source(function: types.FunctionType) -> ast.AST | None:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
     except (OSError, SyntaxError, TypeError):
         return None  # no source, or a part of an expression
-    return _Written().visit(tree)
+    return _Unconverted().visit(tree)
 
 
-class _Written(ast.NodeTransformer):
+class _Unconverted(ast.NodeTransformer):
     """Source as its author wrote it, of what DALI's conditionals make of it."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -249,18 +249,16 @@ class _Written(ast.NodeTransformer):
 
 def _written(tree: ast.AST, own: dict[str, Any], function: types.FunctionType) -> str:
     """What its source changes outside of itself, or draws where nothing says from which seed."""
-    local = set(function.__code__.co_varnames) - set(own)
-
-    def outer(node: ast.AST) -> str:
-        name = _root(node)
-        return "" if name in local or name not in own else name
-
     for node in ast.walk(tree):
         if isinstance(node, ast.Global) or (
             isinstance(node, ast.Nonlocal) and set(node.names) & set(function.__code__.co_freevars)
         ):
             return f"it assigns {', '.join(node.names)} outside of itself"
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and _stores(node) and outer(node):
+        if (
+            isinstance(node, (ast.Subscript, ast.Attribute))
+            and _stores(node)
+            and _root(node) in own
+        ):
             indexed = isinstance(node, ast.Subscript)
             if not indexed or isinstance(_value(node.value, own), _CONTAINERS):
                 return f"it changes {_root(node)}"
@@ -268,7 +266,7 @@ def _written(tree: ast.AST, own: dict[str, Any], function: types.FunctionType) -
             if _is_unseeded(node, own):
                 return "it draws from a generator without a seed"
             changed = _changed_by(node, own)
-            if changed is not None and outer(changed):
+            if changed is not None and _root(changed) in own:
                 return f"it changes {_root(changed)}"
     return ""
 
