@@ -1,8 +1,18 @@
 """Operators for DALI graphs, beside ``nvidia.dali.fn``: ``from dalijax import fn``."""
 
+from typing import TYPE_CHECKING, Any
+
 from .core.dlpack_function import dl_tensor_python_function as dl_tensor_python_function
 from .core.functions import read_file as read_file
 from .core.jax_function import jax_function as jax_function
 from .core.numba_function import numba_function as numba_function
 
 __all__ = ["dl_tensor_python_function", "jax_function", "numba_function", "read_file"]
+
+if not TYPE_CHECKING:  # it would hide misspelt names
+
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(
+            f"dalijax.fn has no {name!r}, but {__all__}. DALI's own operators are those of "
+            "nvidia.dali.fn: import that under another name, as dali_fn say"
+        )

@@ -60,6 +60,37 @@ def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool
     return not alone and any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
+def check_signature(
+    function: Callable[..., Any], inputs: int, keywords: Sequence[str], fillable: str
+) -> None:
+    """Checks that a function can be called with an array for each input, and with keywords.
+
+    Nothing is known of those that hide their parameters, as jax.vmap's.
+
+    Args:
+        fillable: The names of parameters that can be filled in, for the message.
+
+    Raises:
+        TypeError: If it can't.
+    """
+    layer: Any = function
+    while isinstance(layer, jax.stages.Wrapped) and hasattr(layer, "__wrapped__"):
+        layer = layer.__wrapped__
+    try:
+        signature = inspect.signature(layer, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*range(inputs), **dict.fromkeys(keywords))
+    except TypeError as error:
+        more = "".join(f" and {name}=" for name in keywords)
+        raise TypeError(
+            f"{name_of(function)}{signature} is called with {inputs} of the graph's inputs{more}: "
+            f"{error}. Give it a parameter for each of them; {fillable} is filled in where it is "
+            "keyword-only (behind a *)"
+        ) from None
+
+
 def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
     """Where an operator runs: as said, else where its inputs are; the CPU without inputs.
 
@@ -136,7 +167,8 @@ def results(name: str, made: Any, count: int) -> tuple[Any, ...]:
         given = tuple(made) if isinstance(made, (tuple, list)) else (made,)
     if len(given) != count:
         raise ValueError(
-            f"{name}() returned {len(given)} outputs, and num_outputs is {count}: return "
+            f"{name}() returned {len(given)} output{'s' * (len(given) != 1)}, and num_outputs is "
+            f"{count}: return "
             f"{'nothing' if count == 0 else 'one array' if count == 1 else f'a tuple of {count}'}, "
             f"or pass num_outputs={len(given)}"
         )
@@ -188,6 +220,14 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
         )
 
 
+def nodes_of(made: Any) -> Any:
+    """What an operator of DALI gives, several outputs as a tuple.
+
+    DALI has a list then, which a pipeline function must not return as it is.
+    """
+    return tuple(made) if isinstance(made, list) else made
+
+
 def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
     """The argument output_layouts of DALI's operators, where it was given."""
     if layouts is None:
@@ -234,5 +274,15 @@ def advised(error: RuntimeError) -> str:
         text += (
             "\nPass ragged='pad' or ragged='group' to dalijax.fn.jax_function, or give the samples "
             "one shape before it, by fn.resize or fn.pad"
+        )
+    if "vmap was requested to map its argument" in text:
+        text += (
+            "\njax.vmap maps keyword arguments, too, and a key that is filled in is one for the "
+            "whole batch: take it in a function around the mapped one, and split it there"
+        )
+    if "passed in `in_types`" in text or "passed in `ins_ndim`" in text:
+        text += (
+            "\nThe inputs of dalijax.fn.numba_function are not as in_types, ins_ndim or example= "
+            "say: an example is one sample of each input, without the batch, of the same dtype"
         )
     return text

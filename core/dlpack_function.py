@@ -76,11 +76,15 @@ def dl_tensor_python_function(
         stateful: Whether it keeps state, so that iterators can't be resumed; None: what
             can be seen of it.
 
+    Returns:
+        A DataNode, or a tuple of several or none.
+
     Raises:
         RuntimeError: Outside of a pipeline function.
         ValueError: For ``rng`` or ``key`` with synchronize_stream=False on a GPU, and num_outputs
             below 0. When it is run: for another number of outputs than num_outputs.
-        TypeError: When it is run: for what is no array, or of a dtype that DALI does not have.
+        TypeError: For another number of inputs than it takes. When it is run: for what is no
+            array, or of a dtype that DALI does not have.
     """
     callbacks.require_pipeline("fn.dl_tensor_python_function")
     where = callbacks.device_of(inputs, device)
@@ -89,6 +93,7 @@ def dl_tensor_python_function(
     note(function, stateful)
     nodes = list(inputs)
     own = _Filled(function, batch_processing)
+    callbacks.check_signature(function, len(inputs), own.wanted, "rng or key")
     if own.keyed:
         if where == "gpu" and not synchronize_stream:
             raise ValueError(
@@ -117,17 +122,17 @@ class _Filled:
         self.__name__ = callbacks.name_of(function)
         self._function = function
         self._batch = batch
-        self._wanted = [name for name in ("rng", "key") if callbacks.wants(function, name)]
-        self.keyed = bool(self._wanted)
+        self.wanted = [name for name in ("rng", "key") if callbacks.wants(function, name)]
+        self.keyed = bool(self.wanted)
 
     def __call__(self, *arrays: Any) -> Any:
         *given, words = arrays
         word = np.asarray(_taken(words[0] if self._batch else words))
         key = callbacks.key_of(word[None])
         more: dict[str, Any] = {}
-        if "rng" in self._wanted:
+        if "rng" in self.wanted:
             more["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
-        if "key" in self._wanted:
+        if "key" in self.wanted:
             more["key"] = callbacks.jax_key(key)
         return self._function(*given, **more)
 
@@ -234,7 +239,7 @@ def _operator(
 
     called = of_batch if batch else of_sample if each else of_samples
 
-    return dlpack_operator()(
+    made = dlpack_operator()(
         *nodes,
         function=called if num_outputs else callbacks.logged(name, called),
         batch_processing=not each,
@@ -244,6 +249,7 @@ def _operator(
         **callbacks.layout_argument(layouts),
         **more,
     )
+    return callbacks.nodes_of(made)
 
 
 def _is_capsule(value: Any) -> bool:

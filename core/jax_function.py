@@ -84,12 +84,14 @@ def jax_function(
             can be seen of it.
 
     Returns:
-        A function of the pipeline's DataNodes that returns DataNodes.
+        A function of the pipeline's DataNodes that returns a DataNode, or a tuple of several or
+        none.
 
     Raises:
         ValueError: For arguments that are wrong. When the function is run: if it returns
             another number of outputs, or of samples, or dimensions than its layout.
-        TypeError: When it is run: for dtypes that DALI does not have (bfloat16), and for
+        TypeError: In the graph: for another number of inputs than it takes, or of keyword
+            arguments. When it is run: for dtypes that DALI does not have (bfloat16), and for
             inputs of 64 bits where JAX would narrow them.
         RuntimeError: Outside of a pipeline function, and where JAX is older than DALI's plugin
             wants.
@@ -128,6 +130,12 @@ def jax_function(
                 f"num_outputs={num_outputs}: DALI would not call it, or have no samples for it. "
                 "Give it an input"
             )
+        callbacks.check_signature(
+            called,
+            len(inputs),
+            ["key"] * keyed + ["lengths"] * (ragged == "pad"),
+            "key",
+        )
         own = _Called(called, num_outputs, layouts, where, keyed, len(inputs))
         nodes, extra = list(inputs), []
         if keyed:
@@ -148,7 +156,7 @@ def jax_function(
             preserve=preserve,
             **callbacks.layout_argument(layouts),
         )
-        return made(*nodes)
+        return callbacks.nodes_of(made(*nodes))
 
     return operator
 

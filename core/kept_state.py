@@ -62,8 +62,8 @@ def note(function: Callable[..., Any], stateful: bool | None) -> None:
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         _keeping[pipeline] = (
             f"its function {name}() keeps state ({why}), which DALI's checkpoints do not have. Let "
-            "it depend on its arguments alone (an argument `key` has random numbers that resume), "
-            "or pass stateful=False where that is so"
+            "it depend on its arguments alone (a keyword-only `key`, or `rng` of DLPack functions, "
+            "has random numbers that resume), or pass stateful=False where that is so"
         )
 
 

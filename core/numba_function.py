@@ -71,6 +71,9 @@ def numba_function(
         stateful: Whether it keeps state (numpy.random does), so that iterators can't be
             resumed; None: what can be seen of it.
 
+    Returns:
+        A DataNode, or a tuple of several.
+
     Raises:
         ImportError: If Numba is not installed.
         RuntimeError: If Numba and DALI do not fit; the message has their versions.
@@ -134,7 +137,10 @@ def numba_function(
         raise
     except (AttributeError, ImportError, RuntimeError) as error:
         raise _misfit(error) from error
-    return made(*inputs)
+    except Exception as error:
+        _say_arguments(error, of_ins, ins)
+        raise
+    return callbacks.nodes_of(made(*inputs))
 
 
 def _shapes_of_inputs(outs: Any, ins: Any) -> None:
@@ -224,6 +230,16 @@ def _misfit(error: Exception) -> Exception:
         f"Numba {numba.__version__} and DALI {nvidia.dali.__version__} do not fit: {error}. Try "
         "another version of one of them, or numba-cuda for functions on a GPU"
     )
+
+
+def _say_arguments(error: Exception, of_ins: Sequence[Any], ins: Sequence[int]) -> None:
+    """Says in an error of Numba's compiler what the inputs were said to be."""
+    if hasattr(error, "add_context"):
+        kinds = ", ".join(f"{one.name} of {n} dimensions" for one, n in zip(of_ins, ins))
+        error.add_context(
+            f"fn.numba_function for samples of {kinds}, as in_types, ins_ndim or example= say: an "
+            "example is one sample of each input, without the batch"
+        )
 
 
 def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:

@@ -87,9 +87,10 @@ def solarized(image: Any, *, rng: np.random.Generator) -> Any:
     return xp.where(image > threshold, 1 - image, image)
 
 
-@data_iterator(
-    output_map=["images", "mixup", "labels", "cutmix", "swirl", "solarized"], reader_name="reader"
-)
+OUTPUTS = ["images", "mixup", "mixup labels", "cutmix", "cutmix labels", "swirl", "solarized"]
+
+
+@data_iterator(output_map=OUTPUTS, reader_name="reader")
 def batches(files: list[str], classes: list[int], num_classes: int) -> Any:
     """Pictures, and what each function makes of them."""
     encoded, labels = dali_fn.readers.file(
@@ -99,7 +100,7 @@ def batches(files: list[str], classes: list[int], num_classes: int) -> Any:
     images = dali_fn.resize(images, size=(SIDE, SIDE), dtype=types.FLOAT) / 255.0
     hot = dali_fn.one_hot(labels.gpu() if GPU else labels, num_classes=num_classes)
     mixed, mixed_labels = mixup(images, hot)
-    pasted, _ = cutmix(images, hot)
+    pasted, pasted_labels = cutmix(images, hot)
     on_cpu = dali_fn.resize(dali_fn.decoders.image(encoded), size=(SIDE, SIDE), dtype=types.FLOAT)
     turned = fn.numba_function(
         on_cpu / 255.0,
@@ -111,12 +112,19 @@ def batches(files: list[str], classes: list[int], num_classes: int) -> Any:
         outs_ndim=3,
     )
     inverted = fn.dl_tensor_python_function(images, function=solarized)
-    return images, mixed, mixed_labels, pasted, turned, inverted
+    return images, mixed, mixed_labels, pasted, pasted_labels, turned, inverted
+
+
+def shares(labels: Any, names: list[str]) -> list[str]:
+    """What a mixed label says of each sample, the most first."""
+    rows = [sorted(zip(row.tolist(), names), reverse=True) for row in np.asarray(labels)]
+    return [" + ".join(f"{value:.2f} {name}" for value, name in row if value > 0) for row in rows]
 
 
 def save(batch: dict[str, Any], name: str, out: Path, titles: list[str]) -> None:
     """A picture of a batch: the originals above, what the function made of them below."""
-    figure = Figure(figsize=(BATCH * 1.6, 3.8))
+    figure = Figure(figsize=(BATCH * 1.6, 4.1))
+    figure.suptitle(f"above: decoded; below: {name}", fontsize=9)
     axes = figure.subplots(2, BATCH)
     for row, key in enumerate(("images", name)):
         for column in range(BATCH):
@@ -146,12 +154,9 @@ def main() -> None:
     next(iterator)
     state = iterator.get_state()
     batch = next(iterator)
-    shares = [
-        " + ".join(f"{value:.2f} {names[k]}" for k, value in enumerate(row) if value > 0)
-        for row in np.asarray(batch["labels"])
-    ]
-    for name, titles in (("mixup", shares), ("cutmix", []), ("swirl", []), ("solarized", [])):
-        save(batch, name, arguments.out, titles)
+    for name in ("mixup", "cutmix", "swirl", "solarized"):
+        labels = batch.get(f"{name} labels", ())
+        save(batch, name, arguments.out, shares(labels, names))
     again = batches(**call, batch_size=BATCH)
     again.set_state(state)
     resumed = next(again)

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 import weakref
+from pathlib import Path
 from random import uniform as uniform_of_python
 
 import jax
@@ -123,7 +124,7 @@ def test_no_outputs():
 
     def graph():
         images = uniform()
-        assert look(images) is None or look(images) == []
+        assert look(images) == ()
         unseen(images)
         return images
 
@@ -239,15 +240,13 @@ def test_numpy_and_64_bits_and_bool_are_taken():
         return images, *numpys(images)
 
     check(graph, [lambda x: x * 2, lambda x: x > 0, lambda x: x.astype(np.float16)])
-    with jax.enable_x64(True):
-        pass  # a context of this thread, not of DALI's: see the errors below
 
 
 @pytest.mark.parametrize(
     "function,options,words",
     [
         (lambda x: (x, x), {}, "returned 2 outputs, and num_outputs is 1"),
-        (lambda x: x, {"num_outputs": 2}, "returned 1 outputs, and num_outputs is 2"),
+        (lambda x: x, {"num_outputs": 2}, "returned 1 output, and num_outputs is 2"),
         (lambda x: None, {}, "returned 0 outputs"),
         (lambda x: x[:2], {}, r"shape \(2, 6, 5, 3\), and the batch has 4"),
         (lambda x: x.sum(), {}, r"shape \(\), and the batch"),
@@ -258,8 +257,8 @@ def test_numpy_and_64_bits_and_bool_are_taken():
         (lambda x: "text", {}, "is a str, not an array"),
         (lambda x: x, {"output_layouts": "HW"}, "3 dimensions without the batch, and its layout"),
         (lambda x: 1 / 0, {}, "ZeroDivisionError"),
+        (jax.vmap(lambda x, *, key: x), {}, "take it in a function around the mapped one"),
     ],
-    ids=str,
 )
 def test_what_functions_do_wrong_is_said(function, options, words):
     iterator_fn = data_iterator(lambda: fn.jax_function(function, **options)(uniform()), ["x"])
@@ -291,7 +290,6 @@ def test_what_functions_do_wrong_is_said(function, options, words):
         (lambda x: "text", "is a str, not an array"),
         (lambda x: 1 / 0, "ZeroDivisionError"),
     ],
-    ids=str,
 )
 def test_what_goes_wrong_behind_right_batches_is_said(later, words):
     calls = itertools.count()
@@ -349,6 +347,102 @@ def test_what_is_refused_in_the_definition():
     )
     with pytest.raises(RuntimeError, match=r"input '0 of .*' is int64, which JAX would narrow"):
         next(narrowed(batch_size=2))
+
+
+KEY_HINT = r"key is filled in where it is keyword-only"
+
+
+@pytest.mark.parametrize(
+    "function,options,words",
+    [
+        (lambda x, key: x, {}, rf"\(x, key\) is called with 1 .* argument: 'key'\. .* {KEY_HINT}"),
+        (jax.jit(lambda x, key: x), {}, rf"'key'\. .* {KEY_HINT}"),
+        (lambda x, *, rng: x, {}, rf"'rng'\. .* {KEY_HINT}"),
+        (lambda x, y: x, {}, "with 1 of the graph's inputs: missing a required argument: 'y'"),
+        (lambda: 1, {}, "too many positional arguments"),
+        (lambda x: x, {"ragged": "pad"}, "inputs and lengths=: .* keyword argument 'lengths'"),
+        (functools.partial(lambda x, y: x, 3, 4), {}, "too many positional arguments"),
+    ],
+)
+def test_parameters_that_do_not_fit_the_inputs_are_refused_in_the_definition(
+    function, options, words
+):
+    with pytest.raises(TypeError, match=words):
+        run(lambda: (fn.jax_function(function, **options)(uniform()),))
+
+
+def test_parameters_of_dlpack_functions_that_do_not_fit_are_refused_in_the_definition():
+    for function, words in (
+        (lambda x, rng: x, r"'rng'\. .*; rng or key is filled in where it is keyword-only"),
+        (lambda x, y, *, rng: x, "with 1 of the graph's inputs and rng=: missing .* 'y'"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            run(lambda f=function: (fn.dl_tensor_python_function(uniform(), function=f),))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda *xs, **more: xs[0],
+        lambda x, y=None: x,
+        lambda x, *, key=None: x,
+        jax.jit(lambda x, *, key: x),
+        jax.vmap(lambda x: x),
+        functools.partial(lambda y, x, *, key: x, 3),
+        jnp.square,
+        np.square,
+        np.asarray,
+    ],
+)
+def test_parameters_that_fit_in_any_form(function):
+    assert len(run(lambda: (fn.jax_function(function)(uniform()),), runs=1)[0][0]) == BATCH
+
+
+def test_the_readmes_example(jpegs):
+    text = (Path(dalijax.__file__).parent / "README.md").read_text()
+    block = text.split("## Functions in the graph")[1].split("```python\n")[1].split("```")[0]
+    on_cpu = block.replace('device="mixed"', 'device="cpu"').replace("labels.gpu()", "labels")
+    names = {}
+    exec(on_cpu, names)  # noqa: S102 - our own text
+    with names["train"](str(Path(jpegs[0]).parent.parent), batch_size=4) as iterator:
+        state, batch = iterator.get_state(), next(iterator)
+        assert batch["images"].shape == (4, 224, 224, 3)
+        assert batch["images"].dtype == np.float32
+        np.testing.assert_allclose(np.asarray(batch["labels"]).sum(1), 1, rtol=1e-6)
+        iterator.set_state(state)
+        np.testing.assert_array_equal(next(iterator)["images"], batch["images"])
+
+
+def test_several_outputs_may_be_what_a_graph_returns():
+    """DALI's operators give lists, which its pipeline functions must not return."""
+
+    def both(out0, out1, in0, in1):
+        out0[:] = in0
+        out1[:] = in1
+
+    def numbas(x):
+        return fn.numba_function(x, x * 2, run_fn=both, example=[np.zeros(3, np.float32)] * 2)
+
+    def doubled(x):
+        return x, x * 2
+
+    graphs = [
+        fn.jax_function(doubled, num_outputs=2),
+        lambda x: fn.jax_function(lambda x, lengths: doubled(x), 2, ragged="pad")(x),
+        lambda x: fn.dl_tensor_python_function(x, function=doubled, num_outputs=2),
+        numbas,
+    ]
+    for graph in graphs:
+        iterator = data_iterator(lambda graph=graph: graph(uniform((3,))), ["x", "y"])
+        with iterator(batch_size=2) as made:
+            batch = next(made)
+            np.testing.assert_array_equal(batch["y"], 2 * np.asarray(batch["x"]))
+
+
+def test_dalis_operators_are_elsewhere():
+    with pytest.raises(AttributeError, match=r"no 'readers', but .*those of nvidia\.dali\.fn"):
+        fn.readers
+    assert not hasattr(fn, "__wrapped__")
 
 
 def test_what_it_returns_of_its_inputs_stays_what_it_was():
@@ -855,7 +949,6 @@ def inner_names(x):
         (calls_a_jitted_one, "draws from GENERATOR, a Generator"),
         (inner_names, ""),
     ],
-    ids=str,
 )
 def test_what_keeps_state_is_seen(function, why):
     assert why in kept_state(function) and bool(kept_state(function)) == bool(why)
@@ -1105,7 +1198,6 @@ def transposed_copy(out0, in0):
             "1 out_types and 2 outs_ndim",
         ),
     ],
-    ids=str,
 )
 def test_numbas_arguments_are_checked(arguments, words):
     with pytest.raises((ValueError, TypeError), match=words):
@@ -1126,6 +1218,21 @@ def test_numbas_limits_and_errors(monkeypatch):
                 fn.numba_function(uniform((2,)), run_fn=not_numba, example=np.zeros(2, np.float32)),
             )
         )
+    for sample, words in ((np.zeros(2, np.uint8), "in_types"), (np.zeros((1, 2)), "ins_ndim")):
+        with pytest.raises(RuntimeError, match=rf"`{words}`.*\n.*\n.*an example is one sample"):
+            data = data_iterator(
+                lambda s=sample: fn.numba_function(
+                    uniform((2,)), run_fn=copied, example=np.float32(s) if s.ndim == 2 else s
+                ),
+                ["x"],
+            )
+            next(data(batch_size=2))
+    with pytest.raises(numba.core.errors.NumbaError, match=r"FLOAT of 1 dimensions.*an example is"):
+        run(
+            lambda: (
+                fn.numba_function(uniform((2,)), run_fn=planar, example=np.zeros(2, np.float32)),
+            )
+        )
     from dalijax.core import numba_function as module
 
     def broken():
@@ -1139,6 +1246,10 @@ def test_numbas_limits_and_errors(monkeypatch):
                 fn.numba_function(uniform((2,)), run_fn=copied, example=np.zeros(2, np.float32)),
             )
         )
+
+
+def planar(out0, in0):
+    out0[0, 0] = in0[0, 0]
 
 
 def not_numba(out0, in0):
@@ -1446,7 +1557,6 @@ def an_option(x, *, key=KEY):
         (jax.jit(fills_it_in(jax.jit(noisy))), False),
         (an_option, False),
     ],
-    ids=str,
 )
 def test_keys_are_filled_in_where_nobody_has(function, filled):
     batches = run(lambda: (fn.jax_function(function)(uniform((2,))),), runs=5)
