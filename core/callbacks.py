@@ -108,11 +108,17 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
     return device or (found[0] if found else "cpu")
 
 
-def step_node(pipeline: Pipeline) -> DataNode:
-    """The number of the batch, int32 of shape [2] for each sample: a source's epoch, and step."""
+def step_node(pipeline: Pipeline, announce: Callable[[tuple[int, int]], None]) -> DataNode:
+    """The number of the batch, int32 of shape [2] for each sample: a source's epoch, and step.
+
+    Args:
+        pipeline: The one that is being defined.
+        announce: Is told the number when its run is scheduled, in the caller's thread.
+    """
     rows = pipeline.max_batch_size
 
     def step(info: types.BatchInfo) -> np.ndarray:
+        announce((info.epoch_idx, info.iteration))
         return np.full((rows, 2), (info.epoch_idx, info.iteration), np.int32)
 
     node: DataNode = fn.external_source(step, batch_info=True, dtype=types.INT32, ndim=1)
@@ -139,7 +145,9 @@ def key_of(words: np.ndarray) -> np.ndarray:
 def jax_key(words: np.ndarray) -> jax.Array:
     """A jax.random.key of uint32 of shape [2]."""
     data: Any = words
-    return jax.random.wrap_key_data(data, impl="threefry2x32")
+    # A caller's guard is about the arrays of the caller's.
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:

@@ -142,8 +142,8 @@ def jax_function(
             extra.append(callbacks.key_words())
         body: Body = own
         if sharding is not None:
-            extra.append(callbacks.step_node(pipeline))
             body = _Together(own, sharding, pipeline, preserve)
+            extra.append(callbacks.step_node(pipeline, body.announce))
         nodes += [node.gpu() if where == "gpu" else node for node in extra]
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
@@ -302,6 +302,7 @@ class _Together:
             )
         self._index = build.index
         self._meeting = build.meeting(pipeline, certain=preserve)
+        self.announce = functools.partial(build.announce, self._meeting, build.index)
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
         """This pipeline's rows of the outputs, for its rows of the inputs and what is behind."""
@@ -318,7 +319,10 @@ class _Together:
     def _of_all(self, brought: list[list[Any]]) -> list[jax.Array]:
         inputs = self.inputs
         arrays = [self._layout.place("input", own) for own in zip(*(b[:inputs] for b in brought))]
-        # The first one's key, for all; on no device, since the arrays are on several.
-        more = {"key": self._called.key(np.asarray(brought[0][inputs]))} if self.keyed else {}
-        made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
+        # The caller's transfer_guard is meant for the caller's computations, whose thread this is;
+        # others are called in DALI's threads, and do not know of it.
+        with jax.transfer_guard("allow"):
+            # The first one's key, for all; on no device, since the arrays are on several.
+            more = {"key": self._called.key(np.asarray(brought[0][inputs]))} if self.keyed else {}
+            made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
         return [on_device(self.name, k, one, self._sharding) for k, one in enumerate(made)]

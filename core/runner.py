@@ -66,14 +66,17 @@ class _Lane:
         """Whether no scheduled batch is left to take."""
         return self.pipeline.empty()
 
-    def share(self) -> Outputs:
-        """The next outputs; they belong to the caller until `release`."""
+    def require(self) -> None:
+        """Raises SourceEnded or SourceError where there is no batch to take."""
         if self.empty():
             if self.error is not None:
                 error, self.error = self.error, None
                 self._scheduled = 0
                 raise SourceError(str(error)) from error
             raise SourceEnded
+
+    def share(self) -> Outputs:
+        """The next outputs, which must be there; they belong to the caller until `release`."""
         self._scheduled -= 1
         return self.pipeline.share_outputs()
 
@@ -131,9 +134,14 @@ class Runner:
             lag: Number of its batches to drop.
         """
         self.lag = lag
+        if self._together is not None:
+            self._together.restart()
         for lane in self._lanes:
-            if lane.empty():
-                lane.restart()
+            while not lane.empty():  # it has more than another one, whose source has ended
+                with contextlib.suppress(Exception):
+                    lane.share()
+                lane.release(0)
+            lane.restart()
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
         """Takes one batch, drops ``lag`` batches before it, and schedules what comes next.
@@ -145,9 +153,15 @@ class Runner:
         Raises:
             SourceEnded: If the source has no further batch; nothing was taken.
             SourceError: If the source failed; nothing was taken.
+            NoBatch: If the functions of global arrays were let go: nothing calls them.
             Exception: What DALI or ``convert`` raised. The batch is then used up, in all
                 pipelines, and the next call takes the next one.
         """
+        if self._together is not None and self._together.closed:
+            raise NoBatch(
+                "nothing calls the functions of global arrays any more, since a second Ctrl-C came "
+                "within a batch, or Python ends: make a new iterator"
+            )
         self.schedule()
         dropped = self.lag > 0
         self._drop_lag()
@@ -175,33 +189,32 @@ class Runner:
 
     def _share(self, convert: Callable[[Sequence[Outputs]], T], runs: int = 0) -> T:
         """Takes one batch and schedules at most so many runs of each pipeline after it."""
+        for lane in self._lanes:  # before any of them gives its batch away
+            lane.require()
         outputs: list[Outputs] = []
         failure: Exception | None = None
         shared: list[_Lane] = []
         early = self.dynamic and len(self._lanes) > 1 and self._together is None
 
-        def take() -> None:
-            nonlocal failure, runs
+        def take() -> bool:
+            nonlocal failure
             for lane in self._lanes:  # all of them, so that they stay in step after a failure
+                shared.append(lane)
                 try:
                     outputs.append(lane.share())
-                    shared.append(lane)
-                except (SourceEnded, SourceError) as error:
-                    failure = error  # nothing was taken: there is nothing to make up
-                    runs = 0
                 except Exception as error:
                     failure = failure or error
-                    shared.append(lane)
-                else:
-                    if early:
-                        # Its outputs stay valid for as long as they are referred to, so that it
-                        # goes on while the others are waited for, and while the batch is placed.
-                        # (A single one has further runs scheduled, and would only take the time
-                        # of this thread's calls of CUDA.)
-                        shared.pop().release(runs)
+                    continue
+                if early:
+                    # Its outputs stay valid for as long as they are referred to, so that it goes
+                    # on while the others are waited for, and while the batch is placed. (A single
+                    # one has further runs scheduled, and would only take the time of this
+                    # thread's calls of CUDA.)
+                    shared.pop().release(runs)
+            return failure is None
 
         try:
-            if self._together is None or any(lane.empty() for lane in self._lanes):
+            if self._together is None:
                 take()
             else:
                 self._together.serve(take)
@@ -209,6 +222,7 @@ class Runner:
                 raise failure
             return convert(outputs)
         finally:
+            failure = None  # its traceback has this frame: together they would keep the batch
             for lane in shared:
                 lane.release(runs)
 

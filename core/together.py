@@ -14,132 +14,37 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
+import dataclasses
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-# Seconds to wait for the others' rows. A batch that failed elsewhere never comes, and DALI does not
-# say so before somebody takes it; filling a buffer of thousands of samples takes tens of seconds.
-PATIENCE = 60.0
-# Seconds without a function of this batch until one of the next is called before it: DALI may run
-# that one first, and the other behind it.
+from . import meeting as meetings
+from .meeting import Meeting, Step
+
+# Seconds without a function of this batch that is due until one of the next is called before it:
+# DALI may run that one first, and the other behind it.
 STUCK = 0.2
-Step = tuple[int, int]  # a source's epoch, and the batch in it
 
 
-class Meeting:
-    """Where the pipelines of one build meet, at one place of their graphs.
+@dataclasses.dataclass
+class _Job:
+    """A batch that is to be taken, and how far that is."""
 
-    Args:
-        count: Number of pipelines.
-        condition: What those that wait are told by; None: its own.
-    """
+    take: Callable[[], bool]
+    step: Step | None
+    begun: bool = False
+    ended: bool = False
+    came: bool = False  # the batch, which did not fail
 
-    def __init__(self, count: int, condition: threading.Condition | None = None):
-        self.count = count
-        self.certain = True
-        self.served = False  # whether another thread calls the function, by `serve`
-        self._condition = condition or threading.Condition()
-        self._closed = False
-        self._brought: dict[Step, dict[int, Any]] = {}
-        self._functions: dict[Step, Callable[[list[Any]], Any]] = {}
-        self._made: dict[Step, tuple[Any, BaseException | None]] = {}
-        self._taken: dict[Step, int] = {}
-        self._at: dict[int, Step] = {}
-
-    def call(self, index: int, step: Step, own: Any, function: Callable[[list[Any]], Any]) -> Any:
-        """What a function makes of what all pipelines brought for a batch.
-
-        Args:
-            index: The pipeline's number.
-            step: The batch.
-            own: What it brings.
-            function: Called once, with all of it in the pipelines' order.
-
-        Raises:
-            RuntimeError: If a pipeline does not come with this batch, since it failed there, or
-                the pipelines are closed.
-            Exception: What the function raised, in all pipelines.
-        """
-        with self._condition:
-            self._at[index] = step
-            brought = self._brought.setdefault(step, {})
-            brought[index] = own
-            self._functions[step] = function
-            last = len(brought) == self.count and not self.served
-            self._condition.notify_all()
-            if not last:
-                self._wait(step, brought)
-        if last:
-            self._make(step)
-        return self._result(step)
-
-    def ready(self) -> Step | None:
-        """The first batch that all have brought their rows of, and that waits for `serve`."""
-        full = [
-            step
-            for step, brought in self._brought.items()
-            if len(brought) == self.count and step in self._functions
-        ]
-        return min(full, default=None)
-
-    def serve(self, step: Step) -> None:
-        """Calls the function for a batch that is ready.
-
-        Raises:
-            BaseException: What the function raised, where that is no Exception.
-        """
-        error = self._make(step)
-        if error is not None and not isinstance(error, Exception):
-            raise error
-
-    def close(self) -> None:
-        """Lets those go that wait for a call that does not come any more."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
-
-    def _make(self, step: Step) -> BaseException | None:
-        function, brought = self._functions.pop(step), self._brought[step]
-        made: tuple[Any, BaseException | None]
+    def run(self) -> None:
         try:
-            made = function([brought[k] for k in range(self.count)]), None
-        except BaseException as error:  # raised in all of them
-            made = None, error
-        with self._condition:
-            self._made[step] = made
-            self._condition.notify_all()
-        return made[1]
-
-    def _wait(self, step: Step, brought: dict[int, Any]) -> None:
-        while len(brought) < self.count and not self._closed:
-            gone = [k for k, at in self._at.items() if at > step and k not in brought]
-            if gone or (not self._condition.wait(PATIENCE) and len(brought) < self.count):
-                self._brought.pop(step, None)
-                self._functions.pop(step, None)
-                self._condition.notify_all()
-                who = gone or sorted(set(range(self.count)) - set(brought))
-                raise RuntimeError(
-                    f"the pipelines {who} of this process did not bring their rows of the batch "
-                    f"within {PATIENCE:.0f} s: it failed there"
-                )
-        while step not in self._made:  # it may be compiled meanwhile, which takes its time
-            if self._closed:
-                raise RuntimeError("the pipelines are closed")
-            self._condition.wait()
-
-    def _result(self, step: Step) -> Any:
-        with self._condition:
-            made, error = self._made[step]
-            self._taken[step] = self._taken.get(step, 0) + 1
-            if self._taken[step] == self.count:
-                for kept in (self._made, self._taken, self._brought):
-                    kept.pop(step, None)
-        if error is not None:
-            raise error
-        return made
+            self.came = self.take()
+        finally:
+            self.ended = True
 
 
 class Build:
@@ -156,7 +61,10 @@ class Build:
         self._meetings: list[Meeting] = []
         self._next = 0
         self._served: list[Meeting] = []
-        self._closed = False
+        self._announced: deque[Step] = deque()  # the batches of what is scheduled, in order
+        self._job: _Job | None = None
+        self._thread: threading.Thread | None = None
+        self.closed = False
 
     @contextlib.contextmanager
     def pipeline(self, index: int) -> Iterator[None]:
@@ -187,77 +95,132 @@ class Build:
         made.certain = certain
         return made
 
+    def announce(self, meeting: Meeting, index: int, step: Step) -> None:
+        """Says that a run was scheduled, of which batch; of each function, and each pipeline."""
+        if index == 0 and self._served[:1] == [meeting]:
+            self._announced.append(step)
+
+    def restart(self) -> None:
+        """Forgets what was announced: the sources end, and nothing is scheduled any more."""
+        self._announced.clear()
+
     def attend(self) -> None:
-        """From now on somebody calls `serve` for each batch that is taken."""
+        """From now on somebody calls `serve` for each batch that is taken.
+
+        Raises:
+            RuntimeError: If there can be no further thread.
+        """
         _attended.add(self)
         self._served = [one for one in self._meetings if one.certain]
+        if self._served:
+            self._thread = threading.Thread(target=self._work, name="dalijax-take", daemon=True)
+            self._thread.start()
         for meeting in self._served:
             meeting.served = True
 
-    def serve(self, take: Callable[[], None]) -> None:
-        """Calls the functions while another thread takes a batch.
+    def serve(self, take: Callable[[], bool]) -> None:
+        """Calls the functions of a batch, while another thread takes it.
 
-        Each is called once. Where the batch does not come then, since it wants one more of a batch
-        that failed or was not asked for, whatever waits is called, too.
+        Functions of later batches wait for those, so that they have the same place among the
+        caller's own computations in all processes. Only where one of this batch does not come,
+        since it failed or DALI runs the other before it, they are called, too.
 
         Args:
-            take: Waits for the batch. It must not raise.
+            take: Waits for the batch, and says whether it came. It must not raise.
 
         Raises:
             BaseException: What a function raised, where that is no Exception, and
-                KeyboardInterrupt: as soon as the batch is taken; the second one closes this.
+                KeyboardInterrupt: as soon as the batch is taken. The second one closes this, and
+                lets those go that wait for a call; the third one is raised at once.
         """
-        taken = threading.Event()
-
-        def run() -> None:
-            try:
-                take()
-            finally:
-                with self._condition:
-                    taken.set()
-                    self._condition.notify_all()
-
-        thread = threading.Thread(target=run, name="dalijax-take", daemon=True)
-        thread.start()
-        called: set[Meeting] = set()
-        interrupt: BaseException | None = None
+        if not self._served or self.closed:
+            take()
+            return
+        job = _Job(take, self._announced[0] if self._announced else None)
+        interrupts: list[BaseException] = []
         while True:
             try:
-                self._call_until(taken, called)
+                self._hand_over(job)
+                self._call_until_taken(job)
                 break
             except BaseException as error:
-                if interrupt is not None:
+                for meeting in self._served:
+                    meeting.give_up(error)
+                interrupts.append(error)
+                if len(interrupts) > 1:
                     self.close()
+                if len(interrupts) > 2:
                     raise
-                interrupt = error
-        thread.join()
-        if interrupt is not None:
-            raise interrupt
+        try:
+            if interrupts:
+                raise interrupts[0]
+        finally:
+            del interrupts  # whose tracebacks have this frame
 
-    def _call_until(self, taken: threading.Event, called: set[Meeting]) -> None:
-        since = time.monotonic()
-        while not self._closed or not taken.is_set():
+    def _work(self) -> None:
+        while True:
             with self._condition:
-                due = [one for one in self._served if one not in called]
-                stuck = time.monotonic() - since > STUCK
-                found = _earliest(due) or (_earliest(self._served) if stuck else None)
-                if found is None or self._closed:
+                self._condition.wait_for(lambda: self._job is not None or self.closed)
+                job, self._job = self._job, None
+                if job is None:
+                    return
+                job.begun = True
+            try:
+                job.run()
+            finally:
+                with self._condition:
+                    self._pass(job)
+                    self._condition.notify_all()
+            del job  # it has the batch
+
+    def _pass(self, job: _Job) -> None:
+        # What was announced for a run that a source broke off is none of the batches: what came
+        # then was a later one, and all functions were called for that.
+        came = min(one.called for one in self._served) if job.came else (-1, 0)
+        while job.step and self._announced and self._announced[0] <= max(job.step, came):
+            self._announced.popleft()
+
+    def _hand_over(self, job: _Job) -> None:
+        with self._condition:
+            if job.begun or self._job is job:  # Ctrl-C came then
+                return
+            if not self.closed and self._thread is not None and self._thread.is_alive():
+                self._job = job
+                self._condition.notify_all()
+                return
+            job.begun = True
+        job.run()
+
+    def _call_until_taken(self, job: _Job) -> None:
+        since, now = time.monotonic(), job.step
+        while True:
+            with self._condition:
+                waited = time.monotonic() - since
+                due = [one for one in self._served if now is not None and one.called < now]
+                # Where a batch failed, DALI may never ask for its functions.
+                early = waited > (STUCK if due else meetings.PATIENCE)
+                found = None if self.closed else _earliest(self._served)
+                if found is None or not (now is None or found[1] <= now or early):
                     # Those whose outputs nobody waits for come a little later.
-                    if taken.is_set() and (stuck or not due):
+                    if job.ended and (waited > STUCK or not due or self.closed):
                         return
                     self._condition.wait(STUCK)
                     continue
             meeting, step = found
-            called.add(meeting)
-            meeting.serve(step)
+            error = meeting.make(step)
+            try:
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+            finally:
+                del error
             since = time.monotonic()
 
     def close(self) -> None:
         """Lets those go that wait for a call."""
-        if self._closed:
+        if self.closed:
             return  # as the interpreter ends this module's names may be gone
         _attended.discard(self)
-        self._closed = True
+        self.closed = True
         for meeting in self._meetings:
             meeting.close()
 

@@ -28,11 +28,12 @@ from nvidia.dali.plugin import jax as dax
 import dalijax
 import function_cells
 from dalijax import LastBatchPolicy, data_iterator, fn
-from dalijax.core import together
+from dalijax.core import meeting as meetings
 from dalijax.core.dlpack import DLTensor, Exported, aligned
 from dalijax.core.held import holder, release
 from dalijax.core.kept_state import kept_state
-from dalijax.core.together import Build, Meeting
+from dalijax.core.meeting import Meeting
+from dalijax.core.together import STUCK, Build
 
 BATCH = 4
 
@@ -1695,7 +1696,7 @@ def test_a_function_of_global_arrays(jpegs_many, spec):
 
 
 def test_a_batch_that_fails_in_one_shard_fails_in_all(jpegs, tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "PATIENCE", 3.0)
+    monkeypatch.setattr(meetings, "PATIENCE", 3.0)
     bad = tmp_path / "broken.jpg"
     bad.write_bytes(b"no picture")
     files = [*jpegs[:8]]
@@ -1744,14 +1745,16 @@ def test_pipelines_meet_at_each_batch():
     assert not meeting._brought and not meeting._made
 
 
-def attended(count, functions):
-    """A build of so many pipelines and functions, which somebody serves."""
+def attended(count, functions, announced=range(50)):
+    """A build of so many pipelines and functions, which somebody serves, and its batches."""
     build, pipelines = Build(count), []
     for index in range(count):
         with build.pipeline(index):
             pipelines.append(Pipeline(batch_size=1, num_threads=1, device_id=None))
             meetings = [build.meeting(pipelines[-1]) for _ in range(functions)]
     build.attend()
+    for step in announced:
+        build.announce(meetings[0], 0, (0, step))
     return build, meetings, pipelines
 
 
@@ -1762,12 +1765,13 @@ def lanes(count, lane):
     return threads
 
 
-def until(done):
+def until(done, came=True):
     """Waits, as for a batch of DALI."""
 
     def take():
         while not done():
             time.sleep(0.001)
+        return came
 
     return take
 
@@ -1813,7 +1817,7 @@ def test_batches_that_fail_do_not_hold_up_others(failing, batches):
     threads, begin = lanes(2, lane), time.monotonic()
     for step in range(6):
         build.serve(until(lambda step=step: min(map(len, done)) > step))
-    assert time.monotonic() - begin < together.PATIENCE / 2
+    assert time.monotonic() - begin < meetings.PATIENCE / 2
     expected = ["failed" if step in batches else 2 * step for step in range(6)]
     assert done == [expected, expected]
     for thread in threads:
@@ -1833,6 +1837,140 @@ def test_a_function_that_runs_before_another_of_the_last_batch_does_not_wait_for
     build.serve(until(lambda: len(made) > 3))
     thread.join(30)
     assert made == [0, 1, 0, 1]
+
+
+def test_a_batch_that_takes_long_does_not_move_functions_of_the_next_before_it():
+    """In another process they would be called after the train step that is between them."""
+    build, (meeting,), _ = attended(1, 1)
+    calls = []
+
+    def lane(index):
+        for step in range(4):
+            meeting.call(index, (0, step), step, lambda rows: calls.append(rows[0]))
+
+    (thread,) = lanes(1, lane)
+    for step in range(4):
+        begin = time.monotonic()
+        long = 3 * STUCK if step == 1 else 0.0
+        build.serve(until(lambda: len(calls) > step and time.monotonic() - begin > long))
+        assert calls == list(range(step + 1))
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_function_that_comes_behind_its_failed_batch_is_called_and_the_next_ones_in_order():
+    build, (first, second), _ = attended(1, 2)
+    calls, failed = [], threading.Event()
+
+    def lane(index):
+        failed.wait()
+        for step in range(4):  # those of batch 0, which has failed, too
+            for name, meeting in (("first", first), ("second", second)):
+                meeting.call(index, (0, step), name, lambda rows, s=step: calls.append((s, *rows)))
+
+    (thread,) = lanes(1, lane)
+    build.serve(until(lambda: True, came=False))
+    failed.set()
+    for step in range(1, 4):
+        build.serve(until(lambda step=step: len(calls) == 2 * (step + 1)))
+        assert calls == [(s, name) for s in range(step + 1) for name in ("first", "second")]
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_batches_that_were_announced_and_never_run_are_passed_over():
+    announced = [0, 1, 3, 4]  # the source broke off 1; what came then was 2, without a word
+    build, (meeting,), _ = attended(1, 1, announced)
+    calls = []
+
+    def lane(index):
+        for step in (0, 3, 4):
+            meeting.call(index, (0, step), step, lambda rows: calls.extend(rows))
+
+    (thread,) = lanes(1, lane)
+    for count in range(3):
+        build.serve(until(lambda count=count: len(calls) > count))
+        assert len(calls) == count + 1
+    thread.join(30)
+    assert calls == [0, 3, 4]
+
+
+def lines_of(*functions):
+    for function in functions:
+        code = function.__code__
+        for line in sorted({line for *_, line in code.co_lines() if line}):
+            if line > code.co_firstlineno:
+                yield code, line
+
+
+@pytest.mark.parametrize(
+    "code,line",
+    list(lines_of(Meeting.make, Build.serve, Build._hand_over, Build._call_until_taken)),
+    ids=lambda value: getattr(value, "co_name", str(value)),
+)
+def test_one_ctrl_c_at_any_line_comes_out_and_the_next_batch_is_served(code, line):
+    build, (meeting,), _ = attended(1, 1)
+    done, struck = [], []
+
+    def lane(index):
+        for step in range(3):
+            try:
+                done.append(meeting.call(index, (0, step), step, sum))
+            except KeyboardInterrupt:
+                done.append("interrupted")
+
+    def in_frame(frame, event, _):
+        if event == "line" and frame.f_lineno == line and not struck:
+            struck.append(line)
+            raise KeyboardInterrupt
+        return in_frame
+
+    taken = []
+
+    def take():
+        taken.append(len(taken))
+        return until(lambda: len(done) >= len(taken))()
+
+    (thread,), before = lanes(1, lane), sys.gettrace()
+    build.serve(take)
+    came_out = False
+    sys.settrace(lambda frame, event, _: in_frame if frame.f_code is code else None)
+    try:
+        build.serve(take)
+    except KeyboardInterrupt:
+        came_out = True
+    finally:
+        sys.settrace(before)
+    assert came_out == bool(struck)
+    while len(taken) < 3:  # none was taken where it came before
+        build.serve(take)
+    thread.join(30)
+    assert not build._announced or build._announced[0] == (0, 3)
+    assert done in ([0, 1, 2], [0, "interrupted", 2])
+
+
+def test_the_second_ctrl_c_lets_those_go_that_wait():
+    build, (meeting,), _ = attended(1, 1)
+    errors, calls = [], itertools.count()
+
+    def interrupted(rows):
+        next(calls)
+        raise KeyboardInterrupt
+
+    def lane(index):
+        for step in range(3):
+            try:
+                meeting.call(index, (0, step), step, interrupted)
+            except BaseException as error:
+                errors.append(repr(error))
+
+    (thread,) = lanes(1, lane)
+    build._announced.clear()  # so that it calls them as they come
+    with pytest.raises(KeyboardInterrupt):
+        build.serve(until(lambda: len(errors) > 2))
+    thread.join(30)
+    let_go = "RuntimeError('the pipelines are closed')"
+    assert errors == ["KeyboardInterrupt()"] * 2 + [let_go] and build.closed and next(calls) == 2
 
 
 def test_those_that_wait_for_a_call_are_let_go():
@@ -1856,6 +1994,153 @@ def test_those_that_wait_for_a_call_are_let_go():
     build.serve(until(lambda: len(errors) > 1))  # as another thread may, meanwhile
     thread.join(30)
     assert errors == ["KeyboardInterrupt()", "RuntimeError('the pipelines are closed')"]
+
+
+def in_two(function, **options):
+    """An iterator of a function of the global array of two pipelines' numbers, and its sharding."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    called = fn.jax_function(function, sharding=sharding, stateful=False)
+
+    def graph(source=None, shard_id=0, num_shards=1):
+        def numbers(info):
+            if source is not None:
+                source(info, shard_id)
+            return np.full((2, 1), info.iteration + 100 * shard_id, np.float32)
+
+        x = dali_fn.external_source(numbers, batch_info=True, dtype=types.FLOAT, ndim=1)
+        return x, called(x)
+
+    made = data_iterator(graph, ["x", "f"], size=80, sharding=sharding)
+    return made(batch_size=4, num_threads=1, **options)
+
+
+def test_where_no_thread_can_be_started_nothing_is_lost(monkeypatch):
+    start, refused = threading.Thread.start, [True]
+
+    def refuses(thread):
+        if thread.name == "dalijax-take" and refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        next(in_two(lambda x: x))
+    refused.clear()
+    with in_two(lambda x: x * 2) as iterator:
+        for step in range(3):
+            batch = next(iterator)
+            assert np.asarray(batch["f"]).ravel().tolist() == [2 * step] * 2 + [200 + 2 * step] * 2
+
+
+def test_a_thread_goes_on_when_the_main_one_has_ended():
+    program = """
+import threading, jax, numpy as np
+jax.config.update("jax_num_cpu_devices", 2)
+import test_functions
+iterator = test_functions.in_two(lambda x: x * 2)
+ended = threading.Event()
+def go_on():
+    taken = [np.asarray(next(iterator)["f"]).ravel().tolist()]
+    threading.main_thread().join()
+    taken += [np.asarray(next(iterator)["f"]).ravel().tolist() for _ in range(5)]
+    assert taken == [[2 * k] * 2 + [200 + 2 * k] * 2 for k in range(6)], taken
+    iterator.close()
+    print("went on", flush=True)
+threading.Thread(target=go_on).start()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.split("\n")[0] == "went on", done.stderr
+
+
+@pytest.mark.parametrize("sharded_function", (True, False))
+def test_a_source_that_fails_in_one_shard_takes_nothing_of_the_others(sharded_function):
+    failed = []
+
+    def source(info, shard):
+        if shard == 1 and info.iteration == 2 and not failed:
+            failed.append(shard)
+            raise OSError("not there now")
+
+    begin, got = time.monotonic(), []
+    with in_two(lambda x: x * 2, source=source) as iterator:
+        for _ in range(5):
+            try:
+                got.append(np.asarray(next(iterator)["f"]).ravel()[1:3].tolist())
+            except OSError:
+                got.append("not there now")
+    assert got == [[0, 200], [2, 202], "not there now", [4, 204], [6, 206]]
+    assert time.monotonic() - begin < meetings.PATIENCE / 2
+
+
+def test_pipelines_made_by_hand_stay_in_step_when_the_source_of_one_fails():
+    failed = []
+
+    def pipeline(shard):
+        def numbers(info):
+            if shard == 1 and info.iteration == 2 and not failed:
+                failed.append(shard)
+                raise OSError("not there now")
+            return np.full((2, 1), info.iteration + 100 * shard, np.float32)
+
+        @pipeline_def(batch_size=2, num_threads=1, device_id=None)
+        def graph():
+            return dali_fn.external_source(numbers, batch_info=True, dtype=types.FLOAT, ndim=1)
+
+        return graph()
+
+    got = []
+    with dalijax.DALIGenericIterator([pipeline(0), pipeline(1)], ["x"], size=40) as iterator:
+        for _ in range(5):
+            try:
+                got.append(np.asarray(next(iterator)["x"]).ravel()[1:3].tolist())
+            except OSError:
+                got.append("not there now")
+    assert got == [[0, 100], [1, 101], "not there now", [2, 102], [3, 103]]
+
+
+def test_a_function_that_fails_does_not_keep_its_batch():
+    held = []
+
+    def bad(x):
+        held.append(weakref.ref(x))
+        if len(held) > 3:
+            raise ValueError("no picture")
+        return x
+
+    gc.collect()
+    gc.disable()
+    try:
+        with in_two(bad) as iterator:
+            for _ in range(3):
+                next(iterator)
+            for _ in range(6):
+                with pytest.raises(RuntimeError, match="no picture"):
+                    next(iterator)
+            assert sum(one() is not None for one in held[3:8]) == 0
+    finally:
+        gc.enable()
+
+
+def test_the_callers_transfer_guard_is_not_about_functions_of_the_graph():
+    step = jax.jit(lambda x: x * 2)
+
+    def keyed(x, *, key):
+        return x + 0 * jax.random.uniform(key, x.shape) + jnp.float32(1)
+
+    with in_two(jax.jit(keyed)) as iterator:
+        for number in range(3):
+            with jax.transfer_guard("disallow"):
+                made = step(next(iterator)["f"])
+            assert np.asarray(made).ravel()[1:].tolist() == [
+                2 * (number + 1),
+                *[2 * (number + 101)] * 2,
+            ]
 
 
 def test_iterators_of_global_functions_may_be_collected(jpegs_many):
@@ -1893,7 +2178,7 @@ def test_global_functions_whose_outputs_nobody_uses(jpegs_many, preserve):
     begin = time.monotonic()
     with made(files=jpegs_many[:16], batch_size=4, num_threads=1) as iterator:
         assert len(list(iterator)) == 4
-    assert time.monotonic() - begin < together.PATIENCE / 2
+    assert time.monotonic() - begin < meetings.PATIENCE / 2
     assert len(calls) >= 4 and set(calls) == {(4, 1)} if preserve else not calls
 
 
