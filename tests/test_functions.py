@@ -889,6 +889,193 @@ def calls_a_jitted_one(x):
     return jitted_draw(x)
 
 
+NESTED = {"one": {"number": 0}, "lists": [[]], "scale": 2.0}
+LISTS = collections.defaultdict(list)
+ORDER = [3, 1, 2]
+BITS = np.random.PCG64(0)
+SEEDS = np.random.SeedSequence(0)
+
+
+def counts_within(x):
+    NESTED["one"]["number"] += 1
+    return x
+
+
+def appends_within(x):
+    NESTED["lists"][0].append(1)
+    return x
+
+
+def appends_somewhere(x):
+    for key in ("a", "b"):
+        LISTS[key].append(1)
+    return x
+
+
+def adds_at(x):
+    np.add.at(MEAN, [0], 1)
+    return x
+
+
+def copies_to(x):
+    np.copyto(MEAN, MEAN + 1)
+    return x
+
+
+def fills(x):
+    MEAN[0:1].fill(3)
+    return x
+
+
+def rotates(x):
+    QUEUE.rotate(1)
+    return x
+
+
+def reverses(x):
+    ORDER.reverse()
+    return x
+
+
+def default_grows(x, seen=[]):
+    seen += [1]
+    return x
+
+
+def alias_grows(x):
+    mean = MEAN
+    mean += 1
+    return x
+
+
+def row_grows(x):
+    first = NESTED["lists"][0]
+    first += [1]
+    return x
+
+
+def loops(x):
+    for one in [QUEUE]:
+        one.append(1)
+    return x
+
+
+def draws_of_bits(x):
+    return x + np.random.Generator(BITS).random()
+
+
+def spawns(x):
+    return x + np.random.default_rng(SEEDS.spawn(1)[0]).random()
+
+
+def seeded_by_a_sequence(x):
+    return x + np.random.default_rng(SEEDS).random()
+
+
+def counts_in(state, x, *, more):
+    state["n"] = state.get("n", 0) + 1
+    return x
+
+
+def appends_in(state, x, *, more):
+    more.append(1)
+    return x
+
+
+def reads_in(state, x, *, more):
+    return x * state["n"] + len(more)
+
+
+class Parts:
+    made = 0
+
+    def __init__(self):
+        self.parts = [Counter(), Counter()]
+        self.first, self.second = Noise(), Space()
+        self.lists = collections.defaultdict(list)
+        self.buffers = [np.zeros(3)]
+
+    def loops(self, x):
+        for part in self.parts:
+            x = part.__call__(x)
+        return x
+
+    def unpacks(self, x):
+        second, first = self.second, self.first
+        return x + first.rng.random() + second.number
+
+    def appends(self, x):
+        self.lists["seen"].append(x)
+        return x
+
+    def writes(self, x):
+        self.buffers[0][:] += 1
+        return x
+
+    def counts_for_all(self, x):
+        type(self).made += 1
+        return x
+
+    def reads(self, x):
+        total = x + sum(len(part) for part in self.lists.values())
+        for buffer in self.buffers:
+            total = total + buffer
+        return total
+
+
+PARTS = Parts()
+
+
+class Derived(Noise):
+    def __call__(self, x):
+        return super().__call__(x) + 1
+
+
+class DerivedReader(Counter):
+    def __call__(self, x):
+        return super().reads(x)
+
+
+def prints(x):
+    traceback.print_exc(file=sys.stderr)
+    return x
+
+
+def parameter_of_its_own(x, options={"a": 1}, out=np.zeros(3)):
+    options = dict(options)
+    options["b"] = 2
+    out = x * 2
+    out[0] = 1
+    out += 1
+    return out
+
+
+def parameter_changed_before(x, options={"a": 1}):
+    options["b"] = 2
+    options = dict(options)
+    return x
+
+
+def reads_a_global(x):
+    global total
+    return x + total
+
+
+def inner_shadows(x):
+    def inner():
+        QUEUE = []
+        QUEUE.append(1)
+        return QUEUE
+
+    return x + len(QUEUE) + len(inner())
+
+
+def number_of_an_array(x):
+    scale = MEAN[0]
+    scale *= 2
+    return x * scale
+
+
 def inner_names(x):
     def inner(QUEUE):
         MEAN = np.zeros(3)
@@ -949,6 +1136,40 @@ def inner_names(x):
         (writes_out, "changes MEAN"),
         (calls_a_jitted_one, "draws from GENERATOR, a Generator"),
         (inner_names, ""),
+        (counts_within, "changes NESTED"),
+        (appends_within, "changes NESTED"),
+        (appends_somewhere, "changes LISTS"),
+        (adds_at, "changes MEAN"),
+        (copies_to, "changes MEAN"),
+        (fills, "changes MEAN"),
+        (rotates, "changes QUEUE"),
+        (reverses, "changes ORDER"),
+        (default_grows, "changes seen"),
+        (alias_grows, "changes mean"),
+        (row_grows, "changes first"),
+        (loops, "changes one"),
+        (draws_of_bits, "draws from BITS, a PCG64"),
+        (spawns, "calls SEEDS.spawn"),
+        (seeded_by_a_sequence, ""),
+        (functools.partial(counts_in, {}, more=[]), "changes state"),
+        (functools.partial(appends_in, {}, more=[]), "changes more"),
+        (functools.partial(functools.partial(counts_in, {}), more=[]), "changes state"),
+        (jax.jit(functools.partial(counts_in, {}, more=())), "changes state"),
+        (functools.partial(reads_in, {"n": 2}, more=[]), ""),
+        (PARTS.loops, "changes self"),
+        (PARTS.unpacks, "draws from self.rng, a Generator"),
+        (PARTS.appends, "changes self"),
+        (PARTS.writes, "changes self"),
+        (PARTS.counts_for_all, "changes self"),
+        (PARTS.reads, ""),
+        (Derived(), "draws from self.rng, a Generator"),
+        (DerivedReader(), ""),
+        (prints, ""),
+        (parameter_of_its_own, ""),
+        (parameter_changed_before, "changes options"),
+        (reads_a_global, ""),
+        (inner_shadows, ""),
+        (number_of_an_array, ""),
     ],
 )
 def test_what_keeps_state_is_seen(function, why):
