@@ -40,12 +40,6 @@ class _Job:
     ended: bool = False
     came: bool = False  # the batch, which did not fail
 
-    def run(self) -> None:
-        try:
-            self.came = self.take()
-        finally:
-            self.ended = True
-
 
 class Build:
     """The pipelines that are being built together.
@@ -165,13 +159,17 @@ class Build:
                 if job is None:
                     return
                 job.begun = True
-            try:
-                job.run()
-            finally:
-                with self._condition:
-                    self._pass(job)
-                    self._condition.notify_all()
+            self._run(job)
             del job  # it has the batch
+
+    def _run(self, job: _Job) -> None:
+        try:
+            job.came = job.take()
+        finally:
+            with self._condition:  # so that the next one does not begin before
+                job.ended = True
+                self._pass(job)
+                self._condition.notify_all()
 
     def _pass(self, job: _Job) -> None:
         # What was announced for a run that a source broke off is none of the batches: what came
@@ -189,7 +187,7 @@ class Build:
                 self._condition.notify_all()
                 return
             job.begun = True
-        job.run()
+        self._run(job)
 
     def _call_until_taken(self, job: _Job) -> None:
         since, now = time.monotonic(), job.step
