@@ -35,6 +35,8 @@ _ORDERING = ("fill", "partition", "put", "resize", "reverse", "rotate", "sort")
 _CHANGES = frozenset(_ADDING + _TAKING + _ORDERING)
 _INTO = [np.copyto, np.fill_diagonal, np.place, np.put, np.putmask]  # their first argument
 _MOST = 100  # elements of a container that are looked at
+_EACH = ast.Name(id="", ctx=ast.Load())  # the index of what a loop goes through
+_UNKNOWN = object()  # an index
 _Scope = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -130,10 +132,15 @@ def _visible(tree: ast.AST, names: Names, kept: Names, depth: int = 0) -> Iterat
     scope = isinstance(tree, _Scope)
     if scope and depth:
         names = _without(names, _locals(tree), kept)
-    for child in ast.iter_child_nodes(tree):
-        yield from _visible(child, names, kept, depth + scope)
-        if scope and not depth and isinstance(child, (ast.Assign, ast.AnnAssign)):
-            names = _without(names, {target.id for target, _ in _assigned(child)}, kept)
+    if isinstance(tree, (ast.For, ast.AsyncFor)):
+        names = _without(names, {target.id for target, _ in _assigned(tree)}, kept)
+    for _, field in ast.iter_fields(tree):
+        there = names  # from one statement of a block to the next
+        for child in field if isinstance(field, list) else [field]:
+            if isinstance(child, ast.AST):
+                yield from _visible(child, there, kept, depth + scope)
+            if isinstance(child, (ast.Assign, ast.AnnAssign)):
+                there = _without(there, {target.id for target, _ in _assigned(child)}, kept)
 
 
 def _without(names: Names, gone: set[str], kept: Names) -> Names:
@@ -166,7 +173,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.Name, ast.AST]]:
         pairs = [(node.target, node.value)]
     elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
         several = isinstance(node.iter, (ast.List, ast.Tuple)) and node.iter.elts
-        element = ast.Subscript(value=node.iter, slice=ast.Name(id="", ctx=ast.Load()))
+        element = ast.Subscript(value=node.iter, slice=_EACH)
         pairs = [(node.target, one) for one in several or [element]]
     for target, value in pairs:
         if isinstance(target, ast.Name):
@@ -264,21 +271,35 @@ def _inherited(owner: Any, name: str) -> Any:
 
 
 def _element(holder: Any, index: ast.AST) -> Any:
-    """What is there in a container; where the index is not known, one that can be changed."""
-    key = index.value if isinstance(index, ast.Constant) else None
+    """What an index gives of a container; where it is not known, the first of what is alike."""
+    each = index is _EACH
+    try:
+        key = _UNKNOWN if each else ast.literal_eval(index)
+    except ValueError:  # no constant
+        key = _UNKNOWN
     if isinstance(holder, np.ndarray):
-        # A view of it, or a number of it.
-        return None if holder.ndim == 1 and not isinstance(index, ast.Slice) else holder
+        return holder if _is_view(index, holder.ndim) else None
     if isinstance(holder, dict):
-        if key in holder:
+        if key is not _UNKNOWN and key in holder:
             return dict.get(holder, key)
         factory = getattr(holder, "default_factory", None)
         if factory in _FACTORIES:
             return factory()
         holder = holder.values()
-    elif not isinstance(holder, (list, tuple, collections.deque)):
-        return None
+    elif not isinstance(holder, (list, tuple, collections.deque)) or isinstance(index, ast.Slice):
+        return None  # what a slice gives is a list of its own
     held = list(itertools.islice(holder, _MOST))
     if isinstance(key, int) and -len(held) <= key < len(held):
         return held[key]
-    return next((one for one in held if isinstance(one, _CONTAINERS)), held[0] if held else None)
+    others = [one for one in held if not isinstance(one, _CONTAINERS)]
+    return next(iter(others or held), None)
+
+
+def _is_view(index: ast.AST, dimensions: int) -> bool:
+    """Whether an index of an array gives a view; what arrays choose of it is a copy."""
+    if index is _EACH:
+        return dimensions > 1
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    numbers = [one for one in parts if isinstance(one, (ast.Constant, ast.UnaryOp))]
+    slices = sum(isinstance(one, ast.Slice) for one in parts)
+    return len(numbers) + slices == len(parts) and len(numbers) < dimensions

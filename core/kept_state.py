@@ -107,6 +107,8 @@ def _seen(function: Any, owner: Any, depth: int, bound: Names | None = None) -> 
     """What a plain function keeps; ``owner`` is the object that it is a method of."""
     if not isinstance(function, types.FunctionType):
         return ""  # of C, as NumPy's are
+    if str(function.__module__).partition(".")[0] in _LIBRARIES:
+        return ""  # flax.linen.Module.apply, say
     own = _outside(function) | (bound or {})
     if owner is not None:
         first = next(iter(inspect.signature(function, follow_wrapped=False).parameters), "")

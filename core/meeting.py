@@ -102,6 +102,13 @@ class Meeting:
                     self._made[step] = None, error
             self._condition.notify_all()
 
+    def open(self) -> None:
+        """Begins anew: whoever waited has gone."""
+        with self._condition:
+            for kept in (self._brought, self._functions, self._made, self._taken, self._at):
+                kept.clear()
+            self._closed = False
+
     def _wait(self, step: Step, brought: dict[int, Any]) -> None:
         while len(brought) < self.count and not self._closed:
             gone = [k for k, at in self._at.items() if at > step and k not in brought]

@@ -134,13 +134,14 @@ class Runner:
             lag: Number of its batches to drop.
         """
         self.lag = lag
-        if self._together is not None:
-            self._together.restart()
+        together = self._together
+        with together.restart() if together is not None else contextlib.nullcontext():
+            for lane in self._lanes:
+                while not lane.empty():  # it has more than another one, whose source has ended
+                    with contextlib.suppress(Exception):
+                        lane.share()
+                    lane.release(0)
         for lane in self._lanes:
-            while not lane.empty():  # it has more than another one, whose source has ended
-                with contextlib.suppress(Exception):
-                    lane.share()
-                lane.release(0)
             lane.restart()
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:

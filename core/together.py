@@ -94,9 +94,17 @@ class Build:
         if index == 0 and self._served[:1] == [meeting]:
             self._announced.append(step)
 
-    def restart(self) -> None:
-        """Forgets what was announced: the sources end, and nothing is scheduled any more."""
-        self._announced.clear()
+    @contextlib.contextmanager
+    def restart(self) -> Iterator[None]:
+        """While what is left of an epoch is dropped, with nothing called; then all is forgotten."""
+        for meeting in self._meetings:
+            meeting.close()
+        try:
+            yield
+        finally:
+            self._announced.clear()
+            for meeting in self._meetings if not self.closed else ():
+                meeting.open()
 
     def attend(self) -> None:
         """From now on somebody calls `serve` for each batch that is taken.
@@ -196,11 +204,12 @@ class Build:
                 waited = time.monotonic() - since
                 due = [one for one in self._served if now is not None and one.called < now]
                 # Where a batch failed, DALI may never ask for its functions.
-                early = waited > (STUCK if due else meetings.PATIENCE)
+                early = not job.ended and waited > (STUCK if due else meetings.PATIENCE)
                 found = None if self.closed else _earliest(self._served)
                 if found is None or not (now is None or found[1] <= now or early):
-                    # Those whose outputs nobody waits for come a little later.
-                    if job.ended and (waited > STUCK or not due or self.closed):
+                    # Those whose outputs nobody waits for come a little later, and those of a
+                    # batch that failed with the next one, if at all.
+                    if job.ended and (waited > STUCK or not (due and job.came) or self.closed):
                         return
                     self._condition.wait(STUCK)
                     continue

@@ -15,6 +15,7 @@ import weakref
 from pathlib import Path
 from random import uniform as uniform_of_python
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numba
@@ -1050,6 +1051,29 @@ def parameter_of_its_own(x, options={"a": 1}, out=np.zeros(3)):
     return out
 
 
+def parameters_in_blocks(x, table=np.zeros(3), row=np.zeros(3)):
+    if x.ndim > 1:
+        table = table.copy()
+        table[0] = 1
+    for row in x.copy():
+        row[0] = 1
+    return x
+
+
+def parameter_of_one_branch(x, table=np.zeros(3)):
+    if x.ndim > 1:
+        table = table.copy()
+    else:
+        table[0] = 1
+    return x
+
+
+class Scale(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x)
+
+
 def parameter_changed_before(x, options={"a": 1}):
     options["b"] = 2
     options = dict(options)
@@ -1070,10 +1094,38 @@ def inner_shadows(x):
     return x + len(QUEUE) + len(inner())
 
 
-def number_of_an_array(x):
-    scale = MEAN[0]
+def numbers_of_an_array(x):
+    scale, other, rows = MEAN[0], TABLE[1, -1], TABLE[np.asarray(x, int)]
     scale *= 2
+    other += 1
+    rows -= rows.mean()
+    for name in ("scale",):
+        value = NESTED[name]
+        value *= 2
     return x * scale
+
+
+TABLE = np.zeros((3, 4))
+BUCKETS = {"a": [], "b": []}
+
+
+def row_of_an_array(x):
+    row = TABLE[-1]
+    row += 1
+    return x
+
+
+def rows_of_an_array(x):
+    for row in TABLE:
+        row += 1
+    return x
+
+
+def somewhere_in_buckets(x):
+    for name in ("a", "b"):
+        bucket = BUCKETS[name]
+        bucket.append(1)
+    return x
 
 
 def inner_names(x):
@@ -1167,9 +1219,17 @@ def inner_names(x):
         (prints, ""),
         (parameter_of_its_own, ""),
         (parameter_changed_before, "changes options"),
+        (parameters_in_blocks, ""),
+        (parameter_of_one_branch, "changes table"),
+        (functools.partial(Scale().apply, {"params": {}}), ""),
+        (jax.jit(functools.partial(Scale().apply, {"params": {}})), ""),
+        (functools.partial(jax.jit(Scale().apply), {"params": [iter("")]}), "an iterator"),
         (reads_a_global, ""),
         (inner_shadows, ""),
-        (number_of_an_array, ""),
+        (numbers_of_an_array, ""),
+        (row_of_an_array, "changes row"),
+        (rows_of_an_array, "changes row"),
+        (somewhere_in_buckets, "changes bucket"),
     ],
 )
 def test_what_keeps_state_is_seen(function, why):
@@ -2217,12 +2277,13 @@ def test_those_that_wait_for_a_call_are_let_go():
     assert errors == ["KeyboardInterrupt()", "RuntimeError('the pipelines are closed')"]
 
 
-def in_two(function, **options):
-    """An iterator of a function of the global array of two pipelines' numbers, and its sharding."""
+def in_two(function, source=None, sharded_function=True, size=80):
+    """An iterator of two pipelines' numbers, and a function of the global array, or of each."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
-    called = fn.jax_function(function, sharding=sharding, stateful=False)
+    seen = sharding if sharded_function else None
+    called = fn.jax_function(function, sharding=seen, stateful=False)
 
-    def graph(source=None, shard_id=0, num_shards=1):
+    def graph(shard_id=0, num_shards=1):
         def numbers(info):
             if source is not None:
                 source(info, shard_id)
@@ -2231,8 +2292,8 @@ def in_two(function, **options):
         x = dali_fn.external_source(numbers, batch_info=True, dtype=types.FLOAT, ndim=1)
         return x, called(x)
 
-    made = data_iterator(graph, ["x", "f"], size=80, sharding=sharding)
-    return made(batch_size=4, num_threads=1, **options)
+    made = data_iterator(graph, ["x", "f"], size=size, sharding=sharding)
+    return made(batch_size=4, num_threads=1)
 
 
 def test_where_no_thread_can_be_started_nothing_is_lost(monkeypatch):
@@ -2289,7 +2350,7 @@ def test_a_source_that_fails_in_one_shard_takes_nothing_of_the_others(sharded_fu
             raise OSError("not there now")
 
     begin, got = time.monotonic(), []
-    with in_two(lambda x: x * 2, source=source) as iterator:
+    with in_two(lambda x: x * 2, source, sharded_function) as iterator:
         for _ in range(5):
             try:
                 got.append(np.asarray(next(iterator)["f"]).ravel()[1:3].tolist())
@@ -2297,6 +2358,45 @@ def test_a_source_that_fails_in_one_shard_takes_nothing_of_the_others(sharded_fu
                 got.append("not there now")
     assert got == [[0, 200], [2, 202], "not there now", [4, 204], [6, 206]]
     assert time.monotonic() - begin < meetings.PATIENCE / 2
+
+
+@pytest.mark.parametrize("counts", ((3, 4), (4, 3)))
+@pytest.mark.parametrize("sharded_function", (True, False))
+def test_shards_that_end_one_after_the_other_begin_the_next_epoch_together(
+    counts, sharded_function, monkeypatch
+):
+    monkeypatch.setattr(meetings, "PATIENCE", 20.0)
+    begin = time.monotonic()
+
+    def source(info, shard):
+        if info.iteration == counts[shard]:
+            raise StopIteration
+
+    with in_two(lambda x: x * 2, source, sharded_function, size=12) as iterator:
+        for _ in range(3):
+            got = [np.asarray(batch["f"]).ravel()[1:3].tolist() for batch in iterator]
+            assert got == [[2 * k, 200 + 2 * k] for k in range(3)]
+    assert time.monotonic() - begin < meetings.PATIENCE / 2
+
+
+def test_a_function_that_is_not_called_for_a_batch_does_not_move_that_of_the_next_before_it():
+    """As of a branch that no sample of the batch takes: here the first one's, in batch 1."""
+    build, (first, second), _ = attended(1, 2)
+    calls = []
+
+    def lane(index):
+        for step in range(4):
+            for name, meeting in (("first", first), ("second", second)):
+                if (name, step) != ("first", 1):
+                    own = (name, step)
+                    meeting.call(index, (0, step), own, lambda rows: calls.extend(rows))
+
+    (thread,) = lanes(1, lane)
+    for step in range(4):
+        build.serve(until(lambda s=step: ("second", s) in calls))
+        assert calls[-1] == ("second", step)
+    thread.join(30)
+    assert len(calls) == 7
 
 
 def test_pipelines_made_by_hand_stay_in_step_when_the_source_of_one_fails():
