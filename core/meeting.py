@@ -18,14 +18,21 @@ class Meeting:
     Args:
         count: Number of pipelines.
         condition: What those that wait are told by; None: its own.
+        waiting: The batches of those that wait, in all meetings of the build; None: its own.
     """
 
-    def __init__(self, count: int, condition: threading.Condition | None = None):
+    def __init__(
+        self,
+        count: int,
+        condition: threading.Condition | None = None,
+        waiting: list[Step] | None = None,
+    ):
         self.count = count
         self.certain = True
         self.served = False  # whether another thread calls the function, by `make`
         self.called: Step = (-1, 0)  # the latest batch that it was called for so
         self._condition = condition or threading.Condition()
+        self._waiting: list[Step] = [] if waiting is None else waiting
         self._closed = False
         self._brought: dict[Step, dict[int, Any]] = {}
         self._functions: dict[Step, Callable[[list[Any]], Any]] = {}
@@ -110,17 +117,23 @@ class Meeting:
             self._closed = False
 
     def _wait(self, step: Step, brought: dict[int, Any]) -> None:
-        while len(brought) < self.count and not self._closed:
-            gone = [k for k, at in self._at.items() if at > step and k not in brought]
-            if gone or (not self._condition.wait(PATIENCE) and len(brought) < self.count):
-                self._brought.pop(step, None)
-                self._functions.pop(step, None)
-                self._condition.notify_all()
-                who = gone or sorted(set(range(self.count)) - set(brought))
-                raise RuntimeError(
-                    f"the pipelines {who} of this process did not bring their rows of the batch "
-                    f"within {PATIENCE:.0f} s: it failed there"
-                )
+        self._waiting.append(step)
+        try:
+            while len(brought) < self.count and not self._closed:
+                gone = [k for k, at in self._at.items() if at > step and k not in brought]
+                # Those of a later batch wait on: it may be what this one holds up elsewhere.
+                late = not gone and not self._condition.wait(PATIENCE)
+                if gone or (late and len(brought) < self.count and step == min(self._waiting)):
+                    self._brought.pop(step, None)
+                    self._functions.pop(step, None)
+                    self._condition.notify_all()
+                    who = gone or sorted(set(range(self.count)) - set(brought))
+                    raise RuntimeError(
+                        f"the pipelines {who} of this process did not bring their rows of the "
+                        f"batch within {PATIENCE:.0f} s: it failed there"
+                    )
+        finally:
+            self._waiting.remove(step)
         while step not in self._made:  # it may be compiled meanwhile, which takes its time
             if self._closed:
                 raise RuntimeError("the pipelines are closed")

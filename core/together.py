@@ -52,6 +52,7 @@ class Build:
         self.count = count
         self.index = 0
         self._condition = threading.Condition()
+        self._waiting: list[Step] = []
         self._meetings: list[Meeting] = []
         self._next = 0
         self._served: list[Meeting] = []
@@ -83,7 +84,7 @@ class Build:
         """
         pipeline.meets_in = self
         if self._next == len(self._meetings):
-            self._meetings.append(Meeting(self.count, self._condition))
+            self._meetings.append(Meeting(self.count, self._condition, self._waiting))
         self._next += 1
         made = self._meetings[self._next - 1]
         made.certain = certain

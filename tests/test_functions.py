@@ -2026,6 +2026,35 @@ def test_pipelines_meet_at_each_batch():
     assert not meeting._brought and not meeting._made
 
 
+def test_a_batch_that_fails_between_two_functions_does_not_fail_the_next_one(monkeypatch):
+    """One pipeline waits for the failed batch's second function, the other for the next's first."""
+    monkeypatch.setattr(meetings, "PATIENCE", 0.5)
+    build, made = Build(2), [{}, {}]
+    for index in range(2):
+        with build.pipeline(index):
+            pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None)
+            both = [build.meeting(pipeline) for _ in range(2)]
+
+    def lane(index):
+        for step in range(3):
+            for name, meeting in zip("ab", both):
+                if (name, step, index) == ("b", 1, 1):
+                    continue  # it failed before
+                time.sleep(0.1 * (index == 1 and step == 2))  # so that the other one waits first
+                try:
+                    made[index][name, step] = meeting.call(index, (0, step), step, sum)
+                except RuntimeError as error:
+                    assert "it failed there" in str(error)
+
+    threads = lanes(2, lane)
+    for thread in threads:
+        thread.join(30)
+    good = {
+        (name, step): 2 * step for name in "ab" for step in range(3) if (name, step) != ("b", 1)
+    }
+    assert made == [good, good] and not build._waiting
+
+
 def attended(count, functions, announced=range(50)):
     """A build of so many pipelines and functions, which somebody serves, and its batches."""
     build, pipelines = Build(count), []
