@@ -47,11 +47,15 @@ def test_a_run_that_is_killed_has_the_losses_of_one_that_is_not(tmp_path):
     process = start(cache, straight)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors[-3000:]
-    for _ in range(KILLS):
+    for kill in range(KILLS):
         process = start(cache, killed)
         # Orbax saves in a thread, and has finished a checkpoint when it begins the next.
         saves = (line for line in process.stdout if line.startswith("step"))
-        assert len(list(itertools.islice(saves, 2))) == 2
+        if len(list(itertools.islice(saves, 2))) < 2:
+            # Those before went so far until they were killed that less than two were left.
+            _, errors = process.communicate()
+            assert kill > 0 and process.returncode == 0, errors[-3000:]
+            break
         time.sleep(chance.choice([0, 0.02, 0.1, 0.3]))
         process.send_signal(signal.SIGKILL)
         process.communicate()
