@@ -50,14 +50,22 @@ def wants(function: Callable[..., Any], name: str) -> bool:
 
 def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool:
     """Whether a function can be called with a keyword; alone: and has a parameter for it alone."""
-    try:
-        parameters = inspect.signature(function, follow_wrapped=False).parameters
-    except (TypeError, ValueError):
+    signature = _signature(function)
+    if signature is None:
         return False
+    parameters = signature.parameters
     own = parameters.get(name)
     if own is not None:
         return own.kind is own.KEYWORD_ONLY and own.default in (own.empty, None)
     return not alone and any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """A function's own signature, not that of what it wraps; None where it has none."""
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
 
 
 def check_signature(
@@ -76,9 +84,8 @@ def check_signature(
     layer: Any = function
     while isinstance(layer, jax.stages.Wrapped) and hasattr(layer, "__wrapped__"):
         layer = layer.__wrapped__
-    try:
-        signature = inspect.signature(layer, follow_wrapped=False)
-    except (TypeError, ValueError):
+    signature = _signature(layer)
+    if signature is None:
         return
     try:
         signature.bind(*range(inputs), **dict.fromkeys(keywords))

@@ -2259,6 +2259,19 @@ def test_one_ctrl_c_at_any_line_comes_out_and_the_next_batch_is_served(code, lin
     assert done in ([0, 1, 2], [0, "interrupted", 2])
 
 
+def erring_lane(meeting, steps, function, errors):
+    """The thread of one pipeline that brings its rows of so many batches, and what that raised."""
+
+    def lane(index):
+        for step in range(steps):
+            try:
+                meeting.call(index, (0, step), step, function)
+            except BaseException as error:
+                errors.append(repr(error))
+
+    return lanes(1, lane)[0]
+
+
 def test_the_second_ctrl_c_lets_those_go_that_wait():
     build, (meeting,), _ = attended(1, 1)
     errors, calls = [], itertools.count()
@@ -2267,14 +2280,7 @@ def test_the_second_ctrl_c_lets_those_go_that_wait():
         next(calls)
         raise KeyboardInterrupt
 
-    def lane(index):
-        for step in range(3):
-            try:
-                meeting.call(index, (0, step), step, interrupted)
-            except BaseException as error:
-                errors.append(repr(error))
-
-    (thread,) = lanes(1, lane)
+    thread = erring_lane(meeting, 3, interrupted, errors)
     build._announced.clear()  # so that it calls them as they come
     with pytest.raises(KeyboardInterrupt):
         build.serve(until(lambda: len(errors) > 2))
@@ -2287,17 +2293,10 @@ def test_those_that_wait_for_a_call_are_let_go():
     build, (meeting,), _ = attended(1, 1)
     errors = []
 
-    def lane(index):
-        for step in range(2):
-            try:
-                meeting.call(index, (0, step), step, interrupted)
-            except BaseException as error:
-                errors.append(repr(error))
-
     def interrupted(rows):
         raise KeyboardInterrupt
 
-    (thread,) = lanes(1, lane)
+    thread = erring_lane(meeting, 2, interrupted, errors)
     with pytest.raises(KeyboardInterrupt):
         build.serve(until(lambda: errors))
     build.close()
@@ -2349,7 +2348,6 @@ import threading, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 import test_functions
 iterator = test_functions.in_two(lambda x: x * 2)
-ended = threading.Event()
 def go_on():
     taken = [np.asarray(next(iterator)["f"]).ravel().tolist()]
     threading.main_thread().join()
