@@ -18,9 +18,9 @@ from .arrays import check_width
 from .callbacks import plugin
 from .dlpack import NO_WAIT, DLTensor, header
 from .held import holder
-from .kept_state import note
 from .operators import dlpack_operator
 from .pipelines import queue_depth
+from .statefulness import note
 
 
 @do_not_convert

@@ -9,8 +9,8 @@ from typing import Any
 from nvidia.dali import Pipeline
 
 from .fingerprint import serialized_operators
-from .kept_state import noted
 from .pipelines import DEFAULT_SEED, at_checkpoint, build_pipeline, can_checkpoint
+from .statefulness import FunctionsOfPipelines
 
 
 class GivenSource:
@@ -35,7 +35,8 @@ class GivenSource:
         sizes = [pipeline.max_batch_size for pipeline in given]
         if len(set(sizes)) > 1:
             raise ValueError(f"all pipelines must have one batch_size, not {sizes}")
-        self.unresumable = ""
+        self._unresumable = ""
+        self._functions = FunctionsOfPipelines()
         self.rebuildable = False
         self.serialized: list[bytes] = []
         self.restored: list[bytes] = []
@@ -43,6 +44,12 @@ class GivenSource:
         self._given = given
         self._arguments: list[dict[str, Any]] = []
         self._used = False
+
+    @property
+    def unresumable(self) -> str:
+        """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
+        self._unresumable = self._unresumable or self._functions.kept_state()
+        return self._unresumable
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """The pipelines handed in at first, then new ones like them."""
@@ -56,11 +63,11 @@ class GivenSource:
             kept = [getattr(p, "_checkpoint", None) for p in given if p.is_restored_from_checkpoint]
             self.restored = [one for one in kept if one]
             self._keep_definitions(given)
-            self.unresumable = "; ".join({noted(p): 0 for p in given if noted(p)})
+            self._functions.add(given)
             if all(can_checkpoint(pipeline) for pipeline in given):
                 return given
             if not self.rebuildable:
-                self.unresumable = "pass enable_checkpointing=True to the pipelines"
+                self._unresumable = "pass enable_checkpointing=True to the pipelines"
                 return given
         if not self.rebuildable:
             raise RuntimeError(

@@ -16,10 +16,10 @@ from . import callbacks, together
 from .arrays import check_width
 from .dlpack_function import batch_operator
 from .jax_callbacks import Body, on_cpu, on_device, on_gpu
-from .kept_state import note
 from .operators import jax_operator
 from .placement import GlobalLayout, rows_sharding
 from .ragged import by_groups, padded
+from .statefulness import note
 
 _RAGGED = (None, "pad", "group")
 

@@ -17,7 +17,7 @@ from nvidia.dali.pipeline import Pipeline, do_not_convert
 from . import callbacks
 from .arrays import dali_type
 from .fingerprint import digest
-from .kept_state import note
+from .statefulness import note
 
 _MOST = 6  # inputs, and outputs
 

@@ -14,8 +14,8 @@ from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
 from .fingerprint import StateError
-from .kept_state import noted
 from .randomness import moved
+from .statefulness import FunctionsOfPipelines
 from .together import Build, current
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
@@ -59,18 +59,21 @@ class PipelineSource(Protocol):
     """Where an iterator has its pipelines from.
 
     Attributes:
-        unresumable: Why a checkpoint can't tell where the pipelines stand, or "" where it can.
         rebuildable: Whether `build` may be called again.
         serialized: What DALI serialises of each pipeline, where they were given so.
         restored: The checkpoints that the first pipelines built stand at by themselves.
         owned: Whether the pipelines built last belong to nobody else.
     """
 
-    unresumable: str
     rebuildable: bool
     serialized: list[bytes]
     restored: list[bytes]
     owned: bool
+
+    @property
+    def unresumable(self) -> str:
+        """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
+        ...
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
@@ -177,7 +180,8 @@ class FunctionSource:
         each: Sequence[Mapping[str, Any]] = ({},),
         on_host: bool = False,
     ):
-        self.unresumable = ""
+        self._unresumable = ""
+        self._functions = FunctionsOfPipelines()
         self._on_host = on_host
         self._fn = pipeline_fn
         self._args = tuple(args)
@@ -195,7 +199,13 @@ class FunctionSource:
         self._may_fall_back = asked is None
         self._checkpointing = True if asked is None else bool(asked)
         if not self._checkpointing:
-            self.unresumable = "enable_checkpointing=False was passed"
+            self._unresumable = "enable_checkpointing=False was passed"
+
+    @property
+    def unresumable(self) -> str:
+        """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
+        self._unresumable = self._unresumable or self._functions.kept_state()
+        return self._unresumable
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """New pipelines; see `PipelineSource.build`."""
@@ -206,6 +216,7 @@ class FunctionSource:
         for index, (one, checkpoint) in enumerate(zip(self._each, chosen, strict=True)):
             with together.pipeline(index):
                 built.append(self._build_one(one, checkpoint))
+        self._functions.add(built)
         return built
 
     def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
@@ -223,7 +234,7 @@ class FunctionSource:
                     raise
                 why = f"DALI can't checkpoint this graph: {error}"
                 if checkpoint is not None:
-                    self.unresumable = why
+                    self._unresumable = why
                     check_resumable(self)
                 self._checkpointing = False
                 try:
@@ -231,14 +242,13 @@ class FunctionSource:
                 except BaseException:
                     self._checkpointing = True  # it was not that alone
                     raise
-                self._may_fall_back, self.unresumable = False, why
-        self.unresumable = self.unresumable or noted(pipeline)
+                self._may_fall_back, self._unresumable = False, why
         if type(pipeline) is Pipeline and hasattr(Pipeline, "_shutdown"):
             pipeline.__class__ = _Owned
         for warning in {(str(w.message), w.lineno, w.filename): w for w in caught}.values():
             # Said where a state is asked for: such a pipeline iterates well without one.
             if str(warning.message).startswith(_NO_SOURCE_STATE):
-                self.unresumable = f"{str(warning.message).split('. ')[0]}. {_SOURCE_CURE}"
+                self._unresumable = f"{str(warning.message).split('. ')[0]}. {_SOURCE_CURE}"
             elif not _UNUSED.search(str(warning.message)):  # a record's key that the graph leaves
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
