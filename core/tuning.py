@@ -24,7 +24,6 @@ from .stream import BatchStream
 _SMALLEST = 0.03  # shares of the rate below which candidates are alike
 _TOO_NOISY = 0.15
 _ROUNDS = 3
-_OVERTIME = 2  # times the seconds asked for, after which nothing new is begun
 _LOADS = (0.0, 0.65, 0.8, 0.9, 1.0)
 _DALIS_LOAD = 0.65  # the default of its decoders
 _DEPTHS = (2, 3, 4)
@@ -134,6 +133,7 @@ def tune(
     *,
     batch_size: int,
     seconds: float = 60.0,
+    max_seconds: float | None = None,
     num_threads: Sequence[int] | None = None,
     hw_decoder_load: Sequence[float] | None = None,
     prefetch_queue_depth: Sequence[int] | None = None,
@@ -146,8 +146,9 @@ def tune(
     Args:
         iterator_fn: What `dalijax.data_iterator` returned.
         batch_size: Its batch size; the global one, with sharding.
-        seconds: About as long it measures; building the pipelines comes on top. After twice as long
-            it begins nothing new, and says what was not tried.
+        seconds: About as long it measures; building the pipelines comes on top.
+        max_seconds: After as long it begins nothing new, and says what was not tried; twice
+            ``seconds`` by default.
         num_threads: Threads of each pipeline to try: powers of two up to the cores by default.
         hw_decoder_load: Loads of the hardware JPEG decoder to try. By default 0 to 1 where the
             graph function has an argument of this name (to be handed to its decoder).
@@ -187,12 +188,13 @@ def tune(
     for name, values in candidates.items():
         candidates[name] = sorted({*values, settings[name]})
     total = _ROUNDS * sum(len(values) for values in candidates.values())
-    each, done, end = seconds / total, 0, time.perf_counter() + _OVERTIME * seconds
+    each, done = seconds / total, 0
+    end = time.perf_counter() + (2 * seconds if max_seconds is None else max_seconds)
     made = Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
     gain = 1.0
     for name, values in candidates.items():
         if time.perf_counter() > end:
-            made.failures.append(f"{name} was not tried: the time was over, pass more seconds")
+            made.failures.append(f"{name} was not tried: the time was over, pass more max_seconds")
             made.clear = False
             continue
         before, failed = settings[name], set[Any]()

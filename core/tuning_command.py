@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _loaded(given.iterator_fn),
         batch_size=given.batch_size,
         seconds=given.seconds,
+        max_seconds=given.max_seconds,
         num_threads=given.threads,
         hw_decoder_load=given.hw_decoder_load,
         prefetch_queue_depth=given.prefetch,
@@ -72,7 +73,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="an argument of the function, a Python literal or else a text; may be repeated",
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="about how long it takes")
+    parser.add_argument("--seconds", type=float, default=60.0, help="about how long it measures")
+    parser.add_argument(
+        "--max-seconds", type=float, help="after as long begin nothing new; twice --seconds"
+    )
     parser.add_argument("--threads", type=_numbers, help="num_threads to try: 1,2,4,8")
     parser.add_argument("--hw-decoder-load", type=_numbers, help="loads to try: 0,0.65,0.9")
     parser.add_argument("--prefetch", type=_numbers, help="prefetch_queue_depth to try: 2,3,4")
