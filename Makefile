@@ -20,11 +20,11 @@ help:  ## List the targets.
 demo: $(VENV)/.installed-demo  ## Train a small classifier on pictures that DALI decodes.
 	@$(PYTHON) examples/quickstart.py $(ARGS)
 
-test: $(VENV)/.installed-test  ## Run the tests; ARGS='-k epochs' goes to pytest.
-	@$(PYTHON) -m pytest $(ARGS)
+test: $(VENV)/.installed-test  ## Run the tests, on all cores; ARGS='-k epochs' goes to pytest.
+	@$(PYTHON) -m pytest -n auto $(ARGS)
 
 test-full: $(VENV)/.installed-test  ## Run the tests over the whole matrix; it takes over an hour.
-	@DALIJAX_FULL=1 $(PYTHON) -m pytest -o faulthandler_timeout=0 $(ARGS)
+	@DALIJAX_FULL=1 $(PYTHON) -m pytest -n auto -o faulthandler_timeout=0 $(ARGS)
 
 # Pax's releases need Python 3.10, and a JAX that the other tests are too new for.
 PAX_PYTHON = $(shell .ci/python 3.10 2>/dev/null)

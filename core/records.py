@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+_LONGEST_TEXT = 200  # characters of a record's text in an error
+
 
 @dataclasses.dataclass(frozen=True)
 class Column:
@@ -265,7 +267,10 @@ def described(record: Any) -> str:
         if isinstance(value, (bytes, bytearray, memoryview)):
             parts.append(f"{label or 'bytes'} of {len(value)} bytes, first {bytes(value[:12])!r}")
         elif isinstance(value, (str, int, float, np.generic)):
-            parts.append(f"{label or 'value'} {value!r:.80}")
+            text = repr(value)
+            if len(text) > _LONGEST_TEXT:  # the end of a path says most
+                text = f"{text[:20]}...{text[23 - _LONGEST_TEXT :]}"
+            parts.append(f"{label or 'value'} {text}")
         elif isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
             head = value[:12].tobytes()
             parts.append(f"{label or 'bytes'} of {value.size} bytes, first {head!r}")

@@ -311,7 +311,7 @@ def test_a_passed_key_of_another_dtype_is_refused():
 
 
 def test_paths_are_opened_in_the_graph(tmp_path):
-    paths = write_jpegs(tmp_path / "é", 6)
+    paths = write_jpegs(tmp_path / ("é" * 100), 6)  # the end of a long path is in the error
 
     def opened(path):
         return fn.decoders.image(dalijax.fn.read_file(path))[0, 0, 0]
@@ -321,7 +321,7 @@ def test_paths_are_opened_in_the_graph(tmp_path):
     pathlib.Path(paths[5]).unlink()
     iterator = through([{"path": path} for path in paths], opened, ["x"], batch_size=4)
     next(iterator)
-    with pytest.raises(RuntimeError, match=r"record 5 of the stream \(path '.*00005.jpg'\)"):
+    with pytest.raises(RuntimeError, match=r"record 5 of the stream \(path '/.*00005.jpg'\)"):
         next(iterator)
 
 
