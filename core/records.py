@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_LONGEST_TEXT = 200  # characters of a record's text in an error
+_LONGEST_TEXT = 160  # characters of a record's text in an error
 
 
 @dataclasses.dataclass(frozen=True)
