@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from clu.data import dataset_iterator
-from etils import epath
 
 from ..core.decorator import IteratorFunction, iterator_function
+from ..core.extras import extra
 from ..core.fingerprint import StateError
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
+
+with extra("clu", "dalijax.adapters.clu"):
+    from clu.data import dataset_iterator
+    from etils import epath
 
 if TYPE_CHECKING:
     from .clu_report import ReportInput as ReportInput

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import jax
-from clu import metric_writers, periodic_actions
 
+from ..core.extras import extra
 from ..core.stats import InputStats
+
+with extra("clu,tf", "dalijax.adapters.clu.ReportInput"):
+    from clu import metric_writers, periodic_actions
 
 __all__ = ["ReportInput"]
 

@@ -17,15 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import grain
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core import state as state_lib
 from ..core.config import Separate
 from ..core.decorator import IteratorFunction, data_iterator
+from ..core.extras import extra
 from ..core.pipelines import default_device_id, function_parameters
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
+
+with extra("grain", "dalijax.adapters.grain"):
+    import grain
+
 from .grain_batch import DALIBatch as DALIBatch
 from .grain_batch import RandomInputs as RandomInputs
 from .grain_loader import DALIDataLoader as DALIDataLoader

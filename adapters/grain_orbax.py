@@ -12,10 +12,14 @@ import json
 from collections.abc import Awaitable
 from typing import Any
 
-import grain
 import jax
-import orbax.checkpoint as ocp
-from etils import epath
+
+from ..core.extras import extra
+
+with extra("grain,examples", "dalijax.adapters.grain_orbax"):  # Orbax is one of the examples'
+    import grain
+    import orbax.checkpoint as ocp
+    from etils import epath
 
 from .grain_loader import DALIDataLoaderIterator
 

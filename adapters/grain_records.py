@@ -11,11 +11,12 @@ import grain
 import jax
 from grain.experimental import ShapeDtypeStruct
 
+from ..core.arguments import checked_arguments
 from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
 from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
-from ..core.pipelines import DEFAULT_SEED, check_arguments, default_device_id
+from ..core.pipelines import DEFAULT_SEED, default_device_id
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled, check_fed
 from .grain_packed import unpacked
@@ -135,7 +136,7 @@ class DALITransform:
         }
         # What is wrong is said where it is written.
         check_fed(pipeline_fn, IteratorConfig(**self._settings), on_error)
-        check_arguments(pipeline_fn, self._call)
+        self._call = checked_arguments(pipeline_fn, self._call)
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
         """The dataset of batches."""

@@ -35,14 +35,17 @@ from typing import Any
 import jax
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-from praxis import base_hyperparams, base_input, py_utils
 
 from ..core.arrays import check_width
 from ..core.decorator import IteratorFunction, iterator_function
+from ..core.extras import extra
 from ..core.fingerprint import StateError
 from ..core.pipelines import DEFAULT_SEED, function_parameters
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
+
+with extra("pax", "dalijax.adapters.pax, which wants Python 3.10,"):
+    from praxis import base_hyperparams, base_input, py_utils
 
 __all__ = ["DALIInput", "DALIInputSpecsProvider"]
 

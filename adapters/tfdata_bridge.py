@@ -6,12 +6,15 @@ import contextlib
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.chain import UNKNOWN, Repeat, Skip, Step, Take
 from ..core.epochs import EpochPlan
+from ..core.extras import extra
 from .tfdata import DALIDataset
+
+with extra("tf", "DALIDataset.to_tf_dataset()"):
+    import tensorflow as tf
 
 __all__ = ["to_tf_dataset"]
 

@@ -11,6 +11,7 @@ from typing import Any, overload
 import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from .arguments import checked_arguments, knows_its_names
 from .batches import choose_layout
 from .config import IteratorConfig
 from .generic import DALIGenericIterator
@@ -152,6 +153,7 @@ class IteratorFunction:
         """Where the pipelines of a call come from, and the iterator's arguments."""
         own = function_parameters(self.pipeline_fn)
         config = self._configured({k: kwargs.pop(k) for k in _CONFIG - own if k in kwargs})
+        kwargs = checked_arguments(self.pipeline_fn, kwargs, _CONFIG)
         layout = choose_layout(config)
         each: list[dict[str, Any]] = [{}]
         if isinstance(layout, GlobalLayout):
@@ -221,6 +223,11 @@ def iterator_function(given: object) -> IteratorFunction:
     Raises:
         TypeError: If it is none.
     """
+    if isinstance(given, BatchIterator):
+        raise TypeError(
+            f"{given!r} is an iterator already: pass the iterator function that made it, and its "
+            "arguments here"
+        )
     if not isinstance(given, IteratorFunction):
         raise TypeError(
             f"{given!r} is no iterator function: decorate it with dalijax.data_iterator"
@@ -275,6 +282,7 @@ def data_iterator(
 ) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
 
 
+@knows_its_names
 def data_iterator(
     pipeline_fn: Callable[..., Any] | None = None,
     output_map: Sequence[str] = [],

@@ -72,7 +72,8 @@ class FedPipelines:
 
     def _source_over(self, tape: Tape, each: Sequence[Mapping[str, Any]], **more: Any) -> Any:
         """Pipelines that read along a tape."""
-        graph = functools.partial(_graph, weakref.ref(self), tape)
+        graph: Any = functools.partial(_graph, weakref.ref(self), tape)
+        graph.__name__ = getattr(self.fn, "__name__", repr(self.fn))  # for errors
         made = [{**one, "lane": lane} for lane, one in enumerate(each)]
         return FunctionSource(graph, (), {**self._options, **more}, made)
 
@@ -195,3 +196,12 @@ def _graph(fed: weakref.ref[FedPipelines], tape: Tape, lane: int = 0) -> Any:
         return own.fn(*args, **kwargs, **own.given)
     except StopIteration as error:
         raise RuntimeError(f"the graph's function raised StopIteration: {error}") from error
+    except TypeError as error:
+        if not (args and isinstance(args[0], dict)):
+            raise
+        names = sorted(function_parameters(own.fn) - set(own.given))
+        raise TypeError(
+            f"{error}\nThe whole record, a dict of {sorted(args[0])}, is its only argument, since "
+            f"none of its parameters, {names}, is one of these keys: name its parameters like the "
+            "keys that it takes, or index the dict"
+        ) from error

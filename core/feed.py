@@ -50,6 +50,7 @@ class Feed:
         batch_size: Batch size of each pipeline; 0 until they are built.
         plan: The epochs; None where only the source knows their end, and until then.
         streams: The shard of each pipeline in epoch 0.
+        device_ids: The GPU of each pipeline, None for the CPU; none until they are built.
         closed: Whether `close` was called.
         expected: The fingerprint that a state was saved with, until pipelines are there to
             be compared with it.
@@ -63,6 +64,7 @@ class Feed:
         self.batch_size = 0
         self.plan: EpochPlan | None = None
         self.streams: tuple[int, ...] = ()
+        self.device_ids: tuple[int | None, ...] = ()
         self.closed = False
         self._config = config
         self._shards = tuple(shards)
@@ -154,6 +156,7 @@ class Feed:
         config = self._config
         check_outputs(built[0], config.output_map)
         self.batch_size = built[0].max_batch_size
+        self.device_ids = tuple(pipeline.device_id for pipeline in built)
         self.plan, self.streams = epochs_of(built, config, self._shards)
 
     # Position

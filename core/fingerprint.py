@@ -202,6 +202,11 @@ def _operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
     return found, unchecked
 
 
+def operators_of(pipeline: Pipeline) -> list[Operator]:
+    """Kind, name and arguments of each operator in order, as far as they can be read."""
+    return _operators(pipeline)[0]
+
+
 def _kind(arguments: Mapping[str, Any], schema: str) -> str:
     """An operator's name as users write it, e.g. readers.file."""
     module = str(arguments.get("_module", "")).partition("nvidia.dali.fn")[2].strip(".")

@@ -8,6 +8,7 @@ import jax
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from .arguments import knows_its_names
 from .config import IteratorConfig
 from .given import GivenSource
 from .iterator import BatchIterator
@@ -60,6 +61,7 @@ class DALIGenericIterator(BatchIterator):
         RuntimeError: If the pipelines can't be built.
     """
 
+    @knows_its_names
     def __init__(
         self,
         pipelines: Pipeline | Sequence[Pipeline],

@@ -26,6 +26,12 @@ class GivenSource:
     """
 
     def __init__(self, pipelines: Pipeline | Sequence[Pipeline]):
+        if callable(pipelines):
+            raise TypeError(
+                f"pipelines must be a nvidia.dali.Pipeline or a list of them, not {pipelines!r}, "
+                "a function: decorate a graph's function with dalijax.data_iterator and call it, "
+                "or pass what one of nvidia.dali.pipeline_def returns, pipe(batch_size=...)"
+            )
         given = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)
         if not given:
             raise ValueError("pipelines is empty: pass a Pipeline or a list of them")
@@ -35,6 +41,7 @@ class GivenSource:
         sizes = [pipeline.max_batch_size for pipeline in given]
         if len(set(sizes)) > 1:
             raise ValueError(f"all pipelines must have one batch_size, not {sizes}")
+        self.name = "a pipeline" if len(given) == 1 else f"{len(given)} pipelines"
         self._unresumable = ""
         self._functions = FunctionsOfPipelines()
         self.rebuildable = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 
@@ -20,6 +21,7 @@ from .skipping import Skipper
 from .stats import InputStats
 
 _log = logging.getLogger("dalijax")
+Self = TypeVar("Self", bound="BatchIterator")  # typing has one from Python 3.11 on
 
 
 class BatchIterator(Resumable):
@@ -67,7 +69,7 @@ class BatchIterator(Resumable):
 
     # The protocol of an iterator
 
-    def __iter__(self) -> BatchIterator:
+    def __iter__(self: Self) -> Self:
         """Itself, in the next epoch where every batch of this one has been delivered.
 
         In mid-epoch, and just after `set_state`, it goes on where it is. With ``auto_reset``
@@ -168,6 +170,24 @@ class BatchIterator(Resumable):
 
     def __bool__(self) -> bool:
         return True
+
+    def __repr__(self) -> str:
+        """Where it stands; it builds nothing, and waits for nobody."""
+        feed, here = self._feed, self._position
+        step = f"step {here.step}"
+        if feed.plan is not None:
+            step += f" of {feed.plan.delivered(here.epoch, feed.streams[0])}"
+        told = [f"epoch {here.epoch}", step]
+        if feed.batch_size:
+            lanes = len(feed.device_ids)
+            devices = dict.fromkeys("cpu" if k is None else f"gpu:{k}" for k in feed.device_ids)
+            told.append(f"batch {feed.batch_size}" + f" x {lanes} pipelines" * (lanes > 1))
+            told.append(f"device {', '.join(devices)}")
+        elif not feed.closed:
+            told.append("not built yet")
+        told.append(f"outputs {list(self._config.output_map)}")
+        told += ["closed"] * feed.closed
+        return f"<{type(self).__name__} of {feed.source.name}: {', '.join(told)}>"
 
     @property
     def size(self) -> int:
@@ -317,7 +337,7 @@ class BatchIterator(Resumable):
             self._peeked = None
             self._feed.close()
 
-    def __enter__(self) -> BatchIterator:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

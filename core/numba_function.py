@@ -201,7 +201,10 @@ def _check_counts(
             f"{len(of_outs)} out_types and {len(outs)} outs_ndim: pass one of each for each output"
         )
     if not 1 <= inputs <= _MOST or not 1 <= len(outs) <= _MOST:
-        raise ValueError(f"{inputs} inputs and {len(outs)} outputs: Numba's operator takes 1 to 6")
+        raise ValueError(
+            f"{inputs} inputs and {len(outs)} outputs: DALI's operator for Numba takes 1 to "
+            f"{_MOST} of each. Put some together by fn.cat or fn.stack, or use two functions"
+        )
     if min(*ins, *outs) < 1:
         raise ValueError(
             f"ins_ndim={ins} and outs_ndim={outs}: Numba's operator takes arrays of 1 dimension "

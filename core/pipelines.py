@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
+from . import advice
+from .arguments import checked_arguments, name_of
+from .arguments import function_parameters as function_parameters
 from .fingerprint import StateError
 from .randomness import moved
 from .statefulness import FunctionsOfPipelines
@@ -36,8 +37,6 @@ _OF_ANOTHER = re.compile(
     "might come from another pipeline|no checkpoint for operator|match the graph structure|"
     "superfluous operator states|Failed to deserialize|Philox state"
 )
-_PIPELINE_ARGS = frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"}
-_DEF_ARGS = _PIPELINE_ARGS | {"enable_conditionals", "debug"}
 
 
 def default_device_id() -> int | None:
@@ -59,12 +58,14 @@ class PipelineSource(Protocol):
     """Where an iterator has its pipelines from.
 
     Attributes:
+        name: What to call it.
         rebuildable: Whether `build` may be called again.
         serialized: What DALI serialises of each pipeline, where they were given so.
         restored: The checkpoints that the first pipelines built stand at by themselves.
         owned: Whether the pipelines built last belong to nobody else.
     """
 
+    name: str
     rebuildable: bool
     serialized: list[bytes]
     restored: list[bytes]
@@ -106,10 +107,19 @@ class _Owned(Pipeline):
             super()._shutdown()  # type: ignore[no-untyped-call]
 
 
-def build_pipeline(pipeline: Pipeline) -> None:
-    """Builds a pipeline; a missing GPU is said with its cure."""
+def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
+    """Builds a pipeline; what is known to be missing is said with its cure.
+
+    Args:
+        pipeline: The pipeline.
+        name: What defined it, for messages.
+    """
     try:
         pipeline.build()
+    except (NotImplementedError, TypeError) as error:
+        if cure := advice.of_outputs(error, name):
+            raise TypeError(cure) from error
+        raise
     except RuntimeError as error:
         text = str(error)
         if backend.GetCUDADeviceCount() == 0 and ("CUDA" in text or "GPU" in text):
@@ -118,6 +128,8 @@ def build_pipeline(pipeline: Pipeline) -> None:
                 "on this machine. For the CPU, use device='cpu' for its decoders, no .gpu(), "
                 f"and leave device_id out or pass None. DALI says: {text}"
             ) from error
+        if cure := advice.of_readers(error, pipeline):
+            raise RuntimeError(f"{cure} DALI says: {text}") from error
         raise
 
 
@@ -180,6 +192,7 @@ class FunctionSource:
         each: Sequence[Mapping[str, Any]] = ({},),
         on_host: bool = False,
     ):
+        self.name: str = getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__)
         self._unresumable = ""
         self._functions = FunctionsOfPipelines()
         self._on_host = on_host
@@ -189,11 +202,11 @@ class FunctionSource:
         for name in ("seed", "num_threads"):  # None is the default: left out
             if self._kwargs.get(name, "") is None and name not in function_parameters(pipeline_fn):
                 del self._kwargs[name]
-        self._each = [dict(one) for one in each]
-        check_arguments(pipeline_fn, {*self._kwargs, *self._each[0]})
-        for name in _DEF_ARGS & set(self._kwargs):  # NumPy's numbers are none of JSON's
-            if isinstance(self._kwargs[name], np.integer):
-                self._kwargs[name] = int(self._kwargs[name])
+        self._kwargs = checked_arguments(pipeline_fn, self._kwargs)
+        self._each = [checked_arguments(pipeline_fn, one) for one in each]
+        decorated = getattr(pipeline_fn, "_is_pipeline_def", False)
+        if not decorated and {**self._kwargs, **self._each[0]}.get("batch_size") is None:
+            raise _no_batch_size(pipeline_fn)
         # Unless asked for by name, checkpointing falls back to none where DALI refuses it.
         asked = self._kwargs.pop("enable_checkpointing", None)
         self._may_fall_back = asked is None
@@ -222,7 +235,7 @@ class FunctionSource:
     def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
         def made(checkpoint: bytes | None) -> Pipeline:
             pipeline = self.define(one, checkpoint)
-            build_pipeline(pipeline)
+            build_pipeline(pipeline, name_of(self._fn))
             return pipeline
 
         with warnings.catch_warnings(record=True) as caught:
@@ -275,6 +288,19 @@ class FunctionSource:
         return pipeline
 
     def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
+        try:
+            return self._called(state, call)
+        except (AttributeError, TypeError) as error:
+            if cure := advice.of_definition(error):
+                kind = TypeError if isinstance(error, TypeError) else AttributeError
+                raise kind(f"{name_of(self._fn)}: {error}\n{cure}") from error
+            raise
+        except ValueError as error:
+            if "batch size must be set" in str(error):  # nor did a pipeline_def of its own
+                raise _no_batch_size(self._fn) from None
+            raise
+
+    def _called(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
         current().again()
         defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
         if not getattr(self._fn, "_is_pipeline_def", False):
@@ -288,6 +314,13 @@ class FunctionSource:
         return pipeline
 
 
+def _no_batch_size(pipeline_fn: Callable[..., Any]) -> ValueError:
+    return ValueError(
+        f"batch_size is missing: pass the number of samples of a batch where the iterator is made, "
+        f"as by {getattr(pipeline_fn, '__name__', 'iterator_fn')}(..., batch_size=128)"
+    )
+
+
 def can_checkpoint(pipeline: Pipeline) -> bool:
     """Whether a built pipeline was made with enable_checkpointing; no property says it."""
     try:
@@ -295,17 +328,6 @@ def can_checkpoint(pipeline: Pipeline) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def check_arguments(pipeline_fn: Callable[..., Any], names: Collection[str]) -> None:
-    """Raises TypeError for arguments of neither a graph function nor pipeline_def."""
-    own = function_parameters(pipeline_fn)
-    unknown = sorted(set(names) - own - _DEF_ARGS)
-    if unknown:
-        raise TypeError(
-            f"{getattr(pipeline_fn, '__name__', pipeline_fn)!s}() has no argument {unknown}: "
-            f"its own are {sorted(own)}, the others are those of nvidia.dali.pipeline_def"
-        )
 
 
 def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
@@ -316,10 +338,3 @@ def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
             f"output_map names {len(output_map)} outputs, {list(output_map)}, "
             f"but the pipeline has {outputs}: give each of them one name"
         )
-
-
-def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
-    """Names of the arguments of a graph function that may be passed by keyword."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(pipeline_fn).parameters.values()
-    return frozenset(p.name for p in parameters if p.kind in kinds)

@@ -105,7 +105,7 @@ def _output_shardings(
     if isinstance(sharding, Sharding):
         return dict.fromkeys(names, sharding)
     if not isinstance(sharding, Mapping):
-        raise TypeError(f"sharding must be a jax.sharding.Sharding or a dict, not {sharding!r}")
+        raise _no_sharding("sharding", sharding)
     if set(sharding) != set(names):
         raise ValueError(
             f"sharding is for {sorted(sharding)}, the outputs are {sorted(names)}: "
@@ -122,9 +122,27 @@ def _output_shardings(
                 )
             one = NamedSharding(mesh, one)
         if not isinstance(one, Sharding):
-            raise TypeError(f"sharding[{name!r}] must be a Sharding or PartitionSpec, not {one!r}")
+            raise _no_sharding(f"sharding[{name!r}]", one)
         made[name] = one
     return made
+
+
+def _no_sharding(what: str, given: object) -> TypeError:
+    cure = "jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))"
+    if isinstance(given, PartitionSpec):
+        cure = f"with the mesh that it is of, jax.sharding.NamedSharding(mesh, {given!r})"
+    elif isinstance(given, jax.sharding.Mesh):
+        axis = given.axis_names[0] if given.axis_names else "data"
+        cure = (
+            "with the axes that cut the batch, "
+            f"jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec({axis!r}))"
+        )
+    elif isinstance(given, (list, tuple)) and all(isinstance(d, jax.Device) for d in given):
+        cure = "or these as devices=[...], for pmap's layout"
+    return TypeError(
+        f"{what} must be a jax.sharding.Sharding, or a dict of one for each output, not {given!r}: "
+        f"pass {cure}"
+    )
 
 
 def _put(piece: Any, device: jax.Device) -> jax.Array:

@@ -33,6 +33,13 @@ class Resumable:
     _unsure: bool
     _before: Position
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} can't be pickled or copied: its pipelines run in this process. Pickle "
+            "the iterator function, its arguments and get_state(), and call set_state() of the "
+            "iterator that they make there"
+        )
+
     def _take(self) -> Taken | None:
         raise NotImplementedError
 

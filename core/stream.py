@@ -36,6 +36,9 @@ class BatchStream:
         self.iterator = make()
         self.num_epochs = num_epochs
 
+    def __reduce__(self) -> Any:
+        return self.iterator.__reduce__()  # which says what to pickle instead
+
     def __iter__(self) -> BatchStream:
         return self
 

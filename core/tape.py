@@ -140,6 +140,13 @@ def check_fed(pipeline_fn: Callable[..., Any], config: IteratorConfig, on_error:
             f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
             "pass the plain function, whose parameters are fed"
         )
+    if isinstance(getattr(pipeline_fn, "config", None), IteratorConfig):
+        raise TypeError(
+            f"{pipeline_fn!r} is an iterator function of dalijax.data_iterator, which reads by "
+            "itself: pass the plain function, undecorated, whose parameters are the records' keys"
+        )
+    if not callable(pipeline_fn):
+        raise TypeError(f"pipeline_fn must be a function of a DALI graph, not {pipeline_fn!r}")
     if on_error not in ON_ERROR:
         raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
     if on_error == "mask" and config.mask is None:

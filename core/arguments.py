@@ -1,0 +1,120 @@
+"""Arguments: what is wrong with one, in words, before DALI sees it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from nvidia.dali import Pipeline
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DEF_ARGS = (frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"}) | {
+    *("enable_conditionals", "debug")
+}
+# What a number counts, and the least that it may be.
+_NUMBERS = {
+    "batch_size": ("a whole number of samples, 1 or more", 1),
+    "num_threads": ("a whole number of threads, 1 or more", 1),
+    "device_id": ("the number of a GPU, 0 or more, or None for a pipeline on the CPU", 0),
+    "seed": ("a whole number of at most 64 bits", -(1 << 63)),
+    "prefetch_queue_depth": (
+        "a whole number of batches, 1 or more, or a dict of them with the keys cpu_size and "
+        "gpu_size",
+        1,
+    ),
+}
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called, with parentheses."""
+    return f"{getattr(function, '__name__', function)!s}()"
+
+
+def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
+    """Names of the arguments of a graph function that may be passed by keyword."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(pipeline_fn).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind in kinds)
+
+
+def checked_arguments(
+    pipeline_fn: Callable[..., Any], call: Mapping[str, Any], others: Collection[str] = ()
+) -> dict[str, Any]:
+    """The keyword arguments of a call, NumPy's numbers as Python's.
+
+    Args:
+        pipeline_fn: The graph's function, whose own arguments are not looked at.
+        call: The arguments.
+        others: Names that are taken beside those of ``nvidia.dali.pipeline_def``, for the
+            message.
+
+    Raises:
+        TypeError: For an argument of neither the function nor pipeline_def, or of a wrong type.
+        ValueError: For a number that is too small or too large.
+    """
+    own = function_parameters(pipeline_fn)
+    known = {
+        "its own": own,
+        "those of dalijax.data_iterator": frozenset(others),
+        "those of nvidia.dali.pipeline_def": _DEF_ARGS,
+    }
+    check_names(name_of(pipeline_fn), call, known)
+    made = dict(call)
+    for name in set(call) & _DEF_ARGS - own:
+        if name in _NUMBERS and call[name] is not None:
+            made[name] = _number(name, call[name])
+        elif isinstance(call[name], np.integer):  # which are none of JSON's
+            made[name] = int(call[name])
+    return made
+
+
+def check_names(told: str, names: Collection[str], known: Mapping[str, Collection[str]]) -> None:
+    """Raises TypeError for names that are not known, with what is close and what there is.
+
+    Args:
+        told: What takes the arguments, for the message.
+        names: Those that were passed.
+        known: Those that it takes, by what to call them.
+    """
+    every = sorted({name for group in known.values() for name in group})
+    unknown = sorted(set(names) - set(every))
+    if unknown:
+        close = [near for name in unknown for near in difflib.get_close_matches(name, every, 1)]
+        meant = f" (did you mean {' and '.join(map(repr, close))}?)" if close else ""
+        listed = "; ".join(f"{what} are {sorted(group)}" for what, group in known.items() if group)
+        raise TypeError(f"{told} has no argument {unknown}{meant}: {listed}")
+
+
+def knows_its_names(function: F) -> F:
+    """A function whose unknown keyword arguments are answered by what is close to them."""
+    parameters = set(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not parameters.issuperset(kwargs):
+            told = function.__qualname__.removesuffix(".__init__")
+            check_names(f"{told}()", kwargs, {"its arguments": parameters - {"self"}})
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def _number(name: str, value: Any) -> Any:
+    if name == "prefetch_queue_depth" and isinstance(value, Mapping):
+        return {key: _number(name, one) for key, one in value.items()}
+    what, least = _NUMBERS[name]
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be {what}, not {value!r}") from None
+    if not least <= number < 1 << (63 if name == "seed" else 31):
+        raise ValueError(f"{name} must be {what}, not {value!r}")
+    return number
