@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Sharding
@@ -12,6 +12,21 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from .epochs import EpochPlan
 
 _AUTO_RESET = {"no": False, "yes": True}
+
+
+def difference_names(allow: object, argument: str) -> tuple[str, ...]:
+    """Names of differences that a restore goes on with, of the argument that has them.
+
+    Raises:
+        TypeError: If they are no list of names.
+    """
+    if isinstance(allow, str) or not isinstance(allow, Iterable):
+        raise TypeError(f"{argument} must be a list of names, not {allow!r}: pass [{allow!r}]")
+    names = tuple(allow)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} must hold names, not {name!r}")
+    return names
 
 
 def _parse_auto_reset(value: object) -> bool:
@@ -100,6 +115,7 @@ class IteratorConfig:
     mask: str | None = None
     as_numpy: bool | None = None
     on_error: str = "raise"
+    allow_changes: Sequence[str] = ()
     separate: Separate | None = None  # no argument of DALI's: only adapters set it
     on_host: bool = False  # nor this: outputs on a GPU are copied to the host by DALI
 
@@ -114,6 +130,8 @@ class IteratorConfig:
         set_field(self, "auto_reset", _parse_auto_reset(self.auto_reset))
         set_field(self, "output_map", self._checked_names())
         set_field(self, "size", int(self.size))
+        names = difference_names(self.allow_changes, "allow_changes")
+        set_field(self, "allow_changes", names)
         if self.size == 0 or self.size < -1:
             raise ValueError(f"size must be a positive number of samples, or -1, not {self.size}")
         if not isinstance(self.last_batch_policy, LastBatchPolicy):

@@ -259,6 +259,7 @@ def data_iterator(
     mask: str | None = ...,
     as_numpy: bool | None = ...,
     on_error: str = ...,
+    allow_changes: Sequence[str] = ...,
 ) -> IteratorFunction: ...
 
 
@@ -279,6 +280,7 @@ def data_iterator(
     mask: str | None = ...,
     as_numpy: bool | None = ...,
     on_error: str = ...,
+    allow_changes: Sequence[str] = ...,
 ) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
 
 
@@ -299,6 +301,7 @@ def data_iterator(
     mask: str | None = None,
     as_numpy: bool | None = None,
     on_error: str = "raise",
+    allow_changes: Sequence[str] = (),
 ) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
     """Turns a function of a DALI graph into one that makes iterators.
 
@@ -323,6 +326,8 @@ def data_iterator(
         sharding: A jax.sharding.Sharding: batches are global arrays placed by it.
         devices: jax devices, one pipeline for each: batches have pmap's layout
             [devices, batch, ...].
+        allow_changes: Names of differences that states go on with, where somebody else restores
+            them: a trainer, say; see ``set_state``'s ``allow``.
 
     Returns:
         An `IteratorFunction`, or a decorator that makes one where ``pipeline_fn`` is None.
@@ -344,6 +349,7 @@ def data_iterator(
         mask=mask,
         as_numpy=as_numpy,
         on_error=on_error,
+        allow_changes=allow_changes,
     )
     if pipeline_fn is None:
         return lambda decorated: IteratorFunction(decorated, config)

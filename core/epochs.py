@@ -151,6 +151,16 @@ class EpochPlan:
             epoch += 1
         return epoch
 
+    def gap(self, epoch: int) -> int:
+        """Number of batches between the last one before an epoch that is delivered, and it."""
+        start, before = self.first_batch(epoch), epoch - 1
+        while before >= 0 and self.first_batch(before) == start:
+            before -= 1
+        if before < 0:
+            return 0
+        least = min(self.delivered(before, stream) for stream in range(self.num_shards))
+        return start - self.first_batch(before) - least
+
     def valid(self, epoch: int, step: int, stream: int) -> int:
         """Number of samples at the head of a batch that belong to its epoch.
 

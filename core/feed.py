@@ -13,12 +13,22 @@ from nvidia.dali import Pipeline
 from .callbacks import advised
 from .config import IteratorConfig
 from .epochs import EpochPlan
-from .fingerprint import Fingerprint, StateError, differences, fingerprint, unknown
+from .fingerprint import (
+    Fingerprint,
+    StateError,
+    check_names,
+    fingerprint,
+    not_allowed,
+    renamed,
+    unknown,
+)
 from .pipelines import PipelineSource, check_outputs
 from .placement import DataShard
 from .position import Mark, Position
+from .randomness import grafted
 from .readers import epochs_of
 from .runner import BatchError, NoBatch, Outputs, Runner, SourceEnded, SourceError
+from .state import Saved
 
 _READER = re.compile(r"operator `[\w.]*readers\.")
 # A checkpoint costs 10 to 30 us: it is taken when a state is asked for (`Feed.pin`), and after so
@@ -52,8 +62,6 @@ class Feed:
         streams: The shard of each pipeline in epoch 0.
         device_ids: The GPU of each pipeline, None for the CPU; none until they are built.
         closed: Whether `close` was called.
-        expected: The fingerprint that a state was saved with, until pipelines are there to
-            be compared with it.
     """
 
     def __init__(
@@ -70,7 +78,6 @@ class Feed:
         self._shards = tuple(shards)
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
-        self.expected: Fingerprint | None = None
         self._exact: Position | None = None  # of the batch taken last, unless it failed
         self._most_lag = _MOST_LAG
 
@@ -84,31 +91,114 @@ class Feed:
             )
         return self._fingerprint
 
-    def restore(self, position: Position, saved: Fingerprint | None = None) -> None:
-        """Moves to a position, whose pipelines are built when they are next used.
+    def restore(self, saved: Saved, allow: Sequence[str] = (), named: Sequence[str] = ()) -> None:
+        """Moves to a saved position, with new pipelines that stand there.
 
         Args:
-            position: The position.
-            saved: The fingerprint that it was saved with, compared once they are built.
+            saved: The position, and what it belongs to.
+            allow: Names of differences to go on with.
+            named: More of them, which must be names of something.
+
+        Raises:
+            StateError: If it is of other data, or DALI refuses its part; nothing has changed.
+            Exception: If no pipelines can be built at all; nothing has changed.
         """
+        position, before = saved.position, self.position
+        if self.batch_size or position.mark is None:
+            self._check(saved, allow, named)
+        if position == before or position.mark is None:  # nothing is to be built
+            if position != before:
+                self.drop()
+                self.position = position
+            return
+        if not self.source.rebuildable:
+            raise StateError(
+                "these pipelines can't be built again, and so not at a state: DALI does not "
+                "serialise their Python sources or functions. Use dalijax.data_iterator, which "
+                "builds pipelines from their function"
+            )
         self.drop()
-        self.position = position
-        self.expected = None if self.batch_size else saved
+        try:
+            self.position = self._arrived(saved, position.mark, allow, named)
+        except BaseException:
+            self.drop()
+            self.position = before
+            raise
+
+    def _arrived(
+        self, saved: Saved, mark: Mark, allow: Sequence[str], named: Sequence[str]
+    ) -> Position:
+        """The saved position, where new pipelines stand then; see `restore`."""
+        refusal: Exception | None = None
+        try:
+            self._opened(mark)
+        except (RuntimeError, ValueError) as error:
+            refusal = error
+            self._opened(Mark())  # what differs says more
+        self._check(saved, allow, named)
+        self._check_reach(saved.position)
+        names = renamed(saved.fingerprint, self.fingerprint())
+        if names is None:
+            if refusal is not None:
+                raise refusal
+            return saved.position
+        # Operators come, go, or have other names: each state goes to the operator that it is of.
+        if refusal is None:
+            self.drop()
+        begun = self._opened(Mark()).checkpoints() or ()
+        self.drop()
+
+        def moved(mark: Mark | None) -> Mark | None:
+            if mark is None or mark.checkpoints is None:
+                return mark
+            pairs = zip(mark.checkpoints, begun, strict=True)
+            return Mark(tuple(grafted(own, start, names) for own, start in pairs), mark.lag)
+
+        position = saved.position
+        position = dataclasses.replace(
+            position, mark=moved(position.mark), epoch_mark=moved(position.epoch_mark)
+        )
+        self._opened(position.mark or Mark())
+        return position
+
+    def _check(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
+        """Raises StateError where what a state belongs to differs, as far as it is known."""
+        now = self.fingerprint()
+        found = saved.differences(self._config.output_map, now)
+        if left := not_allowed(found, (*allow, *named)):
+            raise StateError.of_other_data(left, allowed=True)
+        if named:
+            check_names(named, found, saved.fingerprint, now)
+
+    def _check_reach(self, position: Position) -> None:
+        """Raises StateError where no iterator over these epochs ever stands at a position."""
+        mark, start, plan = position.mark or Mark(), position.epoch_mark or Mark(), self.plan
+        counts = {len(own.checkpoints) for own in (mark, start) if own.checkpoints is not None}
+        wrong = [f"{count} pipelines" for count in counts if count != len(self.streams)]
+        least, most = 0, _MOST_LAG + position.errors
+        if plan is not None:
+            delivered = plan.delivered(position.epoch, self.streams[0])
+            if position.step > delivered:
+                wrong.append(f"step {position.step} of {delivered}")
+            if position.step == delivered:  # DALI's own DROP is behind what it drops
+                least = min(0, delivered - plan.consumed(position.epoch))
+            # Between epochs, and those that fail do not end a lag.
+            most += (1 + position.errors) * plan.gap(position.epoch)
+        for lag, lowest in ((mark.lag, least), (start.lag, 0)):
+            if not lowest <= lag <= most:
+                wrong.append(f"a lag of {lag} batches")
+        if wrong:
+            raise StateError(
+                f"the state is damaged: no iterator over these data has {' or '.join(wrong)} in "
+                f"epoch {position.epoch}, after {position.errors} errors"
+            )
 
     def runner(self) -> Runner:
         """The running pipelines, built to stand at the position where there are none."""
         if self.closed:
             raise ValueError(CLOSED)
         if (runner := self._runner) is None:
-            try:
-                runner = self._opened(self.position.mark or Mark())
-            except (RuntimeError, ValueError):
-                if self.expected is not None:  # what differs says more
-                    self._opened(Mark())
-                    self._check_expected()
-                    self.drop()
-                raise
-            self._check_expected()
+            runner = self._opened(self.position.mark or Mark())
             if self.position.mark is None:
                 start = Mark(runner.checkpoints())
                 self.position = dataclasses.replace(self.position, mark=start, epoch_mark=start)
@@ -121,15 +211,15 @@ class Feed:
         return self._runner
 
     def adopt(self, position: Position) -> None:
-        """Takes a position for the one that the pipelines, built but not run, stand at."""
-        self.position = position
-        self.runner().lag = position.mark.lag if position.mark else 0
+        """Takes a position for the one that the pipelines, built but not run, stand at.
 
-    def _check_expected(self) -> None:
-        if self.expected and (lines := differences(self.expected, self.fingerprint())):
-            self.drop()
-            raise StateError.of_other_data(lines)
-        self.expected = None
+        Raises:
+            StateError: If no iterator over these data ever stands there.
+        """
+        runner = self.runner()
+        self._check_reach(position)
+        self.position = position
+        runner.lag = position.mark.lag if position.mark else 0
 
     def settle(self, position: Position) -> bool:
         """Goes back to a position, whose pipelines are built anew; False where they can't be."""

@@ -58,11 +58,11 @@ class BatchIterator(Resumable):
         self._before = self._position
         if lazy:
             return
-        self._feed.runner()
-        self._position = self._feed.position
         if checkpoints is not None:
             self._restore_checkpoints(checkpoints)
-        elif source.restored:
+        self._feed.runner()
+        self._position = self._feed.position
+        if checkpoints is None and source.restored:
             self._restore_checkpoints(source.restored, stand_there=True)
         if config.prepare_first_batch:
             self.start_prefetch()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .fingerprint import StateError, wire_fields, wire_message
@@ -66,6 +66,31 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
         raise StateError(f"its outputs were {sorted(lost)} where they are {sorted(gained)} now")
     named = [(1, wire_message(had.get(name, fields).items())) for name, fields in has.items()]
     return wire_message([*named, *rest])
+
+
+def grafted(checkpoint: bytes, start: bytes, names: Mapping[str, str]) -> bytes:
+    """The checkpoint of a pipeline, for one of a graph with other operators.
+
+    Args:
+        checkpoint: The checkpoint.
+        start: That of the other pipeline, at its start: of its new operators it is the state.
+        names: The names of operators in the checkpoint, by those that they have now.
+
+    Raises:
+        StateError: If an operator has a state in one of the two alone; if it is no checkpoint.
+    """
+    try:
+        had, has = _contents(checkpoint), _contents(start)
+        rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
+    except (ValueError, TypeError, LookupError) as error:
+        raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
+    fields: list[tuple[int, Any]] = []
+    for name, own in has.items():
+        kept = had.get(names.get(name, ""))
+        if kept is not None and own.get(2) and not kept.get(2):
+            raise StateError(f"{name} has a state now, and had none when the state was saved")
+        fields.append((1, wire_message(((kept or own) | {1: name.encode()}).items())))
+    return wire_message([*fields, *rest])
 
 
 def _copied(names: Iterable[str]) -> set[str]:

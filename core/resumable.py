@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from . import checkpoints as checkpoints_lib
 from . import state as state_lib
-from .config import IteratorConfig
+from .config import IteratorConfig, difference_names
 from .feed import CLOSED, Feed, Taken
 from .fingerprint import unknown
 from .pipelines import check_resumable
@@ -90,36 +90,37 @@ class Resumable:
             self._pin()
             # A lazy iterator's first state stays what it was before the pipelines were built.
             known = self._position.mark is not None
-            own = self._feed.expected or self._feed.fingerprint() if known else unknown()
+            own = self._feed.fingerprint() if known else unknown()
             return state_lib.encode(self._position, self._config.output_map, own)
 
-    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Goes on where a state says; the pipelines are built again when they are next used.
+    def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
+        """Goes on where a state says, with new pipelines, which are built at once.
 
         Args:
             state: What `get_state` of an iterator over the same data gave, or any adapter's
                 of the same function and arguments; JSON text and bytes of it, too. It is
                 neither kept nor changed.
+            allow: Names of differences to go on with, as errors have them: "operators.resize.size"
+                for an argument, "operators.resize" for an operator that came, went or changed,
+                "reader.files". What positions are counted in can't be waived: batch size, shards,
+                the epoch's size, policy and padding.
 
         Raises:
-            ValueError: If it is no state, or one of other data; nothing has changed. Where no
-                pipelines were built yet the data are compared once they are, and where DALI
-                itself refuses its part of a state, it says so then: the next call raises, until
-                another state is set.
+            ValueError: If it is no state, one of other data, or one whose part DALI refuses; if
+                ``allow`` has a name of nothing. Nothing has changed.
+            Exception: If the pipelines can't be built. Nothing has changed.
         """
         with self.opened():
             self._settle()
             check_resumable(self._feed.source)
             self._pin()
-            feed = self._feed
-            now = feed.fingerprint()
-            position, saved = state_lib.decode(state, self._config.output_map, now)
-            here = position == self._position == feed.position
-            if not here or feed.expected not in (None, saved):
-                feed.restore(position, saved)
-                self._position = position
-                self._peeked = None
-            self._stays, self._stopped = True, False
+            self._go_to(state_lib.read(state), difference_names(allow, "allow"))
+
+    def _go_to(self, saved: state_lib.Saved, named: Sequence[str] = ()) -> None:
+        self._feed.restore(saved, self._config.allow_changes, named)
+        if self._position is not self._feed.position:
+            self._position, self._peeked = self._feed.position, None
+        self._stays, self._stopped = True, False
 
     def checkpoints(self) -> list[bytes]:
         """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
@@ -136,18 +137,27 @@ class Resumable:
             pieces: One for each pipeline.
             stand_there: Whether the pipelines were built at them already.
         """
-        feed = self._feed
-        feed.runner()
-        check_resumable(self._feed.source)
-        position = checkpoints_lib.position(
-            pieces, self._config.output_map, feed.fingerprint(), feed.plan, feed.streams
-        )
+        feed, outputs = self._feed, self._config.output_map
         if stand_there:
-            feed.adopt(position)
-        else:
-            feed.restore(position)
-        self._position = position
-        self._stays = True
+            feed.runner()
+            check_resumable(feed.source)
+            feed.adopt(
+                checkpoints_lib.position(
+                    pieces, outputs, feed.fingerprint(), feed.plan, feed.streams
+                )
+            )
+            self._position = feed.position
+            self._stays = True
+            return
+        state = checkpoints_lib.from_bytes(pieces)
+        if state is not None:
+            saved = state_lib.read(state)
+        else:  # DALI's counters say nothing without the epochs
+            feed.runner()
+            position = checkpoints_lib.of_dali(pieces, feed.plan, feed.streams)
+            saved = state_lib.Saved(position, list(outputs), feed.fingerprint())
+        check_resumable(feed.source)
+        self._go_to(saved)
 
     def skip(self, batches: int) -> int:
         """Moves past so many batches of the current epoch, or to its end.

@@ -9,33 +9,40 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import hashlib
 import json
+import reprlib
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import nvidia.dali
 
-from .fingerprint import Fingerprint, StateError, differences
+from .fingerprint import Difference, Fingerprint, StateError, differences, unknown
 from .position import Mark, Position
 
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
+_MOST_COUNT = 1 << 53  # epochs, or batches: what every reader of JSON keeps exactly
+_MOST_LAG = 1 << 16  # batches; what a position really may have is checked once its epochs are known
 _MOST = 1 << 24  # bytes of anything deflated: a state may come from elsewhere
 _READABLE = 1024  # characters of a list of operators that stays as it is
 _FORMAT = "dalijax"
-# What most states have in common (a preset dictionary, RFC 1950): part of the format of version 1.
+# What most states have in common (a preset dictionary, RFC 1950): part of the format.
 _COMMON = (
     b"crop_mirror_normalize __CropMirrorNormalize_ random_resized_crop __RandomResizedCrop_ "
     b"decoders.image __Image_ random.coin_flip __CoinFlip_ random.uniform __Uniform_ cast __Cast_ "
     b"resize __Resize_ color_twist __ColorTwist_ external_source __ExternalSource_ reshape "
+    b" add ___ArithmeticGenericOp_ expression_desc=#3be22e inputs=# size=[224.0,224.0] dtype=9 "
+    b"output_layout=CHW mean=# std=# mirror=probability=0.5 range=[0.0,1.0] crop=[224.0,224.0] "
     b'"lag":0,"epoch_lag":0,"outputs":["images","labels"],"lengths":[["labels"]"image","label",'
-    b'false","true","sources":["reader.file_root: /","reader.files: #","reader.initial_fill: 1024",'
+    b'false","true","sources":["reader.file_root: ","reader.files: 1,000 files, 1,000 bytes #",'
+    b'"reader.initial_fill: 1024",'
     b'"reader.num_shards: 1","reader.pad_last_batch: true","reader.random_shuffle: true","reader.'
     b'stick_to_shard: true","reader.shuffle_after_epoch: "],"unchecked":[]},"digest":"'
     b'"padded":1,"stick":1,"seed":0,"operators":["readers.file reader","'
-    b'{"format":"dalijax","version":1,"dali":"2.4.0","epoch":0,"step":0,"errors":0,"fingerprint":'
+    b'{"format":"dalijax","version":2,"dali":"2.4.0","epoch":0,"step":0,"errors":0,"fingerprint":'
     b'{"epoch_size":-1,"batch_size":-1,"num_shards":1,"shard_ids":"0","policy":"FILLDROPPARTIAL",'
     b"__MakeContiguous_CpuToCpu____MakeContiguous_CpuToGpu____MakeContiguous_GpuToGpu___"
     b'\x12;Philox_00000000_0000000000000000:0000000000000000_0\n{"iter": 0, "epoch_idx": 0}\x12\x00'
@@ -98,8 +105,7 @@ def _short(operators: list[str]) -> list[str]:
 def _readable(operators: list[str]) -> list[str]:
     """What `_short` made shorter."""
     if len(operators) == 1 and " " not in operators[0]:
-        listed: list[str] = json.loads(unpack(operators[0]))
-        return listed
+        return list(json.loads(unpack(operators[0])))
     return operators
 
 
@@ -182,11 +188,11 @@ def from_text(text: str) -> dict[str, Any]:
                 at += length
         now, before = pieces
         operators = state["fingerprint"]["operators"]
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        state["fingerprint"]["operators"] = _short(operators)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise _damaged(str(error)) from None
     state["checkpoints"] = [pack(one) for one in now]
     state["epoch_checkpoints"] = [pack(one, like) for one, like in _beside(before, now)]
-    state["fingerprint"]["operators"] = _short(operators)
     return {key: state[key] for key in _TYPES if key in state}
 
 
@@ -205,7 +211,7 @@ def parsed(saved: Mapping[str, Any] | str | bytes) -> Any:
         return saved
     try:
         return json.loads(saved)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"no state of dalijax, since it is no JSON: {error}") from None
 
 
@@ -221,22 +227,77 @@ def loaded(saved: Mapping[str, Any] | str | bytes) -> Mapping[str, Any]:
     """
     state = parsed(saved)
     if isinstance(state, Mapping) and set(state) == {"version", "dali"}:
-        if state["version"] != VERSION:
+        if state["version"] != VERSION or type(state["version"]) is not int:
             raise _another_version(state["version"])
+        if type(state["dali"]) is not str:
+            raise _damaged("its text is none")
         state = from_text(state["dali"])
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise StateError(
-            f"no state of dalijax: {str(saved)[:80]!r}. Pass what get_state() of an iterator gave"
+            f"no state of dalijax: {brief(saved)}. Pass what get_state() of an iterator gave"
         )
     return state
 
 
+def brief(value: Any) -> str:
+    """A value in at most 80 characters, however deep or long it is."""
+    return value[:80].__repr__() if isinstance(value, (str, bytes)) else reprlib.repr(value)[:80]
+
+
 def _another_version(version: object) -> StateError:
     return StateError(
-        f"the state has format version {version}, this dalijax reads version {VERSION}: use "
+        f"the state has format version {brief(version)}, this dalijax reads version {VERSION}: use "
         f"the {'newer' if isinstance(version, int) and version > VERSION else 'older'} "
         "dalijax that saved it"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a state says.
+
+    Attributes:
+        position: Where the consumer stood.
+        outputs: Names of the outputs.
+        fingerprint: What the pipelines read.
+    """
+
+    position: Position
+    outputs: list[str]
+    fingerprint: Fingerprint
+
+    def differences(self, outputs: Sequence[str], now: Fingerprint) -> list[Difference]:
+        """What differs from an iterator's outputs and fingerprint; unknown fields agree."""
+        lines = differences(self.fingerprint, now)
+        if self.outputs != list(outputs):
+            lines.insert(0, Difference("outputs", str(self.outputs), str(list(outputs))))
+        return lines
+
+
+def read(saved: Mapping[str, Any] | str | bytes) -> Saved:
+    """What a state says, once it is known to be a whole one.
+
+    Args:
+        saved: What `encode` gave, or what `loaded` takes; it is neither kept nor changed.
+
+    Raises:
+        StateError: If it is no state, of another version, or damaged.
+    """
+    state = loaded(saved)
+    _check_shape(state)
+    plain, (now, start) = _unpacked(state)
+    built = now.checkpoints is not None
+    first = (state["epoch"], state["step"], state["errors"], now, start, plain["fingerprint"])
+    if not built and first != (0, 0, 0, Mark(), Mark(), unknown()):
+        raise _damaged("it has no checkpoint of DALI's, and is not a first one")
+    position = Position(
+        epoch=state["epoch"],
+        step=state["step"],
+        mark=now if built else None,
+        epoch_mark=start if built else None,
+        errors=state["errors"],
+    )
+    return Saved(position, list(state["outputs"]), plain["fingerprint"])
 
 
 def decode(
@@ -245,7 +306,7 @@ def decode(
     """The position that a state describes, and its fingerprint, once it is known to fit.
 
     Args:
-        saved: What `encode` gave, or what `loaded` takes; it is neither kept nor changed.
+        saved: As for `read`.
         outputs: Names of the outputs now.
         fingerprint: That of the pipelines now; unknown fields are not compared.
 
@@ -253,23 +314,10 @@ def decode(
         StateError: If it is no state, of another version, damaged, or of other data; the
             message has each field that differs as saved -> now.
     """
-    state = loaded(saved)
-    _check_shape(state)
-    plain, marks = _unpacked(state)
-    lines = differences(plain["fingerprint"], fingerprint)
-    if state["outputs"] != list(outputs):
-        lines.insert(0, f"outputs: {state['outputs']} -> {list(outputs)}")
-    if lines:
+    own = read(saved)
+    if lines := own.differences(outputs, fingerprint):
         raise StateError.of_other_data(lines)
-    built = marks[0].checkpoints is not None
-    position = Position(
-        epoch=state["epoch"],
-        step=state["step"],
-        mark=marks[0] if built else None,
-        epoch_mark=marks[1] if built else None,
-        errors=state["errors"],
-    )
-    return position, plain["fingerprint"]
+    return own.position, own.fingerprint
 
 
 def _unpacked(state: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Mark, Mark]]:
@@ -281,8 +329,10 @@ def _unpacked(state: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Mark, Mar
         texts = _beside(state["epoch_checkpoints"], now)
         before = tuple(unpack(text, like) for text, like in texts)
         own["operators"] = _readable(own["operators"])
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise _damaged(str(error)) from None
+    if not _are_texts(own["operators"]):
+        raise _damaged("its operators are no list of texts")
     plain["checkpoints"], plain["epoch_checkpoints"] = _to_text(now), _to_text(before)
     if state["digest"] != _digest(plain):
         raise _damaged("its digest does not match")
@@ -296,11 +346,33 @@ def _damaged(why: str) -> StateError:
 
 
 def _check_shape(state: Mapping[str, Any]) -> None:
-    if state.get("version") != VERSION:
+    """Raises StateError where a field is missing, of another type, or out of any range."""
+    if state.get("version") != VERSION or type(state["version"]) is not int:
         raise _another_version(state.get("version"))
     wrong = [k for k, t in _TYPES.items() if type(state.get(k)) is not t]
     if wrong:
         raise _damaged(f"{wrong} missing, or of another type")
+    blank = unknown()
+    own = state["fingerprint"]
+    wrong = [f"fingerprint.{k}" for k, v in blank.items() if type(own.get(k)) is not type(v)]
+    lists = {k: state[k] for k in ("checkpoints", "epoch_checkpoints", "outputs")}
+    lists |= {f"fingerprint.{k}": own.get(k) for k, v in blank.items() if isinstance(v, list)}
+    wrong += [k for k, texts in lists.items() if k not in wrong and not _are_texts(texts)]
+    if wrong:
+        raise _damaged(f"{wrong} missing, or of another type")
+    more = sorted(map(str, {*state} - {*_TYPES} | {*own} - {*blank}))
+    if more:
+        raise _damaged(f"nobody knows {more}")
+    # After DALI's own DROP the batch that it dropped is behind: a lag of less than 0.
+    ranges = {"epoch": 0, "step": 0, "errors": 0, "lag": -_MOST_LAG, "epoch_lag": 0}
+    for key, least in ranges.items():
+        most = _MOST_LAG if "lag" in key else _MOST_COUNT
+        if not least <= state[key] <= most:
+            raise _damaged(f"{key} is {state[key]}, and not from {least} to {most}")
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is str for one in value)
 
 
 def _digest(state: Mapping[str, Any]) -> str:

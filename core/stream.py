@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -124,9 +124,9 @@ class BatchStream:
         """Where the consumer stands; see `BatchIterator.get_state`."""
         return self.iterator.get_state()
 
-    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
+    def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
         """Goes on where a state says; see `BatchIterator.set_state`."""
-        self.iterator.set_state(state)
+        self.iterator.set_state(state, allow)
 
     def reset(self) -> None:
         """Goes back to the start of the first epoch, by a fresh iterator."""

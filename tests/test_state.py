@@ -58,8 +58,8 @@ CHANGES = [
     (dict(config=dict(output_map=["y", "u"])), r"outputs: \['x', 'u'\] -> \['y', 'u'\]"),
     (dict(changed=dict(shuffle=True)), "reader.random_shuffle: false -> true"),
     (dict(changed=dict(fill=9)), "reader.initial_fill: 8 -> 9"),
-    (dict(changed=dict(gain=3.0)), r"operators\[1\]: random.uniform __Uniform_0 \w+ -> random"),
-    (dict(files=True), "reader.files: #.* -> #"),
+    (dict(changed=dict(gain=3.0)), r"operators.random.uniform.range: \[0.0,2.0\] -> \[0.0,3.0\]"),
+    (dict(files=True), "reader.files: 10 files, 10 bytes #.* -> 10 files, 10 bytes #"),
 ]
 
 
@@ -73,7 +73,8 @@ def test_each_field_is_compared_by_itself(jpegs_many, change, words):
     before = iterator.get_state()
     with pytest.raises(ValueError, match=f"(?s)saved -> now.*{words}") as caught:
         iterator.set_state(saved)
-    lines = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    told = str(caught.value)
+    lines = [line for line in told.splitlines() if line.startswith("  ")]
     # The field that changed, beside the reader's argument of the same meaning, and no other.
     assert len(lines) == {"epoch_size": 3, "num_shards": 2, "padded": 2, "stick": 2}.get(
         words.split(":")[0], 1
@@ -145,11 +146,12 @@ def test_a_lazy_state_of_another_graph_is_refused_and_another_taken(jpegs_many, 
     next(bad), next(good)
     state = good.get_state()
     other = iterator_fn.stream(1, jpegs_many[:10], now, batch_size=3)
-    other.set_state(bad.get_state())  # what it belongs to is compared once there are pipelines
+    first = other.get_state()
     if saved != now:
         for _ in range(2):
             with pytest.raises(ValueError, match=r"(?s)saved -> now.* own.* -> .* own"):
-                next(other)
+                other.set_state(bad.get_state())
+            assert other.get_state() == first
     other.set_state(state)
     for one, two in zip(good, other, strict=True):
         np.testing.assert_array_equal(one["u"], two["u"])
@@ -164,17 +166,13 @@ def test_states_at_one_position_of_two_graphs_are_told_apart(jpegs_many, tried):
     bad, good = stream(2.0), stream(1.0)
     next(bad), next(good)
     other = stream(1.0)
-    other.set_state(bad.get_state())
     if tried:
         with pytest.raises(ValueError, match="saved -> now"):
-            next(other)
+            other.set_state(bad.get_state())
     other.set_state(good.get_state())
-    assert numbers(next(other)) == numbers(next(good))
-    other = stream(1.0)
-    other.set_state(good.get_state())
-    other.set_state(bad.get_state())
     with pytest.raises(ValueError, match="saved -> now"):
-        next(other)
+        other.set_state(bad.get_state())
+    assert numbers(next(other)) == numbers(next(good))
 
 
 def test_a_state_over_a_graph_without_checkpoints_is_refused_by_name(jpegs_many):
@@ -184,10 +182,10 @@ def test_a_state_over_a_graph_without_checkpoints_is_refused_by_name(jpegs_many)
     call = {**BASE, "batch_size": 3, "exec_dynamic": False}
     call["prefetch_queue_depth"] = {"cpu_size": 2, "gpu_size": 2}
     other = iterator_fn.stream(None, jpegs_many, **call)
-    other.set_state(saved.get_state())
-    for what in (lambda: next(other), lambda: next(other), other.get_state):
+    for what in (lambda: other.set_state(saved.get_state()), other.get_state):
         with pytest.raises(ValueError, match="no state to resume from.*`separated`"):
             what()
+    assert numbers(next(other)) == numbers(next(make(jpegs_many)))
 
 
 def test_the_word_checkpoint_in_a_path_means_nothing(tmp_path):
@@ -222,11 +220,11 @@ def test_errors_of_the_graph_stay_what_they_are(jpegs_many):
 
     iterator = failing(batch_size=3)
     next(iterator)
-    state = elsewhere(iterator.get_state())
-    iterator.set_state(state)
+    state = iterator.get_state()
     with pytest.raises(RuntimeError, match="no space left"):  # while it is moved
-        next(iterator)
+        iterator.set_state(elsewhere(state))
     assert iterator.get_state() == state
+    iterator.set_state(elsewhere(state))
     assert next(iterator)["x"].ravel().tolist() == [3, 4, 5]
 
 
@@ -315,7 +313,7 @@ def test_what_is_no_state_is_refused(jpegs_many):
         ({**state, "checkpoints": [state["checkpoints"][0][:-8]]}, "damaged.*ends too soon"),
         ({**state, "checkpoints": state["epoch_checkpoints"]}, "damaged"),
         ({**state, "checkpoints": ["%%%"]}, "damaged.*no deflated text"),
-        ({**state, "checkpoints": [3]}, "damaged.*no deflated text"),
+        ({**state, "checkpoints": [3]}, r"damaged \(\['checkpoints'\]"),
         ({**state, "checkpoints": []}, "damaged"),
         ({**state, "checkpoints": [bomb]}, "damaged.*never"),
         ({**state, "fingerprint": {}}, "damaged"),
@@ -542,7 +540,7 @@ def test_states_of_dozens_of_operators_are_small_and_say_what_differs(jpegs_many
     check(build, Expected(masks))
     state = build().get_state()
     assert len(json.dumps(state)) <= 4096
-    with pytest.raises(ValueError, match=r"operators\[59\]: random.uniform __Uniform_58 .* -> "):
+    with pytest.raises(ValueError, match=r"operators.random.uniform\[29\].range: \[0.0,1.0\] -> "):
         build(2.0).set_state(state)
     iterator = build()
     next(iterator)

@@ -1,0 +1,360 @@
+"""What the path arguments of DALI's readers stand for, whatever the name of the place.
+
+DALI goes on over a list that was reshuffled, or over other files of as many samples, without a
+word. So each path argument becomes a short text that is alike for copies of the same data, under
+any root, and else differs. Modification times are no part of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import functools
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nvidia.dali import backend
+
+# How an argument is compared: by the content of what it names ("list": lists, indexes,
+# annotations); by name and size of the files ("files"); by size and samples of the content
+# ("archive": tars and record files); as it is ("value"), or not at all ("ignored").
+_VIDEO = {
+    "enable_frame_num": "value",
+    "file_list": "list",
+    "file_root": "files",
+    "filenames": "files",
+}
+_FILTERED = {
+    "file_filter": "value",
+    "file_list": "list",
+    "file_root": "files",
+    "files": "files",
+}
+_RECORDS = {"path": "archive", "index_path": "list"}
+READERS: Mapping[str, Mapping[str, str]] = {
+    "caffe": {"path": "archive"},
+    "caffe2": {"path": "archive"},
+    "coco": {
+        "annotations_file": "list",
+        "file_root": "files",
+        "images": "value",  # names as the annotations have them
+        "preprocessed_annotations": "list",
+        "save_preprocessed_annotations_dir": "ignored",
+    },
+    "file": {
+        "dir_filters": "value",
+        "file_filters": "value",
+        "file_list": "list",
+        "file_root": "files",
+        "files": "files",
+    },
+    "fits": _FILTERED,
+    "mxnet": _RECORDS,
+    "nemo_asr": {"manifest_filepaths": "list"},
+    "numpy": {**_FILTERED, "out_of_bounds_policy": "value"},
+    "sequence": {"file_root": "files"},
+    "tfrecord": {**_RECORDS, "feature_names": "value"},
+    "video": {
+        **_VIDEO,
+        "file_list_format": "value",
+        "file_list_rounding": "value",
+        "pad_mode": "value",
+    },
+    "video_resize": {**_VIDEO, "mode": "value"},
+    "webdataset": {
+        "ext": "value",
+        "index_paths": "list",
+        "missing_component_behavior": "value",
+        "paths": "archive",
+    },
+}
+_FILTERS = {
+    "file": ("readers__File", "file_filters"),
+    "fits": ("experimental__readers__Fits", "file_filter"),
+    "numpy": ("readers__Numpy", "file_filter"),
+}
+_LISTING = ("files", "file_list", "filenames")  # where one of them is given, file_root is a prefix
+
+_Stamp = tuple[int, int, int]  # size, time and inode: by these a content is known in a process
+_EDGE, _BLOCK = 1 << 16, 1 << 12  # bytes
+_BLOCKS = 64  # of each archive
+_MOST_BLOCKS = 1 << 12  # of all archives of an argument, but at least four of each
+_MOST_SIZES = 100_000  # of files whose sizes are asked for; evenly spaced where there are more
+
+
+def reader_of(kind: str) -> str:
+    """The name of a reader in `READERS`, of an operator as users write it; "" where it is none."""
+    module, _, name = kind.rpartition(".")
+    if module.removeprefix("experimental.") == "readers":
+        return name
+    # The names before DALI 1.0: fn.file_reader, fn.video_reader_resize.
+    legacy = re.fullmatch(r"(\w+)_reader(_resize)?", kind)
+    return f"{legacy[1]}{legacy[2] or ''}" if legacy else ""
+
+
+def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The path arguments of a reader, each as a short text; what is to be ignored is left out.
+
+    Args:
+        reader: Its name in `READERS`; of one that is not there, each text that is the path of a
+            file or folder is compared by name and size.
+        arguments: Its arguments.
+
+    Returns:
+        By the argument's name e.g. ``"3 files, 120 bytes #5f0c..."``. What can't be read (another
+        machine's path, a URI) is said with "not read".
+    """
+    known = READERS.get(reader)
+    if known is None:
+        known = {k: "files" for k, v in arguments.items() if _names_a_path(v)}
+    listed = any(arguments.get(name) for name in _LISTING)
+    root = arguments.get("file_root") or ""
+    made: dict[str, str] = {}
+    for name, value in arguments.items():
+        how = known.get(name, "value")
+        paths = [str(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+        if how == "value":
+            continue
+        if how == "ignored" or not any(paths) or (name == "file_root" and listed):
+            made[name] = ""
+        elif how == "archive":
+            made[name] = _archives(paths)
+        elif how == "list":
+            made[name] = _lists(paths, reader, str(root) if name == "file_list" else "")
+        elif isinstance(value, (list, tuple)) or name in _LISTING:
+            base = str(root) if name == "files" else ""
+            made[name] = _files([os.path.join(base, path) for path in paths])
+        else:
+            made[name] = _folder(paths[0], _filter(reader, arguments))
+    return made
+
+
+def _names_a_path(value: Any) -> bool:
+    paths = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(one, str) and os.path.exists(one) for one in paths)
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    made = hashlib.sha256()
+    for piece in pieces:
+        made.update(piece)
+        made.update(b"\0")
+    return made.hexdigest()[:12]
+
+
+# Files by name and size
+
+
+def _files(paths: Sequence[str]) -> str:
+    """Files by their names below the folder that all of them are in, and their sizes."""
+    remote = [path for path in paths if "://" in path]
+    whole = list(paths) if remote else [os.path.abspath(path) for path in paths]
+    return _sized(_below_common_root(whole), whole.__getitem__)
+
+
+def _folder(root: str, matches: Callable[[str], Any] | None) -> str:
+    """The files of a folder and of its subfolders, as deep as DALI's readers look."""
+    try:
+        names = sorted(_listed(root, matches))
+    except OSError:
+        return f"not read #{_digest([os.fsencode(os.path.basename(os.path.normpath(root)))])}"
+    return _sized(names, lambda i: os.path.join(root, names[i]))
+
+
+def _listed(root: str, matches: Callable[[str], Any] | None) -> Iterator[str]:
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                with os.scandir(entry.path) as files:
+                    for file in files:
+                        if matches is None or matches(file.name):
+                            yield f"{entry.name}/{file.name}"
+            elif matches is None or matches(entry.name):
+                yield entry.name
+
+
+def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] | None:
+    """Which names a reader takes of a folder; None for all."""
+    if reader not in _FILTERS:
+        return None
+    schema, name = _FILTERS[reader]
+    patterns = arguments.get(name)
+    if not patterns:
+        default = backend.GetSchema(schema).GetArgumentDefaultValueString(name)
+        try:
+            patterns = ast.literal_eval(default)
+        except (ValueError, SyntaxError):
+            return None
+    texts = [patterns] if isinstance(patterns, str) else patterns
+    # Whatever the case: what differs in it alone is one file more to compare.
+    joined = "|".join(fnmatch.translate(str(text)) for text in texts)
+    return re.compile(joined, re.IGNORECASE).match
+
+
+def _below_common_root(paths: Sequence[str]) -> list[str]:
+    """Paths, or lines that begin with one, without the folder that all of them begin with."""
+    first, last = min(paths), max(paths)  # what these two begin with, all do
+    alike = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
+    start = first.rfind("/", 0, alike) + 1
+    return [path[start:] for path in paths]
+
+
+def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
+    """Names with the sizes of their files, -1 where there is none; of very many those of some.
+
+    Args:
+        names: The names.
+        path_of: The path of the file of a name, by its place.
+    """
+    count = min(len(names), _MOST_SIZES)
+    sizes = _sizes([path_of(i * len(names) // count) for i in range(count)])
+    known = sum(size for size in sizes if size > 0)
+    text = _digest((*map(os.fsencode, names), *(b"%d" % size for size in sizes)))
+    asked = "" if count == len(names) else f" in {count:,} of them"
+    missing = "" if known or not sizes or max(sizes) >= 0 else ", not read"
+    return f"{len(names):,} files, {known:,} bytes{asked}{missing} #{text}"
+
+
+def _sizes(paths: Sequence[str]) -> list[int]:
+    """The sizes of files, asked for once in this process."""
+    # A folder's time changes with what it lists, so that files that come or go are seen.
+    folders = {os.path.dirname(path) for path in paths}
+    key = _digest(map(os.fsencode, paths)), tuple(sorted((f, _time(f)) for f in folders))
+    if (kept := _kept_sizes.get(key)) is None:
+        seen = {path: _size(path) for path in dict.fromkeys(paths)}
+        kept = _kept_sizes[key] = [seen[path] for path in paths]
+    return kept
+
+
+_kept_sizes: dict[Any, list[int]] = {}
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError):
+        return -1
+
+
+def _time(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except (OSError, ValueError):
+        return -1
+
+
+# Lists, indexes and annotations by their content
+
+
+def _lists(paths: Sequence[str], reader: str, root: str) -> str:
+    """Files that list or index samples, by what they say; and the sizes of the files listed."""
+    texts = [
+        _of_file(path, lambda p, s: _list_digest(p, s, reader, root or os.path.dirname(p)))
+        for path in _all_parts(paths)
+    ]
+    return texts[0] if len(texts) == 1 else _together(texts)
+
+
+def _of_file(path: str, of: Callable[[str, _Stamp], str]) -> str:
+    """What a function makes of a file and its stamp; the name of one that can't be read."""
+    try:
+        known = os.stat(path)
+        if stat.S_ISREG(known.st_mode):
+            return of(path, (known.st_size, known.st_mtime_ns, known.st_ino))
+    except (OSError, ValueError):
+        pass
+    return f"not read #{_digest([os.fsencode(os.path.basename(path))])}"
+
+
+def _together(texts: Sequence[str]) -> str:
+    missing = ", not read" if any(text.startswith("not read") for text in texts) else ""
+    return f"{len(texts):,} files{missing} #{_digest(map(str.encode, texts))}"
+
+
+def _all_parts(paths: Iterable[str]) -> list[str]:
+    return [part for path in paths for part in _parts(path)]
+
+
+def _parts(path: str) -> list[str]:
+    """A file, or the files in a folder, but for locks of databases."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(e.path for e in entries if e.is_file() and e.name != "lock.mdb")
+    except OSError:
+        return [path]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _list_digest(path: str, stamp: _Stamp, reader: str, root: str) -> str:
+    with open(path, "rb") as file:
+        content = file.read()
+    entries: list[tuple[str, str]] | None = None
+    if reader == "nemo_asr":
+        entries = _manifest(content)
+    elif os.path.isdir(root) and reader in ("file", "numpy", "fits", "video", "video_resize"):
+        lines = [line.rstrip() for line in os.fsdecode(content).splitlines()]
+        entries = [(line, line) for line in lines if line]
+    if not entries:
+        return f"{stamp[0]:,} bytes #{_digest([content])}"
+    names = [name for name, _ in entries]
+    rests = [rest for _, rest in entries]
+    if all(name.startswith("/") for name in names):
+        short = _below_common_root(names)
+        rests = short if rests == names else [f"{s} {r}" for s, r in zip(short, rests)]
+    elif rests != names:
+        rests = [f"{n} {r}" for n, r in zip(names, rests)]
+    return _sized(rests, lambda i: _entry(root, names[i]))
+
+
+def _entry(root: str, line: str) -> str:
+    """The file of a line of a list, which may be followed by a label and numbers of frames."""
+    for count in (1, 0, 2, 3):
+        parts = line.rsplit(None, count)
+        path = os.path.join(root, parts[0]) if parts else root
+        if os.path.isfile(path):
+            return path
+    return os.path.join(root, line)
+
+
+def _manifest(content: bytes) -> list[tuple[str, str]] | None:
+    """NeMo's manifest: of each line the path of its audio, and the rest; None if it is none."""
+    try:
+        entries = [json.loads(line) for line in content.splitlines() if line.strip()]
+        return [
+            (str(entry.pop("audio_filepath")), json.dumps(entry, sort_keys=True))
+            for entry in entries
+        ]
+    except (ValueError, LookupError, AttributeError, RecursionError):
+        return None
+
+
+# Tars and record files by samples of their content
+
+
+def _archives(paths: Sequence[str]) -> str:
+    """Tars and record files, in this order, by their sizes and samples of their content."""
+    files = _all_parts(paths)
+    blocks = max(4, min(_BLOCKS, _MOST_BLOCKS // max(1, len(files))))
+    return _together([_of_file(path, lambda p, s: _archive_digest(p, s, blocks)) for path in files])
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _archive_digest(path: str, stamp: _Stamp, blocks: int) -> str:
+    size = stamp[0]
+
+    def pieces() -> Iterator[bytes]:
+        yield b"%d" % size
+        with open(path, "rb", buffering=0) as file:
+            yield file.read(_EDGE)
+            for number in range(blocks):
+                file.seek(max(0, (size - _BLOCK) * number // max(1, blocks - 1)))
+                yield file.read(_BLOCK)
+            file.seek(max(0, size - _EDGE))
+            yield file.read(_EDGE)
+
+    return _digest(pieces())
