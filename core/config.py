@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .epochs import EpochPlan
 
+Shardings: TypeAlias = Sharding | Mapping[str, Sharding | PartitionSpec]
+OnError: TypeAlias = Literal["raise", "skip"]
 _AUTO_RESET = {"no": False, "yes": True}
 
 
@@ -114,7 +116,7 @@ class IteratorConfig:
     pmap_compatible: bool | None = None
     mask: str | None = None
     as_numpy: bool | None = None
-    on_error: str = "raise"
+    on_error: OnError = "raise"
     allow_changes: Sequence[str] = ()
     separate: Separate | None = None  # no argument of DALI's: only adapters set it
     on_host: bool = False  # nor this: outputs on a GPU are copied to the host by DALI
@@ -153,7 +155,7 @@ class IteratorConfig:
         if not names:
             raise ValueError(
                 "output_map is empty: name each output of the pipeline, "
-                "e.g. output_map=['images', 'labels']"
+                "e.g. output_map=['images', 'labels'], which @data_iterator takes in parentheses"
             )
         for name in names:
             if not isinstance(name, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
@@ -13,20 +14,37 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .arguments import checked_arguments, knows_its_names
 from .batches import choose_layout
-from .config import IteratorConfig
+from .config import IteratorConfig, OnError, Shardings
 from .generic import DALIGenericIterator
 from .iterator import BatchIterator
-from .pipelines import DEFAULT_SEED, FunctionSource, default_device_id, function_parameters
+from .pipelines import (
+    DEFAULT_NUM_THREADS,
+    DEFAULT_SEED,
+    FunctionSource,
+    default_device_id,
+    function_parameters,
+)
 from .placement import DataShard, GlobalLayout
 from .stream import BatchStream
+
+
+class _LeftOut:
+    """The default of an argument for which None says something else."""
+
+    def __repr__(self) -> str:
+        return "<left out>"
+
+
+LEFT_OUT: Any = _LeftOut()
+_DEFAULTS = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED, "prefetch_queue_depth": 2}
 
 
 class IteratorFunction:
     """What `data_iterator` returns: called, it makes an iterator.
 
     It takes the arguments of the pipeline function, those of ``nvidia.dali.pipeline_def``
-    (batch_size, num_threads, device_id, seed, ...) and ``checkpoints``. It pickles where its
-    pipeline function does.
+    (batch_size, num_threads, device_id, seed, ...) and ``checkpoints``: its ``help()`` and
+    ``inspect.signature()`` have all of them. It pickles where its pipeline function does.
 
     Attributes:
         pipeline_fn: The function of the graph.
@@ -39,26 +57,61 @@ class IteratorFunction:
         self.__qualname__: str = getattr(pipeline_fn, "__qualname__", self.__name__)
         self.pipeline_fn = pipeline_fn
         self.config = config
+        self.__signature__ = _signature(pipeline_fn)
+        self.__doc__ = _documented(pipeline_fn, f"{self.__name__}{self.__signature__}")
 
     def __call__(
-        self, *args: Any, checkpoints: Sequence[bytes] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        batch_size: int = LEFT_OUT,
+        num_threads: int | None = LEFT_OUT,
+        device_id: int | None = LEFT_OUT,
+        seed: int | None = LEFT_OUT,
+        prefetch_queue_depth: int | Mapping[str, int] = LEFT_OUT,
+        exec_dynamic: bool = LEFT_OUT,
+        enable_conditionals: bool = LEFT_OUT,
+        checkpoints: Sequence[bytes] | None = None,
+        **more: Any,
     ) -> DALIGenericIterator:
         """Makes an iterator, at the start or where ``checkpoints`` say.
 
         Args:
             *args: Positional arguments of the pipeline function.
-            checkpoints: What an iterator's ``checkpoints()`` gave.
-            **kwargs: Arguments of the pipeline function, of ``nvidia.dali.pipeline_def``,
-                and those of `data_iterator` that it was not given. Left out, num_threads
-                is 4, seed is 0, and device_id is 0 where DALI sees a GPU and None (the CPU)
-                where not. With sharding or devices, batch_size is the global one, and the
-                pipeline of shard i has seed + i, so that shards draw different numbers.
+            batch_size: Number of samples in a batch; with sharding or devices the global one.
+            num_threads: Threads of DALI's for each pipeline; 4 where it is left out, or None.
+            device_id: The GPU of the pipeline, None for the CPU. Left out, 0 where DALI sees a
+                GPU and None where not. With sharding or devices, which say it, None alone: the
+                pipelines are then on the CPU.
+            seed: Of the random operators and the shuffling; 0 where it is left out, or None, so
+                that two iterators that are made alike deliver alike.
+            prefetch_queue_depth: Batches that DALI prepares ahead, at the cost of their memory;
+                2 where it is left out.
+            exec_dynamic: Whether DALI's newer executor runs the pipeline (its default); False
+                costs a copy of each batch.
+            enable_conditionals: Whether ``if`` of the pipeline function chooses for each sample.
+            checkpoints: What an iterator's ``checkpoints()`` gave, to go on from.
+            **more: Further arguments of the pipeline function, of ``nvidia.dali.pipeline_def``, and
+                those of `data_iterator` that it was not given. An argument of the pipeline
+                function's own goes to it, whatever its name.
+
+        Returns:
+            A `DALIGenericIterator`, whose first batches are scheduled.
 
         Raises:
             TypeError: For an argument that nobody takes.
             ValueError: For one given here and to `data_iterator`, or that excludes another.
         """
-        source, config = self.prepared(args, kwargs)
+        named = {
+            "batch_size": batch_size,
+            "num_threads": num_threads,
+            "device_id": device_id,
+            "seed": seed,
+            "prefetch_queue_depth": prefetch_queue_depth,
+            "exec_dynamic": exec_dynamic,
+            "enable_conditionals": enable_conditionals,
+        }
+        call = {name: value for name, value in named.items() if value is not LEFT_OUT} | more
+        source, config = self.prepared(args, call)
         return DALIGenericIterator._from_source(source, config, checkpoints=checkpoints)
 
     def stream(self, num_epochs: int | None, *args: Any, **kwargs: Any) -> BatchStream:
@@ -217,6 +270,30 @@ class IteratorFunction:
         return f"<data_iterator of {self.__module__}.{self.__qualname__}>"
 
 
+def _signature(pipeline_fn: Callable[..., Any]) -> inspect.Signature:
+    """A pipeline function's own parameters, and what its iterator function takes beside them."""
+    own = inspect.signature(pipeline_fn)
+    parameters = {name: one for name, one in own.parameters.items() if one.kind != one.VAR_KEYWORD}
+    # Those that a pipeline_def has set are not known here.
+    defaults = {} if getattr(pipeline_fn, "_is_pipeline_def", False) else _DEFAULTS
+    for name, one in _call_signature().parameters.items():
+        if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD):
+            made = one.replace(default=defaults.get(name, one.default))
+            parameters.setdefault(name, made)
+    return own.replace(parameters=list(parameters.values()), return_annotation=DALIGenericIterator)
+
+
+@functools.cache
+def _call_signature() -> inspect.Signature:
+    return inspect.signature(IteratorFunction.__call__, eval_str=True)
+
+
+def _documented(pipeline_fn: Callable[..., Any], call: str) -> str:
+    """A pipeline function's own text, and how its iterator function is called."""
+    called = inspect.getdoc(IteratorFunction.__call__) or ""
+    return "\n\n".join([*filter(None, [inspect.getdoc(pipeline_fn)]), call, called])
+
+
 def iterator_function(given: object) -> IteratorFunction:
     """An argument that must be an iterator function.
 
@@ -252,13 +329,13 @@ def data_iterator(
     last_batch_padded: bool = ...,
     last_batch_policy: LastBatchPolicy = ...,
     prepare_first_batch: bool = ...,
-    sharding: jax.sharding.Sharding | None = ...,
+    sharding: Shardings | None = ...,
     devices: Sequence[jax.Device] | None = ...,
     pmap_compatible: bool | None = ...,
     *,
     mask: str | None = ...,
     as_numpy: bool | None = ...,
-    on_error: str = ...,
+    on_error: OnError = ...,
     allow_changes: Sequence[str] = ...,
 ) -> IteratorFunction: ...
 
@@ -273,13 +350,13 @@ def data_iterator(
     last_batch_padded: bool = ...,
     last_batch_policy: LastBatchPolicy = ...,
     prepare_first_batch: bool = ...,
-    sharding: jax.sharding.Sharding | None = ...,
+    sharding: Shardings | None = ...,
     devices: Sequence[jax.Device] | None = ...,
     pmap_compatible: bool | None = ...,
     *,
     mask: str | None = ...,
     as_numpy: bool | None = ...,
-    on_error: str = ...,
+    on_error: OnError = ...,
     allow_changes: Sequence[str] = ...,
 ) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
 
@@ -294,19 +371,20 @@ def data_iterator(
     last_batch_padded: bool = False,
     last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
     prepare_first_batch: bool = True,
-    sharding: jax.sharding.Sharding | None = None,
+    sharding: Shardings | None = None,
     devices: Sequence[jax.Device] | None = None,
     pmap_compatible: bool | None = None,
     *,
     mask: str | None = None,
     as_numpy: bool | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     allow_changes: Sequence[str] = (),
 ) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
     """Turns a function of a DALI graph into one that makes iterators.
 
-    Works as a decorator, with and without arguments, and as a plain call, with the names
-    and the order of ``nvidia.dali.plugin.jax.data_iterator``::
+    Works as a decorator in parentheses and as a plain call, with the names and the order of
+    ``nvidia.dali.plugin.jax.data_iterator``. (A bare ``@data_iterator`` is refused: the outputs
+    need names, without which DALI's gives empty batches.) ::
 
         @data_iterator(output_map=["images", "labels"], reader_name="reader")
         def iterator_fn(data_dir):
@@ -323,7 +401,8 @@ def data_iterator(
         output_map, size, reader_name, auto_reset, last_batch_padded, last_batch_policy,
             prepare_first_batch, pmap_compatible, mask, as_numpy, on_error: As for
             `dalijax.DALIGenericIterator`.
-        sharding: A jax.sharding.Sharding: batches are global arrays placed by it.
+        sharding: A jax.sharding.Sharding, or a dict of one (or a PartitionSpec of another's mesh)
+            for each output: batches are global arrays placed by it.
         devices: jax devices, one pipeline for each: batches have pmap's layout
             [devices, batch, ...].
         allow_changes: Names of differences that states go on with, where somebody else restores
@@ -335,6 +414,11 @@ def data_iterator(
     Raises:
         ValueError, TypeError: For arguments that are wrong or exclude one another.
     """
+    if pipeline_fn is not None and not callable(pipeline_fn):
+        raise TypeError(
+            f"pipeline_fn must be the function of a DALI graph, not {pipeline_fn!r}: name the "
+            "outputs by output_map=[...]"
+        )
     config = IteratorConfig(
         output_map=output_map,
         size=size,

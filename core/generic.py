@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .arguments import knows_its_names
-from .config import IteratorConfig
+from .config import IteratorConfig, OnError, Shardings
 from .given import GivenSource
 from .iterator import BatchIterator
 from .pipelines import PipelineSource
@@ -72,12 +71,12 @@ class DALIGenericIterator(BatchIterator):
         last_batch_padded: bool = False,
         last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
         prepare_first_batch: bool = True,
-        sharding: jax.sharding.Sharding | None = None,
+        sharding: Shardings | None = None,
         pmap_compatible: bool | None = None,
         *,
         mask: str | None = None,
         as_numpy: bool | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
     ):
         config = IteratorConfig(
             output_map=output_map,

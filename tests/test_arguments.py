@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import pydoc
 
 import jax
 import numpy as np
@@ -127,6 +128,39 @@ def test_auto_reset(value, expected):
     assert len(list(iterator)) == 2
     again = next(iterator, None)
     assert (again is not None) == expected
+
+
+def test_the_signature_has_the_functions_own_arguments_and_those_of_a_call():
+    found = inspect.signature(data_iterator(files, ["x"])).parameters
+    assert list(found)[:4] == ["jpegs", "pad", "shard_id", "num_shards"]
+    assert {found[k].kind for k in list(found)[4:-1]} == {inspect.Parameter.KEYWORD_ONLY}
+    assert found["batch_size"].annotation is int and found["checkpoints"].default is None
+    defaults = {k: found[k].default for k in ("num_threads", "seed", "prefetch_queue_depth")}
+    made = data_iterator(counter, ["x"], COUNT).prepared((), {"batch_size": 2})[0].build()[0]
+    assert defaults == {k: getattr(made, k) for k in defaults}
+    # A parameter of the function's own is its own, and a pipeline_def may have other defaults.
+    own = inspect.signature(data_iterator(lambda seed="a": counter(), ["x"])).parameters
+    assert own["seed"].default == "a" and next(iter(own)) == "seed"
+    decorated = inspect.signature(data_iterator(pipeline_def(num_threads=3)(counter), ["x"]))
+    assert repr(decorated.parameters["num_threads"].default) == "<left out>"
+
+
+def test_help_has_both_texts_and_is_true():
+    def documented(folder):
+        """Pictures of a folder."""
+
+    text = pydoc.render_doc(data_iterator(documented, ["x"]), renderer=pydoc.plaintext)
+    assert "Pictures of a folder." in text and "documented(folder, *, batch_size: int" in text
+    parameters = inspect.signature(data_iterator(documented, ["x"])).parameters
+    assert all(
+        f"\n        {name}: " in text for name in parameters if name not in ("folder", "more")
+    )
+    # What the text of data_iterator says of a bare decorator.
+    assert "bare ``@data_iterator`` is refused" in data_iterator.__doc__
+    with pytest.raises(ValueError, match="in parentheses"):
+        data_iterator(documented)
+    with pytest.raises(TypeError, match=r"not \['x'\]: name the outputs by output_map="):
+        data_iterator(["x"])
 
 
 MISTAKES = [

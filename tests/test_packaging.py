@@ -60,10 +60,17 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def python(wheel, tmp_path_factory):
+def site(wheel, tmp_path_factory):
+    """The folder of the installed wheel."""
+    site = tmp_path_factory.mktemp("site")
+    run("-m", "pip", "install", "-q", "--no-index", "--no-deps", "-t", site, wheel, cwd=site)
+    return site
+
+
+@pytest.fixture(scope="module")
+def python(site, tmp_path_factory):
     """Runs code that sees the installed wheel, and neither the repository nor its folder."""
-    site, empty = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("empty")
-    run("-m", "pip", "install", "-q", "--no-index", "--no-deps", "-t", site, wheel, cwd=empty)
+    empty = tmp_path_factory.mktemp("empty")
 
     # The finder of an editable install would fill in what the wheel lacks.
     check = f"""
@@ -122,3 +129,47 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert "nvidia.dali.plugin.jax" not in loaded  # it asserts a newer JAX than Pax has
     packages = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
     assert packages <= {"dalijax", "jax", "numpy", "nvidia"}
+
+
+# What a user's type checker sees. Where it must object there is an ignore of that error, and strict
+# mypy objects to one that is not needed.
+TYPED = """
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from dalijax import DALIGenericIterator, data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+
+
+def graph(data_dir: str) -> object: ...
+
+
+def each(sharding: NamedSharding) -> dict[str, Sharding | PartitionSpec]:
+    return {"x": sharding, "y": PartitionSpec("data")}
+
+
+def use(sharding: NamedSharding) -> None:
+    train = data_iterator(output_map=["x", "y"], sharding=sharding, on_error="skip")(graph)
+    data_iterator(graph, ["x", "y"], sharding=each(sharding), on_error="raise")
+    data_iterator(graph, ["x", "y"], sharding=PartitionSpec())  # type: ignore[call-overload]
+    data_iterator(graph, ["x"], on_error="skipp")  # type: ignore[call-overload]
+    data_iterator(graph, ["x"], auto_rest=True)  # type: ignore[call-overload]
+    train("train", batch_size="8")  # type: ignore[arg-type]
+    train("train", batch_size=8, device_id="gpu")  # type: ignore[arg-type]
+    train("train", batch_size=8, seed=None, num_threads=2, shard_id=3, mask="mask")
+    with train("train", batch_size=8) as iterator:
+        kept: DALIGenericIterator = iterator
+        again: DALIGenericIterator = iter(iterator)
+        other: DALIDatasetIterator = iterator  # type: ignore[assignment]
+    DALIGenericIterator([], ["x"], on_error="mask")  # type: ignore[arg-type]
+"""
+
+
+def test_the_types_that_a_user_sees(site, tmp_path):
+    (tmp_path / "typed.py").write_text(TYPED)
+    cache = ROOT / ".mypy_cache"  # shared with make lint: JAX takes a minute
+    told = run(
+        *("-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", cache, "typed.py"),
+        cwd=tmp_path,
+        MYPYPATH=str(site),
+    )
+    assert "Success: no issues found in 1 source file" in told
