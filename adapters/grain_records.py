@@ -19,7 +19,7 @@ from ..core.fingerprint import StateError
 from ..core.pipelines import DEFAULT_SEED, default_device_id
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled, check_fed
-from .grain_packed import unpacked
+from .grain_reading import Position, Reader, RecordLists
 
 __all__ = ["DALITransform"]
 
@@ -62,7 +62,10 @@ def refuse_gpu_in_worker(on_gpu: bool) -> None:
         )
 
 
-class DALITransform:
+_PIPE = "it makes batches of a dataset's records, so write ds.pipe(DALITransform(...))"
+
+
+class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() to say the way
     """Decodes and augments the records of a Grain dataset: ``ds.pipe(DALITransform(...))``.
 
     Grain reads, shards, shuffles and checkpoints the records; DALI makes batches of them, and
@@ -139,12 +142,26 @@ class DALITransform:
         self._call = checked_arguments(pipeline_fn, self._call)
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
-        """The dataset of batches."""
-        if isinstance(ds, grain.MapDataset):
-            rows = self.local_rows()
-            options = self.read_options or grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
-            ds = ds.batch(rows, batch_fn=list).to_iter_dataset(options)
-        return _DecodedDataset(ds, self)
+        """The dataset of batches.
+
+        Raises:
+            TypeError: If it is no dataset.
+        """
+        if isinstance(ds, grain.IterDataset):
+            return _DecodedDataset(ds, self, lists=False)
+        if not isinstance(ds, grain.MapDataset):
+            raise TypeError(f"a DALITransform takes a dataset, not {ds!r:.80}: {_PIPE}")
+        options = self.read_options or grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+        lists = RecordLists(ds, self.local_rows()).to_iter_dataset(options)
+        return _DecodedDataset(lists, self, lists=True)
+
+    def map(self, element: Any) -> Any:
+        """Refuses to be applied to each record.
+
+        Raises:
+            TypeError: Always, with the way.
+        """
+        raise TypeError(f"a DALITransform is no transformation of single records: {_PIPE}")
 
     def local_rows(self) -> int:
         """Number of records that this process feeds for a batch."""
@@ -192,14 +209,18 @@ class DALITransform:
 class _DecodedDataset(grain.IterDataset):
     """The batches that a `DALITransform` makes of its parent's records."""
 
-    def __init__(self, parent: grain.IterDataset, transform: DALITransform):
+    def __init__(self, parent: grain.IterDataset, transform: DALITransform, lists: bool):
         super().__init__(parent)
         self._transform = transform
+        self._lists = lists
 
     def __iter__(self) -> DecodedIterator:
         seed = self._default_seed
         return DecodedIterator(
-            self._parent.__iter__(), self._transform, DEFAULT_SEED if seed is None else int(seed)
+            self._parent.__iter__(),
+            self._transform,
+            DEFAULT_SEED if seed is None else int(seed),
+            self._lists,
         )
 
     @property
@@ -218,62 +239,38 @@ class _DecodedDataset(grain.IterDataset):
 class DecodedIterator(grain.DatasetIterator):
     """Iterates over a dataset behind a `DALITransform`."""
 
-    def __init__(self, parent: grain.DatasetIterator, transform: DALITransform, seed: int):
+    def __init__(
+        self, parent: grain.DatasetIterator, transform: DALITransform, seed: int, lists: bool
+    ):
         super().__init__(parent)
         self._transform = transform
         self._rows = transform.local_rows()
         self._decoder = transform.decoder(self._pull, self._seek, seed)
-        self._made = transform.made(seed)
-        self._pulled = 0  # number of records
-        self._read = parent.get_state()  # behind what was pulled
-        self._start = (self._read, 0)
+        # A MapDataset's position counts batches, an IterDataset's records.
+        self._made = f"{transform.made(seed)}{' lists' if lists else ''}"
+        self._reader = Reader(parent, self._rows, lists)
+        self._start = self._reader.position
 
     def __next__(self) -> Any:
         self._assert_not_closed()
         return self._decoder.next()
 
     def _pull(self) -> Pulled:
-        """The records of the next batch, which stay the next ones where reading them fails."""
-        before = self._read
-        try:
-            records = self._gathered()
-            while self._transform.drop_remainder and len(records) < self._rows:
-                self._pulled += len(records)  # a list that ends an epoch, say
-                records = self._gathered()
-        except StopIteration:
-            raise
-        except BaseException:  # some were read, and Grain's reader goes on behind what failed
-            self._parent.set_state(before)
-            raise
-        self._read = self._parent.get_state()
+        """The records of the next batch."""
+        records = self._reader.batch(whole=self._transform.drop_remainder)
         if len(records) > self._rows:
             raise ValueError(
                 f"the parent gives lists of {len(records)} records, more than the {self._rows} of "
                 "a batch: batch the records by that number"
             )
-        start, count = self._pulled, len(records)
-        self._pulled += count
+        position, count = self._reader.position, len(records)
+        start = position.records - count
         pulled = Pulled(
             records,
-            (self._read, self._pulled),
+            position,
             lambda row: f"record {start + min(row, count - 1)} of the stream",
         )
         return pulled.padded(self._rows) if self._transform.pad else pulled
-
-    def _gathered(self) -> list[Any]:
-        """Records of the parent up to a batch, or one list of it."""
-        records: list[Any] = []
-        while len(records) < self._rows:
-            try:
-                one = unpacked(next(self._parent))
-            except StopIteration:
-                if not records:
-                    raise
-                break
-            if isinstance(one, list) and not records:
-                return one
-            records.append(one)
-        return records
 
     @property
     def errors(self) -> tuple[Any, ...]:
@@ -283,11 +280,13 @@ class DecodedIterator(grain.DatasetIterator):
     def get_state(self) -> dict[str, Any]:
         """The parent's state at the last batch delivered, and the random state."""
         place = self._decoder.place
-        parent, records = place.after or self._start
+        position = place.after or self._start
         return {
-            "parent": copy.deepcopy(parent),
+            "parent": copy.deepcopy(position.parent),
             "step": place.step,
-            "records": records,
+            "records": position.records,
+            "skip": position.skip,
+            "failed": list(position.failed),
             "random": self._decoder.random_state(place),
             "graph": self._decoder.graph(place),
             "made": self._made,
@@ -300,35 +299,38 @@ class DecodedIterator(grain.DatasetIterator):
             ValueError: If it is no state of such an iterator, or one of another transform, or
                 the parent refuses its part; nothing has changed.
         """
-        wanted = {"parent": object, "step": int, "records": int, "random": str}
-        wanted |= {"graph": str, "made": str}
+        wanted = {"parent": object, "step": int, "records": int, "skip": int, "failed": list}
+        wanted |= {"random": str, "graph": str, "made": str}
         if (
             not isinstance(state, dict)
             or not all(isinstance(state.get(k), t) for k, t in wanted.items())
-            or min(state["step"], state["records"]) < 0
+            or not all(isinstance(number, int) for number in state["failed"])
+            or min(state["step"], state["records"], state["skip"], *state["failed"]) < 0
+            or state["skip"] >= self._rows
         ):
             raise StateError(f"no state of a DALITransform: {str(state)[:80]}")
         if state["made"] != self._made:
             told = f"rows, last batch, seed: {state['made']} -> {self._made}"
             raise StateError.of_other_data([told])
+        position = Position(
+            copy.deepcopy(state["parent"]), state["records"], state["skip"], tuple(state["failed"])
+        )
         with self._decoder.lock:
             self._decoder.check(state["random"], state["graph"])
-            parent = copy.deepcopy(state["parent"])
             try:
-                self._parent.set_state(parent)
+                self._reader.go_to(position)
             except Exception as error:
-                self._parent.set_state(self._read)
+                self._reader.again()
                 raise StateError(
-                    f"the parent refuses its part of the state, {str(parent)[:80]}: {error!r}"
+                    f"the parent refuses its part of the state, {str(position.parent)[:80]}: "
+                    f"{error!r}"
                 ) from error
-            self._read, self._pulled = parent, state["records"]
-            self._start = (parent, state["records"])
-            self._decoder.restore(state["step"], self._start, state["random"], state["graph"])
+            self._start = position
+            self._decoder.restore(state["step"], position, state["random"], state["graph"])
 
     def _seek(self, place: Place) -> None:
         """Has the parent go on behind a batch that was delivered."""
-        self._read, self._pulled = place.after or self._start
-        self._parent.set_state(self._read)
+        self._reader.go_to(place.after or self._start)
 
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules runs."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from .prober import runs
 from .records import described, stacked, values_of
 from .runner import Outputs, Runner, SourceEnded, SourceError
 from .stats import InputStats
-from .tape import Place, Pulled, RecordError, Tape, UnfitRecordError, check_fed
+from .tape import Place, Pulled, ReadError, RecordError, Tape, UnfitRecordError, check_fed
 
 _log = logging.getLogger("dalijax")
 
@@ -115,7 +116,7 @@ class Decoder:
 
     def start_prefetch(self) -> None:
         """Pulls the first records, builds the pipelines and schedules runs; waits for none."""
-        with self.lock, contextlib.suppress(StopIteration):
+        with self.lock, contextlib.suppress(StopIteration, ReadError):  # said when it is due
             self.start().schedule()
 
     @property
@@ -156,7 +157,7 @@ class Decoder:
         """The next batch, from where the consumer surely stands."""
         if self._unsure:  # nobody knows how far the last call came: go back to where it began
             self._fed.stop()
-            self._tape.batches.clear()
+            self._tape.clear()
             self._place = self._entry
             seek = self._seek()
             if seek is not None:
@@ -173,12 +174,18 @@ class Decoder:
 
     def _next(self) -> Batch:
         while True:
-            runner = self.start()
+            try:
+                runner = self.start()
+            except ReadError as error:
+                self._pass_by(error)
             try:
                 batch = runner.take(self._convert)
             except SourceEnded:
                 raise StopIteration from None
             except SourceError as error:
+                if isinstance(error.__cause__, ReadError):
+                    self._fed.stand(self._here)
+                    self._pass_by(error.__cause__)
                 unfit = self._fed.unfit(self._tape.batches)
                 if not unfit:
                     self._fed.stand(self._here)
@@ -193,6 +200,15 @@ class Decoder:
                 raise
             self._delivered()
             return batch
+
+    def _pass_by(self, error: ReadError) -> NoReturn:
+        """Raises what the reading of a record raised; the consumer is behind that record."""
+        self._tape.error = None
+        self._place = dataclasses.replace(self._place, after=error.after)
+        cause = error.__cause__ or error
+        if isinstance(cause, StopIteration):  # which would look like the end
+            raise RuntimeError(f"the reading of a record raised StopIteration: {cause}") from cause
+        raise cause from cause.__cause__
 
     def _delivered(self) -> None:
         """The first batch of the tape is behind the consumer."""
@@ -331,7 +347,7 @@ class Decoder:
         """Goes on behind a batch; the pipelines are built when they are next used."""
         with self.lock:
             self._fed.stop()
-            self._tape.batches.clear()
+            self._tape.clear()
             self._wanted, self._wanted_graph = random_state, graph
             self._place = self._entry = Place(step, after)
             self._unsure = False
@@ -345,4 +361,4 @@ class Decoder:
         """Frees the pipelines and what was pulled."""
         with self.lock:
             self._fed.stop()
-            self._tape.batches.clear()
+            self._tape.clear()

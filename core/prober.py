@@ -7,7 +7,7 @@ from typing import Any
 
 from .pipelines import FunctionSource
 from .runner import Runner, SourceError, drop
-from .tape import Pulled, Tape, no_more
+from .tape import Pulled, ReadError, Tape, no_more
 
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
 
@@ -79,7 +79,7 @@ class Prober:
         for at in range(1, _LOOK_AHEAD + 1):
             try:
                 later = tape.at(at)
-            except StopIteration:
+            except (StopIteration, ReadError):
                 break
             good = sorted(set(range(len(later.records))) - set(self.undecodable(later)))
             if good:

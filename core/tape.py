@@ -24,6 +24,18 @@ class UnfitRecordError(RecordError, ValueError):
     """Records that are unlike the first one; the batch is behind the iterator."""
 
 
+class ReadError(Exception):
+    """A record whose reading raised; ``__cause__`` is what. The next pull goes on behind it.
+
+    Args:
+        after: As `Pulled.after`, behind the record.
+    """
+
+    def __init__(self, after: Any):
+        super().__init__("the reading of a record raised")
+        self.after = after
+
+
 @dataclasses.dataclass(frozen=True)
 class Pulled:
     """The records of one batch.
@@ -84,10 +96,16 @@ class Tape:
         pull: Gives the next batch; raises StopIteration at the end.
         lanes: Number of pipelines.
         batches: What it starts with.
+
+    Attributes:
+        batches: What was pulled and is not behind the consumer.
+        error: What the next pull raised, until the consumer comes to it: all pipelines that read
+            along here must meet it, and it must be said once.
     """
 
     def __init__(self, pull: Callable[[], Pulled], lanes: int, batches: Sequence[Pulled] = ()):
         self.batches = collections.deque(batches)
+        self.error: ReadError | None = None
         # Weak where it can be: what pulls holds the pipelines that read along here.
         self._pull = weakref.WeakMethod(pull) if inspect.ismethod(pull) else lambda: pull
         self._at = [0] * lanes
@@ -106,10 +124,17 @@ class Tape:
 
         Raises:
             StopIteration: If there are not so many.
+            ReadError: If the reading of a record raised before.
         """
         while len(self.batches) <= place:
+            if self.error is not None:
+                raise self.error
             pull = self._pull()
-            self.batches.append(no_more() if pull is None else pull())
+            try:
+                self.batches.append(no_more() if pull is None else pull())
+            except ReadError as error:
+                self.error = error
+                raise
         return self.batches[place]
 
     def read(self, lane: int) -> Pulled:
@@ -122,6 +147,11 @@ class Tape:
         """Drops the batch that was delivered."""
         self.batches.popleft()
         self._at = [at - 1 for at in self._at]
+
+    def clear(self) -> None:
+        """Drops all that was pulled."""
+        self.batches.clear()
+        self.error = None
 
     def rewind(self) -> None:
         """Has all pipelines start over at the first batch."""

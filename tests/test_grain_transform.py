@@ -181,6 +181,8 @@ def test_states_are_short_json_and_build_nothing():
             "parent": dict,
             "step": int,
             "records": int,
+            "skip": int,
+            "failed": list,
             **dict.fromkeys(("random", "graph", "made"), str),
         }
 

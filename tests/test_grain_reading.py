@@ -1,0 +1,215 @@
+"""What a DALITransform makes of holes, of records whose reading raises, and of slow parents."""
+
+import contextlib
+import json
+
+import grain
+import numpy as np
+import pytest
+from nvidia.dali import fn
+
+from dalijax.adapters.grain import DALITransform, pack_records
+
+B = 4
+
+
+def graph(x):
+    return x + 0, fn.random.uniform()
+
+
+def transform(**options):
+    return DALITransform(graph, batch_size=B, output_map=["x", "u"], num_threads=1, **options)
+
+
+def chunks(values, size=B):
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+class Fails:
+    """A user's map that fails for some records, each time it is asked."""
+
+    def __init__(self, *bad, error=KeyError):
+        self.bad, self.error = bad, error
+
+    def __call__(self, record):
+        if int(record["x"]) in self.bad:
+            raise self.error(f"record {record['x']}")
+        return record
+
+
+def source(count=14):
+    return grain.MapDataset.source([{"x": np.int32(i)} for i in range(count)])
+
+
+def events(iterator, most=100):
+    """The records of each batch, or the error, and the random numbers, up to the end."""
+    out = []
+    with contextlib.suppress(StopIteration):
+        for _ in range(most):
+            try:
+                batch = next(iterator)
+            except (KeyError, IndexError, RuntimeError) as error:
+                out.append(f"{type(error).__name__} {error}")
+            else:
+                out.append((batch["x"].ravel().tolist(), batch["u"].ravel().tolist()))
+    return out
+
+
+def rows(out):
+    return [one if isinstance(one, str) else one[0] for one in out]
+
+
+def expected(count, bad):
+    """Each error comes where its record would be read, before the batch that it is missing in."""
+    out, batch = [], []
+    for i in range(count):
+        if i in bad:
+            out.append(f"KeyError 'record {i}'")
+            continue
+        batch.append(i)
+        if len(batch) == B:
+            out.append(batch)
+            batch = []
+    return [*out, batch] if batch else out
+
+
+PARENTS = {
+    "MapDataset": lambda ds, f: ds.map(f),
+    "threads": lambda ds, f: ds.map(f).to_iter_dataset(grain.ReadOptions(2, 3)),
+    "no threads": lambda ds, f: ds.map(f).to_iter_dataset(grain.ReadOptions(0, 0)),
+    "IterDataset": lambda ds, f: ds.to_iter_dataset(grain.ReadOptions(2, 3)).map(f),
+    "filtered": lambda ds, f: ds.map(f).to_iter_dataset().filter(lambda record: True),
+}
+
+
+@pytest.mark.parametrize("make", PARENTS.values(), ids=PARENTS)
+@pytest.mark.parametrize("bad", ([5], [0], [4, 5], [13], [0, 6, 7, 13], list(range(4, 9))))
+def test_a_record_whose_reading_raises_costs_no_other_one_and_states_are_exact(make, bad):
+    ds = make(source(), Fails(*bad)).pipe(transform())
+    iterator, states, got = iter(ds), [], []
+    while True:
+        states.append(json.loads(json.dumps(iterator.get_state())))
+        one = events(iterator, 1)
+        if not one:
+            break
+        got += one
+    assert rows(got) == expected(14, bad)
+    for step, state in enumerate(states):
+        restored = iter(ds)
+        restored.set_state(state)
+        assert events(restored) == got[step:]
+    # And the numbers drawn are those of a stream without such records.
+    plain = events(iter(source().filter(lambda r: int(r["x"]) not in bad).pipe(transform())))
+    assert [one for one in got if not isinstance(one, str)] == plain
+
+
+def test_lists_that_grain_batches_are_lost_as_a_whole_and_the_next_ones_come():
+    for batch_fn in (list, pack_records):
+        ds = source().map(Fails(5)).batch(B, batch_fn=batch_fn).to_iter_dataset()
+        got = events(iter(ds.pipe(transform())))
+        assert rows(got) == [[0, 1, 2, 3], "KeyError 'record 5'", [8, 9, 10, 11], [12, 13]]
+
+
+def test_an_end_that_a_record_s_reading_raises_is_no_end():
+    ds = source(6).map(Fails(1, error=StopIteration)).pipe(transform())
+    got = rows(events(iter(ds)))
+    assert got[0].startswith("RuntimeError the reading of a record raised StopIteration")
+    assert got[1:] == [[0, 2, 3, 4], [5]]
+
+
+def test_what_grain_itself_does_not_pass_is_raised_again():
+    class Stuck(grain.IterDataset):
+        def __iter__(self):
+            return StuckIterator()
+
+    class StuckIterator(grain.DatasetIterator):
+        def __init__(self):
+            super().__init__()
+            self.at = 0
+
+        def __next__(self):
+            if self.at == 5:
+                raise KeyError("record 5")
+            self.at += 1
+            return {"x": np.int32(self.at - 1)}
+
+        def get_state(self):
+            return {"at": self.at}
+
+        def set_state(self, state):
+            self.at = state["at"]
+
+    iterator = iter(Stuck().pipe(transform()))
+    assert rows(events(iterator, 3)) == [[0, 1, 2, 3]] + ["KeyError 'record 5'"] * 2
+
+
+# Holes
+
+HOLES = {
+    "filter": lambda ds: ds.filter(lambda record: record["x"] % 3 != 1),
+    "map to None": lambda ds: ds.map(lambda record: None if record["x"] % 3 == 1 else record),
+    "as an IterDataset": lambda ds: ds.filter(lambda r: r["x"] % 3 != 1).to_iter_dataset(),
+    "None of an IterDataset": lambda ds: ds.to_iter_dataset().map(
+        lambda record: None if record["x"] % 3 == 1 else record
+    ),
+}
+
+
+@pytest.mark.parametrize("make", HOLES.values(), ids=HOLES)
+@pytest.mark.parametrize("options", ({}, {"drop_remainder": True}, {"pad": "mask"}))
+def test_holes_are_taken_out_and_states_are_exact(make, options):
+    want = [i for i in range(21) if i % 3 != 1]
+    assert [int(one["x"]) for one in make(source(21)) if one is not None] == want
+    ds = make(source(21)).pipe(transform(**options))
+    iterator, states, got = iter(ds), [], []
+    for _ in range(5):
+        states.append(iterator.get_state())
+        got += events(iterator, 1)
+    whole = chunks(want)[: len(want) // B]
+    last = {"drop_remainder": [], "pad": [[18, 20, 20, 20]]}
+    assert rows(got) == whole + last.get(next(iter(options), ""), [[18, 20]])
+    for step, state in enumerate(states):
+        iterator.set_state(state)
+        assert events(iterator) == got[step:]
+
+
+def test_flat_map_gives_its_records():
+    class Twice(grain.experimental.FlatMapTransform):
+        max_fan_out = 3
+
+        def flat_map(self, record):
+            return [record] * (int(record["x"]) % 3)
+
+    ds = grain.experimental.apply_transformations(source(9), Twice())
+    want = [i for i in range(9) for _ in range(i % 3)]
+    assert rows(events(iter(ds.pipe(transform())))) == chunks(want)
+    assert rows(events(iter(ds.repeat(2).pipe(transform())))) == chunks(want * 2)
+
+
+def test_a_filter_that_leaves_nothing_ends():
+    assert events(iter(source().filter(lambda record: False).pipe(transform()))) == []
+
+
+# Not by ds.map() or ds.apply()
+
+
+@pytest.mark.parametrize("make", (lambda ds: ds, lambda ds: ds.to_iter_dataset()))
+def test_a_transform_that_is_mapped_or_applied_says_how_it_is_to_be_used(make):
+    way = r"write ds\.pipe\(DALITransform\(\.\.\.\)\)"
+    with pytest.raises(TypeError, match=way):
+        next(iter(make(source()).map(transform())))
+    with pytest.raises(TypeError, match=way):
+        next(iter(make(source()).apply(transform())))
+    with pytest.raises(TypeError, match=way):
+        transform()([{"x": 1}])
+
+
+def test_positions_that_no_such_iterator_has_are_refused_and_change_nothing():
+    iterator = iter(source().pipe(transform()))
+    state = iterator.get_state()
+    # Three batches behind the start, or three records: the parent's states are alike.
+    other = iter(source().to_iter_dataset().pipe(transform())).get_state()
+    for wrong in (other, state | {"skip": B}, state | {"skip": -1}, state | {"failed": ["1"]}):
+        with pytest.raises(ValueError, match="no state of a DALITransform|lists"):
+            iterator.set_state(wrong)
+    assert rows(events(iterator)) == chunks(list(range(14)))
