@@ -46,6 +46,9 @@ class DALIGenericIterator(BatchIterator):
             the next batch. "skip": it is logged, listed in ``errors``, and the next batch is
             delivered. Either way it counts as a batch of the epoch. DALI fails a whole
             batch, never a single sample: "skip" loses the good samples beside a bad one.
+            The files are named (``files`` of the error, and of what ``errors`` lists) for the
+            first eight batches of an iterator of `data_iterator`: its reader is run again
+            alone, which takes as long as a restore, and pictures are decoded one by one.
 
     What a source can't give is never skipped nor counted: an exception of the pipeline's own
     Python source, or a RuntimeError of a reader (a missing file), is raised by each call until

@@ -9,7 +9,7 @@ from typing import Any
 from nvidia.dali import Pipeline
 
 from .fingerprint import serialized_operators
-from .pipelines import DEFAULT_SEED, at_checkpoint, build_pipeline, can_checkpoint
+from .pipelines import DEFAULT_SEED, Define, at_checkpoint, build_pipeline, can_checkpoint
 from .statefulness import FunctionsOfPipelines
 
 
@@ -90,6 +90,10 @@ class GivenSource:
                 self._arguments, self.serialized, chosen, strict=True
             )
         ]
+
+    def definitions(self) -> list[Define]:
+        """None: what DALI serialises of a pipeline is built whole."""
+        return []
 
     def _keep_definitions(self, given: Sequence[Pipeline]) -> None:
         try:

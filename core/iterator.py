@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import jax
 
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
+from .culprits import Culprits
 from .epochs import EpochPlan
 from .feed import Feed, Taken
 from .pipelines import PipelineSource
@@ -47,6 +49,7 @@ class BatchIterator(Resumable):
         self._feed = Feed(source, config, layout.shards)
         self._skipper = Skipper(self._feed, config.reader_name)
         self._make_batch = BatchMaker(config, layout)
+        self._culprits = Culprits(source, config.reader_name)
         # The consumer's position; the feed's is further on by a peeked batch.
         self._position = self._feed.position
         self._peeked: Taken | None = None
@@ -144,8 +147,12 @@ class BatchIterator(Resumable):
                 taken = feed.take(self._make_batch)
             except SourceEnded:
                 return None
+            if isinstance(taken.error, BatchError):
+                named = self._culprits.named(taken.error, feed.position.mark)
+                taken = dataclasses.replace(taken, error=named)
             if self._config.on_error == "skip" and isinstance(taken.error, BatchError):
-                failed = FailedBatch(feed.position.epoch, feed.position.step, str(taken.error))
+                here, error = feed.position, taken.error
+                failed = FailedBatch(here.epoch, here.step, str(error), error.files)
                 _log.warning("skipped: %s", failed.message)
                 self._errors.append(failed)
                 feed.position = taken.after

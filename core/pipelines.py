@@ -54,6 +54,9 @@ def queue_depth(pipeline: Pipeline) -> int:
     return depth
 
 
+Define = Callable[[bytes | None], Pipeline]
+
+
 class PipelineSource(Protocol):
     """Where an iterator has its pipelines from.
 
@@ -78,6 +81,13 @@ class PipelineSource(Protocol):
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
+        ...
+
+    def definitions(self) -> list[Define]:
+        """Of each pipeline, what defines another one like it, at a checkpoint, and builds nothing.
+
+        It prepares one batch ahead. There are none where pipelines can't be had unbuilt.
+        """
         ...
 
 
@@ -267,6 +277,21 @@ class FunctionSource:
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
         return pipeline
+
+    def definitions(self) -> list[Define]:
+        """See `PipelineSource.definitions`."""
+        together = Build(len(self._each))
+        depth = {"prefetch_queue_depth": 1}
+        more = {} if function_parameters(self._fn) & {*depth} else depth
+
+        def of(index: int, one: Mapping[str, Any]) -> Define:
+            def defined(checkpoint: bytes | None) -> Pipeline:
+                with together.pipeline(index):
+                    return self.define({**one, **more}, checkpoint)
+
+            return defined
+
+        return [of(index, one) for index, one in enumerate(self._each)]
 
     def define(self, one: Mapping[str, Any] = {}, checkpoint: bytes | None = None) -> Pipeline:
         """A pipeline that is not built.

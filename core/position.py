@@ -52,8 +52,10 @@ class FailedBatch:
         epoch: Its epoch.
         step: Its number in the epoch.
         message: What DALI says of it.
+        files: Those that DALI can't decode, as far as that could be told.
     """
 
     epoch: int
     step: int
     message: str
+    files: tuple[str, ...] = ()

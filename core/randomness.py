@@ -93,6 +93,20 @@ def grafted(checkpoint: bytes, start: bytes, names: Mapping[str, str]) -> bytes:
     return wire_message([*fields, *rest])
 
 
+def trimmed(checkpoint: bytes, start: bytes) -> bytes:
+    """The checkpoint of a pipeline, for one of some of its operators.
+
+    Args:
+        checkpoint: The checkpoint.
+        start: That of the other pipeline, at its start.
+    """
+    had, has = _contents(checkpoint), _contents(start)
+    rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
+    return wire_message(
+        [*((1, wire_message(had.get(k, own).items())) for k, own in has.items()), *rest]
+    )
+
+
 def _copied(names: Iterable[str]) -> set[str]:
     """What DALI's own operators copy, of the names of all operators."""
     return {_COPIES.sub("", name) for name in names if _COPY.match(name)}

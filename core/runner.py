@@ -31,7 +31,13 @@ class SourceError(Exception):
 
 
 class BatchError(RuntimeError):
-    """DALI failed to produce a batch; it counts as delivered."""
+    """DALI failed to produce a batch; it counts as delivered.
+
+    Attributes:
+        files: Those that it can't decode, where its reader says their names.
+    """
+
+    files: tuple[str, ...] = ()
 
 
 class NoBatch(RuntimeError):

@@ -1,10 +1,13 @@
 """Runs that fail: raised each time, counted, and nothing else is lost or changed."""
 
 import contextlib
+import os
 
+import jax
 import numpy as np
 import pytest
-from nvidia.dali import fn, pipeline_def
+from jax.sharding import NamedSharding, PartitionSpec
+from nvidia.dali import fn, pipeline_def, types
 
 from conftest import NUM_FILES, corrupt, write_jpegs
 from dalijax import DALIGenericIterator, data_iterator
@@ -68,6 +71,119 @@ def test_every_failure_is_raised_and_counts(broken, depth):
                 expected = [BATCH * step + k for k in range(BATCH)]
                 assert got["x"].ravel().tolist() == expected
         assert observed(iterator, 1) == ["stop"]
+
+
+def of_files(paths, random=False, shard_id=0, num_shards=1, pad=False):
+    data, label = fn.readers.file(
+        files=paths,
+        labels=list(range(len(paths))),
+        name="reader",
+        random_shuffle=random,
+        initial_fill=5,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        pad_last_batch=pad,
+    )
+    return fn.noise.gaussian(fn.decoders.image(data), stddev=5.0), label, fn.random.uniform()
+
+
+@pytest.mark.parametrize("broken", [(4,), (0, 5, 11)], indirect=True)
+@pytest.mark.parametrize("depth", (1, 3))
+@pytest.mark.parametrize("random,size", [(False, 3), (True, 3), (True, 5)])
+def test_the_files_that_fail_are_named(broken, depth, random, size, caplog):
+    paths, _ = broken
+    bad = {path for path in paths if os.path.getsize(path) < 100}
+    make = data_iterator(of_files, NAMES, reader_name="reader")
+    call = dict(random=random, pad=True, batch_size=size, prefetch_queue_depth=depth)
+    raising, skipping = make(paths, **call), make(paths, on_error="skip", **call)
+    reference = make(paths, **call)
+    reference._culprits._left = 0
+    for epoch in range(2):
+        named, position = [], 0
+        while position < len(raising):
+            state = raising.get_state()
+            try:
+                next(raising)
+            except RuntimeError as error:
+                assert error.files and str(error).endswith(", ".join(error.files))
+                assert not str(error.__cause__).endswith(error.files[-1])
+                named += [error.files]
+                again = make(paths, **call)  # one that goes on there names it, too
+                again.set_state(state)
+                with pytest.raises(RuntimeError) as caught:
+                    next(again)
+                assert caught.value.files == error.files
+            position += 1
+        assert set().union(*named) == bad
+        batches = list(skipping)
+        new = [one for one in skipping.errors if one.epoch == epoch]
+        assert [one.files for one in new] == named
+        assert all(one.files[0] in one.message for one in new)
+        # What is delivered is the same whether files were looked for or not.
+        expected = [one for one in observed(reference, len(reference)) if isinstance(one, dict)]
+        for got, want in zip(batches, expected, strict=True):
+            assert all(np.array_equal(got[name], want[name]) for name in want)
+        for iterator in (raising, reference):
+            iterator.reset()
+    assert len(caplog.messages) == len(skipping.errors)
+
+
+@pytest.mark.parametrize("broken", [(1, 3, 8)], indirect=True)
+def test_the_files_of_several_shards_are_named(broken):
+    paths, _ = broken
+    mesh = jax.make_mesh((2,), ("data",))
+    make = data_iterator(
+        of_files,
+        NAMES,
+        reader_name="reader",
+        on_error="skip",
+        sharding=NamedSharding(mesh, PartitionSpec("data")),
+    )
+    iterator = make(paths, batch_size=4)
+    assert len(list(iterator)) == 1
+    assert [one.files for one in iterator.errors] == [(paths[1],), (paths[3], paths[8])]
+
+
+@pytest.mark.parametrize("broken", [tuple(range(12))], indirect=True)
+def test_only_so_many_files_are_looked_for(broken):
+    paths, _ = broken
+
+    def pipe(paths):  # no reader_name: the only reader is it
+        return fn.decoders.image(fn.readers.file(files=paths)[0])
+
+    make = data_iterator(pipe, ["image"], size=12, on_error="skip")
+    whole, single = make(paths, batch_size=12), make(paths, batch_size=1)
+    assert list(whole) == list(single) == []
+    assert [one.files for one in whole.errors] == [tuple(paths[:5])]
+    assert "and perhaps more" in whole.errors[0].message
+    assert [one.files for one in single.errors] == [(p,) for p in paths[:8]] + [()] * 4
+
+
+@pytest.mark.parametrize("broken", [()], indirect=True)
+def test_where_files_can_not_be_told_apart_those_of_the_batch_are_named(broken):
+    paths, _ = broken
+
+    def pipe(paths):
+        _, label = fn.readers.file(files=paths, labels=list(range(len(paths))), name="reader")
+        return fn.slice(label, start=fn.cast(label, dtype=types.INT32), shape=[1], axes=[0])
+
+    iterator = data_iterator(pipe, ["x"], reader_name="reader")(paths, batch_size=6)
+    with pytest.raises(RuntimeError) as caught:
+        next(iterator)
+    assert caught.value.files == ()
+    assert str(caught.value).endswith(f"The batch is of {', '.join(paths[:5])} and 1 more")
+
+
+@pytest.mark.parametrize("broken", [(1,)], indirect=True)
+def test_without_checkpoints_or_a_reader_the_error_is_dalis(broken):
+    paths, _ = broken
+    make = data_iterator(of_files, NAMES, reader_name="reader")
+    made = make(paths, batch_size=2, enable_checkpointing=False)
+    pipeline = pipeline_def(of_files)(paths, batch_size=2, num_threads=1, device_id=None)
+    for iterator in (made, DALIGenericIterator(pipeline, NAMES, reader_name="reader")):
+        with pytest.raises(RuntimeError, match="batch 0 of epoch 0 failed") as caught:
+            next(iterator)
+        assert caught.value.files == () and "jpg" not in str(caught.value)
 
 
 @pytest.mark.parametrize("broken", [(4, 7)], indirect=True)
