@@ -8,6 +8,12 @@ The public names:
 - `fn`: operators for graphs, beside ``nvidia.dali.fn``.
 """
 
+# First: what is imported below may start CUDA, which then knows its queues.
+from .core import cuda_queues
+
+cuda_queues.set_at_import()
+
+# isort: split
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 
 from . import fn as fn

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
-from . import advice
+from . import advice, cuda_queues
 from .arguments import checked_arguments, name_of
 from .arguments import function_parameters as function_parameters
 from .fingerprint import StateError
@@ -124,6 +124,8 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
         pipeline: The pipeline.
         name: What defined it, for messages.
     """
+    if pipeline.device_id is not None and backend.GetCUDADeviceCount() > 0:
+        cuda_queues.warn_if_too_late()
     try:
         pipeline.build()
     except (NotImplementedError, TypeError) as error:

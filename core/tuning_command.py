@@ -136,11 +136,6 @@ def _told(found: Tuned) -> str:
             "\nThe machine was too noisy to tell some settings apart, which stay as they were: try "
             "again with nothing else running, and with more --seconds."
         )
-    if jax.default_backend() == "gpu" and "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ:
-        lines.append(
-            "\nBeside a model that trains on this GPU, start Python with "
-            "CUDA_DEVICE_MAX_CONNECTIONS=32: DALI's work then does not queue up behind JAX's."
-        )
     return "\n".join(lines)
 
 

@@ -100,9 +100,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="a folder for checkpoints and losses")
     parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")
     arguments = parser.parse_args()
-    # As in quickstart.py: DALI's threads would spoil the CUDA graphs that XLA records, and wait
-    # behind JAX's work.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # As in quickstart.py: DALI's threads would spoil the CUDA graphs that XLA records.
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
     out = arguments.out.resolve()
     if arguments.fresh:

@@ -157,8 +157,6 @@ def main() -> None:
     # DALI's threads wait for the whole GPU at times, which spoils the CUDA graphs that XLA
     # records meanwhile: let it record none. XLA reads this at the first use of a device.
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
-    # So that each of DALI's streams has a hardware queue of its own, not one behind JAX's.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     names, train_files, held_out_files = split(
         arguments.data or make_pictures(arguments.cache, count=2000)
     )

@@ -1,0 +1,62 @@
+"""CUDA's hardware queues: set at import, unless somebody has said something or it is too late."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from dalijax.core import cuda_queues
+from dalijax.core.cuda_queues import KEEP, VARIABLE, has_started, should_set, warn_if_too_late
+
+
+@pytest.mark.parametrize(
+    "environment,sets",
+    [
+        ({}, True),
+        ({KEEP: ""}, True),
+        ({KEEP: "keep"}, False),
+        ({VARIABLE: "8"}, False),
+        ({VARIABLE: "1", KEEP: "keep"}, False),
+        ({VARIABLE: ""}, False),
+    ],
+)
+def test_what_somebody_has_said_is_kept(environment, sets):
+    assert should_set(environment) is sets
+
+
+def test_a_wrong_word_is_refused():
+    with pytest.raises(ValueError, match=r"DALIJAX_CUDA_QUEUES='8' must be 'keep'.*itself"):
+        should_set({KEEP: "8"})
+
+
+@pytest.mark.parametrize(
+    "first",
+    ("", "import jax", "import nvidia.dali.fn", "import jax; jax.devices()"),
+)
+@pytest.mark.parametrize("said,queues", (({}, "32"), ({VARIABLE: "8"}, "8"), ({KEEP: "keep"}, "")))
+def test_importing_the_package_sets_it(first, said, queues):
+    # Nothing starts CUDA here, whatever was imported before.
+    env = {k: v for k, v in os.environ.items() if k not in (VARIABLE, KEEP)} | said
+    code = f"{first}\nimport dalijax, os; print(os.environ.get({VARIABLE!r}, ''))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == queues
+
+
+def test_where_it_is_too_late_one_warning_says_so(monkeypatch):
+    monkeypatch.setattr(cuda_queues, "_too_late", True)
+    with pytest.warns(UserWarning, match=f"Import dalijax before.*{VARIABLE}=32"):
+        warn_if_too_late()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_too_late()
+
+
+@pytest.mark.skipif(os.environ.get("DALIJAX_TEST_GPU") == "1", reason="CUDA has started there")
+def test_looking_starts_nothing():
+    assert has_started() is False
+    assert cuda_queues._too_late is False
