@@ -20,6 +20,7 @@ from typing import Any
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core import state as state_lib
+from ..core.arguments import whole_number
 from ..core.config import Separate
 from ..core.decorator import IteratorFunction, data_iterator
 from ..core.extras import extra
@@ -91,8 +92,9 @@ class DALIIterDataset(grain.IterDataset):
         **call: Any,
     ):
         super().__init__()
-        if num_epochs is not None and num_epochs < 1:
-            raise ValueError(f"num_epochs must be at least 1, or None for no end, not {num_epochs}")
+        if num_epochs is not None:
+            what = "at least 1, a whole number, or None for no end"
+            num_epochs = whole_number("num_epochs", num_epochs, what, 1)
         if not isinstance(iterator_fn, IteratorFunction):
             names = {k: call.pop(k) for k in ("output_map", "reader_name") if k in call}
             if "output_map" not in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import grain
 import jax
 from grain.experimental import ShapeDtypeStruct
 
-from ..core.arguments import checked_arguments
+from ..core.arguments import checked_arguments, whole_number
 from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
 from ..core.decoder import Decoder
@@ -121,9 +120,9 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         **call: Any,
     ):
         check_policy(drop_remainder, pad, sharding)
-        batch_size, prefetch = operator.index(batch_size), operator.index(prefetch)
-        if min(batch_size, prefetch) < 1:
-            raise ValueError(f"batch_size={batch_size} and prefetch={prefetch} must be at least 1")
+        what = "a whole number of {}, 1 or more"
+        batch_size = whole_number("batch_size", batch_size, what.format("records"), 1)
+        prefetch = whole_number("prefetch", prefetch, what.format("batches"), 1)
         self.batch_size = batch_size
         self.drop_remainder = drop_remainder
         self.pad = pad

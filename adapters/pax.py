@@ -26,7 +26,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import operator
 import os
 import weakref
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ import jax
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from ..core.arguments import whole_number
 from ..core.arrays import check_width
 from ..core.decorator import IteratorFunction, iterator_function
 from ..core.extras import extra
@@ -165,7 +165,9 @@ class DALIInput(base_input.BaseInput):
         seed = arguments.get("seed", self.input_random_seed)
         if seed is None and "seed" not in function_parameters(given.pipeline_fn):
             seed = DEFAULT_SEED
-        call = {**arguments, "batch_size": operator.index(self.batch_size)}
+        what = "a whole number of samples, 1 or more"
+        rows = whole_number("batch_size", self.batch_size, what, 1)
+        call = {**arguments, "batch_size": rows}
         return call | given.of_shard(self.infeed_host_index, self.num_infeed_hosts, seed)
 
     def _check_names(self, names: Sequence[str]) -> None:

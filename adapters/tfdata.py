@@ -12,7 +12,6 @@ It works without TensorFlow: specs are then jax.ShapeDtypeStructs, and there is 
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ import jax
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from ..core.arguments import whole_number
 from ..core.chain import INFINITE, UNKNOWN, Enumerate, Repeat, Skip, Step, Take
 from ..core.chained import ChainedStream
 from ..core.config import IteratorConfig, Separate
@@ -31,6 +31,7 @@ from .tfdata_iterator import Array, DatasetIterator, plain, scalar, tf
 
 __all__ = ["DALIDataset"]
 
+_COUNT = "a whole number of elements, or -1"
 _IN_THE_GRAPH = {
     "batch": "pass batch_size to DALIDataset",
     "bucket_by_sequence_length": "sort the reader's files by length, and use fn.pad",
@@ -112,7 +113,7 @@ class DALIDataset:
     def take(self, count: int, name: str | None = None) -> DALIDataset:
         """The first ``count`` elements; all where it is -1."""
         del name
-        return self._then(Take(operator.index(count)))
+        return self._then(Take(whole_number("count", count, _COUNT)))
 
     def skip(self, count: int, name: str | None = None) -> DALIDataset:
         """All but the first ``count`` elements; none where it is -1.
@@ -121,7 +122,7 @@ class DALIDataset:
         `dalijax.core.iterator.BatchIterator.skip`.
         """
         del name
-        return self._then(Skip(operator.index(count)))
+        return self._then(Skip(whole_number("count", count, _COUNT)))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> DALIDataset:
         """The elements ``count`` times over; without end where it is None or -1.
@@ -130,7 +131,7 @@ class DALIDataset:
         behind take, skip and enumerate the same elements again.
         """
         del name
-        count = -1 if count is None else operator.index(count)
+        count = -1 if count is None else whole_number("count", count, _COUNT)
         if self._chain:
             return self._then(Repeat(count))
         if count == 0:
@@ -141,7 +142,7 @@ class DALIDataset:
     def enumerate(self, start: int = 0, name: str | None = None) -> DALIDataset:
         """Pairs of a number, int64 from ``start`` on, and an element."""
         del name
-        return self._then(Enumerate(operator.index(start)))
+        return self._then(Enumerate(whole_number("start", start, "a whole number")))
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> DALIDataset:
         """The dataset itself: DALI prefetches (prefetch_queue_depth)."""

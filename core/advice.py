@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import traceback
 from collections.abc import Iterator
 
-from nvidia.dali import Pipeline
+from nvidia.dali import Pipeline, backend
 from nvidia.dali.data_node import DataNode
 
 from .fingerprint import operators_of
 
 _ARRAYS = ("jax", "jaxlib", "numpy")
+_NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')
 _NO_FILES = re.compile("No files found|Failed to open")
 _MOST_NAMES = 3
 
@@ -20,6 +22,13 @@ _MOST_NAMES = 3
 def of_definition(error: Exception) -> str:
     """What to do about an error of a graph's function; "" where nothing more is known."""
     text = str(error)
+    if found := _NO_ARGUMENT.search(text):
+        return _of_operator(*found.groups())
+    if "are not iterable" in text:
+        return (
+            "An operator of one output gives one DataNode, which can't be unpacked: a function of "
+            "several says so, as by dalijax.fn.jax_function(..., num_outputs=2)"
+        )
     if "conditional context" in text:
         return (
             "Pass enable_conditionals=True where the iterator is made, or choose by DALI's "
@@ -36,6 +45,18 @@ def of_definition(error: Exception) -> str:
         "dalijax.fn.numba_function or dalijax.fn.dl_tensor_python_function for NumPy. Or apply it "
         "to the batches that the iterator gives"
     )
+
+
+def _of_operator(name: str, schema: str) -> str:
+    """What an argument of an operator may have been meant for."""
+    try:
+        known = backend.GetSchema(schema).GetArgumentNames()
+    except (AttributeError, RuntimeError):  # not public
+        return ""
+    known = [one for one in known if not one.startswith("_")]
+    close = difflib.get_close_matches(name, known, 3)
+    meant = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"{meant}Its arguments are {sorted(known)}"
 
 
 def _package_of(error: Exception) -> str:

@@ -30,6 +30,11 @@ _NUMBERS = {
     ),
 }
 
+_FLAGS = frozenset(
+    {"debug", "enable_checkpointing", "enable_conditionals"}
+    | {"exec_async", "exec_dynamic", "exec_pipelined"}
+)
+
 
 def name_of(function: Callable[..., Any]) -> str:
     """What a function is called, with parentheses."""
@@ -69,9 +74,45 @@ def checked_arguments(
     for name in set(call) & _DEF_ARGS - own:
         if name in _NUMBERS and call[name] is not None:
             made[name] = _number(name, call[name])
+        elif name in _FLAGS:
+            check_flags(**{name: call[name]})
         elif isinstance(call[name], np.integer):  # which are none of JSON's
             made[name] = int(call[name])
     return made
+
+
+def whole_number(
+    name: str, value: Any, what: str, least: int | None = None, below: int | None = None
+) -> int:
+    """A whole number of any type that has them, as Python's.
+
+    Args:
+        name: What the argument is called.
+        value: What was passed.
+        what: What it must be, for the message.
+        least: The least that it may be.
+        below: The least that is too large.
+
+    Raises:
+        TypeError: If it is no whole number, or a bool.
+        ValueError: If it is too small or too large.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be {what}, not {value!r}") from None
+    if (least is not None and number < least) or (below is not None and number >= below):
+        raise ValueError(f"{name} must be {what}, not {value!r}")
+    return number
+
+
+def check_flags(**flags: Any) -> None:
+    """Raises TypeError for arguments that are neither True nor False, nor left out (None)."""
+    for name, value in flags.items():
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def check_names(told: str, names: Collection[str], known: Mapping[str, Collection[str]]) -> None:
@@ -98,6 +139,12 @@ def knows_its_names(function: F) -> F:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if not parameters.issuperset(kwargs):
+            later = sorted(_DEF_ARGS.difference(parameters).intersection(kwargs))
+            if later:
+                raise TypeError(
+                    f"{later} belong to the pipelines: pass them to what data_iterator returns, "
+                    "as by train(..., batch_size=128), or to what a pipeline_def returns"
+                )
             told = function.__qualname__.removesuffix(".__init__")
             check_names(f"{told}()", kwargs, {"its arguments": parameters - {"self"}})
         return function(*args, **kwargs)
@@ -109,12 +156,4 @@ def _number(name: str, value: Any) -> Any:
     if name == "prefetch_queue_depth" and isinstance(value, Mapping):
         return {key: _number(name, one) for key, one in value.items()}
     what, least = _NUMBERS[name]
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be {what}, not {value!r}") from None
-    if not least <= number < 1 << (63 if name == "seed" else 31):
-        raise ValueError(f"{name} must be {what}, not {value!r}")
-    return number
+    return whole_number(name, value, what, least, 1 << (63 if name == "seed" else 31))

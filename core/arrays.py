@@ -52,6 +52,8 @@ def check_uniform(tensors: TensorList, name: str) -> None:
             f"output {name!r} is ragged: its samples have shapes {tuple(shapes[0])} and "
             f"{tuple(other)}, which no array can hold. Give them one shape in the pipeline, "
             "e.g. by fn.resize or fn.crop for images, or by fn.pad for sequences"
+            + " (and decode files, by fn.decoders.image say)"
+            * (len(other) == 1)
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from jax.sharding import PartitionSpec, Sharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from .arguments import check_flags, whole_number
 from .epochs import EpochPlan
 
 Shardings: TypeAlias = Sharding | Mapping[str, Sharding | PartitionSpec]
@@ -131,11 +132,22 @@ class IteratorConfig:
         set_field = object.__setattr__
         set_field(self, "auto_reset", _parse_auto_reset(self.auto_reset))
         set_field(self, "output_map", self._checked_names())
-        set_field(self, "size", int(self.size))
+        what = "a positive number of samples, or -1"
+        set_field(self, "size", whole_number("size", self.size, what, -1))
         names = difference_names(self.allow_changes, "allow_changes")
         set_field(self, "allow_changes", names)
-        if self.size == 0 or self.size < -1:
-            raise ValueError(f"size must be a positive number of samples, or -1, not {self.size}")
+        if self.size == 0:
+            raise ValueError(f"size must be {what}, not 0")
+        check_flags(
+            last_batch_padded=self.last_batch_padded,
+            prepare_first_batch=self.prepare_first_batch,
+            pmap_compatible=self.pmap_compatible,
+            as_numpy=self.as_numpy,
+        )
+        if self.reader_name is not None and not isinstance(self.reader_name, str):
+            raise TypeError(
+                f"reader_name must be the name of a reader, or None, not {self.reader_name!r}"
+            )
         if not isinstance(self.last_batch_policy, LastBatchPolicy):
             raise ValueError(
                 "last_batch_policy must be one of LastBatchPolicy.FILL, DROP and PARTIAL, "
@@ -150,6 +162,11 @@ class IteratorConfig:
             raise TypeError(
                 f"output_map must be a list of names, not a string: "
                 f"pass [{self.output_map!r}] for a pipeline of one output"
+            )
+        if not isinstance(self.output_map, Sequence):
+            raise TypeError(
+                "output_map must be a list of names in the order of the pipeline's outputs, not "
+                f"{self.output_map!r}"
             )
         names = tuple(self.output_map)
         if not names:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -253,6 +253,24 @@ class IteratorFunction:
                 "pass each of them once"
             )
         return dataclasses.replace(self.config, **given) if given else self.config
+
+    if not TYPE_CHECKING:  # which knows that there is no such method
+
+        def __iter__(self) -> Any:
+            raise TypeError(self._not_called())
+
+        __next__ = __iter__
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or not hasattr(DALIGenericIterator, name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"{self._not_called()}, which has {name!r}")
+
+    def _not_called(self) -> str:
+        name = self.__name__
+        return (
+            f"{name} is an iterator function: call it for an iterator, {name}(..., batch_size=128)"
+        )
 
     def __deepcopy__(self, memo: Any) -> IteratorFunction:
         return self  # nothing of it changes, and a copied configuration stays equal to its source

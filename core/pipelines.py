@@ -317,10 +317,12 @@ class FunctionSource:
     def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
         try:
             return self._called(state, call)
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             if cure := advice.of_definition(error):
-                kind = TypeError if isinstance(error, TypeError) else AttributeError
-                raise kind(f"{name_of(self._fn)}: {error}\n{cure}") from error
+                # DALI's KeyError of an unknown argument would print its text in quotation marks.
+                kind = AttributeError if isinstance(error, AttributeError) else TypeError
+                text = error.args[0] if isinstance(error, KeyError) else error
+                raise kind(f"{name_of(self._fn)}: {text}\n{cure}") from error
             raise
         except ValueError as error:
             if "batch size must be set" in str(error):  # nor did a pipeline_def of its own

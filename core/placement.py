@@ -289,8 +289,13 @@ def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalL
     """A layout that cuts dimension 0 over devices, in their order.
 
     Raises:
+        TypeError: If they are no devices.
         ValueError: If there is no device, one of them twice, or several processes.
     """
+    if isinstance(devices, str) or not all(isinstance(one, jax.Device) for one in devices):
+        raise TypeError(
+            f"devices must be a list of jax devices, as jax.devices()[:2], not {devices!r}"
+        )
     if not devices or len(set(devices)) < len(devices):
         raise ValueError(f"devices must be distinct and at least one, not {list(devices)}")
     if jax.process_count() > 1:

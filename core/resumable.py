@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from . import checkpoints as checkpoints_lib
 from . import state as state_lib
+from .arguments import whole_number
 from .config import IteratorConfig, difference_names
 from .feed import CLOSED, Feed, Taken
 from .fingerprint import unknown
@@ -137,6 +137,11 @@ class Resumable:
             pieces: One for each pipeline.
             stand_there: Whether the pipelines were built at them already.
         """
+        if isinstance(pieces, (bytes, bytearray, str, Mapping)):
+            raise TypeError(
+                "checkpoints must be a list of bytes, one for each pipeline, as checkpoints() of "
+                f"an iterator gives it, not {str(pieces)[:40]!r}; a state is for set_state()"
+            )
         feed, outputs = self._feed, self._config.output_map
         if stand_there:
             feed.runner()
@@ -173,7 +178,7 @@ class Resumable:
         Raises:
             Exception: What the pipelines' own source raised, or its reader.
         """
-        count = operator.index(batches)
+        count = whole_number("skip()'s argument", batches, "a whole number of batches")
         with self.opened():
             return self._surely(lambda: self._skip(count))
 

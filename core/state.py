@@ -212,7 +212,10 @@ def parsed(saved: Mapping[str, Any] | str | bytes) -> Any:
     try:
         return json.loads(saved)
     except (ValueError, RecursionError) as error:
-        raise StateError(f"no state of dalijax, since it is no JSON: {error}") from None
+        raise StateError(
+            f"no state of dalijax, since it is no JSON ({error}): {str(saved)[:80]!r}. Of a file, "
+            "pass what is in it, as json.load(file) gives it"
+        ) from None
 
 
 def loaded(saved: Mapping[str, Any] | str | bytes) -> Mapping[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from .arguments import whole_number
 from .batches import Batch
 from .feed import CLOSED
 from .iterator import BatchIterator
@@ -30,8 +30,9 @@ class BatchStream:
     """
 
     def __init__(self, make: Callable[[], BatchIterator], num_epochs: int | None):
-        if num_epochs is not None and operator.index(num_epochs) < 1:
-            raise ValueError(f"num_epochs must be at least 1, or None for no end, not {num_epochs}")
+        if num_epochs is not None:
+            what = "at least 1, a whole number, or None for no end"
+            num_epochs = whole_number("num_epochs", num_epochs, what, 1)
         self._make = make
         self.iterator = make()
         self.num_epochs = num_epochs
@@ -67,7 +68,7 @@ class BatchStream:
         Returns:
             The number of batches that were skipped.
         """
-        count, done = operator.index(batches), 0
+        count, done = whole_number("skip()'s argument", batches, "a whole number"), 0
         with self.iterator.opened():
             while done < count:
                 moved = self.iterator.skip(count - done)

@@ -1,6 +1,7 @@
 """Mistakes that a new user makes: each is answered by what was passed, and what to do instead."""
 
 import functools
+import json
 import pickle
 import re
 import subprocess
@@ -121,6 +122,98 @@ def test_a_misspelt_argument_of_the_iterator():
     refused(lambda: DALIGenericIterator([], ["x"], auto_rest=True), TypeError, *close)
 
 
+def test_what_belongs_to_the_call_or_is_of_another_type(jpegs):
+    def make(**config):
+        return lambda: data_iterator(graph, **{"output_map": ["images", "labels"], **config})
+
+    order = ("output_map must be a list of names in the order",)
+    for names in ({"images", "labels"}, {"images": 0, "labels": 1}, None, (n for n in "ab")):
+        refused(make(output_map=names), TypeError, *order)
+    refused(make(batch_size=4), TypeError, r"\['batch_size'\]", r"train\(\.\.\., batch_size=128\)")
+    for name in ("as_numpy", "pmap_compatible", "prepare_first_batch", "last_batch_padded"):
+        refused(make(**{name: "no"}), TypeError, f"{name} must be True or False, not 'no'")
+    refused(make(size="300"), TypeError, "size must be a positive number", "not '300'")
+    refused(make(size=300.5), TypeError, "size must be a positive number", r"not 300\.5")
+    refused(make(size=-2), ValueError, "size must be a positive number", "not -2")
+    refused(make(reader_name=3), TypeError, "reader_name must be the name of a reader", "not 3")
+    for devices in ("cpu", [0, 1]):
+        refused(
+            lambda devices=devices: train(jpegs, batch_size=4, devices=devices),
+            TypeError,
+            "devices must be a list of jax devices",
+            r"jax\.devices\(\)",
+            re.escape(repr(devices)),
+        )
+    refused(
+        lambda: train(jpegs, batch_size=4, exec_dynamic="yes"),
+        TypeError,
+        "exec_dynamic must be True or False, not 'yes'",
+    )
+
+
+def test_an_iterator_function_is_no_iterator():
+    cure = ("graph is an iterator function: call it for an iterator",)
+    for use in (iter, list, next):
+        refused(lambda use=use: use(train), TypeError, *cure)
+    for name in ("reset", "get_state", "set_state", "peek", "next", "size"):
+        refused(lambda name=name: getattr(train, name), AttributeError, *cure, f"has '{name}'")
+    with pytest.raises(
+        AttributeError, match="^'IteratorFunction' object has no attribute 'resett'"
+    ):
+        train.resett
+    assert train and not hasattr(train, "__len__")
+
+
+def test_what_is_no_state_or_checkpoint(jpegs, tmp_path):
+    iterator = train(jpegs, batch_size=4)
+    path = tmp_path / "input.json"
+    path.write_text(json.dumps(iterator.get_state()))
+    cure = r"json\.load\(file\)"
+    refused(lambda: iterator.set_state(str(path)), ValueError, re.escape(str(path)), cure)
+    for other in (None, {}, 5, path):
+        refused(lambda other=other: iterator.set_state(other), ValueError, r"what get_state\(\)")
+    for pieces in (iterator.get_state(), iterator.checkpoints()[0], path.read_text()):
+        refused(
+            lambda pieces=pieces: train(jpegs, batch_size=4, checkpoints=pieces),
+            TypeError,
+            "checkpoints must be a list of bytes",
+            r"set_state\(\)",
+        )
+
+
+def test_counts_that_are_none(jpegs):
+    call = dict(paths=jpegs, batch_size=4)
+    for given in ("2", 2.0):
+        words = f"not {given!r}"
+        refused(
+            lambda given=given: DALIDatasetIterator(train, num_epochs=given, **call),
+            TypeError,
+            "num_epochs must be at least 1, a whole number",
+            words,
+        )
+        refused(
+            lambda given=given: DALIIterDataset(train, num_epochs=given, **call),
+            TypeError,
+            "num_epochs must be at least 1, a whole number",
+            words,
+        )
+        for name in ("take", "skip", "repeat"):
+            dataset = DALIDataset(train, **call)
+            refused(
+                lambda name=name, given=given: getattr(dataset, name)(given),
+                TypeError,
+                "count must be a whole number",
+                words,
+            )
+        refused(
+            lambda given=given: DALITransform(decode, batch_size=given, output_map=["x"]),
+            TypeError,
+            "batch_size must be a whole number of records",
+            words,
+        )
+        refused(lambda given=given: train(jpegs, batch_size=4).skip(given), TypeError, words)
+
+
 def forgotten():
     fn.random.uniform(shape=[2])
 
@@ -149,6 +242,19 @@ def of(function):
         return function(fn.random.uniform(shape=[2]))
 
     return called
+
+
+def unpacked():
+    one, other = dalijax_fn.jax_function(lambda x: (x, x))(fn.random.uniform(shape=[2]))
+    return one + other
+
+
+def misspelt():
+    return fn.random.uniform(shap=[2])
+
+
+def encoded(paths=()):
+    return fn.readers.file(files=list(paths))[0]
 
 
 def seven_inputs():
@@ -185,6 +291,8 @@ GRAPHS = [
     (of(float), TypeError, *NUMPY),
     (of(lambda x: x.reshape(2, 1)), AttributeError, "'reshape'", *NUMPY),
     (of(lambda x: x if x > 0 else -x), TypeError, "enable_conditionals=True", "where the iterator"),
+    (unpacked, TypeError, "num_outputs=2"),
+    (misspelt, TypeError, r'"shap" is not defined', "Did you mean 'shape'", "'range'"),
     (seven_inputs, ValueError, "7 inputs", "1 to 6", "fn.cat or fn.stack"),
     (on_gpu, RuntimeError, "needs a GPU", r"sees none", r"no \.gpu\(\)", "leave device_id out"),
     (gpu_operator, RuntimeError, "needs a GPU", "device='cpu'"),
@@ -205,6 +313,11 @@ def test_an_error_of_the_users_own_is_left_alone():
 
     with pytest.raises(Mine, match="^of mine$"):
         data_iterator(broken, ["x"])(batch_size=2)
+
+
+def test_files_that_nobody_decodes(jpegs):
+    ragged = data_iterator(encoded, ["x"])(jpegs, batch_size=4)
+    refused(lambda: next(ragged), ValueError, "'x' is ragged", "decode files, by fn.decoders.image")
 
 
 def test_the_cause_of_a_mistake_in_the_graph_is_kept():

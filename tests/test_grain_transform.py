@@ -130,8 +130,8 @@ def test_no_records_are_no_batches():
 WRONG = [
     (dict(pad="x"), "pad must be None or 'mask', not 'x'"),
     (dict(pad="mask", drop_remainder=True), "nothing is left to pad, leave one out"),
-    (dict(batch_size=0), "batch_size=0 and prefetch=2 must be at least 1"),
-    (dict(prefetch=0), "batch_size=4 and prefetch=0 must be at least 1"),
+    (dict(batch_size=0), "batch_size must be a whole number of records, 1 or more, not 0"),
+    (dict(prefetch=0), "prefetch must be a whole number of batches, 1 or more, not 0"),
     (dict(output_map=[]), "output_map is empty: name each output"),
     (dict(pad="mask", output_map=["mask", "u"]), "mask must be a name that output_map.*has not"),
 ]

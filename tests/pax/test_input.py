@@ -387,7 +387,7 @@ def test_what_jax_would_narrow_is_refused():
         ({"arguments": {"pmap_compatible": True}}, "by its mesh"),
         ({"element": "jax", "arguments": {"as_numpy": True}}, "leave as_numpy out"),
         ({"weights": "items"}, "'items' can't be a name in a NestedMap"),
-        ({"batch_size": 0.5}, "integer"),
+        ({"batch_size": 0.5}, r"batch_size must be a whole number of samples, .*not 0\.5"),
         (
             {
                 "reset_for_eval": True,
