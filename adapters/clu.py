@@ -164,7 +164,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         """
         if not self._checkpoint:
             return
-        text = epath.Path(filename).read_text()
+        text = epath.Path(filename).read_bytes()
         try:
             self.set_state(text)
         except StateError as error:

@@ -13,6 +13,7 @@ import numpy as np
 from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
 from ..core.fingerprint import StateError, digest
+from ..core.state import brief
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled
 from .grain_packed import unpacked
@@ -233,7 +234,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         if not isinstance(state, dict) or {k: type(v) for k, v in state.items()} != {
             k: type(v) for k, v in now.items()
         }:
-            raise StateError(f"no state of a DALIDataLoader: {str(state)[:80]}")
+            raise StateError(f"no state of a DALIDataLoader: {brief(state)}")
         lines = [
             f"{k}: {state[k]} -> {now[k]}"
             for k in ("version", *self._loader.described)
@@ -242,6 +243,10 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         if lines:
             raise StateError.of_other_data(lines)
         self._decoder.check("", state["graph"])
+        if state["random"] not in (-1, 0, 1) or state["shards"] < 1:
+            raise StateError(
+                f"the state is damaged: random is {state['random']}, shards {state['shards']}"
+            )
         if not 0 <= state["step"] <= self._loader.num_steps:
             raise StateError(
                 f"the state is at step {state['step']}, which is none of the loader's "

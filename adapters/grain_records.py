@@ -16,11 +16,14 @@ from ..core.config import IteratorConfig
 from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
 from ..core.pipelines import DEFAULT_SEED, default_device_id
+from ..core.state import brief
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled, check_fed
 from .grain_reading import Position, Reader, RecordLists
 
 __all__ = ["DALITransform"]
+
+_DEEPEST = 100  # a state's levels; each transformation of Grain's adds one
 
 
 def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
@@ -235,6 +238,23 @@ class _DecodedDataset(grain.IterDataset):
         return f"DALITransform(batch_size={self._transform.batch_size})"
 
 
+def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
+    """Whether a parent's state may be one, by its present one: Grain's keep their keys and types.
+
+    What either has in another place, an iterator more or less, is left to the parent.
+    """
+    if depth > _DEEPEST or (depth == 0 and type(saved) is not type(now)):
+        return False
+    if isinstance(saved, dict) and isinstance(now, dict):
+        return all(_is_like(saved[k], now[k], depth + 1) for k in {*saved} & {*now})
+    if isinstance(saved, (list, tuple)) and isinstance(now, (list, tuple)):
+        return all(_is_like(a, b, depth + 1) for a, b in zip(saved, now))
+    if isinstance(now, (bool, int, float, str)):
+        lower = type(saved) is int and isinstance(now, int) and saved < 0 <= now
+        return type(saved) is type(now) and not lower
+    return True
+
+
 class DecodedIterator(grain.DatasetIterator):
     """Iterates over a dataset behind a `DALITransform`."""
 
@@ -296,33 +316,36 @@ class DecodedIterator(grain.DatasetIterator):
 
         Raises:
             ValueError: If it is no state of such an iterator, or one of another transform, or
-                the parent refuses its part; nothing has changed.
+                the parent refuses its part; nothing has changed. Before the first batch the graph
+                is not known, since the first record says its inputs: that it is another one, or
+                that ``random`` is damaged, is then said by the next call.
         """
-        wanted = {"parent": object, "step": int, "records": int, "skip": int, "failed": list}
+        wanted = {"step": int, "records": int, "skip": int, "failed": list, "parent": None}
         wanted |= {"random": str, "graph": str, "made": str}
         if (
             not isinstance(state, dict)
-            or not all(isinstance(state.get(k), t) for k, t in wanted.items())
-            or not all(isinstance(number, int) for number in state["failed"])
+            or {*state} != {*wanted}
+            or not all(t is None or type(state[k]) is t for k, t in wanted.items())
+            or not all(type(number) is int for number in state["failed"])
             or min(state["step"], state["records"], state["skip"], *state["failed"]) < 0
             or state["skip"] >= self._rows
+            or not _is_like(state["parent"], self._start.parent)
         ):
-            raise StateError(f"no state of a DALITransform: {str(state)[:80]}")
+            raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
         if state["made"] != self._made:
             told = f"rows, last batch, seed: {state['made']} -> {self._made}"
             raise StateError.of_other_data([told])
-        position = Position(
-            copy.deepcopy(state["parent"]), state["records"], state["skip"], tuple(state["failed"])
-        )
         with self._decoder.lock:
             self._decoder.check(state["random"], state["graph"])
             try:
+                parent = copy.deepcopy(state["parent"])
+                failed = tuple(state["failed"])
+                position = Position(parent, state["records"], state["skip"], failed)
                 self._reader.go_to(position)
             except Exception as error:
                 self._reader.again()
                 raise StateError(
-                    f"the parent refuses its part of the state, {str(position.parent)[:80]}: "
-                    f"{error!r}"
+                    f"the parent refuses its part of the state, {brief(state['parent'])}: {error!r}"
                 ) from error
             self._start = position
             self._decoder.restore(state["step"], position, state["random"], state["graph"])

@@ -14,6 +14,12 @@ from .runner import BatchError
 from .stream import BatchStream
 
 _FORMAT = "dalijax.chain"
+_KEYS = {"format", "index", "at", "found", "steps", "stream"}
+_MOST = 1 << 53  # of a count, as in every state
+
+
+def _damaged(counts: Sequence[object]) -> StateError:
+    return StateError(f"the state is damaged: its counts are {state_lib.brief(counts)}")
 
 
 def stream_length(stream: BatchStream) -> int:
@@ -103,9 +109,11 @@ class ChainedStream:
         self._at = 0
 
     def _settle(self) -> None:
-        """Goes to the stream's start where a call was broken off; skipping then finds the way."""
+        """Goes by skipping, from the stream's start, to where it was before a call broke off."""
         if self._lost:
             self._rewind()
+            last = element(self.chain, self._total(), self._index - 1) if self._index else None
+            self._at += self.stream.skip(last[0] + 1 if last else 0)
             self._lost = False
 
     def get_state(self) -> dict[str, Any]:
@@ -136,20 +144,41 @@ class ChainedStream:
         with self._lock:
             self._settle()
             mine = isinstance(state, Mapping) and state.get("format") == _FORMAT
-            if not mine or set(state) != set(self.get_state()):
+            if not mine or set(state) != _KEYS:
                 raise StateError(
                     f"no state of this dataset, which has {[repr(s) for s in self.chain]}: "
-                    f"{str(state)[:80]}"
+                    f"{state_lib.brief(state)}"
                 )
             steps = [repr(step) for step in self.chain]
             if state["steps"] != steps:
-                raise StateError.of_other_data([f"steps: {state['steps']} -> {steps}"])
+                told = state_lib.brief(state["steps"])
+                raise StateError.of_other_data([f"steps: {told} -> {steps}"])
             counts = [state[name] for name in ("index", "at", "found")]
-            if any(type(count) is not int for count in counts) or min(counts[:2]) < 0:
-                raise StateError(f"the state is damaged: its counts are {counts}")
+            if any(type(n) is not int or n >= _MOST for n in counts) or min(counts[:2]) < 0:
+                raise _damaged(counts)
+            before = self.stream.get_state()
             self.stream.set_state(state["stream"])
+            if not self._fits(*counts):
+                self.stream.set_state(before)
+                raise _damaged(counts)
             self._index, self._at, found = counts
             self._found = found if found >= 0 else None
+
+    def _fits(self, index: int, at: int, found: int) -> bool:
+        """Whether the stream stands where a chain's counts have it."""
+        iterator, total = self.stream.iterator, stream_length(self.stream)
+        if total == UNKNOWN:
+            return True  # only the source knows
+        behind = iterator.total(iterator.epoch) + iterator.step
+        # Batches that failed and are left out are behind the stream, and not counted here.
+        missing = iterator.left_out
+        if not behind - missing <= at <= behind:
+            return False
+        if found != UNKNOWN and (total == INFINITE or not total - missing <= found <= total):
+            return False
+        known = total if found == UNKNOWN else found
+        last = element(self.chain, known, index - 1) if index else None
+        return at in (total, found) or at == (last[0] + 1 if last else 0)
 
     def cardinality(self) -> int:
         """Number of elements from the start, INFINITE, or UNKNOWN."""

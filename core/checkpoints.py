@@ -15,7 +15,7 @@ from typing import Any
 from .epochs import EpochPlan
 from .fingerprint import Fingerprint, StateError, wire_fields
 from .position import Mark, Position
-from .state import decode, pack, unpack
+from .state import brief, decode, pack, parsed, unpack
 
 _CONTEXT, _ITERATOR_DATA = 2, 2
 
@@ -53,13 +53,13 @@ def iterator_data(piece: bytes) -> dict[str, Any]:
             if number == _CONTEXT:
                 text = dict(wire_fields(content)).get(_ITERATOR_DATA, text)
         data = json.loads(text)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise StateError(
-            f"no checkpoint of an iterator: {bytes(piece[:40])!r}. Pass what checkpoints() of an "
+            f"no checkpoint of an iterator: {brief(piece)}. Pass what checkpoints() of an "
             "iterator gave, one for each pipeline"
         ) from None
     if not isinstance(data, dict):
-        raise StateError(f"no checkpoint of an iterator: it holds {data!r}")
+        raise StateError(f"no checkpoint of an iterator: it holds {brief(data)}")
     return data
 
 
@@ -69,22 +69,29 @@ def from_bytes(pieces: Sequence[bytes]) -> dict[str, Any] | None:
     Raises:
         StateError: If they are no checkpoints, or not all of one state.
     """
+    if isinstance(pieces, (str, bytes)):
+        raise StateError("checkpoints is one text: pass a list of bytes, one for each pipeline")
     read = [iterator_data(piece) for piece in pieces]
     if not read:
         raise StateError("checkpoints is empty: pass one for each pipeline")
     ours = ["parts" in one for one in read]
     if not any(ours):
         return None
-    numbers = sorted(int(one.get("part", -1)) for one in read)
-    if not all(ours) or numbers != list(range(read[0]["parts"])):
+    wanted = {"part": int, "parts": int, "state": str}
+    if not all(type(one.get(k)) is t for one in read for k, t in wanted.items()):
+        raise StateError("the checkpoints are damaged, or not all of one iterator")
+    numbers = sorted(one["part"] for one in read)
+    if {one["parts"] for one in read} != {len(read)} or numbers != list(range(len(read))):
         raise StateError(
-            f"checkpoints() gave {read[0].get('parts')} pieces, but those of numbers {numbers} "
+            f"checkpoints() gave {read[0]['parts']} pieces, but those of numbers {numbers} "
             "were passed: pass all of them"
         )
     if any(one["state"] != read[0]["state"] for one in read):
         raise StateError("the checkpoints are of different states: pass those of one call")
-    ordered = sorted(zip(read, pieces), key=lambda pair: int(pair[0]["part"]))
-    state: dict[str, Any] = json.loads(read[0]["state"])
+    ordered = sorted(zip(read, pieces), key=lambda pair: pair[0]["part"])
+    state = parsed(read[0]["state"])
+    if not isinstance(state, dict):
+        raise StateError(f"no checkpoint of an iterator: its state is {brief(state)}")
     state["checkpoints"] = [pack(piece[: len(piece) - _added(one)]) for one, piece in ordered]
     return state
 
@@ -109,14 +116,15 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
         StateError: If they don't say enough, or are of another reader.
     """
     counters = iterator_data(pieces[0])
-    needed = ("_counter", "_counter_per_gpu", "_shard_sizes_per_gpu", "_shards_id")
-    if plan is None or any(key not in counters for key in needed):
+    lists = ("_counter_per_gpu", "_shard_sizes_per_gpu", "_shards_id")
+    known = [_are_counts(counters.get(key)) for key in lists]
+    if plan is None or not all([*known, _are_counts([counters.get("_counter")])]):
         raise StateError(
             "the checkpoints of DALI's iterator don't say where it stood: only those of an "
             "iterator with reader_name do. Finish the epoch with DALI's plugin and start the next "
             "one here"
         )
-    sizes = sorted(counters["_shard_sizes_per_gpu"])
+    sizes = sorted(int(size) for size in counters["_shard_sizes_per_gpu"])
     now = sorted(plan.shard_size(i) for i in range(plan.num_shards))
     if sizes != now or len(pieces) != len(streams):
         raise StateError(
@@ -137,6 +145,17 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
     mark = Mark(tuple(bytes(piece) for piece in pieces), min(0, delivered - step))
     step = min(step, delivered)
     return Position(epoch, step, mark, mark if step == 0 else Mark())
+
+
+def _are_counts(value: Any) -> bool:
+    """Whether it is a list of whole numbers from 0 on, as DALI writes them: some as 3.0."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            type(one) in (int, float) and 0 <= one < 1 << 53 and one == int(one) for one in value
+        )
+    )
 
 
 def _epoch_of(

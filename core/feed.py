@@ -25,7 +25,8 @@ from .fingerprint import (
 from .pipelines import PipelineSource, check_outputs
 from .placement import DataShard
 from .position import Mark, Position
-from .randomness import grafted
+from .randomness import check_form, grafted
+from .reader_files import READERS, reader_of
 from .readers import epochs_of
 from .runner import BatchError, NoBatch, Outputs, Runner, SourceEnded, SourceError
 from .state import Saved
@@ -34,6 +35,9 @@ _READER = re.compile(r"operator `[\w.]*readers\.")
 # A checkpoint costs 10 to 30 us: it is taken when a state is asked for (`Feed.pin`), and after so
 # many batches, which are at most run again where DALI has none: after a failed batch, or Ctrl-C.
 _MOST_LAG = 8
+# The readers whose states are known; those of videos need a GPU, and are DALI's to judge.
+_KNOWN_STATES = READERS.keys() - {"video", "video_resize"}
+_MOST_SAMPLES = 1 << 31  # of a reader's pass, where nothing says how many it has
 CLOSED = "the iterator is closed: make a new one"
 
 
@@ -44,6 +48,26 @@ class Taken:
     value: Any
     error: Exception | None
     after: Position
+
+
+def _check_forms(saved: Saved, reader: str | None) -> None:
+    """Raises StateError where DALI's checkpoints are none that a pipeline gives.
+
+    Args:
+        saved: What has them.
+        reader: Name of the reader whose epochs the fingerprint has.
+    """
+    own, position = saved.fingerprint, saved.position
+    kinds = dict(text.split(" ", 2)[1::-1] for text in own["operators"] if " " in text)
+    known = {name for name, kind in kinds.items() if reader_of(kind) in _KNOWN_STATES}
+    readers = dict.fromkeys(known, _MOST_SAMPLES)
+    if reader in readers and min(own["epoch_size"], own["num_shards"], own["batch_size"]) > 0:
+        # Of a pass over its shard, which is filled up to whole batches.
+        readers[reader] = own["epoch_size"] // own["num_shards"] + 1 + own["batch_size"]
+    marks = [mark.checkpoints or () for mark in (position.mark, position.epoch_mark) if mark]
+    names = [[check_form(one, readers) for one in own] for own in marks]
+    if len(names) == 2 and names[1] and names[0] != names[1]:
+        raise StateError("DALI's parts of the state are of different graphs")
 
 
 class Feed:
@@ -106,6 +130,8 @@ class Feed:
         position, before = saved.position, self.position
         if self.batch_size or position.mark is None:
             self._check(saved, allow, named)
+        if self.streams:
+            self._check_reach(position)
         if position == before or position.mark is None:  # nothing is to be built
             if position != before:
                 self.drop()
@@ -131,9 +157,16 @@ class Feed:
         """The saved position, where new pipelines stand then; see `restore`."""
         refusal: Exception | None = None
         try:
+            _check_forms(saved, self._config.reader_name)
             self._opened(mark)
-        except (RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             refusal = error
+        except (ValueError, LookupError, TypeError) as error:  # DALI reads its texts in Python, too
+            refusal = error
+            if not isinstance(error, StateError):
+                refusal = StateError(f"DALI can't read its part of the state: {error!r}")
+                refusal.__cause__ = error
+        if refusal is not None:
             self._opened(Mark())  # what differs says more
         self._check(saved, allow, named)
         self._check_reach(saved.position)

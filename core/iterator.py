@@ -300,6 +300,11 @@ class BatchIterator(Resumable):
         with self._lock:
             return tuple(self._errors)
 
+    @property
+    def left_out(self) -> int:
+        """Number of batches behind the consumer that ``on_error="skip"`` left out."""
+        return self._position.errors if self._config.on_error == "skip" else 0
+
     # Position and lifecycle
 
     def reset(self) -> None:

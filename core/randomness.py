@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from .state import deflate, inflate
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
 _COPY = re.compile("__(MakeContiguous|Copy)_(Cpu|Gpu)To(Cpu|Gpu)_")
 _COPIES = re.compile(f"^({_COPY.pattern})+")
+_MOST_PASSES = 1 << 31
+_PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")
 _ITER = re.compile(rb'("iter": )(\d+)')
 
 
@@ -33,6 +36,56 @@ def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
     """What a checkpoint has of each operator, by its name: {1: name, 2: state}."""
     found = (dict(wire_fields(own)) for number, own in wire_fields(checkpoint) if number == 1)
     return {fields[1].decode(): fields for fields in found}
+
+
+def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
+    """Checks what DALI does not check of a checkpoint, and would go wrong or wait for ever by.
+
+    Args:
+        checkpoint: The checkpoint of a pipeline.
+        readers: Of each of its readers, by name, the most samples that a pass has.
+
+    Returns:
+        The names of its operators, sorted.
+
+    Raises:
+        StateError: If it is no checkpoint, or one that no pipeline gives.
+    """
+    names: list[str] = []
+    try:
+        for number, content in wire_fields(checkpoint):
+            fields = dict(wire_fields(content))
+            if number == 2:
+                counts = json.loads(fields[1]) if fields.get(1) else {}
+                known = [counts[name] for name in ("iter", "epoch_idx") if name in counts]
+                if any(type(count) is not int or count < 0 for count in known):
+                    raise ValueError(f"its counts are {known}")
+            elif number == 1:
+                name, state = fields[1].decode(), fields[2]
+                names.append(name)
+                if {*fields} != {1, 2}:
+                    raise ValueError(f"{name} has {sorted(fields)}")
+                if state.startswith(b"Philox") and not _PHILOX.fullmatch(state):
+                    raise ValueError(f"the random state of {name} is none")
+                if name in readers:
+                    _check_reader(name, state, readers[name])
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise StateError(f"DALI's part of the state is damaged: {error}") from None
+    return sorted(names)
+
+
+def _check_reader(name: str, state: bytes, most: int) -> None:
+    """Raises ValueError where a reader's state has counts that it never reaches."""
+    outer = dict(wire_fields(state))
+    snapshot = dict(wire_fields(outer[1]))
+    if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
+        raise ValueError(f"{name} has no state of a reader")
+    generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
+    # It is a linear congruential generator, which gives the same number for ever from 0 on.
+    if not re.fullmatch(rb"0*[1-9][0-9 ]*", generator):
+        raise ValueError(f"the generator of {name} is at {generator!r}")
+    if samples > most or passes > _MOST_PASSES:
+        raise ValueError(f"{name} is at sample {samples} of pass {passes}")
 
 
 def moved(checkpoint: bytes, start: bytes) -> bytes:

@@ -244,7 +244,7 @@ def loaded(saved: Mapping[str, Any] | str | bytes) -> Mapping[str, Any]:
 
 def brief(value: Any) -> str:
     """A value in at most 80 characters, however deep or long it is."""
-    return value[:80].__repr__() if isinstance(value, (str, bytes)) else reprlib.repr(value)[:80]
+    return repr(value[:80]) if isinstance(value, (str, bytes)) else reprlib.repr(value)[:80]
 
 
 def _another_version(version: object) -> StateError:
