@@ -49,7 +49,7 @@ class DALIDataLoader:
         read_options: grain.ReadOptions, counted in batches.
         other_randomness: Whether a state may go on on another number of shards, though
             DALI's random operators then draw other numbers.
-        prefetch, on_error, element_spec, **call: As for `DALITransform`.
+        prefetch, on_error, element_spec, allow_changes, **call: As for `DALITransform`.
 
     Raises:
         ValueError, TypeError: For arguments that are wrong or exclude one another.

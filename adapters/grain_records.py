@@ -12,7 +12,7 @@ from grain.experimental import ShapeDtypeStruct
 
 from ..core.arguments import checked_arguments, whole_number
 from ..core.batches import fed_pipelines
-from ..core.config import IteratorConfig
+from ..core.config import IteratorConfig, difference_names
 from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
 from ..core.pipelines import DEFAULT_SEED, default_device_id
@@ -95,6 +95,8 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         element_spec: What a record looks like, with objects that have shape and dtype, where
             the first one doesn't say it.
         read_options: grain.ReadOptions for a MapDataset, counted in batches.
+        allow_changes: ["graph"]: a state goes on although arguments of the graph's operators are
+            others than they were, as for progressive resizing.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. ``seed``
             left out is the dataset's (``ds.seed(...)``), or 0.
 
@@ -120,6 +122,7 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         on_error: str = "raise",
         element_spec: Any = None,
         read_options: grain.ReadOptions | None = None,
+        allow_changes: Sequence[str] = (),
         **call: Any,
     ):
         check_policy(drop_remainder, pad, sharding)
@@ -138,7 +141,10 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
             "output_map": output_map,
             "mask": "mask" if pad else None,
             "sharding": sharding,
+            "allow_changes": allow_changes,
         }
+        if {*difference_names(allow_changes, "allow_changes")} - {"graph"}:
+            raise ValueError(f"allow_changes may have 'graph' alone here, not {allow_changes}")
         # What is wrong is said where it is written.
         check_fed(pipeline_fn, IteratorConfig(**self._settings), on_error)
         self._call = checked_arguments(pipeline_fn, self._call)
@@ -320,14 +326,15 @@ class DecodedIterator(grain.DatasetIterator):
                 is not known, since the first record says its inputs: that it is another one, or
                 that ``random`` is damaged, is then said by the next call.
         """
-        wanted = {"step": int, "records": int, "skip": int, "failed": list, "parent": None}
-        wanted |= {"random": str, "graph": str, "made": str}
+        wanted: dict[str, Any] = {"step": int, "records": int, "skip": int, "failed": list}
+        wanted |= {"parent": None, "random": str, "graph": str, "made": str}
         if (
             not isinstance(state, dict)
             or {*state} != {*wanted}
             or not all(t is None or type(state[k]) is t for k, t in wanted.items())
             or not all(type(number) is int for number in state["failed"])
-            or min(state["step"], state["records"], state["skip"], *state["failed"]) < 0
+            or not all(0 <= n < 1 << 53 for n in (state["step"], state["records"]))
+            or min(state["skip"], *state["failed"], 0) < 0
             or state["skip"] >= self._rows
             or not _is_like(state["parent"], self._start.parent)
         ):

@@ -81,6 +81,7 @@ class Decoder:
         self._begin: Marks = ()  # where the pipelines stood when they were built
         self._wanted = ""  # the random state to start from, as text
         self._wanted_graph = ""
+        self._allow = config.allow_changes
 
     @property
     def place(self) -> Place:
@@ -102,8 +103,8 @@ class Decoder:
                 return fed.runner
             try:
                 runner = fed.build()
-                if self._wanted_graph not in ("", fed.graph):
-                    raise StateError.of_other_data([f"graph: {self._wanted_graph} -> {fed.graph}"])
+                self._check_graph(self._wanted_graph)
+                self._wanted_graph = self._wanted_graph and fed.graph
                 marks = self._place.marks or self._start_marks()
                 # The first checkpoint had to be seen to know the others by their difference.
                 if marks != fed.first:
@@ -338,10 +339,15 @@ class Decoder:
 
     def check(self, random_state: str, graph: str) -> None:
         """Raises StateError where a state is known to be of other pipelines."""
-        if graph and self._fed.graph not in ("", graph):
-            raise StateError.of_other_data([f"graph: {graph} -> {self._fed.graph}"])
+        self._check_graph(graph)
         if random_state and self._fed.first:
             randomness.applied(random_state, self._fed.first)
+
+    def _check_graph(self, saved: str) -> None:
+        now = self._fed.graph
+        if saved and now not in ("", saved) and "graph" not in self._allow:
+            told = f"graph: {saved} -> {now} (with allow_changes=['graph'] other arguments go on)"
+            raise StateError.of_other_data([told])
 
     def restore(self, step: int, after: Any, random_state: str = "", graph: str = "") -> None:
         """Goes on behind a batch; the pipelines are built when they are next used."""

@@ -1,13 +1,18 @@
 """States that go on in spite of differences that the caller names."""
 
 import ast
+import pathlib
 import re
 
+import grain
 import numpy as np
 import pytest
 from nvidia.dali import fn
 
 from dalijax import data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
+from dalijax.adapters.tfdata import DALIDataset
 
 
 def graph(files, size=8, flip=False, noise=False, first=False, gain=1.0, cast=True, reader=None):
@@ -171,10 +176,6 @@ def test_names_are_checked(jpegs):
 
 
 def test_adapters_take_what_data_iterator_was_told(jpegs, tmp_path):
-    from dalijax.adapters.clu import DALIDatasetIterator
-    from dalijax.adapters.grain import DALIIterDataset
-    from dalijax.adapters.tfdata import DALIDataset
-
     names = ["operators.resize.size"]
     plain = data_iterator(graph, ["images", "x", "u"], reader_name="reader")
     call = dict(files=jpegs, batch_size=2, reader=dict(pad_last_batch=True))
@@ -199,3 +200,36 @@ def test_adapters_take_what_data_iterator_was_told(jpegs, tmp_path):
         batch = next(other)
         assert batch["images"].shape == (2, 12, 12, 3)
         assert np.array_equal(batch["x"], want)
+
+
+@pytest.mark.parametrize("built", (False, True))
+@pytest.mark.parametrize("loader", (False, True))
+def test_arguments_of_a_graph_over_grains_records(jpegs, loader, built):
+    def resized(image, size):
+        return fn.resize(fn.decoders.image(image), size=(size, size)), fn.random.uniform()
+
+    def make(size, **more):
+        ds = grain.MapDataset.source(jpegs).map(lambda path: pathlib.Path(path).read_bytes())
+        call = dict(output_map=["images", "u"], batch_size=2, seed=1, size=size, **more)
+        if not loader:
+            return iter(ds.pipe(DALITransform(resized, **call)))
+        sampler = grain.samplers.IndexSampler(len(jpegs), num_epochs=1, seed=0)
+        return iter(DALIDataLoader(ds, sampler, pipeline_fn=resized, **call))
+
+    saved = make(8)
+    next(saved)
+    state, want = saved.get_state(), np.asarray(next(saved)["u"])
+    refusing, other = make(12), make(12, allow_changes=["graph"])
+    if built:
+        next(refusing), next(other)
+    with pytest.raises(ValueError, match=r"graph: \w+ -> \w+ \(with allow_changes=\['graph'\]"):
+        refusing.set_state(state)
+        next(refusing)  # the first record says what the graph is
+    other.set_state(state)
+    batch = next(other)
+    assert batch["images"].shape == (2, 12, 12, 3) and np.array_equal(batch["u"], want)
+    plain = make(12)
+    plain.set_state(other.get_state())
+    assert np.array_equal(next(plain)["u"], next(other)["u"])
+    with pytest.raises(ValueError, match="'graph' alone here, not \\['seed'\\]"):
+        make(8, allow_changes=["seed"])

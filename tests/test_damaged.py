@@ -404,7 +404,11 @@ def test_states_over_grains_records(jpegs, kind, built):
             other.set_state(first)
     # Another step, count of records or position of the parent is a state like any other; what
     # belongs to the graph is known once there is one.
-    free = {"step", "records", "parent"} if kind is transformed else {"step", "random", "shards"}
+    free = (
+        {"step", "records", "parent", "skip", "failed"}
+        if kind is transformed
+        else {"step", "random", "shards"}
+    )
     free |= {"random", "graph"}
     assert {key for own in left for key in own} <= free, left
     for bad in (DEEP, {**state, "parent": DEEP}, {**state, "step": DEEP}, 3, None, [state]):
