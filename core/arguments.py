@@ -111,7 +111,8 @@ def whole_number(
 def check_flags(**flags: Any) -> None:
     """Raises TypeError for arguments that are neither True nor False, nor left out (None)."""
     for name, value in flags.items():
-        if value is not None and not isinstance(value, bool):
+        number = isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1)
+        if value is not None and not number:
             raise TypeError(f"{name} must be True or False, not {value!r}")
 
 

@@ -132,6 +132,7 @@ def test_what_belongs_to_the_call_or_is_of_another_type(jpegs):
     refused(make(batch_size=4), TypeError, r"\['batch_size'\]", r"train\(\.\.\., batch_size=128\)")
     for name in ("as_numpy", "pmap_compatible", "prepare_first_batch", "last_batch_padded"):
         refused(make(**{name: "no"}), TypeError, f"{name} must be True or False, not 'no'")
+        assert make(**{name: np.bool_(False)})() and make(**{name: 0})()
     refused(make(size="300"), TypeError, "size must be a positive number", "not '300'")
     refused(make(size=300.5), TypeError, "size must be a positive number", r"not 300\.5")
     refused(make(size=-2), ValueError, "size must be a positive number", "not -2")
@@ -446,6 +447,41 @@ EXTRAS = [
 @pytest.mark.parametrize("adapter,package,extra", EXTRAS)
 def test_a_missing_extra(adapter, package, extra):
     code = f"import sys; sys.modules[{package!r}] = None; import dalijax.adapters.{adapter}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f'pip install "dalijax[{extra}]"' in done.stderr.splitlines()[-1], done.stderr
+
+
+NUMBA = """
+import sys
+
+sys.modules["numba"] = None
+from nvidia.dali import fn
+from dalijax import data_iterator, fn as own
+
+def graph():
+    x = fn.random.uniform(shape=[2])
+    return own.numba_function(x, run_fn=lambda out, x: None, example=np.zeros(2, np.float32))
+
+import numpy as np
+data_iterator(graph, ["x"])(batch_size=2)
+"""
+TENSORFLOW = """
+import sys
+
+sys.modules["tensorflow"] = None
+from nvidia.dali import fn
+from dalijax import data_iterator
+from dalijax.adapters.tfdata import DALIDataset
+
+dataset = DALIDataset(data_iterator(lambda: fn.random.uniform(), ["x"], size=4), batch_size=2)
+assert len(list(dataset)) == 2
+dataset.to_tf_dataset()
+"""
+
+
+@pytest.mark.parametrize("code,extra", [(NUMBA, "numba"), (TENSORFLOW, "tf")])
+def test_a_package_that_is_missing_where_it_is_used(code, extra):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert f'pip install "dalijax[{extra}]"' in done.stderr.splitlines()[-1], done.stderr
