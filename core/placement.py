@@ -105,7 +105,7 @@ def _output_shardings(
     if isinstance(sharding, Sharding):
         return dict.fromkeys(names, sharding)
     if not isinstance(sharding, Mapping):
-        raise _no_sharding("sharding", sharding)
+        raise _no_sharding("sharding must be a jax.sharding.Sharding, or a dict", sharding)
     if set(sharding) != set(names):
         raise ValueError(
             f"sharding is for {sorted(sharding)}, the outputs are {sorted(names)}: "
@@ -122,7 +122,7 @@ def _output_shardings(
                 )
             one = NamedSharding(mesh, one)
         if not isinstance(one, Sharding):
-            raise _no_sharding(f"sharding[{name!r}]", one)
+            raise _no_sharding(f"sharding[{name!r}] must be a Sharding or PartitionSpec", one)
         made[name] = one
     return made
 
@@ -139,10 +139,7 @@ def _no_sharding(what: str, given: object) -> TypeError:
         )
     elif isinstance(given, (list, tuple)) and all(isinstance(d, jax.Device) for d in given):
         cure = "or these as devices=[...], for pmap's layout"
-    return TypeError(
-        f"{what} must be a jax.sharding.Sharding, or a dict of one for each output, not {given!r}: "
-        f"pass {cure}"
-    )
+    return TypeError(f"{what}, not {given!r}: pass {cure}")
 
 
 def _put(piece: Any, device: jax.Device) -> jax.Array:
