@@ -2,69 +2,130 @@
 
     from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
 
-In a module of yours, and in gin (``verify_matching_vocabs_fn`` must be None, since there are no
-vocabularies)::
+In a module of yours, `my_data.py`::
 
-    @gin.configurable
-    def train_data(folder):
-        return get_dataset_fn(iterator_fn, folder=folder)
+    def train_data(folder, partitioner=None):
+        return get_dataset_fn(iterator_fn, partitioner=partitioner, folder=folder)
 
-    train.get_dataset_fn = @my_module.train_data()
-    train.train_eval_get_dataset_fn = @my_module.eval_data()
-    train.verify_matching_vocabs_fn = None
-    my_module.train_data.folder = "/data/train"
+    def eval_data(folder):
+        return eval_get_dataset_fn(iterator_fn, folder=folder)
 
-Where ``airio`` can be imported, the train iterator is an AirIODatasetIterator, too: T5X then takes
-it as it is and saves exact states, its checkpoint_0 included. Without airio T5X puts it into
-clu's PeekableDatasetIterator, which loses the batch it has peeked if the run stops before
-the first step that saves.
+and behind the lines of T5X's ``runs/pretrain.gin``, which say the batches, the model and the rest
+(``verify_matching_vocabs_fn`` must be None, since there are no vocabularies)::
+
+    from __gin__ import dynamic_registration
+    import __main__ as train_script
+    import my_data
+    from t5x import partitioning
+    from t5x import utils
+
+    train_script.train:
+      get_dataset_fn = @my_data.train_data()
+      train_eval_get_dataset_fn = @my_data.eval_data()
+      verify_matching_vocabs_fn = None
+    my_data.train_data:
+      folder = "/data/train"
+      partitioner = @partitioning.PjitPartitioner()
+    my_data.eval_data:
+      folder = "/data/validation"
+    utils.SaveCheckpointConfig:
+      save_dataset = True
+
+T5X imports airio since October 2023, and the train iterator is an AirIODatasetIterator then: T5X takes it as
+it is and saves exact states, its checkpoint_0 included. Where airio can't be imported (an older
+T5X), it is put into clu's PeekableDatasetIterator, which loses the batch it has peeked if the run
+stops before the first step that saves.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.config import Separate
-from ..core.decorator import IteratorFunction
+from ..core.decorator import IteratorFunction, iterator_function
 from .clu import DALIDatasetIterator
 
 __all__ = ["eval_get_dataset_fn", "get_dataset_fn"]
 
 
-def _arguments(
+def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
+    """The iterator function, where the arguments leave out what T5X says."""
+    checked = iterator_function(iterator_fn)
+    set_here = sorted({"batch_size", "seed", "shard_id", "num_shards"} & set(call))
+    if set_here:
+        raise ValueError(
+            f"{set_here} of {checked.__name__}(): T5X says them, by batch_size and seed of the "
+            "DatasetConfig and the shard of this host. Leave them out here"
+        )
+    if checked.is_placed(call):
+        raise ValueError(
+            "sharding, devices and pmap_compatible are T5X's to say, by its partitioner: leave "
+            "them out, and pass get_dataset_fn(iterator_fn, partitioner=...)"
+        )
+    return checked
+
+
+def _seed(cfg: Any) -> int:
+    """The seed of a DatasetConfig, or one that all processes draw together where it is None."""
+    seed: int | None = getattr(cfg, "seed", None)
+    if seed is not None:
+        return seed
+    drawn = np.int32(secrets.randbits(31))
+    if jax.process_count() > 1:
+        drawn = multihost_utils.broadcast_one_to_all(drawn)
+    return int(drawn)
+
+
+def _of_host(
     iterator_fn: IteratorFunction, cfg: Any, shard_id: int, num_shards: int
 ) -> dict[str, Any]:
-    """Arguments of the iterator function for one host, by T5X's DatasetConfig."""
+    """Arguments of the iterator function for one host's share of the batch."""
     if cfg.batch_size % num_shards:
         raise ValueError(
             f"batch_size={cfg.batch_size} of the DatasetConfig is not divisible by the "
             f"{num_shards} hosts' shards: choose one that is"
         )
-    call = iterator_fn.of_shard(shard_id, num_shards, getattr(cfg, "seed", None))
+    call = iterator_fn.of_shard(shard_id, num_shards, _seed(cfg))
     return call | {"batch_size": cfg.batch_size // num_shards}
 
 
-def get_dataset_fn(iterator_fn: IteratorFunction, **call: Any) -> Callable[..., Any]:
+def get_dataset_fn(
+    iterator_fn: IteratorFunction, *, partitioner: Any = None, **call: Any
+) -> Callable[..., Any]:
     """A function with the signature of T5X's ``get_dataset_fn``, for training.
 
     Args:
         iterator_fn: What `dalijax.data_iterator` returned; its function takes ``shard_id`` and
-            ``num_shards`` where there are several hosts.
-        **call: Its further arguments.
+            ``num_shards`` where there are several hosts, or a partitioner.
+        partitioner: A partitioner of T5X, configured like that of the training: batches are global
+            arrays then, over its mesh and data_partition_spec, with a pipeline for each part of
+            the data that this process holds. It is needed where there are several processes.
+            None: NumPy arrays of this host's rows, which T5X takes where there is one process.
+        **call: Further arguments of the iterator function. Batch size and seed are those of T5X's
+            DatasetConfig; where its seed is None each run draws another one.
 
     Returns:
         A function of (cfg, shard_id, num_shards, feature_converter_cls, num_epochs=None,
-        continue_from_last_checkpoint=False) that makes an endless `DALIDatasetIterator` of this
-        host's share of cfg.batch_size. It raises ValueError for num_epochs, and where
-        the hosts do not divide the batch.
+        continue_from_last_checkpoint=False) that makes an endless `DALIDatasetIterator` of
+        batches of cfg.batch_size over all hosts. It raises ValueError for num_epochs, where the
+        hosts or the mesh do not divide the batch, and for several processes without a
+        partitioner.
+
+    Raises:
+        TypeError: If iterator_fn is no iterator function.
+        ValueError: For arguments that T5X says.
     """
+    iterator_fn = _checked(iterator_fn, call)
 
     def get_dataset(
         cfg: Any,
@@ -82,8 +143,20 @@ def get_dataset_fn(iterator_fn: IteratorFunction, **call: Any) -> Callable[..., 
                 "ends. Leave it out and set train.total_steps; use eval_get_dataset_fn for "
                 "evaluation"
             )
-        made = {**call, **_arguments(iterator_fn, cfg, shard_id, num_shards)}
-        return _train_class()(iterator_fn, **made)
+        train_class = _train_class()
+        # T5X itself places the batches of other iterators.
+        as_it_is = train_class is not DALIDatasetIterator
+        if partitioner is not None and as_it_is:
+            sharding = NamedSharding(partitioner.mesh, partitioner.data_partition_spec)
+            placed = {"sharding": sharding, "batch_size": cfg.batch_size, "seed": _seed(cfg)}
+            return train_class(iterator_fn, element="jax", **call, **placed)
+        if as_it_is and jax.process_count() > 1:
+            raise ValueError(
+                f"{jax.process_count()} processes and no partitioner: T5X's step wants global "
+                "arrays, over its mesh. Pass get_dataset_fn(iterator_fn, partitioner=...), in gin "
+                "@partitioning.PjitPartitioner()"
+            )
+        return train_class(iterator_fn, **call, **_of_host(iterator_fn, cfg, shard_id, num_shards))
 
     return get_dataset
 
@@ -101,9 +174,20 @@ def _train_class() -> type[DALIDatasetIterator]:
 
 
 def eval_get_dataset_fn(
-    iterator_fn: IteratorFunction, *, name: str | None = None, weights: str = "weights", **call: Any
+    iterator_fn: IteratorFunction,
+    *,
+    name: str | None = None,
+    weights: str = "weights",
+    masked: Sequence[str] = ("decoder_loss_weights",),
+    **call: Any,
 ) -> Callable[..., Any]:
     """A function with the signature of T5X's ``train_eval_get_dataset_fn``.
+
+    The last batch is padded. T5X's own losses and metrics know no weights of samples, only those
+    of tokens: so the padded rows of the outputs in ``masked`` are set to 0. A loss weight of 0 for
+    each of their tokens leaves them out of loss, accuracy and what is divided by the number of
+    weighted tokens; what T5X counts by shapes (``timing/seqs``, ``loss_per_all_target_tokens``) has
+    them in it.
 
     Args:
         iterator_fn: What `dalijax.data_iterator` returned, over a reader with
@@ -111,18 +195,39 @@ def eval_get_dataset_fn(
         name: Name of the evaluation; the iterator function's by default.
         weights: Name of an array of float32 of shape [batch], 1 for a sample and 0 for padding:
             its sum over all hosts' batches is the number of samples.
-        **call: Its further arguments.
+        masked: Names of outputs of shape [batch, ...] whose padded rows become 0. Other names than
+            T5X's decoder_loss_weights are for models that read something else:
+            ("decoder_target_tokens",) where loss_normalizing_factor is one of T5X's
+            SpecialLossNormalizingFactor, which takes targets > 0 where there are no loss weights;
+            () where the model's own loss multiplies by ``weights``.
+        **call: Further arguments of the iterator function. Batch size and seed are those of T5X's
+            DatasetConfig; where its seed is None each run draws another one.
 
     Returns:
-        A function of (cfg, shard_id, num_shards, eval_steps, feature_converter_cls, ...) that gives
-        {name: `EvalDataset`}, of at most eval_steps batches.
+        A function of (cfg, shard_id, num_shards, eval_steps=None, feature_converter_cls=None, ...)
+        that gives {name: `EvalDataset`} of this host's share of cfg.batch_size, of at most
+        eval_steps batches.
+
+    Raises:
+        TypeError: If iterator_fn is no iterator function.
+        ValueError: For arguments that T5X says, and for names in ``masked`` that no output has.
     """
+    iterator_fn = _checked(iterator_fn, call)
+    outputs = call.get("output_map", iterator_fn.config.output_map)
+    unknown = sorted(set(masked) - set(outputs))
+    if isinstance(masked, str) or unknown:
+        raise ValueError(
+            f"masked={masked!r}: the outputs of {iterator_fn.__name__}() are {list(outputs)}. T5X's "
+            "losses leave padding out by decoder_loss_weights [batch, length] alone: add that "
+            "output, 1 for each token that counts, or name the outputs that your loss reads; "
+            f"masked=() if it multiplies by {weights!r}"
+        )
 
     def get_datasets(
         cfg: Any,
         shard_id: int,
         num_shards: int,
-        eval_steps: int | None,
+        eval_steps: int | None = None,
         feature_converter_cls: Any = None,
         *rest: Any,
         **more: Any,
@@ -137,8 +242,9 @@ def eval_get_dataset_fn(
             mask=weights,
             separate=separate,
         )
-        made = {**call, **_arguments(iterator_fn, cfg, shard_id, num_shards)}
-        return {name or iterator_fn.__name__: EvalDataset(fitted, made, weights, eval_steps)}
+        whole = {**call, **_of_host(iterator_fn, cfg, shard_id, num_shards)}
+        dataset = EvalDataset(fitted, whole, weights, masked, eval_steps)
+        return {name or iterator_fn.__name__: dataset}
 
     return get_datasets
 
@@ -150,6 +256,7 @@ class EvalDataset:
         iterator_fn: The iterator function, with a mask named like the weights.
         call: Its arguments.
         weights: Name of the weights.
+        masked: Names of the outputs whose padded rows are 0.
         eval_steps: The most batches that are given; None for all.
     """
 
@@ -158,10 +265,12 @@ class EvalDataset:
         iterator_fn: IteratorFunction,
         call: dict[str, Any],
         weights: str,
+        masked: Sequence[str],
         eval_steps: int | None,
     ):
         self._iterator = DALIDatasetIterator(iterator_fn, num_epochs=1, **call)
         self._weights = weights
+        self._masked = tuple(masked)
         self._steps = eval_steps
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -171,7 +280,14 @@ class EvalDataset:
     as_numpy_iterator = __iter__
 
     def _weighed(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return batch | {self._weights: batch[self._weights].astype(np.float32)}
+        """A batch whose padding counts nothing."""
+        valid = batch[self._weights]
+        weighed = batch | {self._weights: valid.astype(np.float32)}
+        if not valid.all():
+            for name in self._masked:
+                weighed[name] = batch[name].copy()  # it may be DALI's own memory
+                weighed[name][~valid] = 0
+        return weighed
 
     def __len__(self) -> int:
         """Number of batches, the same on all hosts."""
@@ -182,12 +298,11 @@ class EvalDataset:
         return True
 
     @property
-    def element_spec(self) -> dict[str, Any]:
-        """Shape and dtype of each array, as TensorFlow's TensorSpec where it is installed."""
-        specs = {k: (s.shape, np.dtype(s.dtype)) for k, s in self._iterator.element_spec.items()}
-        specs[self._weights] = (specs[self._weights][0], np.dtype(np.float32))
-        try:
-            import tensorflow as tf
-        except ImportError:
-            return {k: jax.ShapeDtypeStruct(shape, dtype) for k, (shape, dtype) in specs.items()}
-        return {k: tf.TensorSpec(shape, tf.as_dtype(dtype)) for k, (shape, dtype) in specs.items()}
+    def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape, of this host's batch, and dtype of each array."""
+        specs = {
+            name: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+            for name, spec in self._iterator.element_spec.items()
+        }
+        specs[self._weights] = jax.ShapeDtypeStruct(specs[self._weights].shape, np.float32)
+        return specs

@@ -1,0 +1,92 @@
+"""One of two processes of test_t5x.py: trains on global arrays of T5X's function, and resumes."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import jax
+
+options = json.loads(sys.argv[1])
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"localhost:{options['port']}", options["processes"], options["process"])
+sys.path.insert(0, options["packages"])
+
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh, PartitionSpec  # noqa: E402
+from nvidia.dali import fn  # noqa: E402
+
+from dalijax import data_iterator  # noqa: E402
+from dalijax.adapters.t5x import get_dataset_fn  # noqa: E402
+
+
+@dataclasses.dataclass
+class DatasetConfig:
+    batch_size: int = 8
+    seed: int | None = None
+
+
+@dataclasses.dataclass
+class Partitioner:
+    mesh: Mesh
+    data_partition_spec: PartitionSpec
+
+
+@data_iterator(output_map=["x", "u"], reader_name="reader")
+def graph(files, shard_id=0, num_shards=1):
+    label = fn.readers.file(
+        files=files[:11],
+        labels=list(range(11)),
+        name="reader",
+        shard_id=shard_id,
+        num_shards=num_shards,
+        pad_last_batch=True,
+        stick_to_shard=True,
+    )[1]
+    return label, fn.random.uniform()
+
+
+def main():
+    process = jax.process_index()
+    mesh = Mesh(np.array(jax.devices()).reshape(options["shape"]), ("data", "model"))
+    partitioner = Partitioner(mesh, PartitionSpec("data"))
+
+    def train(seed, **more):
+        make = get_dataset_fn(graph, files=options["files"], num_threads=1, **more)
+        return make(DatasetConfig(seed=seed), process, 2)
+
+    report = {"rows": [], "sums": [], "resumed": []}
+    try:
+        train(1)
+    except ValueError as error:
+        report["refused"] = str(error)
+
+    @jax.jit
+    def step(total, batch):  # over the rows of both processes
+        return total * 0.5 + (batch["x"][:, 0] * batch["u"]).sum()
+
+    drawn = train(None, partitioner=partitioner)
+    next(drawn)
+    report["seed"] = drawn.get_state()["fingerprint"]["seed"] - process
+    iterator = train(1, partitioner=partitioner)
+    iterator.peek_async().result()
+    checkpoint = str(pathlib.Path(options["folder"]) / f"checkpoint_0-{process}")
+    iterator.save(checkpoint)
+    other = train(1, partitioner=partitioner)
+    other.restore(checkpoint)
+    for batches, sums in ((iterator, report["sums"]), (other, report["resumed"])):
+        total = jax.numpy.float32(0)
+        for _ in range(6):
+            batch = next(batches)
+            total = step(total, batch)
+            sums.append(float(total))
+            if batches is iterator:
+                pieces = [np.asarray(s.data) for s in batch["x"].addressable_shards]
+                report["rows"].append(np.concatenate(pieces).ravel().tolist())
+    pathlib.Path(options["report"]).write_text(json.dumps(report))
+    jax.distributed.shutdown()
+
+
+main()
