@@ -31,10 +31,10 @@ and behind the lines of T5X's ``runs/pretrain.gin``, which say the batches, the 
     utils.SaveCheckpointConfig:
       save_dataset = True
 
-T5X imports airio since October 2023, and the train iterator is an AirIODatasetIterator then: T5X takes it as
-it is and saves exact states, its checkpoint_0 included. Where airio can't be imported (an older
-T5X), it is put into clu's PeekableDatasetIterator, which loses the batch it has peeked if the run
-stops before the first step that saves.
+T5X imports airio since October 2023, and the train iterator is an AirIODatasetIterator then: T5X
+takes it as it is and saves exact states, its checkpoint_0 included. Where airio can't be imported
+(an older T5X), it is put into clu's PeekableDatasetIterator, which loses the batch it has peeked if
+the run stops before the first step that saves.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ def eval_get_dataset_fn(
     unknown = sorted(set(masked) - set(outputs))
     if isinstance(masked, str) or unknown:
         raise ValueError(
-            f"masked={masked!r}: the outputs of {iterator_fn.__name__}() are {list(outputs)}. T5X's "
-            "losses leave padding out by decoder_loss_weights [batch, length] alone: add that "
+            f"masked={masked!r}: the outputs of {iterator_fn.__name__}() are {list(outputs)}. "
+            "T5X's losses leave padding out by decoder_loss_weights [batch, length] alone: add that "
             "output, 1 for each token that counts, or name the outputs that your loss reads; "
             f"masked=() if it multiplies by {weights!r}"
         )
