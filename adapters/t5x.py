@@ -218,8 +218,8 @@ def eval_get_dataset_fn(
     if isinstance(masked, str) or unknown:
         raise ValueError(
             f"masked={masked!r}: the outputs of {iterator_fn.__name__}() are {list(outputs)}. "
-            "T5X's losses leave padding out by decoder_loss_weights [batch, length] alone: add that "
-            "output, 1 for each token that counts, or name the outputs that your loss reads; "
+            "T5X's losses leave padding out by decoder_loss_weights [batch, length] alone: add "
+            "that output, 1 for each token that counts, or name the outputs that your loss reads; "
             f"masked=() if it multiplies by {weights!r}"
         )
 
