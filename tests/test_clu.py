@@ -172,9 +172,7 @@ def test_saving_replaces_a_file_and_restoring_refuses_what_is_none(jpegs_many, t
     with pytest.raises(ValueError, match="half: no state of dalijax, since it is no JSON"):
         iterator.restore(tmp_path / "half")
     with pytest.raises(ValueError, match="batch_size: 4 -> 2"):
-        other = make(jpegs_many, batch_size=2)
-        next(other)
-        other.restore(file)
+        make(jpegs_many, batch_size=2).restore(file)  # at once, before the first batch
     assert iterator.get_state() == before
 
 

@@ -199,11 +199,16 @@ def test_save_and_restore_files(jpegs_many, tmp_path):
     other = evaluation(jpegs_many)
     other.restore(tmp_path / "input")
     assert samples(epoch(other)) == WHOLE[1:]
-    with pytest.raises(ValueError, match="epoch_size: 10 -> 9"):
+    for begun in (0, 1):  # a refused state changes nothing, before the first batch, too
         fewer = evaluation(jpegs_many, arguments={"count": 9})
-        fewer.get_next()
-        fewer.restore(tmp_path / "input")
-    assert samples(epoch(fewer))[0][0] == [4, 5, 6, 7]  # a refused state changes nothing
+        for _ in range(begun):
+            fewer.get_next()
+        with pytest.raises(ValueError, match="epoch_size: 10 -> 9"):
+            fewer.restore(tmp_path / "input")
+        for bad in (b"", b"\xff", b"[" * 100_000, b"3", data.get_state()[:-9]):
+            with pytest.raises(ValueError, match="no state of dalijax"):
+                fewer.set_state(bad)
+        assert samples(epoch(fewer))[0][0] == [[0, 1, 2, 3], [4, 5, 6, 7]][begun]
 
 
 def test_configurations_are_fiddles(jpegs_many):
