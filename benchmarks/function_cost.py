@@ -175,7 +175,7 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
                 x, function=flip_sample, batch_processing=False
             ),
             "NumPy, sample by sample: dalijax's": lambda x: fn.dl_tensor_python_function(
-                x, function=flip_sample
+                x, function=flip_sample, batch_processing=False
             ),
             "NumPy, batch: DALI's python_function": lambda x: dali_fn.python_function(
                 x, function=flip_samples, batch_processing=True

@@ -408,6 +408,7 @@ def data_iterator(
         def iterator_fn(data_dir):
             jpegs, labels = fn.readers.file(file_root=data_dir, name="reader")
             images = fn.decoders.image(jpegs, device="mixed")
+            labels = fn.squeeze(labels, axes=0)  # the reader gives [batch, 1]
             return fn.resize(images, size=(224, 224)), labels.gpu()
 
         for batch in iterator_fn("train", batch_size=128):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,16 +28,17 @@ from .statefulness import note
 def dl_tensor_python_function(
     *inputs: DataNode,
     function: Callable[..., Any],
-    batch_processing: bool = False,
+    batch_processing: bool | None = None,
     bytes_per_sample_hint: int | Sequence[int] | None = None,
     num_outputs: int = 1,
     output_layouts: str | Sequence[str] | None = None,
-    preserve: bool = False,
+    preserve: bool | None = None,
     seed: int = -1,
     synchronize_stream: bool = True,
     device: str | None = None,
     name: str | None = None,
     stateful: bool | None = None,
+    capsules: bool = False,
 ) -> Any:
     """Runs a Python function on DALI's tensors, of which any library makes its arrays.
 
@@ -65,16 +67,21 @@ def dl_tensor_python_function(
             numpy.random.Generator, and ``key``, a jax.random.key, of the sample (of the batch with
             ``batch_processing``), made of the pipeline's seed and the number of the sample; they
             are resumed with the state.
-        batch_processing: Whether it is called once for a batch, not for each sample.
+        batch_processing: Whether it is called once for a batch, not for each sample. Left out it
+            is False, as DALI documents, with a warning: DALI itself then calls it with lists.
         bytes_per_sample_hint: Bytes to allocate for each sample of the outputs beforehand.
         num_outputs: Number of outputs.
         output_layouts: Layouts of the outputs, one for all or a list; a shorter list is of
             the first ones, and the others have none.
-        preserve, seed, name: As for any operator of DALI.
+        preserve: False: the function is not run where nobody uses its outputs. Left out, or True,
+            it is, as by DALI's operator.
+        seed, name: As for any operator of DALI.
         synchronize_stream: Whether DALI waits for its CUDA stream before the call.
         device: "cpu" or "gpu"; left out, where the inputs are.
         stateful: Whether it keeps state, so that iterators can't be resumed; None: what
             can be seen of it.
+        capsules: Whether it gets raw DLPack capsules, as DALI's own does, for what wants those
+            (``nvidia.dali.ops._dlpack_to_array``, ``torch.utils.dlpack.from_dlpack``).
 
     Returns:
         A DataNode, or a tuple of several or none.
@@ -90,9 +97,12 @@ def dl_tensor_python_function(
     where = callbacks.device_of(inputs, device)
     if num_outputs < 0:
         raise ValueError(f"num_outputs={num_outputs}: 0 is the least")
+    if batch_processing is None:
+        _warn_of_default()
+    batch = bool(batch_processing)
     note(function, stateful)
     nodes = list(inputs)
-    own = _Filled(function, batch_processing)
+    own = _Filled(_of_capsules(function, batch) if capsules else function, batch)
     callbacks.check_signature(function, len(inputs), own.wanted, "rng or key")
     if own.keyed:
         if where == "gpu" and not synchronize_stream:
@@ -109,10 +119,33 @@ def dl_tensor_python_function(
         )
     more = callbacks.arguments(seed, bytes_per_sample_hint, name)
     more |= {} if synchronize_stream else {"synchronize_stream": False}
-    called = own if own.keyed else function
-    return _operator(
-        called, nodes, batch_processing, num_outputs, output_layouts, where, preserve, **more
+    called = own if own.keyed else own.function
+    return _operator(called, nodes, batch, num_outputs, output_layouts, where, preserve, **more)
+
+
+@functools.cache
+def _warn_of_default() -> None:
+    """Says once in a process that DALI documents one default and has another."""
+    warnings.warn(
+        "fn.dl_tensor_python_function without batch_processing: DALI documents False, calls with "
+        "one sample, but itself calls with lists of samples (True). Here it is False. Pass "
+        "batch_processing=False, or True for code that runs so with DALI's operator",
+        stacklevel=3,
     )
+
+
+def _of_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
+    """A function of arrays for one of capsules."""
+
+    def handed(array: Any) -> Any:
+        return array.__dlpack__() if isinstance(array, DLTensor) else plugin.ArrayToDLTensor(array)
+
+    @functools.wraps(function)
+    def of_arrays(*arrays: Any, **more: Any) -> Any:
+        given = [list(map(handed, own)) for own in arrays] if batch else map(handed, arrays)
+        return function(*given, **more)
+
+    return of_arrays
 
 
 class _Filled:
@@ -120,7 +153,7 @@ class _Filled:
 
     def __init__(self, function: Callable[..., Any], batch: bool):
         self.__name__ = callbacks.name_of(function)
-        self._function = function
+        self.function = function
         self._batch = batch
         self.wanted = [name for name in ("rng", "key") if callbacks.wants(function, name)]
         self.keyed = bool(self.wanted)
@@ -134,7 +167,7 @@ class _Filled:
             more["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
         if "key" in self.wanted:
             more["key"] = callbacks.jax_key(key)
-        return self._function(*given, **more)
+        return self.function(*given, **more)
 
 
 def _taken(tensor: Any) -> Any:
@@ -147,7 +180,7 @@ def batch_operator(
     num_outputs: int,
     layouts: str | Sequence[str] | None,
     where: str,
-    preserve: bool,
+    preserve: bool | None,
 ) -> Any:
     """An operator that calls a function with lists of samples: NumPy views, or jax.Arrays."""
     if where == "cpu":
@@ -169,7 +202,7 @@ def _operator(
     num_outputs: int,
     layouts: str | Sequence[str] | None,
     where: str,
-    preserve: bool,
+    preserve: bool | None,
     **more: Any,
 ) -> Any:
     name = callbacks.name_of(function)
@@ -245,7 +278,7 @@ def _operator(
         batch_processing=not each,
         num_outputs=num_outputs,
         device=where,
-        preserve=preserve,
+        **({} if preserve is None else {"preserve": preserve}),
         **callbacks.layout_argument(layouts),
         **more,
     )

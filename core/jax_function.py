@@ -71,8 +71,7 @@ def jax_function(
             other computations, where that thread starts those, too. (With preserve=False, and
             in pipelines that were not built here, it is called in DALI's threads.)
         device: "cpu" or "gpu"; left out, where the inputs are.
-        preserve: False: the function is not run where nobody uses its outputs; with ``ragged``
-            it always is.
+        preserve: False: the function is not run where nobody uses its outputs.
         ragged: What to do with samples of different shapes. "pad": they are filled up with
             zeros at their ends, and the function gets ``lengths``, int32 of shape [batch,
             dimensions] for one input, a tuple of them for several, as a keyword argument.

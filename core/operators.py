@@ -58,6 +58,13 @@ def dlpack_operator() -> Callable[..., Any]:
         ) -> Any:
             return function(*dlpack_inputs)
 
+        @property
+        def preserve(self: Any) -> bool:
+            # DALI's schema says that it is never pruned, whatever is passed: code that prints,
+            # say, has no outputs. Who passes False means it.
+            said = self._init_args.get("preserve")
+            return bool(self._preserve if said is None else said)
+
     wrap: Any = getattr(fn, "_wrap_op_fn", None)  # what makes all of DALI's functions of operators
     if wrap is None:
         return fn.dl_tensor_python_function

@@ -45,6 +45,7 @@ def training_data(files: list[str], classes: list[int]) -> Any:
     images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu")
     images = fn.random_resized_crop(images, size=(SIDE, SIDE), random_area=(0.8, 1.0))
     images = fn.flip(images, horizontal=fn.random.coin_flip())
+    labels = fn.squeeze(labels, axes=0)  # as in quickstart.py: of shape [batch]
     return images, labels.gpu() if gpu else labels
 
 

@@ -111,7 +111,7 @@ def batches(files: list[str], classes: list[int], num_classes: int) -> Any:
         out_types=np.float32,
         outs_ndim=3,
     )
-    inverted = fn.dl_tensor_python_function(images, function=solarized)
+    inverted = fn.dl_tensor_python_function(images, function=solarized, batch_processing=False)
     return images, mixed, mixed_labels, pasted, pasted_labels, turned, inverted
 
 

@@ -60,7 +60,7 @@ def pictures(
     images = fn.resize(fn.decoders.image(encoded, device=device), size=(SIDE, SIDE))
     if augment:
         images = fn.flip(images, horizontal=fn.random.coin_flip())
-    return images, labels
+    return images, fn.squeeze(labels, axes=0)  # of shape [batch], as the weights
 
 
 class Classifier(base_model.BaseModel):
@@ -79,7 +79,7 @@ class Classifier(base_model.BaseModel):
         return self.linear(pixels.reshape(pixels.shape[0], -1))
 
     def compute_loss(self, predictions: Any, input_batch: Any) -> Any:
-        labels, weights = input_batch.labels[:, 0], input_batch.eval_sample_weights
+        labels, weights = input_batch.labels, input_batch.eval_sample_weights
         hot = jax.nn.one_hot(labels, self.num_classes)
         losses = -(hot * jax.nn.log_softmax(predictions)).sum(-1)
         right = (predictions.argmax(-1) == labels).astype(jnp.float32)

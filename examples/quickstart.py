@@ -55,6 +55,9 @@ def training_data(files: list[str], classes: list[int], gpu: bool) -> Any:
         brightness=fn.random.uniform(range=(0.7, 1.3)),
         contrast=fn.random.uniform(range=(0.7, 1.3)),
     )
+    # Of shape [batch], as losses and masks; the reader gives [batch, 1], which NumPy's rules would
+    # make [batch, batch] beside them.
+    labels = fn.squeeze(labels, axes=0)
     # A jitted step wants its inputs on one device.
     return images, labels.gpu() if gpu else labels
 
@@ -74,6 +77,7 @@ def held_out_data(files: list[str], classes: list[int], gpu: bool) -> Any:
     )
     images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu")
     images = fn.resize(images, size=(SIDE, SIDE), interp_type=types.INTERP_TRIANGULAR)
+    labels = fn.squeeze(labels, axes=0)
     return images, labels.gpu() if gpu else labels
 
 
@@ -100,8 +104,7 @@ def train_step(
     model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array
 ) -> jax.Array:
     def loss_fn(model: Network) -> jax.Array:
-        # The reader gives labels of shape [batch, 1].
-        losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels[:, 0])
+        losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
         return losses.mean()
 
     loss, gradients = nnx.value_and_grad(loss_fn)(model)
@@ -111,7 +114,7 @@ def train_step(
 
 @nnx.jit
 def count_right(model: Network, images: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    return (mask & (model(images).argmax(axis=-1) == labels[:, 0])).sum()
+    return (mask & (model(images).argmax(axis=-1) == labels)).sum()
 
 
 def evaluate(model: Network, iterator: DALIGenericIterator) -> tuple[int, int]:
@@ -126,7 +129,7 @@ def evaluate(model: Network, iterator: DALIGenericIterator) -> tuple[int, int]:
 
 def save_grid(batch: dict[str, jax.Array], names: list[str], path: Path) -> None:
     """Writes the first pictures of a batch as a PNG, each with its label."""
-    images, labels = np.asarray(batch["images"])[:32], np.asarray(batch["labels"])[:32, 0]
+    images, labels = np.asarray(batch["images"])[:32], np.asarray(batch["labels"])[:32]
     figure = Figure(figsize=(12, 7))
     for k, (image, label) in enumerate(zip(images, labels), 1):
         ax = figure.add_subplot(4, 8, k, title=names[label])

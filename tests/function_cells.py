@@ -83,7 +83,7 @@ def all_functions(x, device):
         "jit": by_jit(x),
         "pad": by_pad(rough),
         "group": fn.jax_function(lambda r: r[:, -1], ragged="group")(by_group(rough)),
-        "samples": fn.dl_tensor_python_function(x, function=of_sample),
+        "samples": fn.dl_tensor_python_function(x, function=of_sample, batch_processing=False),
         "batch": fn.dl_tensor_python_function(
             rough, function=of_ragged_batch, batch_processing=True
         ),

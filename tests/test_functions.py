@@ -18,7 +18,7 @@ import numba
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from nvidia.dali import Pipeline, pipeline_def, types
+from nvidia.dali import Pipeline, ops, pipeline_def, types
 from nvidia.dali import fn as dali_fn
 from nvidia.dali.plugin import jax as dax
 
@@ -136,7 +136,9 @@ def test_what_functions_without_outputs_raise_is_logged(caplog):
     def graph():
         x = uniform()
         fn.jax_function(fails, num_outputs=0)(x)
-        fn.dl_tensor_python_function(x, function=lambda one: one, num_outputs=0)
+        fn.dl_tensor_python_function(
+            x, function=lambda one: one, num_outputs=0, batch_processing=False
+        )
         return x
 
     iterator = data_iterator(graph, ["x"])(batch_size=2)
@@ -215,7 +217,9 @@ def test_a_layout_for_all_outputs_or_for_the_first_ones(ragged, given, expected)
         x = dali_fn.reshape(uniform(), layout="HWC")
         options = {"num_outputs": 2, "output_layouts": given}
         return tuple(fn.jax_function(two, ragged=ragged, **options)(x)) + tuple(
-            fn.dl_tensor_python_function(x, function=two, **options) if given else []
+            fn.dl_tensor_python_function(x, function=two, batch_processing=False, **options)
+            if given
+            else []
         )
 
     assert layouts(graph) == expected * (2 if given else 1)
@@ -374,7 +378,11 @@ def test_parameters_of_dlpack_functions_that_do_not_fit_are_refused_in_the_defin
         (lambda x, y, *, rng: x, "with 1 of the graph's inputs and rng=: missing .* 'y'"),
     ):
         with pytest.raises(TypeError, match=words):
-            run(lambda f=function: (fn.dl_tensor_python_function(uniform(), function=f),))
+            run(
+                lambda f=function: (
+                    fn.dl_tensor_python_function(uniform(), function=f, batch_processing=False),
+                )
+            )
 
 
 @pytest.mark.parametrize(
@@ -426,7 +434,9 @@ def test_several_outputs_may_be_what_a_graph_returns():
     graphs = [
         fn.jax_function(doubled, num_outputs=2),
         lambda x: fn.jax_function(lambda x, lengths: doubled(x), 2, ragged="pad")(x),
-        lambda x: fn.dl_tensor_python_function(x, function=doubled, num_outputs=2),
+        lambda x: fn.dl_tensor_python_function(
+            x, function=doubled, num_outputs=2, batch_processing=False
+        ),
         numbas,
     ]
     for graph in graphs:
@@ -457,7 +467,9 @@ def test_what_it_returns_of_its_inputs_stays_what_it_was():
     def graph():
         images = uniform((64, 64))
         taken = [same(images), compiled(images), same(same(images))]
-        taken.append(fn.dl_tensor_python_function(images, function=lambda x: x))
+        taken.append(
+            fn.dl_tensor_python_function(images, function=lambda x: x, batch_processing=False)
+        )
         return dali_fn.reductions.sum(images, axes=[0, 1]), *taken
 
     for dynamic in (True, False):
@@ -539,7 +551,11 @@ def test_functions_that_nothing_would_call_are_refused():
         with pytest.raises(ValueError, match="has no inputs with .* Give it an input"):
             run(lambda: fn.jax_function(lambda: None, **options)())
     with pytest.raises(ValueError, match="has neither inputs nor outputs"):
-        run(lambda: fn.dl_tensor_python_function(function=lambda: None, num_outputs=0))
+        run(
+            lambda: fn.dl_tensor_python_function(
+                function=lambda: None, num_outputs=0, batch_processing=False
+            )
+        )
 
 
 # Ragged batches
@@ -633,7 +649,7 @@ def test_keys_are_of_the_seed_and_the_batch():
     def graph():
         x = dali_fn.constant(fdata=[0.0], shape=[3])
         both = functools.partial(fn.dl_tensor_python_function, x, function=sampled, num_outputs=2)
-        return jittered(x), *both(), *both(batch_processing=False)
+        return jittered(x), *both(batch_processing=False), *both(batch_processing=False)
 
     once, again, other = run(graph, 20), run(graph, 20), run(graph, 20, seed=4)
     flat = [np.concatenate([np.ravel(one) for output in r for one in output]) for r in once]
@@ -969,7 +985,8 @@ def graph():
         other, run_fn=twice, setup_fn=shapes, in_types="float32", ins_ndim=1
     )
     return (
-        label, compiled, jittered(other), fn.dl_tensor_python_function(other, function=drawn),
+        label, compiled, jittered(other),
+        fn.dl_tensor_python_function(other, function=drawn, batch_processing=False),
         fn.jax_function(lambda x, *, key: jax.random.uniform(key, x.shape), ragged="group")(other),
     )
 
@@ -1032,7 +1049,7 @@ def test_dlpack_functions_of_ragged_samples():
         x = ragged()
         return (
             x,
-            fn.dl_tensor_python_function(x, function=by_numpy),
+            fn.dl_tensor_python_function(x, function=by_numpy, batch_processing=False),
             fn.dl_tensor_python_function(x, function=by_batches, batch_processing=True),
         )
 
@@ -1073,8 +1090,12 @@ def test_dlpack_functions_of_several_outputs_and_none():
 
     def graph():
         x, y = uniform((3,)), uniform((3,))
-        fn.dl_tensor_python_function(x, function=nothing, num_outputs=0, stateful=False)
-        both = fn.dl_tensor_python_function(x, y, function=two, num_outputs=2)
+        fn.dl_tensor_python_function(
+            x, function=nothing, num_outputs=0, stateful=False, batch_processing=False
+        )
+        both = fn.dl_tensor_python_function(
+            x, y, function=two, num_outputs=2, batch_processing=False
+        )
         many = fn.dl_tensor_python_function(
             x,
             y,
@@ -1109,7 +1130,10 @@ def test_dlpack_functions_of_several_outputs_and_none():
 )
 def test_what_dlpack_functions_do_wrong_is_said(function, words):
     iterator = data_iterator(
-        lambda: fn.dl_tensor_python_function(uniform((2,)), function=function), ["x"]
+        lambda: fn.dl_tensor_python_function(
+            uniform((2,)), function=function, batch_processing=False
+        ),
+        ["x"],
     )(batch_size=2)
     with pytest.raises(RuntimeError, match=words):
         next(iterator)
@@ -1130,7 +1154,9 @@ def test_conditionals():
         if flag:  # noqa: SIM108 - which DALI rewrites
             y = jitter(x) * 2
         else:
-            y = fn.dl_tensor_python_function(x, function=lambda one: one * 3)
+            y = fn.dl_tensor_python_function(
+                x, function=lambda one: one * 3, batch_processing=False
+            )
         return x, flag, y
 
     pipeline = pipeline_def(graph, enable_conditionals=True)
@@ -1252,7 +1278,10 @@ def test_iterators_that_are_collected_within_a_function():
     class Trainer:
         def __init__(self):
             made = data_iterator(
-                lambda: fn.dl_tensor_python_function(uniform((2,)), function=same), ["x"]
+                lambda: fn.dl_tensor_python_function(
+                    uniform((2,)), function=same, batch_processing=False
+                ),
+                ["x"],
             )
             self.data = made(batch_size=2, num_threads=1)
             self.step = self.run  # a cycle
@@ -1262,7 +1291,9 @@ def test_iterators_that_are_collected_within_a_function():
             return next(self.data)
 
     main = data_iterator(
-        lambda: fn.dl_tensor_python_function(uniform((2,)), function=collects, stateful=False),
+        lambda: fn.dl_tensor_python_function(
+            uniform((2,)), function=collects, stateful=False, batch_processing=False
+        ),
         ["x"],
     )(batch_size=2, num_threads=1)
     for _ in range(5):
@@ -1906,7 +1937,11 @@ def test_arguments_of_any_operator(kind):
     def graph(**options):
         if kind == "dlpack":
             return fn.dl_tensor_python_function(
-                uniform((3,)), function=lambda x: x, stateful=False, **options
+                uniform((3,)),
+                function=lambda x: x,
+                batch_processing=False,
+                stateful=False,
+                **options,
             )
         return fn.numba_function(
             uniform((3,)), run_fn=function_cells.halved, example=np.zeros(3, np.float32), **options
@@ -1928,7 +1963,7 @@ def test_arguments_of_any_operator(kind):
     with pytest.warns(DeprecationWarning, match='"seed" should not be used'):
         arguments(seed=5)  # DALI's own words: it has no use for it
     name, spec = arguments()
-    assert name != "mine" and "5000" not in spec and "preserve: False" in spec
+    assert name != "mine" and "sample_hint" not in spec and "preserve: True" not in spec
 
 
 def test_numba_takes_plain_functions_of_arrays():
@@ -1979,6 +2014,111 @@ with Pipeline(batch_size=2, num_threads=1, device_id=None):
     numbas, jaxs = done.stdout.splitlines()
     assert numbas == 'ImportError fn.numba_function needs Numba: pip install "dalijax[numba]"'
     assert jaxs.startswith("RuntimeError fn.jax_function needs the JAX that DALI's plugin wants")
+
+
+def test_batch_processing_left_out_is_said_once_in_a_process():
+    program = """
+import warnings
+from nvidia.dali import fn as dali_fn, pipeline_def
+from dalijax import fn
+
+shapes = []
+def look(x):
+    shapes.append(x.shape)
+    return x
+
+def run(**options):
+    def graph():
+        x = dali_fn.random.uniform(shape=[3])
+        return fn.dl_tensor_python_function(x, function=look, **options)
+    pipeline = pipeline_def(graph, batch_size=2, num_threads=1, device_id=None)()
+    pipeline.build()
+    pipeline.run()
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    run(batch_processing=False)
+    assert not caught
+    run()
+    run()
+assert set(shapes) == {(3,)}
+print(len(caught), caught[0].message)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 fn.dl_tensor_python_function without batch_processing: DALI")
+    assert "batch_processing=False, or True" in done.stdout
+
+
+@pytest.mark.parametrize("batch", (False, True))
+def test_functions_of_capsules_run_as_in_dali(batch):
+    def negated(capsule):
+        assert type(capsule).__name__ == "PyCapsule"
+        return ops._dlpack_from_array(-ops._dlpack_to_array(capsule))
+
+    def function(given):
+        return list(map(negated, given)) if batch else negated(given)
+
+    def keyed(given, *, rng):
+        assert 0 <= rng.random() < 1
+        return function(given)
+
+    def graph():
+        x = uniform((4,))
+        options = {"batch_processing": batch, "stateful": False}
+        ours = functools.partial(fn.dl_tensor_python_function, x, capsules=True, **options)
+        dalis = dali_fn.dl_tensor_python_function(x, function=function, batch_processing=batch)
+        return x, dalis, ours(function=function), ours(function=keyed)
+
+    for x, *others in run(graph):
+        for other in others:
+            np.testing.assert_array_equal(np.negative(x), other)
+
+
+@pytest.mark.parametrize("preserve", (None, True, False))
+def test_preserve_false_drops_what_nobody_uses_whatever_its_parameters(preserve):
+    called = set()
+
+    def plain(x):
+        called.add("plain")
+        return x
+
+    def keyed(x, *, key):
+        called.add("key")
+        return x
+
+    def drawn(x, *, rng):
+        called.add("rng")
+        return x
+
+    def silent(x, *, rng):
+        called.add("silent")
+
+    def padded(x, *, lengths, key):
+        called.add("padded")
+        return x
+
+    def used(x, *, key):
+        called.add("used")
+        return x
+
+    def graph():
+        x = uniform((2,))
+        options = {} if preserve is None else {"preserve": preserve}
+        function = functools.partial(
+            fn.dl_tensor_python_function, x, batch_processing=False, stateful=False, **options
+        )
+        for one in (plain, keyed, drawn):
+            function(function=one)
+        function(function=silent, num_outputs=0)
+        fn.jax_function(padded, ragged="pad", stateful=False, **options)(x)
+        return function(function=used)
+
+    run(graph, runs=5)
+    all_of_them = {"plain", "key", "rng", "silent", "padded", "used"}
+    assert called == ({"used"} if preserve is False else all_of_them)
 
 
 def test_the_public_functions():
@@ -2067,7 +2207,7 @@ def test_sequences_and_volumes(layout):
             x,
             fn.jax_function(lambda x: x * 2)(x),
             fn.jax_function(lambda x: x * 2, ragged="group")(x),
-            fn.dl_tensor_python_function(x, function=lambda x: x * 2),
+            fn.dl_tensor_python_function(x, function=lambda x: x * 2, batch_processing=False),
             fn.numba_function(x, run_fn=doubled, example=np.zeros(shape, np.float32)),
         )
 
@@ -2086,7 +2226,7 @@ def test_256_inputs():
         return (
             x,
             fn.jax_function(total)(*inputs),
-            fn.dl_tensor_python_function(*inputs, function=total),
+            fn.dl_tensor_python_function(*inputs, function=total, batch_processing=False),
         )
 
     for x, *made in run(graph, runs=1):
@@ -2102,7 +2242,9 @@ def test_functions_whose_outputs_nobody_uses_stay_in_the_graph():
             fn.numba_function(
                 x, run_fn=function_cells.halved, example=np.zeros(2, np.float32), **named
             )
-            fn.dl_tensor_python_function(x, function=lambda x: x, name="dlpack", **options)
+            fn.dl_tensor_python_function(
+                x, function=lambda x: x, batch_processing=False, name="dlpack", **options
+            )
             return x
 
         arguments = {"batch_size": 2, "num_threads": 1, "device_id": None}
@@ -2117,13 +2259,19 @@ def test_functions_whose_outputs_nobody_uses_stay_in_the_graph():
 
 def test_errors_name_the_function_that_was_called():
     def graph():
-        return fn.dl_tensor_python_function(uniform(), function=lambda x: 1 / 0)
+        return fn.dl_tensor_python_function(
+            uniform(), function=lambda x: 1 / 0, batch_processing=False
+        )
 
     with pytest.raises(RuntimeError, match="`nvidia.dali.fn.dl_tensor_python_function`") as raised:
         run(graph)
     assert "in graph" in str(raised.value)
     with pytest.raises(ValueError, match="num_outputs=-1: 0 is the least"):
-        run(lambda: fn.dl_tensor_python_function(uniform(), function=abs, num_outputs=-1))
+        run(
+            lambda: fn.dl_tensor_python_function(
+                uniform(), function=abs, num_outputs=-1, batch_processing=False
+            )
+        )
 
 
 @pytest.mark.parametrize("batch", (False, True))

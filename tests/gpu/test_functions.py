@@ -159,7 +159,7 @@ def test_dali_waits_for_cupys_current_stream(batch):
 
     def graph():
         x = uniform((32, 32, 3))
-        options = {"batch_processing": True, "num_outputs": 2} if batch else {}
+        options = {"batch_processing": batch, "num_outputs": 2 if batch else 1}
         function = doubles if batch else double
         made = fn.dl_tensor_python_function(x, function=function, stateful=False, **options)
         return x, *(dali_fn.copy(one) for one in (made if batch else [made]))
@@ -181,7 +181,7 @@ def test_work_on_dalis_stream_needs_no_waiting():
     def graph():
         x = uniform((256, 256, 3))
         own = fn.dl_tensor_python_function(
-            dali_fn.flip(x), function=double, synchronize_stream=False
+            dali_fn.flip(x), function=double, synchronize_stream=False, batch_processing=False
         )
         return x, dali_fn.flip(own)
 
@@ -195,12 +195,14 @@ def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match="Leave synchronize_stream out"):
         run(
             lambda: fn.dl_tensor_python_function(
-                uniform((2,)), function=keyed, synchronize_stream=False
+                uniform((2,)), function=keyed, synchronize_stream=False, batch_processing=False
             )
         )
 
     def graph():
-        return fn.dl_tensor_python_function(uniform((2,)), function=lambda x: np.zeros(2))
+        return fn.dl_tensor_python_function(
+            uniform((2,)), function=lambda x: np.zeros(2), batch_processing=False
+        )
 
     with pytest.raises(RuntimeError, match="return an array of JAX, CuPy or PyTorch"):
         next(data_iterator(graph, ["x"])(batch_size=2))
@@ -241,7 +243,11 @@ def test_keys_and_states_resume():
 
     def graph():
         x = uniform((4,))
-        return x, jittered(x), fn.dl_tensor_python_function(x, function=drawn)
+        return (
+            x,
+            jittered(x),
+            fn.dl_tensor_python_function(x, function=drawn, batch_processing=False),
+        )
 
     made = data_iterator(graph, ["x", "j", "d"], size=40 * BATCH)
     iterator, states, batches = made(batch_size=BATCH), [], []
@@ -282,7 +288,7 @@ def test_samples_at_addresses_that_xla_refuses(size):
 
     def graph():
         x = uniform((size,))
-        return x, fn.dl_tensor_python_function(x, function=twice)
+        return x, fn.dl_tensor_python_function(x, function=twice, batch_processing=False)
 
     check(graph, lambda x: x * 2)
 
@@ -304,7 +310,7 @@ def test_samples_at_any_address_are_whole_on_any_stream(size, dtype):
         large = dali_fn.cast(uniform((size,)) * 200, dtype=types.FLOAT64)
         scale = 1 if dtype == types.UINT8 else 1 << 40  # more than 32 bits hold
         x = dali_fn.cast(large * types.Constant(scale, dtype=types.FLOAT64), dtype=dtype)
-        return x, fn.dl_tensor_python_function(x, function=same)
+        return x, fn.dl_tensor_python_function(x, function=same, batch_processing=False)
 
     for x, made in run(graph):
         for sample, got in zip(x, made, strict=True):
@@ -396,6 +402,7 @@ def test_outputs_are_whole_while_jax_computes_something_else(double, kind):
                 device="gpu",
                 stateful=False,
                 synchronize_stream=kind == "nothing",
+                batch_processing=False,
             )
         else:
             options = {"batch_processing": kind == "batch", "stateful": False}
@@ -549,10 +556,10 @@ def test_outputs_on_the_cpu_are_whole_when_a_gpu_reads_them(dynamic):
         fn.jax_function(lambda x: x),
         fn.jax_function(lambda x: np.asarray(x)),
         fn.jax_function(lambda x: x, ragged="group"),
-        lambda x: fn.dl_tensor_python_function(x, function=lambda x: x),
+        lambda x: fn.dl_tensor_python_function(x, function=lambda x: x, batch_processing=False),
         fn.jax_function(jax.jit(lambda x: -x)),
         fn.jax_function(jax.jit(lambda x, *, lengths: -x), ragged="pad"),
-        lambda x: fn.dl_tensor_python_function(x, function=lambda x: -x),
+        lambda x: fn.dl_tensor_python_function(x, function=lambda x: -x, batch_processing=False),
     ]
 
     def graph():
