@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ..core.decorator import IteratorFunction, iterator_function
+from ..core.decorator import IteratorFunction, data_iterator, iterator_function
 from ..core.extras import extra
 from ..core.fingerprint import StateError
+from ..core.generic import DALIGenericIterator
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
 
@@ -30,7 +31,12 @@ with extra("clu", "dalijax.adapters.clu"):
 if TYPE_CHECKING:
     from .clu_report import ReportInput as ReportInput
 
-__all__ = ["DALIDatasetIterator", "ReportInput"]
+__all__ = [
+    "DALIDatasetIterator",
+    "DALIGenericPeekableIterator",
+    "ReportInput",
+    "peekable_data_iterator",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -212,6 +218,78 @@ class _FiniteDatasetIterator(DALIDatasetIterator):
     def __len__(self) -> int:
         """Number of batches of all epochs."""
         return len(self._stream)
+
+
+class DALIGenericPeekableIterator(DALIGenericIterator):
+    """`dalijax.DALIGenericIterator` as DALI's iterator of this name, with its arguments.
+
+    `peek` changes nothing that is saved: states and checkpoints are of the last batch that
+    ``next()`` delivered. ``element_spec`` is of CLU's ArraySpec.
+
+    Raises:
+        ValueError: From ``next()`` and `peek`, where a batch has other shapes or dtypes than the
+            first one.
+    """
+
+    _pool: concurrent.futures.ThreadPoolExecutor | None = None
+    _first: dict[str, dataset_iterator.ArraySpec] | None = None
+
+    def __next__(self) -> dict[str, Any]:
+        return self._alike(super().__next__())
+
+    next = __next__
+
+    def peek(self) -> dict[str, Any]:
+        """The batch that ``next()`` will deliver, which stays the next one."""
+        return self._alike(super().peek())
+
+    def peek_async(self) -> concurrent.futures.Future[Any]:
+        """`peek` in a thread."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = concurrent.futures.ThreadPoolExecutor(1, "dalijax-peek")
+            return self._pool.submit(self.peek)
+
+    @property
+    def element_spec(self) -> Any:
+        """Dtype and shape of each array of a batch; nothing is taken by it."""
+        return {
+            name: dataset_iterator.ArraySpec(dtype=spec.dtype, shape=tuple(spec.shape))
+            for name, spec in super().element_spec.items()
+        }
+
+    def _alike(self, batch: dict[str, Any]) -> dict[str, Any]:
+        specs = {
+            name: dataset_iterator.ArraySpec(dtype=array.dtype, shape=tuple(array.shape))
+            for name, array in batch.items()
+        }
+        self._first = first = self._first or specs
+        for name, spec in specs.items():
+            if spec != first[name]:
+                raise ValueError(
+                    f"output {name!r} is {spec}, and was {first[name]} in the first batch: a "
+                    "peekable iterator has one shape and dtype for each. Resize or pad it in the "
+                    "graph, or use dalijax.data_iterator"
+                )
+        return batch
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        super().close()
+
+
+class _PeekableFunction(IteratorFunction):
+    _iterator = DALIGenericPeekableIterator
+
+
+def peekable_data_iterator(pipeline_fn: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`dalijax.data_iterator`, with its arguments, of a `DALIGenericPeekableIterator`."""
+    if pipeline_fn is None:
+        return lambda function: peekable_data_iterator(function, *args, **kwargs)
+    made = data_iterator(pipeline_fn, *args, **kwargs)
+    return _PeekableFunction(made.pipeline_fn, made.config)
 
 
 def _stream(

@@ -51,6 +51,8 @@ class IteratorFunction:
         config: The iterator's arguments, as given to `data_iterator`.
     """
 
+    _iterator = DALIGenericIterator
+
     def __init__(self, pipeline_fn: Callable[..., Any], config: IteratorConfig):
         functools.update_wrapper(self, pipeline_fn)
         self.__name__: str = getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__)
@@ -112,7 +114,7 @@ class IteratorFunction:
         }
         call = {name: value for name, value in named.items() if value is not LEFT_OUT} | more
         source, config = self.prepared(args, call)
-        return DALIGenericIterator._from_source(source, config, checkpoints=checkpoints)
+        return self._iterator._from_source(source, config, checkpoints=checkpoints)
 
     def stream(self, num_epochs: int | None, *args: Any, **kwargs: Any) -> BatchStream:
         """A stream of batches over some epochs, whose pipelines are built when they are used.

@@ -18,7 +18,11 @@ from nvidia.dali import fn, types
 from conftest import corrupt, write_jpegs
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters import grain as grain_adapter
-from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
+from dalijax.adapters.clu import (
+    DALIDatasetIterator,
+    ReportInput,
+    peekable_data_iterator,
+)
 
 N, B = 11, 4
 
@@ -468,3 +472,29 @@ def test_tensorboard_reads_what_was_written(jpegs_many, tmp_path):
     assert read["input/epoch", 2] == 0 and read["input/epoch", 6] == 1
     assert read["input/step_in_epoch", 6] == 2
     assert read["input/padding_fraction", 4] == pytest.approx(1 / 8)
+
+
+def test_peekable_iterators_as_dalis(jpegs_many):
+    iterator = peekable_data_iterator(output_map=["x", "u"], reader_name="reader")(numbers)(
+        jpegs_many, batch_size=B
+    )
+    spec = {k: dataset_iterator.ArraySpec(v.dtype, v.shape) for k, v in iterator.peek().items()}
+    assert iterator.element_spec == spec
+    start = iterator.get_state()
+    peeked = taken(iterator.peek_async().result())
+    assert taken(next(iterator)) == peeked and iterator.get_state() != start
+    iterator.close()
+
+
+def test_peekable_iterators_refuse_shapes_that_change():
+    def grows(info):
+        return [np.zeros(1 + info.iteration, np.float32)] * 2
+
+    @peekable_data_iterator(output_map=["x"])
+    def graph():
+        return fn.external_source(grows, batch_info=True)
+
+    with graph(batch_size=2) as iterator:
+        next(iterator)
+        with pytest.raises(ValueError, match="was .* in the first batch"):
+            iterator.peek()
