@@ -237,7 +237,7 @@ def test_two_processes_train_on_global_arrays(jpegs_many, tmp_path, airio):
     first, second = started(WORKER, tmp_path, jpegs_many, options)
     assert first["refused"] == second["refused"]
     assert "2 processes and no partitioner" in first["refused"]
-    assert first["seed"] == second["seed"]
+    assert first["drawn"] == second["drawn"]
     assert first["sums"] == second["sums"] == first["resumed"] == second["resumed"]
     for a, b in zip(first["rows"], second["rows"], strict=True):
         assert len(a) == len(b) == 4 and not set(a) & set(b)
