@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
-from .pipelines import Define, PipelineSource
+from .lifetime import calls
+from .pipelines import Define, PipelineSource, operators_behind
 from .position import Mark
 from .randomness import trimmed
 from .runner import BatchError, Outputs, Runner, SourceError, drop
@@ -64,7 +65,7 @@ class Culprits:
             return error
         self._left -= 1
         try:
-            with warnings.catch_warnings():
+            with calls, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 lanes = zip(self._source.definitions(), mark.checkpoints)
                 read = [read_alone(define, self._reader, own, mark.lag) for define, own in lanes]
@@ -115,7 +116,7 @@ def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
     """A pipeline that is not built, with the outputs of its reader alone; None without one."""
     # Not public: where a DALI has no such attributes, no file is named.
     outputs: Any = pipeline._graph_out
-    found = {one.name: one for node in outputs for one in _operators(node)}
+    found = {one.name: one for node in outputs for one in operators_behind(node)}
     readers = [one for one in found.values() if _READER.search(str(one.spec))]
     chosen = found.get(reader) if reader is not None else None
     if reader is None and len(readers) == 1:
@@ -125,17 +126,6 @@ def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
     pipeline._sinks = []
     pipeline.set_outputs(*chosen.outputs)
     return pipeline
-
-
-def _operators(node: Any) -> Iterator[Any]:
-    """The operators that an output depends on."""
-    todo, seen = [node], set()
-    while todo:
-        one = getattr(todo.pop(), "source", None)
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            todo += one.inputs
-            yield one
 
 
 def _samples(outputs: Sequence[Outputs]) -> list[Sample]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
 from .fed import FedPipelines, Marks
 from .fingerprint import StateError
+from .lifetime import calls, check_process
 from .placement import GlobalLayout
 from .position import FailedBatch
 from .prober import runs
@@ -47,7 +49,6 @@ class Decoder:
         by_step: Whether the random state follows from the step alone, for whole batches.
 
     Attributes:
-        lock: Held by `next`; whoever moves what ``pull`` reads holds it, too.
         errors: The batches that were skipped, and those with masked records.
     """
 
@@ -65,7 +66,9 @@ class Decoder:
         by_step: bool = False,
     ):
         check_fed(pipeline_fn, config, on_error)
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
+        self._calls = calls
+        self._process = 0  # the one that built pipelines
         self.errors: list[FailedBatch] = []
         self.stats: InputStats | None = None
         self._place = self._entry = Place()
@@ -82,6 +85,16 @@ class Decoder:
         self._wanted = ""  # the random state to start from, as text
         self._wanted_graph = ""
         self._allow = config.allow_changes
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by `next`; whoever moves what ``pull`` reads holds it, too.
+
+        Raises:
+            RuntimeError: In a child that was forked from the process with the pipelines.
+        """
+        check_process(self._process)  # whose threads may have held it
+        return self._lock
 
     @property
     def place(self) -> Place:
@@ -101,6 +114,7 @@ class Decoder:
             fed = self._fed
             if fed.runner is not None:
                 return fed.runner
+            self._process = os.getpid()
             try:
                 runner = fed.build()
                 self._check_graph(self._wanted_graph)
@@ -365,6 +379,8 @@ class Decoder:
 
     def close(self) -> None:
         """Frees the pipelines and what was pulled."""
+        if self._calls.lost(self._process):  # whoever has the lock may never give it back
+            return
         with self.lock:
             self._fed.stop()
             self._tape.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from .fingerprint import (
     renamed,
     unknown,
 )
-from .pipelines import PipelineSource, check_outputs
+from .pipelines import PipelineSource, check_outputs, of_mapping
 from .placement import DataShard
 from .position import Mark, Position
 from .randomness import check_form, grafted
@@ -86,6 +87,7 @@ class Feed:
         streams: The shard of each pipeline in epoch 0.
         device_ids: The GPU of each pipeline, None for the CPU; none until they are built.
         closed: Whether `close` was called.
+        process: The process that built pipelines; 0 until one has.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Feed:
         self.streams: tuple[int, ...] = ()
         self.device_ids: tuple[int | None, ...] = ()
         self.closed = False
+        self.process = 0
         self._config = config
         self._shards = tuple(shards)
         self._runner: Runner | None = None
@@ -238,6 +241,7 @@ class Feed:
         return runner
 
     def _opened(self, mark: Mark) -> Runner:
+        self.process = os.getpid()
         built = self.source.build(mark.checkpoints)
         self._read_plan(built)
         self._runner = Runner(built, mark.lag, self.source.owned)
@@ -388,8 +392,14 @@ class Feed:
         except Exception as failed:
             if _READER.search(str(failed)) and isinstance(failed, RuntimeError):
                 # DALI's readers never run again after an error: new ones stand there again.
-                self.settle(here)
-                raise self._told(failed, "can't be read; the next call tries it again") from failed
+                settled = self.settle(here)
+                cure = ""
+                if of_mapping(failed):
+                    if settled and self.source.unmap():
+                        return self.take(make)  # it fails alone now, and not those before it
+                    cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
+                what = f"can't be read{cure}; the next call tries it again"
+                raise self._told(failed, what) from failed
             error = failed
             if isinstance(failed, RuntimeError):
                 counts = "failed, and counts as delivered; the next call goes on with the next one"

@@ -9,6 +9,7 @@ from typing import Any
 from nvidia.dali import Pipeline
 
 from .fingerprint import serialized_operators
+from .lifetime import calls
 from .pipelines import DEFAULT_SEED, Define, at_checkpoint, build_pipeline, can_checkpoint
 from .statefulness import FunctionsOfPipelines
 
@@ -84,12 +85,17 @@ class GivenSource:
             )
         self.owned = True
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self.serialized)
-        return [
-            at_checkpoint(functools.partial(self._again, arguments, definition), checkpoint)
-            for arguments, definition, checkpoint in zip(
-                self._arguments, self.serialized, chosen, strict=True
-            )
-        ]
+        with calls:
+            return [
+                at_checkpoint(functools.partial(self._again, arguments, definition), checkpoint)
+                for arguments, definition, checkpoint in zip(
+                    self._arguments, self.serialized, chosen, strict=True
+                )
+            ]
+
+    def unmap(self) -> bool:
+        """False: nobody else than their maker says how they read."""
+        return False
 
     def definitions(self) -> list[Define]:
         """None: what DALI serialises of a pipeline is built whole."""

@@ -15,6 +15,7 @@ from .config import IteratorConfig
 from .culprits import Culprits
 from .epochs import EpochPlan
 from .feed import Feed, Taken
+from .lifetime import calls
 from .pipelines import PipelineSource
 from .position import FailedBatch
 from .resumable import Resumable
@@ -28,6 +29,9 @@ Self = TypeVar("Self", bound="BatchIterator")  # typing has one from Python 3.11
 
 class BatchIterator(Resumable):
     """An iterator over the pipelines of a source; see `dalijax.DALIGenericIterator`.
+
+    Its pipelines are those of the process that built them: in a child that is forked from it,
+    whatever needs them raises RuntimeError. `close` and the end of the child wait for nothing.
 
     Args:
         source: Where the pipelines come from.
@@ -45,6 +49,7 @@ class BatchIterator(Resumable):
     ):
         self._config = config
         self._lock = threading.RLock()
+        self._calls = calls
         layout = choose_layout(config)
         self._feed = Feed(source, config, layout.shards)
         self._skipper = Skipper(self._feed, config.reader_name)
@@ -297,8 +302,7 @@ class BatchIterator(Resumable):
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
         """The batches that ``on_error="skip"`` skipped in this process."""
-        with self._lock:
-            return tuple(self._errors)
+        return tuple(self._errors)
 
     @property
     def left_out(self) -> int:
@@ -345,6 +349,9 @@ class BatchIterator(Resumable):
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError. May be called again."""
+        if self._calls.lost(self._feed.process):  # whoever has the lock may never give it back
+            self._feed.closed = True
+            return
         with self._lock:
             self._peeked = None
             self._feed.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from nvidia.dali import Pipeline, backend, pipeline_def
@@ -15,6 +17,7 @@ from . import advice, cuda_queues
 from .arguments import checked_arguments, name_of
 from .arguments import function_parameters as function_parameters
 from .fingerprint import StateError
+from .lifetime import calls
 from .randomness import moved
 from .statefulness import FunctionsOfPipelines
 from .together import Build, current
@@ -37,6 +40,7 @@ _OF_ANOTHER = re.compile(
     "might come from another pipeline|no checkpoint for operator|match the graph structure|"
     "superfluous operator states|Failed to deserialize|Philox state"
 )
+_UNMAPPABLE = re.compile("File mapping failed: (.*)")
 
 
 def default_device_id() -> int | None:
@@ -88,6 +92,10 @@ class PipelineSource(Protocol):
 
         It prepares one batch ahead. There are none where pipelines can't be had unbuilt.
         """
+        ...
+
+    def unmap(self) -> bool:
+        """Has the readers of what is built next read files, not map them; False if it can't."""
         ...
 
 
@@ -208,6 +216,7 @@ class FunctionSource:
         self._unresumable = ""
         self._functions = FunctionsOfPipelines()
         self._on_host = on_host
+        self._mapped = True  # whether readers map their files, where nobody has said it
         self._fn = pipeline_fn
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
@@ -236,13 +245,27 @@ class FunctionSource:
         """New pipelines; see `PipelineSource.build`."""
         if checkpoints and not self._checkpointing:
             check_resumable(self)
+        try:
+            built = self._build_all(checkpoints)
+        except RuntimeError as error:  # a reader at a checkpoint has files open
+            if not of_mapping(error) or not self.unmap():
+                raise
+            built = self._build_all(checkpoints)
+        self._functions.add(built)
+        return built
+
+    def _build_all(self, checkpoints: Sequence[bytes] | None) -> list[Pipeline]:
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self._each)
         together, built = Build(len(self._each)), []
         for index, (one, checkpoint) in enumerate(zip(self._each, chosen, strict=True)):
-            with together.pipeline(index):
+            with together.pipeline(index), calls:
                 built.append(self._build_one(one, checkpoint))
-        self._functions.add(built)
         return built
+
+    def unmap(self) -> bool:
+        """Has readers read their files from the next build on; False if they do already."""
+        before, self._mapped = self._mapped, False
+        return before
 
     def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
         def made(checkpoint: bytes | None) -> Pipeline:
@@ -312,6 +335,8 @@ class FunctionSource:
             outputs = getattr(pipeline, "_graph_out", None) or ()
             if any(isinstance(node, DataNode) and node.device == "gpu" for node in outputs):
                 pipeline.set_outputs(*(n.cpu() if isinstance(n, DataNode) else n for n in outputs))
+        if not self._mapped:
+            _unmap(pipeline)
         return pipeline
 
     def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
@@ -348,6 +373,35 @@ def _no_batch_size(pipeline_fn: Callable[..., Any]) -> ValueError:
         f"batch_size is missing: pass the number of samples of a batch where the iterator is made, "
         f"as by {getattr(pipeline_fn, '__name__', 'iterator_fn')}(..., batch_size=128)"
     )
+
+
+def of_mapping(error: Exception) -> bool:
+    """Whether DALI could not map a file that is there, as it can't an empty one."""
+    failed = _UNMAPPABLE.search(str(error))
+    return failed is not None and os.path.exists(failed[1])
+
+
+def operators_behind(node: Any) -> Iterator[Any]:
+    """The operators that an output depends on."""
+    todo, seen = [node], set()
+    while todo:
+        one = getattr(todo.pop(), "source", None)
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            todo += one.inputs
+            yield one
+
+
+def _unmap(pipeline: Pipeline) -> None:
+    """Has the readers of a pipeline that is not built read their files instead of mapping them."""
+    # Not public: a DALI without it maps files as it did.
+    ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
+    every = {id(one): one for node in ends for one in operators_behind(node)}
+    for instance in every.values():
+        schema = getattr(getattr(instance, "_op", None), "schema_name", None)
+        if schema and backend.GetSchema(schema).HasArgument("dont_use_mmap"):
+            with contextlib.suppress(RuntimeError):  # it is there: the graph's function says it
+                instance.spec.AddArg("dont_use_mmap", True)
 
 
 def can_checkpoint(pipeline: Pipeline) -> bool:

@@ -12,6 +12,7 @@ from .arguments import whole_number
 from .config import IteratorConfig, difference_names
 from .feed import CLOSED, Feed, Taken
 from .fingerprint import unknown
+from .lifetime import check_process
 from .pipelines import check_resumable
 from .position import Position
 from .skipping import Skipper
@@ -44,9 +45,10 @@ class Resumable:
         raise NotImplementedError
 
     def opened(self) -> threading.RLock:
-        """The lock, of an iterator that is not closed."""
+        """The lock, of an iterator that is not closed, nor of a parent process."""
         if self._feed.closed:
             raise ValueError(CLOSED)
+        check_process(self._feed.process)  # whose threads may have held the lock, too
         return self._lock
 
     def _settle(self) -> None:

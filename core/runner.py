@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from nvidia.dali import Pipeline
 from . import together
 from .arrays import TensorList
 from .held import release
+from .lifetime import calls
 from .pipelines import can_checkpoint, queue_depth
 
 T = TypeVar("T")
@@ -114,24 +116,27 @@ class Runner:
         self.lag = lag
         self._lanes = [_Lane(pipeline) for pipeline in pipelines]
         self._together = together.attended(self.pipelines)
+        self._process, self._calls = os.getpid(), calls
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
 
     def schedule(self, most: int = _ALL) -> None:
         """Fills the queues by at most ``most`` runs, without waiting for a result."""
-        for lane in self._lanes:
-            lane.schedule(most)
+        with self._calls:
+            for lane in self._lanes:
+                lane.schedule(most)
 
     def ended(self) -> bool:
         """Whether the source has no further batch in this epoch.
 
         It waits for nothing but for batches that are to be dropped.
         """
-        self.schedule()
-        if self.lag:
-            with contextlib.suppress(SourceEnded, SourceError):
-                self._drop_lag()
-            self._schedule_if_empty()
-        return any(lane.empty() and lane.error is None for lane in self._lanes)
+        with self._calls:
+            self.schedule()
+            if self.lag:
+                with contextlib.suppress(SourceEnded, SourceError):
+                    self._drop_lag()
+                self._schedule_if_empty()
+            return any(lane.empty() and lane.error is None for lane in self._lanes)
 
     def restart(self, lag: int = 0) -> None:
         """Starts the next epoch of sources that have ended; readers run on by themselves.
@@ -141,14 +146,15 @@ class Runner:
         """
         self.lag = lag
         together = self._together
-        with together.restart() if together is not None else contextlib.nullcontext():
+        with self._calls:
+            with together.restart() if together is not None else contextlib.nullcontext():
+                for lane in self._lanes:
+                    while not lane.empty():  # it has more than another one, whose source has ended
+                        with contextlib.suppress(Exception):
+                            lane.share()
+                        lane.release(0)
             for lane in self._lanes:
-                while not lane.empty():  # it has more than another one, whose source has ended
-                    with contextlib.suppress(Exception):
-                        lane.share()
-                    lane.release(0)
-        for lane in self._lanes:
-            lane.restart()
+                lane.restart()
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
         """Takes one batch, drops ``lag`` batches before it, and schedules what comes next.
@@ -161,6 +167,7 @@ class Runner:
             SourceEnded: If the source has no further batch; nothing was taken.
             SourceError: If the source failed; nothing was taken.
             NoBatch: If the functions of global arrays were let go: nothing calls them.
+            RuntimeError, SystemExit: If Python ends; see `dalijax.core.lifetime`.
             Exception: What DALI or ``convert`` raised. The batch is then used up, in all
                 pipelines, and the next call takes the next one.
         """
@@ -169,12 +176,13 @@ class Runner:
                 "nothing calls the functions of global arrays any more, since a second Ctrl-C came "
                 "within a batch, or Python ends: make a new iterator"
             )
-        self.schedule()
-        dropped = self.lag > 0
-        self._drop_lag()
-        # One run for each batch taken: what was dropped is made up by the next call, so that
-        # no restore runs more than the queue and one batch.
-        return self._share(convert, 1 - self._schedule_if_empty() if dropped else _ALL)
+        with self._calls:
+            self.schedule()
+            dropped = self.lag > 0
+            self._drop_lag()
+            # One run for each batch taken: what was dropped is made up by the next call, so that
+            # no restore runs more than the queue and one batch.
+            return self._share(convert, 1 - self._schedule_if_empty() if dropped else _ALL)
 
     def _drop_lag(self) -> None:
         while self.lag:
@@ -235,14 +243,17 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pipelines and their threads now; arrays made of their outputs stay valid."""
-        if self._together is not None:
-            self._together.close()
-        for pipeline in self.pipelines if self._owned else ():
-            # Not public: without it they are freed when Python collects their cycles.
-            getattr(pipeline, "_shutdown", lambda: None)()
-            release(pipeline)
-        self.pipelines = ()
-        self._lanes.clear()
+        if self._calls.lost(self._process):  # DALI ends them, or the process that built them
+            return
+        with self._calls:
+            if self._together is not None:
+                self._together.close()
+            for pipeline in self.pipelines if self._owned else ():
+                # Not public: without it they are freed when Python collects their cycles.
+                getattr(pipeline, "_shutdown", lambda: None)()
+                release(pipeline)
+            self.pipelines = ()
+            self._lanes.clear()
 
     def __del__(self) -> None:
         if hasattr(self, "_can_checkpoint"):
@@ -252,4 +263,5 @@ class Runner:
         """DALI's checkpoint of each pipeline at the batch taken last; None if disabled."""
         if not self._can_checkpoint:
             return None
-        return tuple(lane.pipeline.checkpoint() for lane in self._lanes)
+        with self._calls:
+            return tuple(lane.pipeline.checkpoint() for lane in self._lanes)

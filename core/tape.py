@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .config import IteratorConfig
+from .lifetime import calls
 
 ON_ERROR = ("raise", "skip", "mask")
 
@@ -131,7 +132,8 @@ class Tape:
                 raise self.error
             pull = self._pull()
             try:
-                self.batches.append(no_more() if pull is None else pull())
+                with calls.suspended():
+                    self.batches.append(no_more() if pull is None else pull())
             except ReadError as error:
                 self.error = error
                 raise

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,7 +109,8 @@ def do(iterator: Any, call: str) -> Result:
     except StopIteration:
         result = "stop"
     except RuntimeError as error:
-        result = "failed: " + str(error)
+        # The files are named for an iterator's first failures, and none after a lazy checkpoint.
+        result = "failed: " + re.split("\nWhat can't be decoded|\nThe batch is of", str(error))[0]
     try:
         length: Any = len(iterator)
     except TypeError:

@@ -22,7 +22,7 @@ N = 7
 FULL = os.environ.get("DALIJAX_FULL") == "1"
 
 
-def label_reader(paths, case, stream=0, shuffle=False):
+def label_reader(paths, case, stream=0, shuffle=False, mapped=False):
     return fn.readers.file(
         files=paths[: case.n],
         labels=list(range(case.n)),
@@ -34,20 +34,21 @@ def label_reader(paths, case, stream=0, shuffle=False):
         random_shuffle=shuffle,
         initial_fill=4,
         seed=7,
-        dont_use_mmap=True,  # a file that anyone has mapped is there after it was deleted
+        # A file that anyone has mapped is there after it was deleted.
+        **({} if mapped else {"dont_use_mmap": True}),
     )
 
 
-def decode(paths, case, stream=0, shuffle=False):
+def decode(paths, case, stream=0, shuffle=False, mapped=False):
     """Random numbers before, of and beside the decoder that fails."""
-    data, label = label_reader(paths, case, stream, shuffle)
+    data, label = label_reader(paths, case, stream, shuffle, mapped)
     image = fn.decoders.image(data)
     image = fn.noise.gaussian(image, stddev=5.0)
     flip = fn.cast(fn.random.coin_flip(), dtype=types.FLOAT)
     return image, label, fn.random.uniform() + flip
 
 
-def maker(paths, case, depth=2, stream=0, shuffle=False, **config):
+def maker(paths, case, depth=2, stream=0, shuffle=False, mapped=False, **config):
     iterator_fn = data_iterator(
         decode,
         NAMES,
@@ -59,7 +60,7 @@ def maker(paths, case, depth=2, stream=0, shuffle=False, **config):
     )
     # One thread: which of two corrupt files in a batch DALI names is not up to chance.
     build = {"batch_size": case.batch, "num_threads": 1, "prefetch_queue_depth": depth}
-    return functools.partial(iterator_fn, paths, case, stream, shuffle, **build)
+    return functools.partial(iterator_fn, paths, case, stream, shuffle, mapped, **build)
 
 
 def failing(case, bad, stream=0, epochs=EPOCHS):
@@ -300,6 +301,94 @@ def test_peek_past_a_skipped_last_batch_moves_nothing(pictures, call):
         iterator.reset() if call == "reset" else iter(iterator)
         after.append(iterator.get_state())
     assert after[0] == after[1]
+
+
+# Empty files, which can't be mapped: DALI's reader then ends
+
+
+@pytest.fixture
+def emptied(tmp_path):
+    """Makes a folder of JPEGs of which some are empty."""
+
+    def make(empty, count=N):
+        paths = write_jpegs(tmp_path / "-".join(map(str, ["empty", *sorted(empty)])), count)
+        for i in empty:
+            pathlib.Path(paths[i]).write_bytes(b"")
+        return paths
+
+    return make
+
+
+@every_policy
+@pytest.mark.parametrize("empty", [{0}, {3}, {6}, {2, 3, 4}, set(range(N))], ids=str)
+def test_empty_files_fail_as_corrupt_ones(emptied, policy, padded, empty):
+    paths = emptied(empty)
+    for depth in (1, 2, 3) if FULL else (1 + (len(policy) + min(empty)) % 3,):
+        for case in (Case(N, 1, 2, policy, padded, False), Case(N, 3, 2, policy, padded, False)):
+            stream = case.shards - 1
+            make = maker(paths, case, depth, stream, mapped=True)
+            check(make, Expected(failing(case, empty, stream, epochs=2)))
+
+
+@pytest.mark.parametrize("depth", (1, 2, 3))
+def test_batches_of_empty_files_are_skipped_until_the_files_are_mended(emptied, depth):
+    case, paths = Case(12, 1, 3, "FILL", True, False), emptied({4, 5}, 12)
+    iterator = maker(paths, case, depth, mapped=True, on_error="skip")()
+    assert [numbers(batch) for batch in iterator] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
+    assert [(error.epoch, error.step) for error in iterator.errors] == [(0, 1)]
+    whole = pathlib.Path(paths[0]).read_bytes()
+    for path in paths[4:6]:
+        pathlib.Path(path).write_bytes(whole)
+    iterator.reset()
+    read_ahead = [numbers(batch) for batch in iterator]  # some of it before they were mended
+    assert len(read_ahead) in (3, 4)
+    iterator.reset()
+    assert [numbers(batch) for batch in iterator] == np.arange(12).reshape(4, 3).tolist()
+
+
+def test_an_empty_file_in_a_state_from_before_it_was_seen(emptied):
+    # The same state, whether the files are mapped or read.
+    case, paths = Case(12, 1, 3, "FILL", True, False), emptied({7}, 12)
+    iterator = maker(paths, case, mapped=True)()
+    states = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            states.append(iterator.get_state())
+            with contextlib.suppress(RuntimeError):
+                next(iterator)
+    for at, state in enumerate(states):
+        for mapped in (False, True):
+            again = maker(paths, case, mapped=mapped)()
+            again.set_state(state)
+            later = []
+            for _ in range(at, 4):
+                try:
+                    later.append(numbers(next(again)))
+                except RuntimeError:
+                    later.append(None)
+            assert later == [[0, 1, 2], [3, 4, 5], None, [9, 10, 11]][at:]
+            assert again.get_state() == states[-1]
+    assert len(states) == 5
+
+
+@pytest.mark.parametrize("by_hand", (True, False))
+def test_an_empty_file_where_mapping_is_not_ours_to_end(emptied, by_hand):
+    paths = emptied({2}, 4)
+
+    def pipe():
+        data, label = fn.readers.file(files=paths, name="reader", dont_use_mmap=False)
+        return data, label
+
+    if by_hand:
+        pipeline = pipeline_def(pipe)(batch_size=2, num_threads=1, device_id=None)
+        iterator = DALIGenericIterator(pipeline, ["data", "x"], reader_name="reader")
+    else:
+        iterator_fn = data_iterator(pipe, ["data", "x"], reader_name="reader")
+        iterator = iterator_fn(batch_size=2, device_id=None)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="(?s)pass dont_use_mmap=True.*" + paths[2]):
+            while True:
+                iterator.skip(1)
 
 
 # Failures that pass

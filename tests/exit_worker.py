@@ -1,0 +1,189 @@
+"""A program that ends with an open iterator at module level; and how often it does so as it must.
+
+python exit_worker.py HOW END           ends once
+python exit_worker.py table [N [HOW]]   N times each, as a table; fails unless all are right
+"""
+
+import collections
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import absl.flags
+import grain
+import jax
+import numpy as np
+from nvidia.dali import fn
+
+import dalijax
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALITransform
+
+PICTURE = np.zeros((400, 400, 3), np.uint8)
+HOWS = ("none", "thread", "device_put", "mp", "own_thread", "iterator", "peek")
+# How the program ends, and its exit code: Python ends by the signal after Ctrl-C.
+ENDS = {"normal": 0, "exception": 1, "exit": 7, "ctrl-c": -signal.SIGINT}
+# What Grain's own iterators print, with DALI and without, if they are freed after its modules.
+GRAINS = re.compile(r"Exception ignored in: <function DatasetIterator\.__del__(?s:.*?)'Empty'\n")
+HANGS = 120  # seconds, on a busy machine
+
+
+def graph(x):
+    """Work for each batch, so that it is DALI in which a thread waits as the program ends."""
+    return fn.gaussian_blur(x, sigma=3.0, window_size=31)
+
+
+def read():
+    return fn.gaussian_blur(
+        fn.external_source(lambda info: PICTURE, batch=False), sigma=3.0, window_size=31
+    )
+
+
+def opened(how):
+    """An iterator, of which something was taken."""
+    if how in ("iterator", "peek"):
+        iterator_fn = dalijax.data_iterator(read, ["x"], as_numpy=True)
+        call = {"batch_size": 8, "device_id": None}
+        if how == "iterator":
+            iterator = iterator_fn(**call)
+            in_thread(iterator)
+        else:
+            iterator = DALIDatasetIterator(iterator_fn, **call)
+            next(iterator)
+            iterator.peek_async()
+        return iterator
+    transform = DALITransform(graph, batch_size=8, output_map=["x"], device_id=None)
+    ds = grain.MapDataset.source([PICTURE]).repeat().pipe(transform)
+    if how == "thread":
+        ds = grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)
+    elif how == "device_put":
+        ds = grain.experimental.device_put(ds, jax.devices()[0])
+    elif how == "mp":
+        absl.flags.FLAGS.mark_as_parsed()
+        ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1))
+    iterator = iter(ds)
+    if how == "own_thread":
+        in_thread(iterator)
+    else:
+        next(iterator)
+    return iterator
+
+
+def in_thread(iterator):
+    """Takes batches for ever, and returns when the first one is there."""
+    begun = threading.Event()
+
+    def take():
+        for _ in iterator:
+            begun.set()
+
+    threading.Thread(target=take, daemon=True).start()
+    begun.wait()
+
+
+def end(how):
+    if how == "exception":
+        raise ValueError("the user's own")
+    if how == "exit":
+        sys.exit(ENDS[how])
+    if how == "ctrl-c":
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:  # it comes between two instructions
+            pass
+
+
+def ended(code, output, ending):
+    """What is wrong with the end of one run; "" if nothing is."""
+    if code is None:
+        return f"hangs: {output[-2000:]}"
+    if code != ENDS[ending]:
+        return f"ended with {code}: {output[-2000:]}"
+    # The user's own error and Ctrl-C are printed, and nothing more.
+    said = len(re.findall("Traceback|terminate|Fatal", GRAINS.sub("", output)))
+    return f"said: {output[-2000:]}" if said != (ending in ("exception", "ctrl-c")) else ""
+
+
+def run(how, ending):
+    """Ends once, in a process of its own; what is wrong with that."""
+    program = subprocess.Popen(
+        [sys.executable, __file__, how, ending],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that its worker processes can be ended with it
+    )
+    try:
+        output, _ = program.communicate(timeout=HANGS)
+    except subprocess.TimeoutExpired:
+        os.killpg(program.pid, signal.SIGKILL)
+        return ended(None, program.communicate()[0], ending)
+    return ended(program.returncode, output, ending)
+
+
+def table(times, hows):
+    """Prints a table of many runs, each in a child that has imported all and started nothing.
+
+    Returns:
+        In a child how it is to run and end; in the parent what was wrong.
+    """
+    lines = ["| | " + " | ".join(ENDS) + " |", "|---" * (len(ENDS) + 1) + "|"]
+    wrong = []
+    for how in hows:
+        cells = []
+        for ending in ENDS:
+            began, seen = time.monotonic(), []
+            for _ in range(times):
+                with tempfile.TemporaryFile() as output:
+                    pid = os.fork()
+                    if pid == 0:
+                        os.setsid()
+                        os.dup2(output.fileno(), 1)
+                        os.dup2(output.fileno(), 2)
+                        return how, ending
+                    code = waited(pid)
+                    output.seek(0)
+                    seen.append(ended(code, output.read().decode(), ending))
+            wrong += [f"{how}, {ending}: {one}" for one in seen if one]
+            counts = collections.Counter(one.split(":")[0] or "right" for one in seen)
+            cells.append(", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+            cells[-1] += f" ({(time.monotonic() - began) / times:.1f} s)"
+        lines.append(f"| {how} | " + " | ".join(cells) + " |")
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()  # or a child would print it, too
+        lines.clear()
+    return "\n".join(wrong[:20])
+
+
+def waited(pid):
+    """The exit code of a child; None if it hung."""
+    end = time.monotonic() + HANGS
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return None
+        time.sleep(0.05)
+
+
+def main(arguments):
+    if arguments[0] == "table":
+        times = int(arguments[1]) if len(arguments) > 1 else 50
+        made = table(times, arguments[2:] or HOWS)
+        if isinstance(made, str):
+            sys.exit(made or 0)
+        arguments = made
+    return arguments
+
+
+if __name__ == "__main__":
+    how, ending = main(sys.argv[1:])
+    iterator = opened(how)
+    end(ending)

@@ -1,0 +1,74 @@
+"""A program whose child, forked, has its iterator: ``python fork_worker.py WHICH WHAT``."""
+
+import multiprocessing
+import os
+import sys
+
+import grain
+import numpy as np
+from nvidia.dali import fn
+
+import dalijax
+from dalijax.adapters.grain import DALITransform
+
+WHICH = ("iterator", "transform")
+WHAT = ("hold", "drop", "close", "use", "state", "anew")
+
+
+def read():
+    return fn.external_source(lambda info: np.full(4, info.idx_in_epoch), batch=False)
+
+
+def opened(which):
+    if which == "iterator":
+        return dalijax.data_iterator(read, ["x"], as_numpy=True)(batch_size=2, device_id=None)
+    transform = DALITransform(lambda x: x, batch_size=2, output_map=["x"], device_id=None)
+    return iter(grain.MapDataset.source([np.zeros(4)]).repeat().pipe(transform))
+
+
+def child(which, what):
+    """Does something with the parent's iterator in a child; its exit code."""
+    global iterator
+    if what == "drop":
+        del iterator
+    elif what == "close":
+        iterator.close()
+    elif what == "anew":
+        assert next(opened(which))["x"].shape == (2, 4)
+    elif what in ("use", "state"):
+        call = iterator.__next__ if what == "use" else lambda: iterator.set_state(state)
+        try:
+            call()
+        except RuntimeError as error:
+            assert "forked" in str(error) and "'spawn'" in str(error), error
+        else:
+            raise AssertionError("a parent's pipelines can't run here")
+    return 3
+
+
+def forked(which, what):
+    """The exit code of a child."""
+    if which == "transform":
+        # It ends as multiprocessing's do: a program's end in a child waits for JAX's threads.
+        process = multiprocessing.get_context("fork").Process(
+            target=lambda: sys.exit(child(which, what))
+        )
+        process.start()
+        process.join()
+        return process.exitcode
+    if (pid := os.fork()) == 0:
+        sys.exit(child(which, what))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+if __name__ == "__main__":
+    which, what = sys.argv[1:]
+    iterator = opened(which)
+    next(iterator)
+    state = iterator.get_state()
+    kept = next(iterator)  # arrays of DALI's memory
+    code = forked(which, what)
+    assert code == 3, code
+    after = next(iterator)["x"][0, 0]  # the parent goes on as if nothing had been
+    assert after == (4 if which == "iterator" else 0), after
+    sys.stdout.write("as it must be\n")
