@@ -439,7 +439,9 @@ def test_a_missing_file(pictures, depth):
             next(iterator)
         # The same failure, seen from a state in front of it.
         again = make()
-        again.set_state(states[2])
+        with pytest.raises(ValueError, match=r"allow=\['reader.files'\]"):
+            again.set_state(states[2])
+        again.set_state(states[2], allow=["reader.files"])
         assert frozen(next(again)) == epochs[0][2]
         with pytest.raises(RuntimeError, match="(?s)batch 3 of epoch 0.*" + paths[11]):
             next(again)
@@ -520,7 +522,9 @@ def test_a_corrupt_file_that_is_mended(pictures):
     state = iterator.get_state()
     os.replace(good[2], paths[2])
     resumed = make()
-    resumed.set_state(state)
+    with pytest.raises(ValueError, match=r"allow=\['reader.files'\]"):  # it has another size
+        resumed.set_state(state)
+    resumed.set_state(state, allow=["reader.files"])
     for one in (iterator, resumed):
         rest = [(numbers(b), b["u"].tolist(), b["mask"].tolist()) for b in one]
         assert rest == whole[0][2:]
