@@ -2,16 +2,18 @@
 
     from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
 
-`DALIDatasetIterator` needs no TensorFlow. `ReportInput` is loaded when it is first asked for,
-since clu's periodic actions import TensorFlow.
+`DALIGenericPeekableIterator` and `peekable_data_iterator` are for code that was written for DALI's
+iterators of these names. `DALIDatasetIterator` needs no TensorFlow. `ReportInput` is loaded when
+it is first asked for, since clu's periodic actions import TensorFlow.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import inspect
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -228,7 +230,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
 
     Raises:
         ValueError: From ``next()`` and `peek`, where a batch has other shapes or dtypes than the
-            first one.
+            first one; to ``next()`` it counts as delivered.
     """
 
     _pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -276,7 +278,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError."""
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(wait=False)  # who peeks finds the iterator closed
         super().close()
 
 
@@ -284,12 +286,32 @@ class _PeekableFunction(IteratorFunction):
     _iterator = DALIGenericPeekableIterator
 
 
-def peekable_data_iterator(pipeline_fn: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`dalijax.data_iterator`, with its arguments, of a `DALIGenericPeekableIterator`."""
+def peekable_data_iterator(
+    pipeline_fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """`dalijax.data_iterator` under DALI's other name: it makes peekable iterators.
+
+    Works as a decorator, with arguments, and as a plain call.
+
+    Args:
+        pipeline_fn: The function of the graph.
+        *args: The further arguments of `dalijax.data_iterator`.
+        **kwargs: The same by keyword.
+
+    Returns:
+        A function that makes a `DALIGenericPeekableIterator`, or a decorator that makes one where
+        ``pipeline_fn`` is None.
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+    """
     if pipeline_fn is None:
         return lambda function: peekable_data_iterator(function, *args, **kwargs)
-    made = data_iterator(pipeline_fn, *args, **kwargs)
-    return _PeekableFunction(made.pipeline_fn, made.config)
+    plain = data_iterator(pipeline_fn, *args, **kwargs)
+    return _PeekableFunction(plain.pipeline_fn, plain.config)
+
+
+vars(peekable_data_iterator)["__signature__"] = inspect.signature(data_iterator)
 
 
 def _stream(

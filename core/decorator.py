@@ -152,7 +152,7 @@ class IteratorFunction:
                     f"{name}={own!r} was given to data_iterator of {self.__name__}(), but "
                     f"{adapter} needs {name}={value!r} here: leave it out there"
                 )
-        return IteratorFunction(self.pipeline_fn, dataclasses.replace(self.config, **settings))
+        return type(self)(self.pipeline_fn, dataclasses.replace(self.config, **settings))
 
     def is_placed(self, call: Mapping[str, Any]) -> bool:
         """Whether a call with these arguments gives arrays over a sharding, or of pmap's layout."""
@@ -169,7 +169,7 @@ class IteratorFunction:
         if self.is_placed(call) or said or self.config.as_numpy is not None:
             return self
         config = dataclasses.replace(self.config, as_numpy=True, on_host=True)
-        return IteratorFunction(self.pipeline_fn, config)
+        return type(self)(self.pipeline_fn, config)
 
     def of_shard(self, shard_id: int, num_shards: int, seed: int | None = None) -> dict[str, Any]:
         """The arguments of a call for one of several shards that are no sharding's: of hosts, say.
@@ -284,7 +284,7 @@ class IteratorFunction:
             found = getattr(found, part, None)
         if found is self:
             return self.__qualname__
-        return IteratorFunction, (self.pipeline_fn, self.config)
+        return type(self), (self.pipeline_fn, self.config)
 
     def __repr__(self) -> str:
         return f"<data_iterator of {self.__module__}.{self.__qualname__}>"

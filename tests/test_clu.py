@@ -1,7 +1,9 @@
 """CLU: the iterator's contract, CLU's own tests of it, and what is reported of the input."""
 
+import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -13,13 +15,14 @@ import pytest
 import tensorflow as tf
 from clu import metric_writers, periodic_actions
 from clu.data import dataset_iterator, dataset_iterator_test
-from nvidia.dali import fn, types
+from nvidia.dali import fn, pipeline_def, types
 
 from conftest import corrupt, write_jpegs
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters import grain as grain_adapter
 from dalijax.adapters.clu import (
     DALIDatasetIterator,
+    DALIGenericPeekableIterator,
     ReportInput,
     peekable_data_iterator,
 )
@@ -40,6 +43,7 @@ def numbers(files, n=N, shard_id=0, num_shards=1, padded=True):
 
 
 NUMBERS = data_iterator(numbers, ["x", "u"], reader_name="reader", mask="mask")
+PEEKABLE = peekable_data_iterator(numbers, ["x", "u"], reader_name="reader")
 
 
 def make(files, **options):
@@ -484,6 +488,27 @@ def test_peekable_iterators_as_dalis(jpegs_many):
     peeked = taken(iterator.peek_async().result())
     assert taken(next(iterator)) == peeked and iterator.get_state() != start
     iterator.close()
+
+
+def test_peekable_iterators_of_pipelines_made_by_hand_resume_behind_a_peek(jpegs_many):
+    def made(checkpoint=None):
+        build = pipeline_def(enable_checkpointing=True, checkpoint=checkpoint, seed=3)(numbers)
+        pipeline = build(jpegs_many, batch_size=B, num_threads=1, device_id=None)
+        return DALIGenericPeekableIterator(pipeline, ["x", "u"], reader_name="reader")
+
+    iterator = made()
+    next(iterator)
+    peeked = taken(iterator.peek())
+    resumed = made(iterator.checkpoints()[0])  # DALI's own can't be asked for them here
+    assert taken(next(iterator)) == taken(next(resumed)) == peeked
+
+
+def test_the_decorator_of_peekable_iterators_is_that_of_others():
+    assert inspect.signature(peekable_data_iterator) == inspect.signature(data_iterator)
+    function = pickle.loads(pickle.dumps(PEEKABLE))
+    assert type(function) is type(PEEKABLE)
+    adapted = function.adapted("a test", mask="mask")
+    assert type(adapted) is type(PEEKABLE) and adapted.config.mask == "mask"
 
 
 def test_peekable_iterators_refuse_shapes_that_change():

@@ -1151,7 +1151,7 @@ def test_conditionals():
     def graph():
         x = dali_fn.random.uniform(shape=[3])
         flag = dali_fn.random.coin_flip(dtype=types.BOOL)
-        if flag:  # noqa: SIM108 - which DALI rewrites
+        if flag:
             y = jitter(x) * 2
         else:
             y = fn.dl_tensor_python_function(
