@@ -21,6 +21,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core import state as state_lib
 from ..core.arguments import whole_number
+from ..core.arrays import writable
 from ..core.config import Separate
 from ..core.decorator import IteratorFunction, data_iterator
 from ..core.extras import extra
@@ -53,6 +54,11 @@ __all__ = [
 # What the adapter says by itself.
 _SET_HERE = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "separate"}
 
+_NO_INDEX = (
+    "a DALI reader counts epochs and batches, and goes to none by one number: use get_state() and "
+    "set_state()"
+)
+
 
 class DALIIterDataset(grain.IterDataset):
     """A DALI reader as a Grain dataset of batches.
@@ -68,6 +74,7 @@ class DALIIterDataset(grain.IterDataset):
         shard_options: grain.ShardOptions: the reader reads this shard of the data, the same
             in every epoch. Default: all of it.
         sharding: A jax.sharding.Sharding: batches are global arrays, and it says the shards.
+        writable: As for `DALITransform`.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``:
             batch_size, num_threads, seed, ...
 
@@ -89,6 +96,7 @@ class DALIIterDataset(grain.IterDataset):
         pad: str | None = None,
         shard_options: grain.sharding.ShardOptions | None = None,
         sharding: Any = None,
+        writable: bool = False,
         **call: Any,
     ):
         super().__init__()
@@ -130,6 +138,7 @@ class DALIIterDataset(grain.IterDataset):
             ),
         )
         self._num_epochs = num_epochs
+        self._writable = writable
         self._shard = (options.shard_index, options.shard_count)
         self._call = call
 
@@ -146,7 +155,7 @@ class DALIIterDataset(grain.IterDataset):
         self._shard = (index * step + (sl.start or 0), count * step)
 
     def __iter__(self) -> DALIDatasetIterator:
-        return DALIDatasetIterator(self._stream())
+        return DALIDatasetIterator(self._stream(), self._writable)
 
     def _stream(self) -> BatchStream:
         call, iterator_fn = dict(self._call), self._iterator_fn
@@ -182,13 +191,15 @@ class DALIIterDataset(grain.IterDataset):
 class DALIDatasetIterator(grain.DatasetIterator):
     """Iterates over a `DALIIterDataset`."""
 
-    def __init__(self, stream: BatchStream):
+    def __init__(self, stream: BatchStream, writable: bool = False):
         super().__init__()
         self._stream = stream
+        self._writable = writable
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        return next(self._stream)
+        batch = next(self._stream)
+        return writable(batch) if self._writable else batch
 
     def get_state(self) -> dict[str, Any]:
         """The position of the consumer, below 1 KiB; it builds no pipeline."""
@@ -201,6 +212,12 @@ class DALIDatasetIterator(grain.DatasetIterator):
             ValueError: If it is no state, or one of other data; nothing has changed.
         """
         self._stream.set_state(state)
+
+    def _get_next_index(self) -> int:
+        raise ValueError(_NO_INDEX)
+
+    def _set_next_index(self, index: int) -> None:
+        raise ValueError(_NO_INDEX)
 
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules runs; waits for none."""

@@ -29,7 +29,8 @@ class DALIBatch(grain.transforms.Batch):
         batch_size: Number of records in a batch.
         output_map: A name for each output of the graph.
         drop_remainder: True drops the last batch where it is not whole.
-        pad, on_error, element_spec, **call: As for `DALITransform`; a batch can't be skipped.
+        pad, on_error, element_spec, writable, **call: As for `DALITransform`; a batch can't be
+            skipped.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class _Decode:
                 "DALITransform or DALIDataLoader"
             )
         try:
-            return decoder.next()
+            return self._transform.delivered(decoder.next())
         except StopIteration:
             raise RecordError(decoder.errors[-1].message) from None
 

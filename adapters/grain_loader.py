@@ -49,7 +49,8 @@ class DALIDataLoader:
         read_options: grain.ReadOptions, counted in batches.
         other_randomness: Whether a state may go on on another number of shards, though
             DALI's random operators then draw other numbers.
-        prefetch, on_error, element_spec, allow_changes, **call: As for `DALITransform`.
+        prefetch, on_error, element_spec, allow_changes, writable, **call: As for
+            `DALITransform`.
 
     Raises:
         ValueError, TypeError: For arguments that are wrong or exclude one another.
@@ -174,11 +175,12 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         self._loader = loader
         self._records: grain.DatasetIterator | None = None
         self._decoder = transform.decoder(self._pull, self._seek, 0, by_step=True)
+        self._deliver = transform.delivered
         self._drawing = -1  # whether the graph has random operators, once that is known
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        return self._decoder.next()
+        return self._deliver(self._decoder.next())
 
     def _pull(self) -> Pulled:
         if self._records is None:
@@ -263,6 +265,12 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             self._stop()
             self._drawing = state["random"]
             self._decoder.restore(state["step"], None, graph=state["graph"])
+
+    def _get_next_index(self) -> int:
+        return self._decoder.place.step
+
+    def _set_next_index(self, index: int) -> None:
+        self.set_state(self.get_state() | {"step": index})
 
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules runs."""

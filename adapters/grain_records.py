@@ -11,6 +11,7 @@ import jax
 from grain.experimental import ShapeDtypeStruct
 
 from ..core.arguments import checked_arguments, whole_number
+from ..core.arrays import writable
 from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig, difference_names
 from ..core.decoder import Decoder
@@ -97,6 +98,8 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         read_options: grain.ReadOptions for a MapDataset, counted in batches.
         allow_changes: ["graph"]: a state goes on although arguments of the graph's operators are
             others than they were, as for progressive resizing.
+        writable: Whether NumPy arrays are copies that may be written to. Else those of DALI are
+            read-only views of its buffers, which an output may share with another one.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. ``seed``
             left out is the dataset's (``ds.seed(...)``), or 0.
 
@@ -123,6 +126,7 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         element_spec: Any = None,
         read_options: grain.ReadOptions | None = None,
         allow_changes: Sequence[str] = (),
+        writable: bool = False,
         **call: Any,
     ):
         check_policy(drop_remainder, pad, sharding)
@@ -133,6 +137,7 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         self.drop_remainder = drop_remainder
         self.pad = pad
         self.read_options = read_options
+        self.writable = writable
         self._fn = pipeline_fn
         self._on_error = on_error
         self._spec = element_spec
@@ -185,6 +190,10 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         """What must be alike for a state to go on, as far as it is known at once."""
         last = "drop" if self.drop_remainder else self.pad or "keep"
         return f"{self.local_rows()} {last} {self.seed(seed)}"
+
+    def delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch as it is delivered."""
+        return writable(batch) if self.writable else batch
 
     def decoder(
         self,
@@ -278,7 +287,7 @@ class DecodedIterator(grain.DatasetIterator):
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        return self._decoder.next()
+        return self._transform.delivered(self._decoder.next())
 
     def _pull(self) -> Pulled:
         """The records of the next batch."""
@@ -360,6 +369,16 @@ class DecodedIterator(grain.DatasetIterator):
     def _seek(self, place: Place) -> None:
         """Has the parent go on behind a batch that was delivered."""
         self._reader.go_to(place.after or self._start)
+
+    def _get_next_index(self) -> int:
+        return self._decoder.place.step
+
+    def _set_next_index(self, index: int) -> None:
+        if index != self._decoder.place.step:
+            raise ValueError(
+                f"no way to batch {index} without the state there, which has the random state and "
+                "the parent's: use get_state() and set_state()"
+            )
 
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules runs."""

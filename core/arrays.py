@@ -110,6 +110,18 @@ def host_view(
     return view[None] if device_axis else view
 
 
+def writable(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch with copies for the NumPy arrays that are read-only views of DALI's buffers.
+
+    Nothing tells whether another output, a constant of the graph or a file in memory shares a
+    buffer, so that writing into it might change them.
+    """
+    return {
+        name: array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array
+        for name, array in batch.items()
+    }
+
+
 def gpu_array(
     tensors: TensorListGPU, name: str, copy: bool = False, device_axis: bool = False
 ) -> jax.Array:

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from nvidia.dali import fn
 
 from . import randomness
@@ -16,7 +15,7 @@ from .arrays import dali_type
 from .fingerprint import digest, fingerprint
 from .pipelines import FunctionSource, check_outputs, check_resumable, function_parameters
 from .prober import Prober
-from .records import Schema, learn
+from .records import Column, Schema, learn
 from .runner import Runner, drop
 from .tape import Pulled, Tape, no_more
 
@@ -66,6 +65,7 @@ class FedPipelines:
         self._rows = rows
         self._spec = spec
         self._tape = tape
+        self._used: set[int] = set()  # columns that the graph was fed with
         self._source = self._source_over(tape, self._each)
         # Weak, as all that the pipelines refer to: they are freed with the last reference.
         self.prober = Prober(weakref.WeakMethod(self._one_over), rows)
@@ -107,7 +107,7 @@ class FedPipelines:
     def stand(self, marks: Marks | None) -> Runner:
         """New pipelines that stand where checkpoints say, before the first batch of the tape."""
         self.stop()
-        self.runner = Runner(self._source.build(marks))
+        self.runner = Runner(self._source.build(marks), gradual=True)
         return self.runner
 
     def stop(self) -> None:
@@ -154,21 +154,75 @@ class FedPipelines:
         rows: list[int] = []
         for row, record in enumerate(batches[0].records if batches else ()):
             try:
-                if self.schema is not None:
-                    self.schema.inputs([record])
+                self.inputs(sorted(self._used), [record])
             except (ValueError, TypeError):
                 rows.append(row)
         return rows
 
-    def inputs(self, tape: Tape, lane: int) -> list[list[np.ndarray] | np.ndarray]:
-        """What DALI is given next for one pipeline."""
-        schema, records = self.schema, tape.read(lane).records
+    def records(self, tape: Tape, lane: int) -> Sequence[Any]:
+        """The records that one pipeline is fed next."""
+        records = tape.read(lane).records
         if len(self._each) > 1 and len(records) > self._rows:
             records = records[lane * self._rows : (lane + 1) * self._rows]
+        return records
+
+    def inputs(self, columns: Sequence[int], records: Sequence[Any]) -> list[Any]:
+        """What DALI is given of some columns of records."""
+        self._used.update(columns)
         try:
-            return schema.inputs(records) if schema else []
+            return [self.schema.column(k, records) for k in columns] if self.schema else []
         except StopIteration as error:  # which DALI would take for the end
             raise RuntimeError(f"a record raised StopIteration: {error}") from error
+
+
+class _Feed:
+    """What feeds one pipeline: each run asks once for each column that the graph uses."""
+
+    def __init__(self, fed: weakref.ref[FedPipelines], tape: Tape, lane: int):
+        self._fed = fed
+        self._tape = tape
+        self._lane = lane
+        self._asked: set[int] = set()  # columns that this run was fed with
+        self._records: Sequence[Any] = ()
+
+    def columns(self, *columns: int) -> list[Any]:
+        """Some columns of the next run."""
+        now = self._fed()
+        if now is None:
+            raise ValueError("the iterator is closed: make a new one")
+        if not self._asked or self._asked.intersection(columns):
+            self._asked.clear()
+            self._records = now.records(self._tape, self._lane)
+        self._asked.update(columns)
+        return now.inputs(columns, self._records)
+
+    def of(self, column: int) -> Callable[[int], Any]:
+        """A source of ``fn.external_source``: one column."""
+        return lambda index: self.columns(column)[0]
+
+
+def _sources(schema: Schema, feed: _Feed) -> Any:
+    """A node for each column."""
+    if schema.nested:  # DALI drops those that the graph doesn't use, and asks for none of theirs
+        return [
+            fn.external_source(source=feed.of(k), batch=True, **_type(one))
+            for k, one in enumerate(schema.columns)
+        ]
+    every = range(len(schema.columns))
+    return fn.external_source(
+        source=lambda index: feed.columns(*every),
+        num_outputs=len(schema.columns),
+        dtype=[_type(one)["dtype"] for one in schema.columns],
+        ndim=[one.ndim for one in schema.columns],
+        batch=True,
+    )
+
+
+def _type(column: Column) -> dict[str, Any]:
+    """What DALI is told of a column."""
+    if column.dtype is None:
+        return {}
+    return {"dtype": dali_type(column.dtype), "ndim": column.ndim}
 
 
 def _graph(fed: weakref.ref[FedPipelines], tape: Tape, lane: int = 0) -> Any:
@@ -178,19 +232,7 @@ def _graph(fed: weakref.ref[FedPipelines], tape: Tape, lane: int = 0) -> Any:
     if own is None or schema is None:
         raise ValueError("the iterator is closed: make a new one")
 
-    def feed(index: int) -> list[list[np.ndarray] | np.ndarray]:
-        now = fed()
-        if now is None:
-            raise ValueError("the iterator is closed: make a new one")
-        return now.inputs(tape, lane)
-
-    nodes: Any = fn.external_source(
-        source=feed,
-        num_outputs=len(schema.columns),
-        dtype=[dali_type(column.dtype) for column in schema.columns],
-        ndim=[column.ndim for column in schema.columns],
-        batch=True,
-    )
+    nodes = _sources(schema, _Feed(fed, tape, lane))
     args, kwargs = schema.arguments(nodes)
     try:
         return own.fn(*args, **kwargs, **own.given)

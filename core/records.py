@@ -23,12 +23,13 @@ class Column:
 
     Attributes:
         path: The keys that lead to it.
-        dtype: Its dtype; text and bytes are uint8.
+        dtype: Its dtype; text and bytes are uint8. None where the first record has nothing that
+            a pipeline takes: the graph may well not use it.
         ndim: Its number of dimensions.
     """
 
     path: tuple[str, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] | None
     ndim: int
 
 
@@ -90,6 +91,15 @@ class Schema:
             at[column.path[-1]] = node
         return ([tree], {}) if self.taken is None else ([], tree)
 
+    @property
+    def nested(self) -> bool:
+        """Whether the graph's function gets dicts, of which it need not use every value."""
+        return any(len(one.path) > (self.taken is not None) for one in self.columns)
+
+    def column(self, index: int, records: Sequence[Any]) -> list[np.ndarray] | np.ndarray:
+        """One of `inputs`."""
+        return _arrays(records, self.columns[index])
+
     def inputs(self, records: Sequence[Any]) -> list[list[np.ndarray] | np.ndarray]:
         """For each column the arrays of the records, or all its numbers as one array.
 
@@ -118,6 +128,10 @@ def _arrays(records: Sequence[Any], column: Column) -> list[np.ndarray] | np.nda
                 f"{'/'.join(path) or 'the record'} is {array.dtype} of {array.ndim} dimensions in "
                 f"record {place} of the batch, not {dtype} of {ndim} as the first record, or "
                 "element_spec, had it: make the records alike"
+                if dtype is not None
+                else f"{'/'.join(path)} is {array.dtype} of {array.ndim} dimensions in record "
+                f"{place} of the batch, and nothing that a pipeline takes in the first one: say "
+                "what it is by element_spec"
             )
         made.append(array)
     return made if ndim or not made else np.stack(made)
@@ -185,13 +199,18 @@ def learn(
             )
         if taken is not None:
             passed = tuple(k for k in like if k not in taken)
+    elif _has_parts(record):
+        raise TypeError(
+            f"records are {type(record).__name__}s, whose parts have no keys that {name}() could "
+            f"name: make them dicts, by ds.map({_as_dict(record)})"
+        )
     elif len(needed or open_) != 1:
         raise TypeError(
             f"{name}() must have one parameter for records that are no dicts, but its open ones "
             f"are {open_}"
         )
     columns = [
-        _column(path, value, spec is not None)
+        _column(path, value, spec is not None, len(path) > (taken is not None))
         # Whichever way the keys came: the order of what a graph is fed is part of its state.
         for path, value in sorted(_leaves(like, ()), key=operator.itemgetter(0))
         if taken is None or path[0] in taken
@@ -199,10 +218,29 @@ def learn(
     return Schema(tuple(columns), taken, passed)
 
 
-def _column(path: tuple[str, ...], value: Any, described: bool) -> Column:
+def _has_parts(record: Any) -> bool:
+    """Whether a record is a dataclass, or a tuple that is no array."""
+    if dataclasses.is_dataclass(record):
+        return True
+    return isinstance(record, tuple) and any(not isinstance(one, (int, float)) for one in record)
+
+
+def _as_dict(record: Any) -> str:
+    """The function that makes dicts of such records, as one would write it."""
+    if dataclasses.is_dataclass(record):
+        return "vars"
+    return "lambda r: r._asdict()" if hasattr(record, "_asdict") else "lambda r: {'image': r[0]}"
+
+
+def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) -> Column:
     if described and hasattr(value, "shape") and hasattr(value, "dtype"):
         return Column(path, np.dtype(value.dtype), len(value.shape))
-    array = leaf(value)
+    try:
+        array = leaf(value)
+    except TypeError:
+        if not may_lack:
+            raise
+        return Column(path, None, 0)
     return Column(path, array.dtype, array.ndim)
 
 

@@ -49,18 +49,27 @@ class NoBatch(RuntimeError):
 class _Lane:
     """One pipeline and what is scheduled in it."""
 
-    def __init__(self, pipeline: Pipeline):
+    def __init__(self, pipeline: Pipeline, gradual: bool):
         self.pipeline = pipeline
-        self._depth = queue_depth(pipeline)
+        self.depth = queue_depth(pipeline)
+        # Not public: without it DALI fills the queue in its first run.
+        self._gradual = gradual and hasattr(pipeline, "_first_iter")
         self._scheduled = 0
         self._fresh = True
         self.error: Exception | None = None
 
-    def schedule(self, most: int) -> None:
-        """Fills the queue by at most so many runs, without waiting for any of them."""
-        while self._scheduled < self._depth and most > 0 and self.error is None:
+    def schedule(self, most: int = _ALL, up_to: int = _ALL) -> None:
+        """Schedules runs, without waiting for any of them.
+
+        Args:
+            most: The most runs.
+            up_to: The most batches that are scheduled then; never more than the queue holds.
+        """
+        while self._scheduled < min(up_to, self.depth) and most > 0 and self.error is None:
+            if self._fresh and self._gradual:
+                self.pipeline._first_iter, self._fresh = False, False
             # DALI's first run after a build or a reset fills the whole queue by itself.
-            runs, self._fresh = (self._depth if self._fresh else 1), False
+            runs, self._fresh = (self.depth if self._fresh else 1), False
             try:
                 self.pipeline.schedule_run()
             except Exception as error:  # the source's own: said when its batch is due
@@ -107,14 +116,23 @@ class Runner:
         pipelines: Built pipelines, none of whose runs has been scheduled.
         lag: Number of batches to drop before the first that is taken.
         owned: Whether `close` may free the pipelines; else the caller does.
+        gradual: Whether the first batch is taken before the source is asked for what comes next,
+            and the queue is filled in the calls that follow: for sources that may be slow.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], lag: int = 0, owned: bool = True):
+    def __init__(
+        self,
+        pipelines: Sequence[Pipeline],
+        lag: int = 0,
+        owned: bool = True,
+        gradual: bool = False,
+    ):
         self._owned = owned
+        self._ahead = 0 if gradual else _ALL  # batches to schedule behind the one that is taken
         self.pipelines = tuple(pipelines)
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.lag = lag
-        self._lanes = [_Lane(pipeline) for pipeline in pipelines]
+        self._lanes = [_Lane(pipeline, gradual) for pipeline in pipelines]
         self._together = together.attended(self.pipelines)
         self._process, self._calls = os.getpid(), calls
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
@@ -177,12 +195,15 @@ class Runner:
                 "within a batch, or Python ends: make a new iterator"
             )
         with self._calls:
-            self.schedule()
+            for lane in self._lanes:
+                lane.schedule(up_to=1 + self._ahead)
             dropped = self.lag > 0
             self._drop_lag()
+            behind = _ALL if all(self._ahead >= lane.depth for lane in self._lanes) else 0
+            self._ahead += 1
             # One run for each batch taken: what was dropped is made up by the next call, so that
             # no restore runs more than the queue and one batch.
-            return self._share(convert, 1 - self._schedule_if_empty() if dropped else _ALL)
+            return self._share(convert, 1 - self._schedule_if_empty() if dropped else behind)
 
     def _drop_lag(self) -> None:
         while self.lag:

@@ -2,13 +2,20 @@
 
 import contextlib
 import json
+import threading
 
 import grain
 import numpy as np
 import pytest
 from nvidia.dali import fn
 
-from dalijax.adapters.grain import DALITransform, pack_records
+from dalijax.adapters.grain import (
+    DALIBatch,
+    DALIDataLoader,
+    DALIIterDataset,
+    DALITransform,
+    pack_records,
+)
 
 B = 4
 
@@ -188,6 +195,134 @@ def test_flat_map_gives_its_records():
 
 def test_a_filter_that_leaves_nothing_ends():
     assert events(iter(source().filter(lambda record: False).pipe(transform()))) == []
+
+
+# What Grain's own batch has: arrays that may be written to, and numbers of batches
+
+
+def with_a_constant(x):
+    return x + 0, fn.constant(idata=[7, 7])
+
+
+def loader(**options):
+    options = {"pipeline_fn": with_a_constant, "output_map": ["x", "c"], **options}
+    records = [{"x": np.int32(i)} for i in range(14)]
+    sampler = grain.samplers.SequentialSampler(14)
+    return DALIDataLoader(records, sampler, batch_size=B, num_threads=1, **options)
+
+
+def unchanged_loader(**options):
+    records = [{"x": np.int32(i)} for i in range(14)]
+    operation = DALIBatch(with_a_constant, B, ["x", "c"], num_threads=1, **options)
+    sampler = grain.samplers.IndexSampler(14, num_epochs=1)
+    return grain.DataLoader(data_source=records, sampler=sampler, operations=[operation])
+
+
+def reader(**options):
+    def read():
+        x = fn.readers.numpy(files=list(FILES), name="r", pad_last_batch=True)
+        return x, fn.constant(idata=[7, 7])
+
+    options = {"output_map": ["x", "c"], "reader_name": "r", "num_threads": 1, **options}
+    return DALIIterDataset(read, batch_size=B, **options)
+
+
+FILES = []  # of NumPy, one for each record
+WRITERS = {
+    "DALITransform": lambda **options: source().pipe(
+        DALITransform(
+            with_a_constant, batch_size=B, output_map=["x", "c"], num_threads=1, **options
+        )
+    ),
+    "DALIDataLoader": loader,
+    "DALIBatch": unchanged_loader,
+    "DALIIterDataset": reader,
+}
+
+
+@pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
+def test_arrays_may_be_written_to_where_that_is_asked_for(make, tmp_path, monkeypatch):
+    for i in range(14):
+        monkeypatch.setitem(globals(), "FILES", [*FILES, str(tmp_path / f"{i:02}.npy")])
+        np.save(FILES[-1], np.int32(i))
+    with pytest.raises(ValueError, match="read-only"):
+        next(iter(make()))["c"][:] = 0
+    seen = []
+    for batch in make(writable=True):
+        seen.append((batch["x"].ravel().tolist(), batch["c"].tolist()))
+        for array in batch.values():
+            array[:] = 100
+    assert seen == [(own, [[7, 7]] * len(own)) for own in chunks(list(range(14)))]
+
+
+def test_numbers_of_batches_are_those_of_grain_or_say_the_way():
+    plain, ours = iter(source().to_iter_dataset().batch(B)), iter(source().pipe(transform()))
+    for step in range(3):
+        for iterator in (plain, ours):
+            assert grain.experimental.get_next_index(iterator) == step
+        next(plain), next(ours)
+    grain.experimental.set_next_index(ours, 3)
+    with pytest.raises(ValueError, match="no way to batch 1 without the state.*set_state"):
+        grain.experimental.set_next_index(ours, 1)
+    assert next(ours)["x"].tolist() == [12, 13]
+    steps = iter(loader())
+    grain.experimental.set_next_index(steps, 2)
+    assert grain.experimental.get_next_index(steps) == 2
+    assert next(steps)["x"].ravel().tolist() == [8, 9, 10, 11]
+    of_reader = iter(reader())
+    for call in (
+        grain.experimental.get_next_index,
+        lambda it: grain.experimental.set_next_index(it, 1),
+    ):
+        with pytest.raises(ValueError, match=r"use get_state\(\) and set_state\(\)"):
+            call(of_reader)
+
+
+# Slow parents
+
+
+class Gated(grain.IterDataset):
+    """Records of which those behind the first batches wait until these were received."""
+
+    def __init__(self, free, received):
+        super().__init__()
+        self.free, self.received = free, received
+
+    def __iter__(self):
+        return GatedIterator(self.free, self.received)
+
+
+class GatedIterator(grain.DatasetIterator):
+    def __init__(self, free, received):
+        super().__init__()
+        self.free, self.received, self.at = free, received, 0
+
+    def __next__(self):
+        if self.at == 40:
+            raise StopIteration
+        if self.at >= self.free and not self.received.wait(60):
+            raise TimeoutError(f"record {self.at} was asked for before the first batch was given")
+        self.at += 1
+        return {"x": np.int32(self.at - 1)}
+
+    def get_state(self):
+        return {"at": self.at}
+
+    def set_state(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("prefetch", (1, 2, 4))
+def test_the_first_batch_does_not_wait_for_the_records_of_later_ones(prefetch):
+    received = threading.Event()
+    iterator = iter(Gated(B, received).pipe(transform(prefetch=prefetch)))
+    first = next(iterator)
+    received.set()
+    got = [first["x"].tolist(), *rows(events(iterator))]
+    assert got == chunks(list(range(40)))
+    received.clear()
+    iterator.set_state({**iterator.get_state(), "parent": {"at": 0}, "records": 0, "step": 0})
+    assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
 
 
 # Not by ds.map() or ds.apply()

@@ -1,6 +1,7 @@
 """Records: what a graph takes of them, what passes it by, and what is said of those that differ."""
 
 import collections
+import dataclasses
 import pathlib
 
 import grain
@@ -393,3 +394,59 @@ def test_what_passes_keeps_its_structure():
     ):
         with pytest.raises(ValueError, match=words):
             stacked(values, "k")
+
+
+def huggingface(i, path=None):
+    return {"image": {"bytes": bytes([i, i]), "path": path}, "label": i}
+
+
+def test_values_of_nested_records_that_the_graph_does_not_use_need_be_no_arrays():
+    records = [huggingface(i, path) for i, path in enumerate([None, "a.jpg", None, "b", None])]
+
+    def graph(image):
+        return image["bytes"] + 1
+
+    got = list(through(records, graph, ["y"]))
+    assert [batch["y"].tolist() for batch in got] == [[[1, 1], [2, 2]], [[3, 3], [4, 4]], [[5, 5]]]
+    assert [batch["label"].tolist() for batch in got] == [[0, 1], [2, 3], [4]]
+    whole = list(through(records, lambda record: record["image"]["bytes"] + 1, ["y"]))
+    assert [batch["y"].tolist() for batch in whole] == [batch["y"].tolist() for batch in got]
+    for of_another in (records[::-1], records[1:]):  # whichever comes first
+        assert len(list(through(of_another, graph, ["y"]))) == -(-len(of_another) // 2)
+
+
+def test_a_value_of_a_nested_record_that_the_graph_uses_is_named():
+    def graph(image):
+        return image["bytes"] + 1, image["path"].shape()
+
+    records = [huggingface(0), huggingface(1, "a")]
+    with pytest.raises(ValueError, match="None .dtype object. is nothing that a pipeline takes"):
+        next(through(records, graph, ["y", "n"]))
+    records = [huggingface(0, "b"), huggingface(1, "a"), huggingface(2), huggingface(3, "c")]
+    iterator = through(records, graph, ["y", "n"], on_error="mask", pad="mask")
+    assert [batch["mask"].tolist() for batch in iterator] == [[True, True], [False, True]]
+
+
+Pair = collections.namedtuple("Pair", "x label")
+
+
+@dataclasses.dataclass
+class Record:
+    x: bytes
+    label: int
+
+
+@pytest.mark.parametrize(
+    "record,way,keyed",
+    (
+        ((b"a", 1), r"ds.map\(lambda r: {'image': r\[0\]}\)", lambda r: {"x": r[0]}),
+        (Pair(b"a", 1), r"ds.map\(lambda r: r._asdict\(\)\)", lambda r: r._asdict()),
+        (Record(b"a", 1), r"ds.map\(vars\)", vars),
+    ),
+)
+def test_records_without_keys_say_how_to_give_them_some(record, way, keyed):
+    for function in (lambda x: x + 0, lambda x, label: (x + 0, label + 0)):
+        with pytest.raises(TypeError, match=way):
+            next(through([record], function, ["y", "z"]))
+    (batch,) = through([keyed(record)], lambda x: x + 0, ["y"])
+    assert batch["y"].tolist() == [[97]]
