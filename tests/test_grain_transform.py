@@ -660,6 +660,7 @@ def test_what_the_parent_refuses_changes_nothing(parent):
     iterator = iter(ds)
     next(iterator)
     state = iterator.get_state()
-    with pytest.raises(ValueError, match="the parent refuses its part of the state"):
+    words = "no state of a DALITransform|the parent refuses its part of the state"
+    with pytest.raises(ValueError, match=words):
         iterator.set_state({**state, "parent": parent})
     assert walk(iterator) == whole[1:]
