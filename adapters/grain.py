@@ -174,7 +174,9 @@ class DALIIterDataset(grain.IterDataset):
         if count > 1:
             if {"shard_id", "num_shards"} & set(call):
                 raise ValueError("shard_id and num_shards come from shard_options: leave them out")
-            call |= self._iterator_fn.of_shard(index, count)
+            own = function_parameters(self._iterator_fn.pipeline_fn)
+            seed = None if "seed" in own else call.pop("seed", None)
+            call |= self._iterator_fn.of_shard(index, count, seed)
 
     @property
     def _element_spec(self) -> Any:

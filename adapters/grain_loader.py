@@ -13,6 +13,7 @@ import numpy as np
 from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig
 from ..core.fingerprint import StateError, digest
+from ..core.seeds import DEFAULT_SEED, shard_seed
 from ..core.state import brief
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled
@@ -105,8 +106,9 @@ class DALIDataLoader:
                 "the others: use 'mask'"
             )
         batch_size = operator.index(batch_size)
-        seed = operator.index(call.get("seed") or 0)
-        call["seed"] = seed + index  # shards draw different numbers
+        self.takes_seed = call.get("seed") is None
+        seed = operator.index(call.get("seed") or DEFAULT_SEED)
+        call["seed"] = shard_seed(seed, index)  # shards draw different numbers
         self._transform = DALITransform(
             pipeline_fn,
             batch_size=batch_size // parts,
@@ -118,6 +120,7 @@ class DALIDataLoader:
         )
         rows = [range(index * (batch_size // parts), (index + 1) * (batch_size // parts))]
         self.num_shards = parts
+        self.shard = index
         if sharding is not None:
             config = IteratorConfig(output_map=tuple(output_map), sharding=sharding)
             _, size, shards = fed_pipelines(config, batch_size, call)
@@ -139,8 +142,8 @@ class DALIDataLoader:
             "batch_size": batch_size,
             "sampler": _short(repr(sampler)),
             "data_source": _short(repr(data_source)),
-            "seed": seed,
         }
+        self.seed = seed
 
     def __iter__(self) -> DALIDataLoaderIterator:
         return DALIDataLoaderIterator(self, self._transform)
@@ -176,6 +179,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         self._records: grain.DatasetIterator | None = None
         self._decoder = transform.decoder(self._pull, self._seek, 0, by_step=True)
         self._deliver = transform.delivered
+        self._seed = loader.seed
         self._drawing = -1  # whether the graph has random operators, once that is known
 
     def __next__(self) -> Any:
@@ -223,6 +227,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             "graph": self._decoder.graph(place),
             "shards": self._loader.num_shards,
             **self._loader.described,
+            "seed": self._seed,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -239,8 +244,8 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             raise StateError(f"no state of a DALIDataLoader: {brief(state)}")
         lines = [
             f"{k}: {state[k]} -> {now[k]}"
-            for k in ("version", *self._loader.described)
-            if state[k] != now[k]
+            for k in ("version", *self._loader.described, "seed")
+            if state[k] != now[k] and not (k == "seed" and self._loader.takes_seed)
         ]
         if lines:
             raise StateError.of_other_data(lines)
@@ -263,6 +268,9 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             )
         with self._decoder.lock:
             self._stop()
+            if state["seed"] != self._seed:
+                self._seed = state["seed"]
+                self._decoder.set_seed(shard_seed(self._seed, self._loader.shard))
             self._drawing = state["random"]
             self._decoder.restore(state["step"], None, graph=state["graph"])
 

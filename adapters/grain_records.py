@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -16,7 +17,8 @@ from ..core.batches import fed_pipelines
 from ..core.config import IteratorConfig, difference_names
 from ..core.decoder import Decoder
 from ..core.fingerprint import StateError
-from ..core.pipelines import DEFAULT_SEED, default_device_id
+from ..core.pipelines import default_device_id
+from ..core.seeds import ShardSeed
 from ..core.state import brief
 from ..core.stats import InputStats
 from ..core.tape import Place, Pulled, check_fed
@@ -186,6 +188,11 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         own = self._call.get("seed")
         return default if own is None else int(own)
 
+    def takes_seed(self, default: int) -> bool:
+        """Whether nobody gave a seed, the dataset neither, so that a state may say it."""
+        left_out = isinstance(default, ShardSeed) and not default.given
+        return left_out and self._call.get("seed") is None
+
     def made(self, seed: int) -> str:
         """What must be alike for a state to go on, as far as it is known at once."""
         last = "drop" if self.drop_remainder else self.pad or "keep"
@@ -236,7 +243,7 @@ class _DecodedDataset(grain.IterDataset):
         return DecodedIterator(
             self._parent.__iter__(),
             self._transform,
-            DEFAULT_SEED if seed is None else int(seed),
+            ShardSeed.of(None if seed is None else int(seed), 0),
             self._lists,
         )
 
@@ -282,6 +289,7 @@ class DecodedIterator(grain.DatasetIterator):
         self._decoder = transform.decoder(self._pull, self._seek, seed)
         # A MapDataset's position counts batches, an IterDataset's records.
         self._made = f"{transform.made(seed)}{' lists' if lists else ''}"
+        self._takes_seed = transform.takes_seed(seed)
         self._reader = Reader(parent, self._rows, lists)
         self._start = self._reader.position
 
@@ -348,10 +356,11 @@ class DecodedIterator(grain.DatasetIterator):
             or not _is_like(state["parent"], self._start.parent)
         ):
             raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
-        if state["made"] != self._made:
+        seed = self._seed_of(state["made"])
+        if state["made"] != self._made and seed is None:
             told = f"rows, last batch, seed: {state['made']} -> {self._made}"
             raise StateError.of_other_data([told])
-        with self._decoder.lock:
+        with self._decoder.lock, self._with_seed(seed):
             self._decoder.check(state["random"], state["graph"])
             try:
                 parent = copy.deepcopy(state["parent"])
@@ -365,6 +374,27 @@ class DecodedIterator(grain.DatasetIterator):
                 ) from error
             self._start = position
             self._decoder.restore(state["step"], position, state["random"], state["graph"])
+            self._made = state["made"]
+
+    def _seed_of(self, made: str) -> int | None:
+        """The seed of a state that differs in nothing else, where nobody gave one."""
+        saved, own = made.split(" "), self._made.split(" ")
+        alike = len(saved) == len(own) and saved[:2] + saved[3:] == own[:2] + own[3:]
+        known = self._takes_seed and alike and saved[2].isdecimal() and len(saved[2]) < 20
+        return int(saved[2]) if known else None
+
+    @contextlib.contextmanager
+    def _with_seed(self, seed: int | None) -> Iterator[None]:
+        """Has the pipelines have the seed of a state, unless the state is refused."""
+        if seed is None:
+            yield
+            return
+        before = self._decoder.set_seed(seed)
+        try:
+            yield
+        except BaseException:
+            self._decoder.set_seed(before)
+            raise
 
     def _seek(self, place: Place) -> None:
         """Has the parent go on behind a batch that was delivered."""

@@ -40,7 +40,6 @@ from ..core.arrays import check_width
 from ..core.decorator import IteratorFunction, iterator_function
 from ..core.extras import extra
 from ..core.fingerprint import StateError
-from ..core.pipelines import DEFAULT_SEED, function_parameters
 from ..core.stats import InputStats
 from ..core.stream import BatchStream
 
@@ -98,7 +97,7 @@ class DALIInput(base_input.BaseInput):
         arguments: Its arguments by keyword: of the graph function, of
             ``nvidia.dali.pipeline_def`` and of `dalijax.data_iterator`. batch_size is a
             field of its own, for each host; ``input_random_seed`` (0 where it is left out) is the
-            seed of host 0, and that of host i is i more.
+            seed of host 0, from which those of the others follow.
         weights: Name of the weights, float32 of shape [batch]: 1 for a sample, 0 for padding.
         element: "numpy": leaves are NumPy arrays, of GPU pipelines copied to the host; "jax":
             jax.Arrays on the device of the pipeline.
@@ -139,7 +138,9 @@ class DALIInput(base_input.BaseInput):
             self.iterator_fn.check_in_step(self._call, self.num_infeed_hosts)
         self._check_names(config.output_map)
         self._mask = config.mask or self.weights
-        if config.mask is None:
+        # Without an epoch there is no padding, nor what could mask it.
+        knows_epochs = config.reader_name is not None or config.size > 0
+        if config.mask is None and (knows_epochs or not self._endless):
             self._call["mask"] = self._mask
         # Now, since Pax drops the provider before it asks for the first batch.
         handed_over = _handed_over[0]() if _handed_over else None
@@ -163,8 +164,6 @@ class DALIInput(base_input.BaseInput):
         if self.input_random_seed is not None and "seed" in arguments:
             raise ValueError("input_random_seed and the seed of arguments: give one of them")
         seed = arguments.get("seed", self.input_random_seed)
-        if seed is None and "seed" not in function_parameters(given.pipeline_fn):
-            seed = DEFAULT_SEED
         what = "a whole number of samples, 1 or more"
         rows = whole_number("batch_size", self.batch_size, what, 1)
         call = {**arguments, "batch_size": rows}
@@ -221,7 +220,9 @@ class DALIInput(base_input.BaseInput):
         if not self._endless and self._loops > 0 and stream.iterator.step == 0:
             self._warn_of(stream)
         batch = dict(next(stream))
-        weights = np.asarray(batch.pop(self._mask)).astype(np.float32)
+        valid = batch.pop(self._mask, None)
+        rows = len(next(iter(batch.values())))
+        weights = np.ones(rows, np.float32) if valid is None else np.asarray(valid, np.float32)
         for name, array in batch.items():
             check_width(np.dtype(array.dtype), name)
         if self.element == "numpy":
@@ -250,7 +251,8 @@ class DALIInput(base_input.BaseInput):
             for name, spec in specs.items()
             if name != self._mask
         }
-        made[self.weights] = jax.ShapeDtypeStruct(specs[self._mask].shape, np.float32)
+        rows = next(iter(specs.values())).shape[0]
+        made[self.weights] = jax.ShapeDtypeStruct((rows,), np.float32)
         return py_utils.NestedMap(made)
 
     def reset(self) -> None:

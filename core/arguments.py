@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from nvidia.dali import Pipeline
 
+from .seeds import ShardSeed
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEF_ARGS = (frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"}) | {
@@ -156,5 +158,7 @@ def knows_its_names(function: F) -> F:
 def _number(name: str, value: Any) -> Any:
     if name == "prefetch_queue_depth" and isinstance(value, Mapping):
         return {key: _number(name, one) for key, one in value.items()}
+    if isinstance(value, ShardSeed):  # which knows more than its number
+        return value
     what, least = _NUMBERS[name]
     return whole_number(name, value, what, least, 1 << (63 if name == "seed" else 31))

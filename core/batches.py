@@ -13,9 +13,9 @@ from nvidia.dali.tensors import TensorListCPU
 from . import arrays
 from .config import IteratorConfig
 from .epochs import EpochPlan
-from .pipelines import DEFAULT_SEED
 from .placement import DataShard, GlobalLayout, LocalLayout, over_devices
 from .runner import Outputs
+from .seeds import ShardSeed
 
 Batch = dict[str, Any]
 
@@ -55,12 +55,11 @@ def fed_pipelines(
         )
     rows = layout.shards[0].batch_size(batch_size)
     on_cpu = "device_id" in call
-    seed = call.get("seed") or DEFAULT_SEED
     each = [
         {
             "batch_size": rows,
             "device_id": None if on_cpu else shard.device_id,
-            "seed": seed + shard.shard_id,
+            "seed": ShardSeed.of(call.get("seed"), shard.shard_id),
         }
         for shard in layout.shards
     ]

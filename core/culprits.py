@@ -13,10 +13,11 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
 from .lifetime import calls
-from .pipelines import Define, PipelineSource, operators_behind
+from .pipelines import operators_behind
 from .position import Mark
 from .randomness import trimmed
 from .runner import BatchError, Outputs, Runner, SourceError, drop
+from .source import Define, PipelineSource
 
 # Where DALI's own decoder, on the CPU, tells which sample another one of its operators refused.
 _DECODES_IMAGES = re.compile(

@@ -343,8 +343,8 @@ class Decoder:
 
     @property
     def built(self) -> bool:
-        """Whether the pipelines were ever built."""
-        return bool(self._fed.graph)
+        """Whether the pipelines were ever built, of the seed that they have now."""
+        return bool(self._fed.first)
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; until it is called nothing is counted."""
@@ -362,6 +362,15 @@ class Decoder:
         if saved and now not in ("", saved) and "graph" not in self._allow:
             told = f"graph: {saved} -> {now} (with allow_changes=['graph'] other arguments go on)"
             raise StateError.of_other_data([told])
+
+    def set_seed(self, seed: int | None) -> int | None:
+        """Has the pipelines, which are built again, have a seed of a state; None: the default.
+
+        Returns:
+            What was set before.
+        """
+        with self.lock:
+            return self._fed.set_seed(seed)
 
     def restore(self, step: int, after: Any, random_state: str = "", graph: str = "") -> None:
         """Goes on behind a batch; the pipelines are built when they are next used."""

@@ -25,6 +25,7 @@ from .pipelines import (
     function_parameters,
 )
 from .placement import DataShard, GlobalLayout
+from .seeds import ShardSeed, shard_seed
 from .stream import BatchStream
 
 
@@ -85,7 +86,9 @@ class IteratorFunction:
                 GPU and None where not. With sharding or devices, which say it, None alone: the
                 pipelines are then on the CPU.
             seed: Of the random operators and the shuffling; 0 where it is left out, or None, so
-                that two iterators that are made alike deliver alike.
+                that two iterators that are made alike deliver alike. With sharding or devices the
+                pipelines have seeds of their own (shard 0 this one), so that they draw different
+                numbers. A state that is restored brings its own where it is left out.
             prefetch_queue_depth: Batches that DALI prepares ahead, at the cost of their memory;
                 2 where it is left out.
             exec_dynamic: Whether DALI's newer executor runs the pipeline (its default); False
@@ -177,13 +180,21 @@ class IteratorFunction:
         Args:
             shard_id: The shard.
             num_shards: Number of shards; where it is 1 the pipeline function need not take it.
-            seed: A seed for all of them, or None. Each gets another one, so that they draw
-                different numbers.
+            seed: A seed for all of them; None for the default. Each gets one of its own, so that
+                they draw different numbers.
 
         Raises:
             ValueError: If the pipeline function does not take what says its shard.
         """
-        call: dict[str, Any] = {} if seed is None else {"seed": seed + shard_id}
+        call: dict[str, Any] = dict(self._named(shard_id, num_shards))
+        if "seed" not in function_parameters(self.pipeline_fn):
+            call["seed"] = ShardSeed.of(seed, shard_id)
+        elif seed is not None:
+            call["seed"] = shard_seed(seed, shard_id)
+        return call
+
+    def _named(self, shard_id: int, num_shards: int) -> dict[str, int]:
+        """What says its shard to the pipeline function, as far as it takes it; see `of_shard`."""
         missing = sorted({"shard_id", "num_shards"} - function_parameters(self.pipeline_fn))
         if missing and num_shards > 1:
             raise ValueError(
@@ -192,7 +203,7 @@ class IteratorFunction:
                 "to the reader"
             )
         said = {"shard_id": shard_id, "num_shards": num_shards}
-        return call | {k: v for k, v in said.items() if k not in missing}
+        return {k: v for k, v in said.items() if k not in missing}
 
     def check_in_step(self, call: Mapping[str, Any], hosts: int) -> None:
         """Raises ValueError where hosts that evaluate together might not have as many batches."""
@@ -236,11 +247,11 @@ class IteratorFunction:
         size = shards[0].batch_size(kwargs.pop("batch_size"))
         each: list[dict[str, Any]] = []
         for shard in shards:
-            one = self.of_shard(shard.shard_id, shard.num_shards)
+            one: dict[str, Any] = dict(self._named(shard.shard_id, shard.num_shards))
             one |= {"batch_size": size, "device_id": None if on_cpu else shard.device_id}
             if "seed" not in own:
                 # One seed for all would give every shard the same random augmentations.
-                one["seed"] = (kwargs.get("seed") or DEFAULT_SEED) + shard.shard_id
+                one["seed"] = ShardSeed.of(kwargs.get("seed"), shard.shard_id)
             each.append(one)
         return each
 

@@ -13,10 +13,11 @@ from nvidia.dali import fn
 from . import randomness
 from .arrays import dali_type
 from .fingerprint import digest, fingerprint
-from .pipelines import FunctionSource, check_outputs, check_resumable, function_parameters
+from .pipelines import FunctionSource, check_outputs, function_parameters
 from .prober import Prober
 from .records import Column, Schema, learn
 from .runner import Runner, drop
+from .source import check_resumable
 from .tape import Pulled, Tape, no_more
 
 Marks = tuple[bytes, ...]
@@ -66,6 +67,8 @@ class FedPipelines:
         self._spec = spec
         self._tape = tape
         self._used: set[int] = set()  # columns that the graph was fed with
+        self._saved_seed: int | None = None
+        self._firsts: dict[int | None, Marks] = {}  # by seed
         self._source = self._source_over(tape, self._each)
         # Weak, as all that the pipelines refer to: they are freed with the last reference.
         self.prober = Prober(weakref.WeakMethod(self._one_over), rows)
@@ -75,10 +78,21 @@ class FedPipelines:
         graph: Any = functools.partial(_graph, weakref.ref(self), tape)
         graph.__name__ = getattr(self.fn, "__name__", repr(self.fn))  # for errors
         made = [{**one, "lane": lane} for lane, one in enumerate(each)]
-        return FunctionSource(graph, (), {**self._options, **more}, made)
+        source = FunctionSource(graph, (), {**self._options, **more}, made)
+        source.set_seed(self._saved_seed)
+        return source
 
     def _one_over(self, tape: Tape) -> Any:
         return self._source_over(tape, self._each[:1], prefetch_queue_depth=1)
+
+    def set_seed(self, seed: int | None) -> int | None:
+        """Has pipelines have the seed of a state; see `dalijax.core.source.PipelineSource`."""
+        self.stop()
+        before, self._saved_seed = self._saved_seed, seed
+        self._source = self._source_over(self._tape, self._each)
+        self._firsts[before] = self.first
+        self.first = self._firsts.get(seed, ())
+        return before
 
     def check_resumable(self) -> None:
         """Raises StateError where the graph has no state to resume from."""

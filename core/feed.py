@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nvidia.dali import Pipeline
@@ -23,13 +23,14 @@ from .fingerprint import (
     renamed,
     unknown,
 )
-from .pipelines import PipelineSource, check_outputs, of_mapping
+from .pipelines import check_outputs, of_mapping
 from .placement import DataShard
 from .position import Mark, Position
 from .randomness import check_form, grafted
 from .reader_files import READERS, reader_of
-from .readers import epochs_of
+from .readers import check_epochs, check_shards, epochs_of
 from .runner import BatchError, NoBatch, Outputs, Runner, SourceEnded, SourceError
+from .source import PipelineSource
 from .state import Saved
 
 _READER = re.compile(r"operator `[\w.]*readers\.")
@@ -116,6 +117,8 @@ class Feed:
             self._fingerprint = fingerprint(
                 self.runner().pipelines, self.plan, self.streams, self.source.serialized
             )
+            if self.source.seed is not None:  # that of all shards, not the first one's here
+                self._fingerprint["seed"] = self.source.seed
         return self._fingerprint
 
     def restore(self, saved: Saved, allow: Sequence[str] = (), named: Sequence[str] = ()) -> None:
@@ -130,6 +133,26 @@ class Feed:
             StateError: If it is of other data, or DALI refuses its part; nothing has changed.
             Exception: If no pipelines can be built at all; nothing has changed.
         """
+        with self._with_seed_of(saved.fingerprint):
+            self._restore(saved, allow, named)
+
+    @contextlib.contextmanager
+    def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
+        """Has a saved seed stand for one that the caller left out, unless the state is refused."""
+        seed, known = saved["seed"], self._fingerprint
+        if seed < 0 or not self.source.takes_seed():
+            yield
+            return
+        before = self.source.set_seed(seed)
+        self._fingerprint = known and known | {"seed": seed}
+        try:
+            yield
+        except BaseException:
+            self.source.set_seed(before)
+            self._fingerprint = known
+            raise
+
+    def _restore(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
         position, before = saved.position, self.position
         if self.batch_size or position.mark is None:
             self._check(saved, allow, named)
@@ -282,9 +305,13 @@ class Feed:
     def _read_plan(self, built: Sequence[Pipeline]) -> None:
         config = self._config
         check_outputs(built[0], config.output_map)
-        self.batch_size = built[0].max_batch_size
+        plan, streams = epochs_of(built, config, self._shards)
+        if not self.streams:  # what is built later is of the same source
+            check_shards(built, config, self._shards, self.source)
+            if plan is None:
+                check_epochs(built, config, self.source)
+        self.batch_size, self.plan, self.streams = built[0].max_batch_size, plan, streams
         self.device_ids = tuple(pipeline.device_id for pipeline in built)
-        self.plan, self.streams = epochs_of(built, config, self._shards)
 
     # Position
 
@@ -315,6 +342,12 @@ class Feed:
         lengths = [len(own[0]) for own in outputs]
         here, plan = self.position, self.plan
         if plan is None:
+            if self._config.over_processes and lengths != [self.batch_size]:
+                raise ValueError(
+                    f"the pipeline gave a batch of {lengths[0]} samples, not of "
+                    f"{self.batch_size}: over several processes each batch must be whole, since "
+                    "none knows how many samples the others have. Let the source drop the rest"
+                )
             return lengths
         if lengths != [self.batch_size] * len(lengths):
             raise ValueError(

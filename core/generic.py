@@ -11,7 +11,7 @@ from .arguments import knows_its_names
 from .config import IteratorConfig, OnError, Shardings
 from .given import GivenSource
 from .iterator import BatchIterator
-from .pipelines import PipelineSource
+from .source import PipelineSource
 
 
 class DALIGenericIterator(BatchIterator):

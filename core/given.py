@@ -10,7 +10,8 @@ from nvidia.dali import Pipeline
 
 from .fingerprint import serialized_operators
 from .lifetime import calls
-from .pipelines import DEFAULT_SEED, Define, at_checkpoint, build_pipeline, can_checkpoint
+from .pipelines import DEFAULT_SEED, at_checkpoint, build_pipeline, can_checkpoint
+from .source import Define
 from .statefulness import FunctionsOfPipelines
 
 
@@ -58,6 +59,22 @@ class GivenSource:
         """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
         self._unresumable = self._unresumable or self._functions.kept_state()
         return self._unresumable
+
+    seed: int | None = None  # each has its own
+
+    def takes_seed(self) -> bool:
+        """Never: the caller made the pipelines."""
+        return False
+
+    def set_seed(self, seed: int | None) -> None:
+        """Nothing; see `takes_seed`."""
+
+    def shards(self) -> list[tuple[int, int] | None]:
+        """Nothing says what shards they were made for."""
+        return []
+
+    def of_another_shard(self) -> None:
+        """The caller made the pipelines."""
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """The pipelines handed in at first, then new ones like them."""

@@ -16,11 +16,11 @@ from .culprits import Culprits
 from .epochs import EpochPlan
 from .feed import Feed, Taken
 from .lifetime import calls
-from .pipelines import PipelineSource
 from .position import FailedBatch
 from .resumable import Resumable
 from .runner import BatchError, SourceEnded
 from .skipping import Skipper
+from .source import PipelineSource
 from .stats import InputStats
 
 _log = logging.getLogger("dalijax")
@@ -238,6 +238,12 @@ class BatchIterator(Resumable):
     def epoch(self) -> int:
         """Number of the consumer's epoch, from 0."""
         return self._position.epoch
+
+    @property
+    def following_epoch(self) -> int:
+        """Number of the epoch after the consumer's: of the next one that has a batch of its own."""
+        epoch, plan = self.epoch, self.plan
+        return epoch + 1 if plan is None else plan.next_epoch(epoch)
 
     @property
     def step(self) -> int:

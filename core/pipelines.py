@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
+import operator
 import os
 import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, SupportsIndex
 
 from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
@@ -19,13 +22,14 @@ from .arguments import function_parameters as function_parameters
 from .fingerprint import StateError
 from .lifetime import calls
 from .randomness import moved
+from .seeds import DEFAULT_SEED as DEFAULT_SEED
+from .seeds import ShardSeed, shard_seed
+from .source import Define, check_resumable
 from .statefulness import FunctionsOfPipelines
 from .together import Build, current
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
 DEFAULT_NUM_THREADS = 4
-# Two iterators that are built alike deliver alike; DALI would draw a seed for each build.
-DEFAULT_SEED = 0
 
 _UNUSED = re.compile(r"external source node .* is not used")
 _SOURCE_CURE = (
@@ -56,53 +60,6 @@ def queue_depth(pipeline: Pipeline) -> int:
         return max(pipeline.cpu_queue_size, pipeline.gpu_queue_size)
     depth: int = pipeline.prefetch_queue_depth
     return depth
-
-
-Define = Callable[[bytes | None], Pipeline]
-
-
-class PipelineSource(Protocol):
-    """Where an iterator has its pipelines from.
-
-    Attributes:
-        name: What to call it.
-        rebuildable: Whether `build` may be called again.
-        serialized: What DALI serialises of each pipeline, where they were given so.
-        restored: The checkpoints that the first pipelines built stand at by themselves.
-        owned: Whether the pipelines built last belong to nobody else.
-    """
-
-    name: str
-    rebuildable: bool
-    serialized: list[bytes]
-    restored: list[bytes]
-    owned: bool
-
-    @property
-    def unresumable(self) -> str:
-        """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
-        ...
-
-    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
-        ...
-
-    def definitions(self) -> list[Define]:
-        """Of each pipeline, what defines another one like it, at a checkpoint, and builds nothing.
-
-        It prepares one batch ahead. There are none where pipelines can't be had unbuilt.
-        """
-        ...
-
-    def unmap(self) -> bool:
-        """Has the readers of what is built next read files, not map them; False if it can't."""
-        ...
-
-
-def check_resumable(source: PipelineSource) -> None:
-    """Raises StateError where a source has no state to resume from, with the way out."""
-    if source.unresumable:
-        raise StateError(f"the pipelines have no state to resume from: {source.unresumable}")
 
 
 class _Owned(Pipeline):
@@ -228,6 +185,9 @@ class FunctionSource:
         decorated = getattr(pipeline_fn, "_is_pipeline_def", False)
         if not decorated and {**self._kwargs, **self._each[0]}.get("batch_size") is None:
             raise _no_batch_size(pipeline_fn)
+        self._own_seed = "seed" in function_parameters(pipeline_fn)
+        self._saved_seed: int | None = None
+        self._decorated_seed: int | None = None
         # Unless asked for by name, checkpointing falls back to none where DALI refuses it.
         asked = self._kwargs.pop("enable_checkpointing", None)
         self._may_fall_back = asked is None
@@ -240,6 +200,58 @@ class FunctionSource:
         """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
         self._unresumable = self._unresumable or self._functions.kept_state()
         return self._unresumable
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that those of the shards follow from; None where it is the pipeline's own."""
+        if self._saved_seed is not None:
+            return self._saved_seed
+        own = {**self._kwargs, **self._each[0]}.get("seed")
+        return own.seed if isinstance(own, ShardSeed) else None
+
+    def takes_seed(self) -> bool:
+        """Whether nobody gave a seed, so that a state's may stand for the default."""
+        own = {**self._kwargs, **self._each[0]}.get("seed")
+        if self._own_seed or own is not None:
+            return isinstance(own, ShardSeed) and not own.given
+        # The function's own decorator may have set it.
+        decorated = getattr(self._fn, "_is_pipeline_def", False)
+        if decorated and self._decorated_seed is None:
+            current().again()
+            self._decorated_seed = self._fn(*self._args, **self._kwargs, **self._each[0]).seed
+        return self._decorated_seed is None
+
+    def set_seed(self, seed: int | None) -> int | None:
+        """See `PipelineSource.set_seed`."""
+        before, self._saved_seed = self._saved_seed, seed
+        return before
+
+    def shards(self) -> list[tuple[int, int] | None]:
+        """Shard and number of shards that the function gets for each pipeline, if it takes them."""
+        shards: list[tuple[int, int] | None] = []
+        for one in self._each:
+            values = self._bound(one).arguments
+            both = [values.get(name) for name in ("shard_id", "num_shards")]
+            numbers = [operator.index(n) for n in both if isinstance(n, SupportsIndex)]
+            shards.append((numbers[0], numbers[1]) if len(numbers) == 2 else None)
+        return shards
+
+    def _bound(self, one: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The arguments of the function itself for one pipeline."""
+        own = function_parameters(self._fn)
+        call = {k: v for k, v in {**self._kwargs, **one}.items() if k in own}
+        return inspect.signature(self._fn).bind_partial(*self._args, **call)
+
+    def of_another_shard(self) -> Pipeline:
+        """The first pipeline as it would be of the next shard; it is not built."""
+        shard, count = self.shards()[0] or (0, 1)
+        call = {**self._kwargs, **self._each[0]}
+        bound = self._bound(self._each[0])
+        bound.arguments["shard_id"] = (shard + 1) % count
+        rest = {k: v for k, v in call.items() if k not in function_parameters(self._fn)}
+        other = copy.copy(self)
+        other._args, other._kwargs = bound.args, rest | bound.kwargs
+        return other.define()
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
         """New pipelines; see `PipelineSource.build`."""
@@ -329,7 +341,14 @@ class FunctionSource:
             "enable_checkpointing": self._checkpointing,
             "checkpoint": checkpoint,
         }
-        pipeline = self._defined(state, {**self._kwargs, **one})
+        call = {**self._kwargs, **one}
+        seed = call.get("seed")
+        if not self._own_seed and self._saved_seed is not None:
+            shard = seed.shard if isinstance(seed, ShardSeed) else 0
+            call["seed"] = shard_seed(self._saved_seed, shard)
+        elif isinstance(seed, ShardSeed):
+            call["seed"] = int(seed)
+        pipeline = self._defined(state, call)
         if self._on_host and pipeline.exec_dynamic:
             # Not public; without it the arrays are copied when they are taken.
             outputs = getattr(pipeline, "_graph_out", None) or ()

@@ -13,9 +13,9 @@ from .config import IteratorConfig, difference_names
 from .feed import CLOSED, Feed, Taken
 from .fingerprint import unknown
 from .lifetime import check_process
-from .pipelines import check_resumable
 from .position import Position
-from .skipping import Skipper
+from .skipping import COUNT, Skipper
+from .source import check_resumable
 
 T = TypeVar("T")
 
@@ -124,6 +124,10 @@ class Resumable:
             self._position, self._peeked = self._feed.position, None
         self._stays, self._stopped = True, False
 
+    def keep_seed(self, other: Resumable) -> None:
+        """Has pipelines, which are not built yet, the seed that a state brought to another's."""
+        self._feed.source.set_seed(other._feed.source.set_seed(None))
+
     def checkpoints(self) -> list[bytes]:
         """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
 
@@ -178,9 +182,10 @@ class Resumable:
             The number of batches that were skipped.
 
         Raises:
+            ValueError: If the number is less than 0.
             Exception: What the pipelines' own source raised, or its reader.
         """
-        count = whole_number("skip()'s argument", batches, "a whole number of batches")
+        count = whole_number("skip()'s argument", batches, COUNT, 0)
         with self.opened():
             return self._surely(lambda: self._skip(count))
 

@@ -12,6 +12,8 @@ from .position import Mark
 from .randomness import advanced
 from .runner import Outputs, SourceEnded
 
+# What skip() takes.
+COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
 # New pipelines cost more than this many batches, where so few are to be skipped.
 _WORTHWHILE = 4
 

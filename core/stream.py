@@ -11,6 +11,7 @@ from .arguments import whole_number
 from .batches import Batch
 from .feed import CLOSED
 from .iterator import BatchIterator
+from .skipping import COUNT
 from .stats import InputStats
 
 
@@ -67,8 +68,11 @@ class BatchStream:
 
         Returns:
             The number of batches that were skipped.
+
+        Raises:
+            ValueError: If it is less than 0.
         """
-        count, done = whole_number("skip()'s argument", batches, "a whole number"), 0
+        count, done = whole_number("skip()'s argument", batches, COUNT, 0), 0
         with self.iterator.opened():
             while done < count:
                 moved = self.iterator.skip(count - done)
@@ -92,7 +96,8 @@ class BatchStream:
 
     def _go_on(self) -> bool:
         """Starts the next epoch, where there is one."""
-        if self.num_epochs is not None and self.iterator.epoch >= self.num_epochs - 1:
+        following = self.iterator.following_epoch
+        if self.num_epochs is not None and following >= self.num_epochs:
             return False
         if self.num_epochs is None and self.iterator.plan is not None and len(self.iterator) == 0:
             raise ValueError(
@@ -133,10 +138,11 @@ class BatchStream:
         """Goes back to the start of the first epoch, by a fresh iterator."""
         if self.iterator.closed:
             raise ValueError(CLOSED)
-        stats = self.iterator.stats
-        self.iterator.close()
+        before = self.iterator
+        before.close()
         self.iterator = self._make()
-        self.iterator.stats = stats
+        self.iterator.stats = before.stats
+        self.iterator.keep_seed(before)
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; see `BatchIterator.watch`."""

@@ -164,6 +164,13 @@ def test_help_has_both_texts_and_is_true():
 
 
 MISTAKES = [
+    (
+        dict(size="300"),
+        {},
+        TypeError,
+        "size must be a positive number.*or -1, not '300'",
+    ),
+    (dict(size=6.0), {}, TypeError, r"size must be a positive number.*not 6\.0"),
     (dict(output_map=[]), {}, ValueError, "output_map is empty"),
     (dict(output_map=["a", "b"]), {}, ValueError, "names 2 outputs.*the pipeline has 1"),
     (dict(output_map=["a", "a"]), {}, ValueError, "'a'.* more than once"),

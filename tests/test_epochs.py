@@ -38,6 +38,27 @@ def test_equals_the_simulation(policy, padded, stick):
             epoch = plan.next_epoch(epoch)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("padded", (False, True))
+@pytest.mark.parametrize("stick", (False, True))
+def test_a_stream_is_as_long_as_it_says(policy, padded, stick):
+    # As a stream goes: from each epoch to the next one that has a batch, if it is among them.
+    for n, shards, batch in itertools.product(range(1, 9), range(1, 4), range(1, 20)):
+        case = Case(n, shards, batch, policy, padded, stick)
+        if not case.readable():
+            continue
+        plan = plan_of(case)
+        walk = [(number, [len(own) for own in streams]) for number, streams in case.epochs(7)]
+        for epochs, stream in itertools.product(range(1, 8), range(shards)):
+            seen, epoch = 0, 0
+            while epoch < epochs:
+                seen += plan.delivered(epoch, stream)
+                epoch = plan.next_epoch(epoch)
+            # The simulation's epochs say the same, without a plan.
+            assert seen == sum(own[stream] for number, own in walk if number < epochs)
+            assert plan.total(epochs, stream) == seen, (case, epochs, stream)
+
+
 def test_first_batch_counts_what_was_consumed():
     for n, shards, batch in itertools.product(range(1, 9), range(1, 4), range(1, 4)):
         for policy, padded in itertools.product(LastBatchPolicy, (False, True)):

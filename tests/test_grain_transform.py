@@ -228,7 +228,7 @@ def other(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_state_of_another_graph_or_seed_is_refused_and_changes_nothing(name):
     whole = walk(iter(source(20).pipe(transform())))
-    iterator = iter(source(20).pipe(transform()))
+    iterator = iter(source(20).pipe(transform(seed=0)))  # left out, it would be the state's
     next(iterator)
     before = iterator.get_state()
     with pytest.raises(ValueError, match="(?s)saved -> now.*(graph|seed|last batch).*->"):

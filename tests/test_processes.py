@@ -12,6 +12,7 @@ import pytest
 from oracle import Case
 
 WORKER = pathlib.Path(__file__).parent / "process_worker.py"
+SOURCE_WORKER = pathlib.Path(__file__).parent / "source_worker.py"
 FUNCTION_WORKER = pathlib.Path(__file__).parent / "function_worker.py"
 PROCESSES, DEVICES = 2, 4
 
@@ -160,3 +161,18 @@ def test_functions_of_global_arrays_beside_a_step(tmp_path, jpegs_many, devices)
     """Each process checks its rows: collectives of both must be started in the same order."""
     first, second = started(FUNCTION_WORKER, tmp_path, jpegs_many[:24], {"devices": devices})
     assert first == second and len(first) >= 60
+
+
+def test_a_source_that_ends_by_itself(tmp_path, jpegs_many):
+    """Each process has one pipeline, and no size: its source's StopIteration is the end."""
+    reports = started(SOURCE_WORKER, tmp_path, jpegs_many, {})
+    starts = [10, 20, 30]
+    for process, report in enumerate(reports):
+        own = [100 * process + start for start in starts]
+        assert report["epochs"] == [[[[start, start + 1]] for start in own]] * 2
+        assert report["sums"] == [[2 * (2 * start + 1) + 200 for start in starts]] * 2
+        assert report["pipelines"] == 1
+        assert "a batch of 1 samples, not of 2: over several processes" in report["short"]
+        shard = f"made for shard {process} of 2"
+        assert process == 0 or shard in report["forgotten"]
+        assert "reads shard 0 of 1 in the pipeline" in report["forgotten"]

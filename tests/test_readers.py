@@ -153,3 +153,30 @@ def test_size_without_a_reader(policy, padded):
             got = [b["mask"].tolist() for b in iterator]
             assert got == [case.mask(own, epoch) for own in expected[0]], (case, epoch)
             iterator.reset()
+
+
+@pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
+@pytest.mark.parametrize("n,batch", ((3, 8), (3, 7), (5, 8), (2, 5), (8, 3), (1, 4)))
+def test_streams_deliver_as_many_batches_as_they_say(jpegs, policy, n, batch):
+    case = Case(n, 1, batch, policy, False, False)
+    made = data_iterator(
+        lambda: file_reader(jpegs, case, 0),
+        ["x"],
+        reader_name="reader",
+        last_batch_policy=LastBatchPolicy[policy],
+        mask="mask",
+        as_numpy=True,
+    )
+    expected = case.epochs(9)
+    for epochs in range(1, 9):
+        stream = made.stream(epochs, batch_size=batch, num_threads=1)
+        got = [(b["x"].ravel().tolist(), b["mask"].tolist()) for b in stream]
+        assert got == [
+            ([s[0] for s in own], case.mask(own, number))
+            for number, streams in expected
+            for own in streams[0]
+            if number < epochs
+        ]
+        assert len(stream) == len(got)
+        # Nor does a skip go beyond the last epoch.
+        assert made.stream(epochs, batch_size=batch, num_threads=1).skip(1000) == len(got)

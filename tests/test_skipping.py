@@ -267,10 +267,14 @@ def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
 
 def test_skip_takes_whole_numbers(jpegs):
     iterator = stream_of(jpegs * 5).iterator
-    assert iterator.skip(np.int64(9)) == 9 and iterator.skip(-1) == 0
-    for wrong in (2.5, "3"):
-        with pytest.raises(TypeError, match="integer"):
-            iterator.skip(wrong)
+    assert iterator.skip(np.int64(9)) == 9
+    for own in (iterator, stream_of(jpegs * 5)):
+        for wrong in (2.5, "3"):
+            with pytest.raises(TypeError, match="must be a whole number of batches"):
+                own.skip(wrong)
+        with pytest.raises(ValueError, match=r"0 or more.*set_state\(\) go back\), not -1"):
+            own.skip(-1)
+        assert own.skip(0) == 0
 
 
 def test_total_is_the_sum_of_all_epochs():

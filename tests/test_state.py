@@ -401,6 +401,32 @@ def test_hand_made_pipelines_that_have_no_state_say_so():
     assert int(next(saving)["x"][0, 0]) == 2
 
 
+def test_hand_made_pipelines_refuse_a_state_before_anything_changes():
+    def pipe():
+        numbers = fn.external_source(lambda info: np.array([info.idx_in_epoch]), batch=False)
+        return numbers, fn.random.uniform()
+
+    def hand_made(**more):
+        made = pipeline_def(pipe, enable_checkpointing=True, seed=0)
+        made = made(batch_size=2, num_threads=1, device_id=None, **more)
+        return DALIGenericIterator(made, ["x", "u"], 20, as_numpy=True)
+
+    iterator = hand_made()
+    next(iterator)
+    state, checkpoints = iterator.get_state(), iterator.checkpoints()
+    iterator.set_state(state)  # where it stands
+    second = next(iterator)
+    with pytest.raises(ValueError, match="can't be built again.*Use dalijax.data_iterator"):
+        iterator.set_state(state)
+    assert next(iterator)["x"].tolist() == [[4], [5]] and iterator.step == 3
+    # Its states are for those who can: the function's iterator, and new pipelines made there.
+    by_function = data_iterator(pipe, ["x", "u"], 20, as_numpy=True)(batch_size=2, num_threads=1)
+    by_function.set_state(state)
+    for other in (by_function, hand_made(checkpoint=checkpoints[0])):
+        batch = next(other)
+        assert all(np.array_equal(batch[name], second[name]) for name in ("x", "u"))
+
+
 def test_graphs_with_python_functions(jpegs_many):
     def pipe():
         label = fn.readers.file(

@@ -1,0 +1,74 @@
+"""Seeds of shards: each shard draws other numbers, and no other seed draws them."""
+
+from __future__ import annotations
+
+import operator
+
+# Two iterators that are built alike deliver alike; DALI would draw a seed for each build.
+DEFAULT_SEED = 0
+_BITS = (1 << 64) - 1
+
+
+def _mixed(number: int) -> int:
+    """A hash of 64 bits: the step of splitmix64, a bijection."""
+    number = (number + 0x9E3779B97F4A7C15) & _BITS
+    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _BITS
+    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _BITS
+    return number ^ number >> 31
+
+
+def shard_seed(seed: int, shard: int) -> int:
+    """The seed of one shard.
+
+    Shard 0 keeps the seed, as DALI's plugin has it. The others get a hash of seed and shard: with
+    seed + shard, shard 1 of a run would draw what shard 0 of the next seed's run draws. It is from
+    2 ** 31 to 2 ** 32 - 1, where people choose no seeds; DALI heeds 32 bits of one.
+
+    Args:
+        seed: The seed of all shards.
+        shard: The shard, from 0.
+    """
+    if shard == 0:
+        return seed
+    return 1 << 31 | _mixed(_mixed(seed & _BITS) ^ shard) >> 33
+
+
+class ShardSeed(int):
+    """The seed of one shard, which knows what it follows from.
+
+    ``ShardSeed(seed, 0, given=False)`` in the place of a seed is a default, one that was drawn say.
+
+    Attributes:
+        seed: The seed of all shards.
+        shard: The shard.
+        given: Whether the caller gave it; a default gives way to the seed of a state.
+
+    Raises:
+        TypeError: If the seed is no whole number.
+        ValueError: If it has more than 64 bits.
+    """
+
+    seed: int
+    shard: int
+    given: bool
+
+    def __new__(cls, seed: int, shard: int, given: bool) -> ShardSeed:  # noqa: D102
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise TypeError(f"seed must be a whole number, not {seed!r}") from None
+        if not -(1 << 63) <= seed < 1 << 63:
+            raise ValueError(f"seed must be a whole number of at most 64 bits, not {seed}")
+        made = super().__new__(cls, shard_seed(seed, shard))
+        made.seed, made.shard, made.given = seed, shard, given
+        return made
+
+    @classmethod
+    def of(cls, seed: int | None, shard: int) -> ShardSeed:
+        """The seed of a shard, of the seed of all: one that was given, a default one, or None."""
+        if isinstance(seed, ShardSeed):
+            return cls(seed.seed, shard, seed.given)
+        return cls(DEFAULT_SEED if seed is None else seed, shard, seed is not None)
+
+    def __getnewargs__(self) -> tuple[int, int, bool]:  # type: ignore[override]
+        return self.seed, self.shard, self.given

@@ -1,0 +1,77 @@
+"""One of several processes of test_processes.py: one pipeline over a source that ends by itself."""
+
+import json
+import pathlib
+import sys
+
+import jax
+
+options = json.loads(sys.argv[1])
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"localhost:{options['port']}", options["processes"], options["process"])
+
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+from nvidia.dali import fn  # noqa: E402
+
+from dalijax import data_iterator  # noqa: E402
+
+SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
+
+
+class Batches:
+    """Batches of two samples of a shard, the last of them of as many as is said."""
+
+    def __init__(self, shard, last):
+        self.sizes, self.shard = [2, 2, last], shard
+
+    def __iter__(self):
+        self.at = 0
+        return self
+
+    def __next__(self):
+        if self.at == len(self.sizes):
+            raise StopIteration
+        self.at += 1
+        start = 100 * self.shard + 10 * self.at
+        return np.arange(start, start + self.sizes[self.at - 1], dtype=np.int32)[:, None]
+
+
+@data_iterator(output_map=["x"], sharding=SHARDING)
+def sources(last=2, shard_id=0, num_shards=1):
+    return fn.external_source(Batches(shard_id, last), cycle="raise", dtype=None)
+
+
+@data_iterator(output_map=["x"], sharding=SHARDING, reader_name="reader")
+def forgotten(shard_id=0, num_shards=1):
+    return fn.readers.file(files=options["files"], name="reader")[1]
+
+
+def rows(batch):
+    return [np.asarray(piece.data).ravel().tolist() for piece in batch["x"].addressable_shards]
+
+
+def main():
+    call = {"batch_size": 4, "num_threads": 1}
+    iterator = sources(**call)
+    report = {"epochs": [], "sums": []}
+    for _ in range(2):
+        batches = list(iterator)
+        report["epochs"].append([rows(batch) for batch in batches])
+        report["sums"].append([int(jax.jit(lambda x: x.sum())(batch["x"])) for batch in batches])
+        iterator.reset()
+    report["pipelines"] = len(iterator.shards)
+    short = sources(1, **call)
+    next(short), next(short)
+    for name, wrong in (("short", lambda: next(short)), ("forgotten", lambda: forgotten(**call))):
+        try:
+            wrong()
+        except ValueError as error:
+            report[name] = str(error)
+    pathlib.Path(options["report"]).write_text(json.dumps(report))
+    jax.distributed.shutdown()
+
+
+main()

@@ -1,0 +1,235 @@
+"""Readers read the shard that their pipeline was made for; epochs that nothing tells of."""
+
+import warnings
+
+import grain
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from nvidia.dali import fn, pipeline_def
+
+from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALIIterDataset
+from dalijax.adapters.tfdata import DALIDataset
+
+LINE = r"fn\.readers\.file\(\.\.\., shard_id=shard_id, num_shards=num_shards\)"
+
+
+def reader(files, name="reader", **shard):
+    labels = list(range(len(files)))
+    return fn.readers.file(files=files, labels=labels, name=name, pad_last_batch=True, **shard)[1]
+
+
+def handed_on(files, shard_id=0, num_shards=1):
+    return reader(files, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True)
+
+
+def forgotten(files, shard_id=0, num_shards=1):
+    return reader(files, stick_to_shard=True)
+
+
+def constant(files, shard_id=0, num_shards=1):
+    return reader(files, shard_id=0, num_shards=num_shards, stick_to_shard=True)
+
+
+def too_many(files, shard_id=0, num_shards=1):
+    return reader(files, shard_id=shard_id, num_shards=2 * num_shards, stick_to_shard=True)
+
+
+def sliced(files, shard_id=0, num_shards=1):
+    return reader(files[shard_id::num_shards])
+
+
+def rows(devices=2):
+    return NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("data",)), PartitionSpec("data"))
+
+
+def samples(iterator):
+    """The samples of an epoch that its masks count, sorted."""
+    batches = [(np.asarray(b["x"]).ravel(), np.asarray(b["mask"]).ravel()) for b in iterator]
+    return sorted(int(x) for values, mask in batches for x in values[mask])
+
+
+WRONG = ((forgotten, "shard 0 of 1"), (constant, "shard 0 of 2"), (too_many, "shard [01] of 4"))
+
+
+@pytest.mark.parametrize("graph,read", WRONG)
+@pytest.mark.parametrize("where", ("sharding", "devices"))
+@pytest.mark.parametrize("named", (True, False))
+def test_a_shard_that_the_graph_does_not_hand_on(jpegs_many, graph, read, where, named):
+    placed = {"sharding": rows()} if where == "sharding" else {"devices": jax.devices()[:2]}
+    told = {"reader_name": "reader", "mask": "mask"} if named else {"size": 32}
+    make = data_iterator(graph, ["x"], **told, **placed)
+    with pytest.raises(ValueError, match=rf"'reader' reads {read}.* of 2.*{LINE}"):
+        make(jpegs_many, batch_size=4)
+
+
+@pytest.mark.parametrize("graph", (handed_on, sliced))
+@pytest.mark.parametrize("where", ("sharding", "devices"))
+def test_each_sample_comes_once(jpegs_many, graph, where):
+    placed = {"sharding": rows()} if where == "sharding" else {"devices": jax.devices()[:2]}
+    make = data_iterator(graph, ["x"], reader_name="reader", mask="mask", **placed)
+    twice = [i // 2 for i in range(32)] if graph is sliced else list(range(32))
+    assert samples(make(jpegs_many, batch_size=6)) == twice
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    (
+        rows(1),
+        SingleDeviceSharding(jax.devices()[0]),
+        NamedSharding(Mesh(np.array(jax.devices()[:4]), ("model",)), PartitionSpec()),
+    ),
+)
+@pytest.mark.parametrize("graph", (handed_on, forgotten, lambda files: reader(files)))
+def test_one_shard_needs_no_words(jpegs_many, sharding, graph):
+    make = data_iterator(graph, ["x"], reader_name="reader", mask="mask", sharding=sharding)
+    assert samples(make(jpegs_many, batch_size=6)) == list(range(32))
+
+
+def of_host(graph):
+    """Ways to say shard 1 of 2 that are no sharding's."""
+    made = data_iterator(graph, ["x"], reader_name="reader")
+    options = grain.sharding.ShardOptions(shard_index=1, shard_count=2)
+    say = {"batch_size": 4, "num_threads": 1}
+    shard = {"shard_id": 1, "num_shards": 2}
+    return {
+        "call": lambda files: made(files, **shard, **say),
+        "positional": lambda files: made(files, 1, 2, **say),
+        "clu": lambda files: DALIDatasetIterator(made, files=files, **shard, **say),
+        "tf.data": lambda files: iter(DALIDataset(made, files=files, **shard, **say)),
+        "grain": lambda files: iter(
+            DALIIterDataset(made, shard_options=options, files=files, **say)
+        ),
+    }
+
+
+@pytest.mark.parametrize("way", list(of_host(handed_on)))
+def test_a_shard_of_hosts(jpegs_many, way):
+    for graph, read in WRONG:
+        with pytest.raises(ValueError, match=rf"reads {read}.* made for shard 1 of 2.*{LINE}"):
+            next(of_host(graph)[way](jpegs_many))
+    for graph, first in ((handed_on, [16, 17, 18, 19]), (sliced, [0, 1, 2, 3])):
+        batch = next(of_host(graph)[way](jpegs_many))
+        assert np.asarray(batch["x"]).ravel().tolist() == first
+
+
+def hand_made(graph, files, shards, **call):
+    """Pipelines of some shards, each with its own data where the graph takes files alone."""
+    return [
+        pipeline_def(graph)(
+            files, *shard, batch_size=2, num_threads=1, device_id=None, enable_checkpointing=True
+        )
+        for shard in shards
+    ]
+
+
+@pytest.mark.parametrize("placed", (False, True))
+def test_hand_made_pipelines(jpegs_many, placed):
+    placement = {"sharding": rows()} if placed else {}
+
+    def make(pipelines, **told):
+        told = told or {"reader_name": "reader", "mask": "mask"}
+        return DALIGenericIterator(pipelines, ["x"], **told, **placement)
+
+    both = [(0, 2), (1, 2)]
+    assert samples(make(hand_made(handed_on, jpegs_many, both))) == list(range(32))
+    assert samples(make(hand_made(handed_on, jpegs_many, both[::-1]))) == list(range(32))
+    assert samples(make(hand_made(sliced, jpegs_many, both))) == [i // 2 for i in range(32)]
+    for graph in (forgotten, constant):
+        for told in ({"reader_name": "reader"}, {"size": 32}):
+            with pytest.raises(ValueError, match=rf"'reader' reads shard 0 of.*{LINE}"):
+                make(hand_made(graph, jpegs_many, both), **told)
+
+
+def test_hand_made_pipelines_of_one_device_read_what_they_like(jpegs_many):
+    pipelines = hand_made(handed_on, jpegs_many, [(1, 4)])
+    iterator = DALIGenericIterator(pipelines, ["x"], reader_name="reader", mask="mask")
+    assert samples(iterator) == list(range(8, 16))
+
+
+def test_readers_beside_that_of_the_batches(jpegs_many):
+    def beside(files, others, shard_id=0, num_shards=1):
+        more = reader(others, name="more")
+        return reader(files, shard_id=shard_id, num_shards=num_shards), more
+
+    make = data_iterator(beside, ["x", "y"], reader_name="reader", sharding=rows(), mask="mask")
+    # Of other data: backgrounds, say.
+    assert samples(make(jpegs_many, jpegs_many[:5], batch_size=4)) == list(range(32))
+    with pytest.raises(ValueError, match=f"reader 'more' reads shard 0 of 1.*{LINE}"):
+        make(jpegs_many, jpegs_many, batch_size=4)
+
+
+# Epochs that nobody tells
+
+
+def test_a_reader_without_its_name_is_warned_of_once(jpegs_many):
+    make = data_iterator(lambda: reader(jpegs_many), ["x"])
+    text = r"readers are \['reader'\].* never raises StopIteration.*pass reader_name='reader'$"
+    with pytest.warns(UserWarning, match=text) as caught:
+        iterator = make(batch_size=20, num_threads=1)
+        state = iterator.get_state()
+        for _ in range(3):
+            next(iterator)
+        iterator.set_state(state)
+        next(iterator)
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=r"\['__File_0'\].*name='reader' to the reader"):
+        data_iterator(lambda: reader(jpegs_many, name=None), ["x"])(batch_size=2)
+    with pytest.warns(UserWarning, match="pass reader_name='reader'"):
+        DALIGenericIterator(hand_made(handed_on, jpegs_many, [()]), ["x"])
+    with pytest.warns(UserWarning, match="pass reader_name='reader'"):
+        next(DALIDatasetIterator(make, batch_size=2))
+
+
+def test_what_knows_its_epochs_is_not_warned_of(jpegs_many):
+    def ends(info):
+        if info.iteration == 3:
+            raise StopIteration
+        return np.array([info.idx_in_epoch], np.int32)
+
+    def beside():
+        return fn.external_source(ends, batch=False), reader(jpegs_many)
+
+    call = {"batch_size": 8, "num_threads": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(data_iterator(beside, ["x", "y"])(**call))) == 3
+        assert len(list(data_iterator(beside, ["x", "y"], mask="mask")(**call))) == 3
+        for told in ({"size": 32}, {"reader_name": "reader"}):
+            assert len(data_iterator(lambda: reader(jpegs_many), ["x"], **told)(**call)) == 4
+        next(data_iterator(lambda: fn.random.uniform(), ["x"])(**call))
+
+
+@pytest.mark.parametrize("graph", (handed_on, lambda files: fn.random.uniform()))
+def test_a_mask_without_an_epoch_is_refused(jpegs_many, graph):
+    make = data_iterator(graph, ["x"], mask="mask")
+    cure = "reader_name='reader'" if graph is handed_on else "pass size"
+    with pytest.raises(ValueError, match=f"mask='mask' without an epoch.*{cure}"):
+        make(jpegs_many, batch_size=4)
+    with pytest.raises(ValueError, match=f"mask='mask' without an epoch.*{cure}"):
+        DALIGenericIterator(
+            pipeline_def(graph)(jpegs_many, batch_size=4, num_threads=1, device_id=None),
+            ["x"],
+            mask="mask",
+        )
+    with pytest.raises(ValueError, match=f"mask='mask' without an epoch.*{cure}"):
+        next(DALIDatasetIterator(make, files=jpegs_many, batch_size=4))
+
+
+# Shards that differ in size
+
+
+def test_partial_over_uneven_shards_is_refused(jpegs_many):
+    def make(count, policy=LastBatchPolicy.PARTIAL, **told):
+        pipelines = hand_made(handed_on, jpegs_many[:count], [(0, 2), (1, 2)])
+        return DALIGenericIterator(pipelines, ["x"], last_batch_policy=policy, **told)
+
+    for told in ({"reader_name": "reader"}, {"size": 7}):
+        with pytest.raises(ValueError, match=r"PARTIAL over 2 pipelines.*7 samples in 2 shards"):
+            make(7, **told)
+    assert [b["x"].shape for b in make(6, reader_name="reader")] == [(2, 2, 1), (2, 1, 1)]
+    filled = make(7, LastBatchPolicy.FILL, reader_name="reader", mask="mask")
+    assert samples(filled) == list(range(7))
