@@ -53,6 +53,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.config import Separate
 from ..core.decorator import IteratorFunction, iterator_function
+from ..core.seeds import ShardSeed
 from .clu import DALIDatasetIterator
 
 __all__ = ["eval_get_dataset_fn", "get_dataset_fn"]
@@ -76,14 +77,17 @@ def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
 
 
 def _seed(cfg: Any) -> int:
-    """The seed of a DatasetConfig, or one that all processes draw together where it is None."""
+    """The seed of a DatasetConfig, or one that all processes draw together where it is None.
+
+    What was drawn gives way to the seed of a state: a run that resumes goes on.
+    """
     seed: int | None = getattr(cfg, "seed", None)
     if seed is not None:
         return seed
     drawn = np.int32(secrets.randbits(31))
     if jax.process_count() > 1:
         drawn = multihost_utils.broadcast_one_to_all(drawn)
-    return int(drawn)
+    return ShardSeed(int(drawn), 0, given=False)
 
 
 def _of_host(
@@ -112,7 +116,8 @@ def get_dataset_fn(
             the data that this process holds. It is needed where there are several processes.
             None: NumPy arrays of this host's rows, which T5X takes where there is one process.
         **call: Further arguments of the iterator function. Batch size and seed are those of T5X's
-            DatasetConfig; where its seed is None each run draws another one.
+            DatasetConfig; where its seed is None each run draws another one, and one that resumes
+            goes on with that of its state.
 
     Returns:
         A function of (cfg, shard_id, num_shards, feature_converter_cls, num_epochs=None,

@@ -317,6 +317,24 @@ def test_no_seed_is_another_one_in_each_run(jpegs_many):
     assert draws(cfg=DatasetConfig(seed=0)) == draws(cfg=DatasetConfig(seed=0))
 
 
+@pytest.mark.parametrize("placed", (False, True))
+def test_a_run_without_a_seed_resumes_with_the_seed_of_its_state(
+    jpegs_many, tmp_path, airio, placed
+):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    options = {"partitioner": Partitioner(mesh)} if placed else {}
+    first, second = (train(jpegs_many, cfg=DatasetConfig(seed=None), **options) for _ in range(2))
+    next(first)
+    first.peek()
+    first.save(str(tmp_path / "state"))
+    assert second.element_spec
+    second.restore(str(tmp_path / "state"))
+    for _ in range(4):
+        assert taken(next(first)) == taken(next(second))
+    with pytest.raises(ValueError, match="seed"):
+        train(jpegs_many, cfg=DatasetConfig(seed=1), **options).restore(str(tmp_path / "state"))
+
+
 def test_a_reader_without_padding_is_refused_for_evaluation(jpegs_many):
     def unpadded(files):
         return fn.readers.file(files=files[:N], labels=list(range(N)), name="reader")[1]
