@@ -242,10 +242,11 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             k: type(v) for k, v in now.items()
         }:
             raise StateError(f"no state of a DALIDataLoader: {brief(state)}")
+        takes_seed = self._loader.takes_seed and 0 <= state["seed"] < 1 << 63
         lines = [
             f"{k}: {state[k]} -> {now[k]}"
             for k in ("version", *self._loader.described, "seed")
-            if state[k] != now[k] and not (k == "seed" and self._loader.takes_seed)
+            if state[k] != now[k] and not (k == "seed" and takes_seed)
         ]
         if lines:
             raise StateError.of_other_data(lines)

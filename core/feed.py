@@ -140,7 +140,7 @@ class Feed:
     def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
         """Has a saved seed stand for one that the caller left out, unless the state is refused."""
         seed, known = saved["seed"], self._fingerprint
-        if seed < 0 or not self.source.takes_seed():
+        if not 0 <= seed < 1 << 63 or not self.source.takes_seed():
             yield
             return
         before = self.source.set_seed(seed)
