@@ -47,7 +47,7 @@ def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
 def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
     """Shape and dtype of each array; dimension 0 is None where the last batch is smaller."""
     spec: dict[str, Any] = jax.tree.map(
-        lambda one: ShapeDtypeStruct((None if varies else one.shape[0], *one.shape[1:]), one.dtype),
+        lambda one: ShapeDtypeStruct((None, *one.shape[1:]) if varies else one.shape, one.dtype),
         dict(batch),
     )
     return spec

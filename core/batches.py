@@ -12,6 +12,7 @@ from nvidia.dali.tensors import TensorListCPU
 
 from . import arrays
 from .config import IteratorConfig
+from .deferred import DeferredCalls
 from .epochs import EpochPlan
 from .placement import DataShard, GlobalLayout, LocalLayout, over_devices
 from .runner import Outputs
@@ -88,7 +89,11 @@ class BatchMaker:
             self._device_axis = True
 
     def __call__(
-        self, outputs: Sequence[Outputs], valid: Sequence[int | np.ndarray], copy: bool
+        self,
+        outputs: Sequence[Outputs],
+        valid: Sequence[int | np.ndarray],
+        copy: bool,
+        deferred: DeferredCalls | None = None,
     ) -> Batch:
         """The batch of one run.
 
@@ -97,16 +102,29 @@ class BatchMaker:
             valid: Number of samples at the head of each pipeline's batch that belong to the
                 epoch, or their mask.
             copy: Whether the buffers are reused once they are released.
+            deferred: What the graph leaves to be called on the batch.
+
+        Raises:
+            FunctionError: If a function that is called on the batch failed.
         """
         axis = self._device_axis
         if axis is None:  # as DALI's plugin: several pipelines without a sharding are stacked
             axis = len(outputs) > 1
         cut = self._cut
         kept = [n if cut and isinstance(n, int) else len(own[0]) for n, own in zip(valid, outputs)]
-        batch: Batch = {}
-        for k, name in enumerate(self._names):
-            pieces = [self._piece(own[k], name, n, copy, axis) for own, n in zip(outputs, kept)]
-            batch[name] = self._layout.place(name, pieces)
+
+        def pieces(k: int, name: str) -> list[Any]:
+            return [self._piece(own[k], name, n, copy, axis) for own, n in zip(outputs, kept)]
+
+        batch: Batch
+        if deferred is not None and isinstance(self._layout, GlobalLayout):
+            rows = kept[0] * self._layout.shards[0].num_shards
+            batch = deferred.batch(self._names, pieces, self._layout, rows)
+        else:
+            batch = {
+                name: self._layout.place(name, pieces(k, name))
+                for k, name in enumerate(self._names)
+            }
         if self._mask is not None:
             masks = [
                 v if isinstance(v, np.ndarray) else np.arange(n) < v for n, v in zip(kept, valid)

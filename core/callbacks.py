@@ -115,23 +115,6 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
     return device or (found[0] if found else "cpu")
 
 
-def step_node(pipeline: Pipeline, announce: Callable[[tuple[int, int]], None]) -> DataNode:
-    """The number of the batch, int32 of shape [2] for each sample: a source's epoch, and step.
-
-    Args:
-        pipeline: The one that is being defined.
-        announce: Is told the number when its run is scheduled, in the caller's thread.
-    """
-    rows = pipeline.max_batch_size
-
-    def step(info: types.BatchInfo) -> np.ndarray:
-        announce((info.epoch_idx, info.iteration))
-        return np.full((rows, 2), (info.epoch_idx, info.iteration), np.int32)
-
-    node: DataNode = fn.external_source(step, batch_info=True, dtype=types.INT32, ndim=1)
-    return node
-
-
 def key_words() -> DataNode:
     """Random bytes, uint8 of shape [8] for each sample, on the CPU.
 

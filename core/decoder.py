@@ -17,6 +17,7 @@ from . import randomness
 from .arrays import narrowed
 from .batches import Batch, BatchMaker, choose_layout
 from .config import IteratorConfig
+from .deferred import FunctionError
 from .fed import FedPipelines, Marks
 from .fingerprint import StateError
 from .lifetime import calls, check_process
@@ -79,6 +80,7 @@ class Decoder:
         self._by_step = by_step
         self._layout = choose_layout(config)
         self._make = BatchMaker(config, self._layout)
+        self._config = config
         self._tape = Tape(pull, len(each))
         self._fed = FedPipelines(pipeline_fn, config.output_map, call, each, rows, self._tape, spec)
         self._begin: Marks = ()  # where the pipelines stood when they were built
@@ -117,6 +119,8 @@ class Decoder:
             self._process = os.getpid()
             try:
                 runner = fed.build()
+                if runner.deferred is not None:
+                    runner.deferred.check(self._config)
                 self._check_graph(self._wanted_graph)
                 self._wanted_graph = self._wanted_graph and fed.graph
                 marks = self._place.marks or self._start_marks()
@@ -193,6 +197,9 @@ class Decoder:
                 runner = self.start()
             except ReadError as error:
                 self._pass_by(error)
+                continue
+            if runner.deferred is not None:
+                runner.deferred.check_thread()
             try:
                 batch = runner.take(self._convert)
             except SourceEnded:
@@ -206,6 +213,9 @@ class Decoder:
                     self._fed.stand(self._here)
                     raise error.__cause__ or error from None
                 self._failed(error.__cause__ or error, unfit)
+                continue
+            except FunctionError as error:
+                self._function_failed(error)
                 continue
             except RuntimeError as error:
                 self._failed(error)
@@ -246,7 +256,8 @@ class Decoder:
         lengths = [len(own[0]) for own in outputs]
         valid = np.ones(sum(lengths), bool) if pulled.valid is None else pulled.valid
         masks = np.split(valid, np.cumsum(lengths)[:-1])
-        batch = self._make(outputs, masks, not (runner and runner.dynamic))
+        deferred = runner.deferred if runner else None
+        batch = self._make(outputs, masks, not (runner and runner.dynamic), deferred)
         for name in self._fed.schema.passed if self._fed.schema else ():
             if name in batch:
                 raise ValueError(
@@ -301,6 +312,20 @@ class Decoder:
             raise (UnfitRecordError if unfit else RecordError)(text) from error
         self.errors.append(FailedBatch(0, step, text))
         _log.warning("%s: %s", "masked" if masks and repaired else "skipped", text)
+
+    def _function_failed(self, error: FunctionError) -> None:
+        """Goes on behind a batch that DALI made, and a function of global arrays failed for.
+
+        Raises:
+            RecordError: Unless ``on_error="skip"``.
+        """
+        step = self._place.step
+        text = f"batch {step} failed. {error}"
+        self._delivered()
+        if self._on_error != "skip":
+            raise RecordError(text) from error.__cause__
+        self.errors.append(FailedBatch(0, step, text))
+        _log.warning("skipped: %s", text)
 
     def _passed(self, pulled: Pulled) -> Marks | None:
         """The checkpoints behind a batch that fails however often it is run.

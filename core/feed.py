@@ -13,6 +13,7 @@ from nvidia.dali import Pipeline
 
 from .callbacks import advised
 from .config import IteratorConfig
+from .deferred import FunctionError
 from .epochs import EpochPlan
 from .fingerprint import (
     Fingerprint,
@@ -267,8 +268,11 @@ class Feed:
         self.process = os.getpid()
         built = self.source.build(mark.checkpoints)
         self._read_plan(built)
-        self._runner = Runner(built, mark.lag, self.source.owned)
-        return self._runner
+        runner = Runner(built, mark.lag, self.source.owned)
+        if runner.deferred is not None:
+            runner.deferred.check(self._config)
+        self._runner = runner
+        return runner
 
     def adopt(self, position: Position) -> None:
         """Takes a position for the one that the pipelines, built but not run, stand at.
@@ -396,12 +400,13 @@ class Feed:
 
     # Batches
 
-    def take(self, make: Callable[[Sequence[Outputs], Sequence[int], bool], Any]) -> Taken:
+    def take(self, make: Callable[..., Any]) -> Taken:
         """Takes the batch at the position.
 
         Args:
             make: Makes the value to deliver: of each pipeline's outputs, of the number of
-                their samples that belong to the epoch, and of whether to copy.
+                their samples that belong to the epoch, of whether to copy, and of what the
+                graph leaves to be called on the batch.
 
         Raises:
             SourceEnded: If the source turns out to have ended, which is the epoch's end.
@@ -413,7 +418,9 @@ class Feed:
         value, error = None, None
         try:
             value = self._run(
-                lambda outputs: make(outputs, self._valid(outputs), not self.runner().dynamic)
+                lambda outputs: make(
+                    outputs, self._valid(outputs), not self.runner().dynamic, self.runner().deferred
+                )
             )
         except SourceEnded:
             self._exact = exact  # nothing was taken
@@ -423,7 +430,8 @@ class Feed:
                 self.settle(here)
             raise failed.__cause__ or failed from None
         except Exception as failed:
-            if _READER.search(str(failed)) and isinstance(failed, RuntimeError):
+            of_reader = _READER.search(str(failed)) and not isinstance(failed, FunctionError)
+            if of_reader and isinstance(failed, RuntimeError):
                 # DALI's readers never run again after an error: new ones stand there again.
                 settled = self.settle(here)
                 cure = ""
@@ -449,7 +457,10 @@ class Feed:
         errors = here.errors + (error is not None)
         after = Position(here.epoch, here.step + 1, mark, here.epoch_mark, errors)
         self._exact = after if error is None else None
-        return Taken(value, error, after)
+        try:
+            return Taken(value, error, after)
+        finally:
+            del error  # its traceback has this frame: together they would keep the batch
 
     def _can_lag(self, mark: Mark) -> bool:
         """Whether pipelines that are built anew may run the batches since an older checkpoint.
@@ -460,12 +471,14 @@ class Feed:
         begun = self.position.step == 0 or mark.checkpoints is None
         return known and not begun and mark.lag < self._most_lag
 
-    def sample(self, make: Callable[[Sequence[Outputs], Sequence[int], bool], Any]) -> Any:
+    def sample(self, make: Callable[..., Any]) -> Any:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""
         runner = Runner(self.source.build())
         try:
             return runner.take(
-                lambda outputs: make(outputs, [len(own[0]) for own in outputs], True)
+                lambda outputs: make(
+                    outputs, [len(own[0]) for own in outputs], True, runner.deferred
+                )
             )
         finally:
             runner.close()
@@ -513,7 +526,8 @@ class Feed:
         self, error: RuntimeError, what: str, kind: type[RuntimeError] = RuntimeError
     ) -> RuntimeError:
         """DALI's error with the batch that it is about and what becomes of it."""
-        here, text = self.position, advised(error)
-        told = kind(f"batch {here.step} of epoch {here.epoch} {what}. DALI says: {text}")
-        told.__cause__ = error
+        here, of_function = self.position, isinstance(error, FunctionError)
+        said = str(error) if of_function else f"DALI says: {advised(error)}"
+        told = kind(f"batch {here.step} of epoch {here.epoch} {what}. {said}")
+        told.__cause__ = error.__cause__ if of_function else error
         return told

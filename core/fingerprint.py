@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from nvidia.dali import Pipeline
 
 from . import reader_files
+from .deferred import deferred_of
 from .epochs import EpochPlan
 
 Fingerprint = dict[str, Any]
@@ -170,6 +171,10 @@ def fingerprint(
             told = [f"{k}={_text(v, _SHORTEST)}" for k, v in sorted(own.items())]
             made["operators"].append(" ".join([kind, name, *told]))
         before = name
+    deferred = deferred_of(pipelines[:1])
+    if deferred is not None:
+        made["operators"] += deferred.described()
+        unchecked += [f"the function {name}() of global arrays" for name in deferred.names]
     made["unchecked"] = unchecked
     return made
 

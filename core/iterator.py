@@ -120,7 +120,12 @@ class BatchIterator(Resumable):
             self._count(taken)
         self._position = self._feed.position = taken.after
         if taken.error is not None:
-            raise taken.error
+            error = taken.error
+            del taken
+            try:
+                raise error
+            finally:
+                del error  # as in `Feed.take`
         return taken.value
 
     next = __next__  # as in DALI
@@ -148,22 +153,35 @@ class BatchIterator(Resumable):
         """The batch after the position, taken once; None at the end of the epoch."""
         feed = self._feed
         while self._peeked is None and not feed.at_end():
+            self._check_thread()
             try:
-                taken = feed.take(self._make_batch)
+                # Not a local: an error's traceback has this frame, as in `Feed.take`.
+                self._peeked = feed.take(self._make_batch)
             except SourceEnded:
                 return None
-            if isinstance(taken.error, BatchError):
-                named = self._culprits.named(taken.error, feed.position.mark)
-                taken = dataclasses.replace(taken, error=named)
-            if self._config.on_error == "skip" and isinstance(taken.error, BatchError):
-                here, error = feed.position, taken.error
-                failed = FailedBatch(here.epoch, here.step, str(error), error.files)
-                _log.warning("skipped: %s", failed.message)
-                self._errors.append(failed)
-                feed.position = taken.after
-            else:
-                self._peeked = taken
+            error = self._peeked.error
+            if isinstance(error, BatchError):
+                self._peeked = self._failed(self._peeked, error)
+            del error
         return self._peeked
+
+    def _failed(self, taken: Taken, error: BatchError) -> Taken | None:
+        """A batch that failed, whose files are named; None where it is skipped."""
+        here = self._feed.position
+        named = self._culprits.named(error, here.mark)
+        if self._config.on_error != "skip":
+            return dataclasses.replace(taken, error=named)
+        failed = FailedBatch(here.epoch, here.step, str(named), named.files)
+        _log.warning("skipped: %s", failed.message)
+        self._errors.append(failed)
+        self._feed.position = taken.after
+        return None
+
+    def _check_thread(self) -> None:
+        """Raises RuntimeError where a function of the graph can't be called in this thread."""
+        deferred = self._feed.runner().deferred
+        if deferred is not None:
+            deferred.check_thread()
 
     def __len__(self) -> int:
         """Number of batches that the current epoch delivers.
@@ -285,6 +303,7 @@ class BatchIterator(Resumable):
                 try:
                     batch = self.peek()
                 except StopIteration:
+                    self._check_thread()
                     batch = self._feed.sample(self._make_batch)
                 self._spec = self._make_batch.spec(batch, self._feed.batch_size, self._feed.plan)
             return dict(self._spec)

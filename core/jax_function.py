@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from . import callbacks, together
+from . import callbacks
 from .arrays import check_width
+from .deferred import defer, is_deferring
 from .dlpack_function import batch_operator
+from .global_function import GlobalFunction, OnOneDevice
 from .jax_callbacks import Body, on_cpu, on_device, on_gpu
 from .operators import jax_operator
-from .placement import GlobalLayout, rows_sharding
 from .ragged import by_groups, padded
 from .statefulness import note
 
@@ -65,11 +65,13 @@ def jax_function(
             output's, where they have the same number of dimensions; with ``ragged`` there is
             none.
         sharding: A jax.sharding.Sharding whose dimension 0 is the batch: the function gets
-            global arrays, of the batches of all pipelines of the process. It
-            belongs to iterators with the same sharding, and is called in the thread that takes
-            the batch, so that in several processes it is started in the same order among their
-            other computations, where that thread starts those, too. (With preserve=False, and
-            in pipelines that were not built here, it is called in DALI's threads.)
+            global arrays. In the graph of an iterator with ``sharding=`` it is the last step: it is
+            called once for each batch, in the thread that takes it, so that in several
+            processes it has the same place among that thread's computations (which must then
+            be the main one); no operator may use its outputs, but other such functions may.
+            Those are arrays of any shape and dtype of JAX (``device`` and ``output_layouts`` say
+            nothing of them). In other pipelines DALI calls it in a
+            thread of its own, for one device in each process.
         device: "cpu" or "gpu"; left out, where the inputs are.
         preserve: False: the function is not run where nobody uses its outputs.
         ragged: What to do with samples of different shapes. "pad": they are filled up with
@@ -120,9 +122,14 @@ def jax_function(
     @functools.wraps(called)
     def operator(*inputs: DataNode) -> Any:
         pipeline = callbacks.require_pipeline(f"{callbacks.name_of(called)}() of fn.jax_function")
-        where = callbacks.device_of(inputs, device)
         note(called, stateful)
         keyed = callbacks.wants(called, "key")
+        if sharding is not None and is_deferring():
+            callbacks.check_signature(called, len(inputs), ["key"] * keyed, "key")
+            deferred = GlobalFunction(called, num_outputs, sharding, keyed, preserve)
+            outputs = defer(deferred, inputs, callbacks.key_words() if keyed else None)
+            return outputs[0] if num_outputs == 1 else outputs
+        where = callbacks.device_of(inputs, device)
         if not inputs and (ragged or not (num_outputs or keyed)):
             raise ValueError(
                 f"{callbacks.name_of(called)}() has no inputs with ragged={ragged!r} and "
@@ -141,8 +148,7 @@ def jax_function(
             extra.append(callbacks.key_words())
         body: Body = own
         if sharding is not None:
-            body = _Together(own, sharding, pipeline, preserve)
-            extra.append(callbacks.step_node(pipeline, body.announce))
+            body = OnOneDevice(own, sharding)
         nodes += [node.gpu() if where == "gpu" else node for node in extra]
         if ragged:
             fitted = padded(own, align) if ragged == "pad" else by_groups(own)
@@ -262,66 +268,3 @@ class _Called:
 def _key_of_words(words: jax.Array) -> jax.Array:
     data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
     return jax.random.wrap_key_data(data, impl="threefry2x32")
-
-
-class _Together:
-    """A function of global arrays, which all pipelines of an iterator call together."""
-
-    def __init__(
-        self,
-        called: _Called,
-        sharding: jax.sharding.Sharding,
-        pipeline: Pipeline,
-        preserve: bool,
-    ):
-        self.name = called.name
-        self.keyed = called.keyed
-        self.inputs = called.inputs
-        self.num_outputs = called.num_outputs
-        self.takes_views = called.takes_views
-        self._called = called
-        self._layout = GlobalLayout(sharding, ["input"])
-        self._sharding = rows_sharding(sharding)
-        build = together.current()
-        if build.count != len(self._layout.shards):
-            raise ValueError(
-                f"the sharding of {called.name}() has {len(self._layout.shards)} data shards on "
-                f"this process, and {build.count} pipelines are built: give the iterator the same "
-                "sharding"
-            )
-        if build.count > 1 and not (pipeline.exec_async and pipeline.exec_pipelined):
-            raise ValueError(
-                f"{called.name}() has a sharding over {build.count} pipelines, which must run at "
-                "the same time: leave exec_async=False and exec_pipelined=False out"
-            )
-        if called.keyed and jax.process_count() > 1:
-            raise ValueError(
-                f"{called.name}() wants a key, which differs from process to process: hand it "
-                "numbers that do not, by jax.random.key(step) say"
-            )
-        self._index = build.index
-        self._meeting = build.meeting(pipeline, certain=preserve)
-        self.announce = functools.partial(build.announce, self._meeting, build.index)
-
-    def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """This pipeline's rows of the outputs, for its rows of the inputs and what is behind."""
-        *given, last = arrays
-        epoch, step = np.asarray(last)[0].tolist()
-        made = self._meeting.call(self._index, (epoch, step), given, self._of_all)
-        own = self._layout.shards[self._index].devices[0]
-        shards = [
-            next(one.data for one in output.addressable_shards if one.device == own)
-            for output in made
-        ]
-        return tuple(on_device(self.name, k, one, device) for k, one in enumerate(shards))
-
-    def _of_all(self, brought: list[list[Any]]) -> list[jax.Array]:
-        inputs = self.inputs
-        arrays = [self._layout.place("input", own) for own in zip(*(b[:inputs] for b in brought))]
-        # The caller's transfer_guard is meant for the caller's computations, whose thread this is;
-        # others are called in DALI's threads, and do not know of it.
-        with jax.transfer_guard("allow"):
-            # The first one's key, for all; on no device, since the arrays are on several.
-            more = {"key": self._called.key(np.asarray(brought[0][inputs]))} if self.keyed else {}
-            made = self._called(arrays, arrays[0].shape[0] if arrays else None, **more)
-        return [on_device(self.name, k, one, self._sharding) for k, one in enumerate(made)]

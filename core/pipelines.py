@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import operator
 import os
@@ -19,6 +20,7 @@ from nvidia.dali.data_node import DataNode
 from . import advice, cuda_queues
 from .arguments import checked_arguments, name_of
 from .arguments import function_parameters as function_parameters
+from .deferred import deferred_of, deferring, plan_calls
 from .fingerprint import StateError
 from .lifetime import calls
 from .randomness import moved
@@ -26,7 +28,6 @@ from .seeds import DEFAULT_SEED as DEFAULT_SEED
 from .seeds import ShardSeed, shard_seed
 from .source import Define, check_resumable
 from .statefulness import FunctionsOfPipelines
-from .together import Build, current
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
 DEFAULT_NUM_THREADS = 4
@@ -65,17 +66,10 @@ def queue_depth(pipeline: Pipeline) -> int:
 class _Owned(Pipeline):
     """A pipeline that Python may collect in a thread of DALI's, which can't wait for its end.
 
-    A Python function of a graph runs there, and so may Python's cyclic gc within it. Functions of
-    global arrays wait there to be called, which nobody does any more: gc ends a pipeline before
-    what runs it, and has cleared weak references to it by then.
+    A Python function of a graph runs there, and so may Python's cyclic gc within it.
     """
 
-    meets_in: Build | None = None
-    lets_go = True
-
     def _shutdown(self) -> None:
-        if self.meets_in is not None:
-            self.meets_in.close()
         if isinstance(threading.current_thread(), threading._DummyThread):
             threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
         else:
@@ -217,8 +211,9 @@ class FunctionSource:
         # The function's own decorator may have set it.
         decorated = getattr(self._fn, "_is_pipeline_def", False)
         if decorated and self._decorated_seed is None:
-            current().again()
-            self._decorated_seed = self._fn(*self._args, **self._kwargs, **self._each[0]).seed
+            with deferring():
+                pipeline = self._fn(*self._args, **self._kwargs, **self._each[0])
+            self._decorated_seed = pipeline.seed
         return self._decorated_seed is None
 
     def set_seed(self, seed: int | None) -> int | None:
@@ -268,9 +263,9 @@ class FunctionSource:
 
     def _build_all(self, checkpoints: Sequence[bytes] | None) -> list[Pipeline]:
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self._each)
-        together, built = Build(len(self._each)), []
-        for index, (one, checkpoint) in enumerate(zip(self._each, chosen, strict=True)):
-            with together.pipeline(index), calls:
+        built = []
+        for one, checkpoint in zip(self._each, chosen, strict=True):
+            with calls:
                 built.append(self._build_one(one, checkpoint))
         return built
 
@@ -317,18 +312,9 @@ class FunctionSource:
 
     def definitions(self) -> list[Define]:
         """See `PipelineSource.definitions`."""
-        together = Build(len(self._each))
         depth = {"prefetch_queue_depth": 1}
         more = {} if function_parameters(self._fn) & {*depth} else depth
-
-        def of(index: int, one: Mapping[str, Any]) -> Define:
-            def defined(checkpoint: bytes | None) -> Pipeline:
-                with together.pipeline(index):
-                    return self.define({**one, **more}, checkpoint)
-
-            return defined
-
-        return [of(index, one) for index, one in enumerate(self._each)]
+        return [functools.partial(self.define, {**one, **more}) for one in self._each]
 
     def define(self, one: Mapping[str, Any] = {}, checkpoint: bytes | None = None) -> Pipeline:
         """A pipeline that is not built.
@@ -348,7 +334,9 @@ class FunctionSource:
             call["seed"] = shard_seed(self._saved_seed, shard)
         elif isinstance(seed, ShardSeed):
             call["seed"] = int(seed)
-        pipeline = self._defined(state, call)
+        with deferring():
+            pipeline = self._defined(state, call)
+        plan_calls(pipeline)
         if self._on_host and pipeline.exec_dynamic:
             # Not public; without it the arrays are copied when they are taken.
             outputs = getattr(pipeline, "_graph_out", None) or ()
@@ -374,7 +362,6 @@ class FunctionSource:
             raise
 
     def _called(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
-        current().again()
         defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
         if not getattr(self._fn, "_is_pipeline_def", False):
             return pipeline_def(**defaults, **state)(self._fn)(*self._args, **call)
@@ -382,7 +369,6 @@ class FunctionSource:
         pipeline = self._fn(*self._args, **state, **call)
         left_out = {k: v for k, v in defaults.items() if getattr(pipeline, k) is None}
         if left_out:
-            current().again()
             pipeline = self._fn(*self._args, **state, **call, **left_out)
         return pipeline
 
@@ -434,7 +420,8 @@ def can_checkpoint(pipeline: Pipeline) -> bool:
 
 def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
     """Raises ValueError where a built pipeline has another number of outputs than names."""
-    outputs = pipeline.num_outputs
+    deferred = deferred_of([pipeline])
+    outputs = pipeline.num_outputs if deferred is None else len(deferred.outputs)
     if outputs != len(output_map):
         raise ValueError(
             f"output_map names {len(output_map)} outputs, {list(output_map)}, "

@@ -174,7 +174,9 @@ class GlobalLayout:
         finest = max(cuts, key=lambda name: cuts[name][0].num_shards)
         self.shards = tuple(cuts[finest])
         self._rows = rows_sharding(self._shardings[finest])
-        self._direct = {name for name, cut in cuts.items() if tuple(cut) == self.shards}
+        # Whether a sharding cuts the rows as the pipelines do.
+        self._direct = {self._shardings[k]: tuple(cut) == self.shards for k, cut in cuts.items()}
+        self._one_for_all = isinstance(sharding, Sharding)
 
     def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
         """A batch of what `place` gave."""
@@ -184,13 +186,20 @@ class GlobalLayout:
         """The global mask, cut by rows as the pipelines are."""
         return self._assemble(name, pieces, self._rows)
 
-    def place(self, name: str, pieces: Sequence[Any]) -> jax.Array:
+    def sharding(self, name: str) -> Sharding:
+        """The sharding of an output."""
+        return self._shardings[name]
+
+    def place(
+        self, name: str, pieces: Sequence[Any], sharding: Sharding | None = None
+    ) -> jax.Array:
         """One global array of the rows that each local pipeline decoded.
 
         Args:
             name: The output's name.
             pieces: [rows, ...] of each data shard: NumPy arrays, or jax.Arrays on its first
                 device.
+            sharding: How to place it; None: as the output.
 
         Raises:
             ValueError: If the pieces differ in shape, or the sharding doesn't fit it.
@@ -201,10 +210,38 @@ class GlobalLayout:
                 f"output {name!r} has another shape in each shard, {sorted(shapes)}: give it "
                 "one shape in the pipeline, e.g. by fn.resize or fn.pad"
             )
-        target = self._shardings[name]
-        if name in self._direct:
+        target = sharding or self._shardings[name]
+        if target not in self._direct:
+            self._direct[target] = tuple(data_shards(target)) == self.shards
+        if self._direct[target]:
             return self._assemble(name, pieces, target)
         return jax.device_put(self._assemble(name, pieces, self._rows), target)
+
+    def reshard(
+        self, name: str, array: jax.Array, rows: int, sharding: Sharding | None = None
+    ) -> jax.Array:
+        """An array that a function made of a batch, placed as the outputs are.
+
+        By its own sharding where it has one, else by the one of all outputs if it fits a
+        batch of so many rows; what it does not fit, a mean say, stays where JAX put it.
+
+        Args:
+            name: The output's name.
+            array: The array.
+            rows: Rows of the global batch.
+            sharding: How to place it if it is a batch; None: as the output.
+        """
+        target = sharding or self._shardings[name]
+        if array.sharding == target:
+            return array
+        if sharding is not None or self._one_for_all:
+            try:
+                target.shard_shape(array.shape)
+            except (ValueError, IndexError):
+                return array
+            if array.shape[:1] != (rows,):
+                return array
+        return jax.device_put(array, target)
 
     def _assemble(self, name: str, pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
         rows, *rest = pieces[0].shape

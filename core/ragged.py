@@ -16,7 +16,9 @@ class Called(Protocol):
     name: str
     where: str
     keyed: bool
+    inputs: int
     num_outputs: int
+    takes_views: bool
 
     def key(self, words: Any) -> Any:
         """The key of a batch."""

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from nvidia.dali import Pipeline
 
-from . import together
 from .arrays import TensorList
+from .deferred import deferred_of
 from .held import release
 from .lifetime import calls
 from .pipelines import can_checkpoint, queue_depth
@@ -118,6 +118,9 @@ class Runner:
         owned: Whether `close` may free the pipelines; else the caller does.
         gradual: Whether the first batch is taken before the source is asked for what comes next,
             and the queue is filled in the calls that follow: for sources that may be slow.
+
+    Attributes:
+        deferred: What the graph leaves to be called on each batch, if anything.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class Runner:
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.lag = lag
         self._lanes = [_Lane(pipeline, gradual) for pipeline in pipelines]
-        self._together = together.attended(self.pipelines)
+        self.deferred = deferred_of(self.pipelines)
         self._process, self._calls = os.getpid(), calls
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
 
@@ -163,14 +166,12 @@ class Runner:
             lag: Number of its batches to drop.
         """
         self.lag = lag
-        together = self._together
         with self._calls:
-            with together.restart() if together is not None else contextlib.nullcontext():
-                for lane in self._lanes:
-                    while not lane.empty():  # it has more than another one, whose source has ended
-                        with contextlib.suppress(Exception):
-                            lane.share()
-                        lane.release(0)
+            for lane in self._lanes:
+                while not lane.empty():  # it has more than another one, whose source has ended
+                    with contextlib.suppress(Exception):
+                        lane.share()
+                    lane.release(0)
             for lane in self._lanes:
                 lane.restart()
 
@@ -184,16 +185,10 @@ class Runner:
         Raises:
             SourceEnded: If the source has no further batch; nothing was taken.
             SourceError: If the source failed; nothing was taken.
-            NoBatch: If the functions of global arrays were let go: nothing calls them.
             RuntimeError, SystemExit: If Python ends; see `dalijax.core.lifetime`.
             Exception: What DALI or ``convert`` raised. The batch is then used up, in all
                 pipelines, and the next call takes the next one.
         """
-        if self._together is not None and self._together.closed:
-            raise NoBatch(
-                "nothing calls the functions of global arrays any more, since a second Ctrl-C came "
-                "within a batch, or Python ends: make a new iterator"
-            )
         with self._calls:
             for lane in self._lanes:
                 lane.schedule(up_to=1 + self._ahead)
@@ -230,10 +225,8 @@ class Runner:
         outputs: list[Outputs] = []
         failure: Exception | None = None
         shared: list[_Lane] = []
-        early = self.dynamic and len(self._lanes) > 1 and self._together is None
-
-        def take() -> bool:
-            nonlocal failure
+        early = self.dynamic and len(self._lanes) > 1
+        try:
             for lane in self._lanes:  # all of them, so that they stay in step after a failure
                 shared.append(lane)
                 try:
@@ -247,13 +240,6 @@ class Runner:
                     # one has further runs scheduled, and would only take the time of this
                     # thread's calls of CUDA.)
                     shared.pop().release(runs)
-            return failure is None
-
-        try:
-            if self._together is None:
-                take()
-            else:
-                self._together.serve(take)
             if failure is not None:
                 raise failure
             return convert(outputs)
@@ -267,8 +253,6 @@ class Runner:
         if self._calls.lost(self._process):  # DALI ends them, or the process that built them
             return
         with self._calls:
-            if self._together is not None:
-                self._together.close()
             for pipeline in self.pipelines if self._owned else ():
                 # Not public: without it they are freed when Python collects their cycles.
                 getattr(pipeline, "_shutdown", lambda: None)()

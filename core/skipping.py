@@ -18,7 +18,7 @@ COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
 _WORTHWHILE = 4
 
 
-def _nothing(outputs: Sequence[Outputs], valid: Sequence[int], copy: bool) -> Any:
+def _nothing(outputs: Sequence[Outputs], valid: Sequence[int], *_: Any) -> Any:
     """The value of a batch that nobody wants."""
 
 

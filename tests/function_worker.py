@@ -1,4 +1,4 @@
-"""One of several processes of test_processes.py: a function of global arrays beside a step."""
+"""One of several processes of test_processes.py: functions of global arrays beside a step."""
 
 import json
 import random
@@ -13,6 +13,7 @@ jax.config.update("jax_num_cpu_devices", options["devices"])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{options['port']}", options["processes"], options["process"])
 
+import grain  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.experimental.multihost_utils import process_allgather  # noqa: E402
@@ -21,15 +22,19 @@ from nvidia.dali import fn as dali_fn  # noqa: E402
 from nvidia.dali import types  # noqa: E402
 
 from dalijax import data_iterator, fn  # noqa: E402
+from dalijax.adapters.clu import DALIDatasetIterator  # noqa: E402
+from dalijax.adapters.grain import DALIIterDataset  # noqa: E402
 
-STEPS, SAVED = 60, 31
+STEPS, SAVED = options["steps"], 31
+SLOW = 0.35  # seconds that process 1 takes longer for some batches
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
 
 
-@fn.jax_function(sharding=SHARDING, num_outputs=2)
+@fn.jax_function(sharding=SHARDING, num_outputs=3)
 @jax.jit
-def centred(x):
-    return x - x.mean(), jnp.flip(x, 0)  # both of other processes' rows, too
+def centred(x, *, key):
+    # Both are of other processes' rows, too, and the key is one for all.
+    return x - x.mean(), jnp.flip(x, 0), jax.random.uniform(key)
 
 
 @fn.jax_function(sharding=SHARDING)
@@ -51,10 +56,16 @@ def graph(files, shard_id=0, num_shards=1):
         shard_id=shard_id,
         num_shards=num_shards,
         random_shuffle=True,
+        pad_last_batch=True,
+        stick_to_shard=True,
     )[1]
     x = dali_fn.cast(label, dtype=types.FLOAT)
-    own, flipped = centred(x)
-    return x, own, flipped, summed(flipped, x)
+    own, flipped, drawn = centred(x)
+    return x, own, flipped, drawn, summed(flipped, x)
+
+
+NAMES = ["x", "own", "flipped", "drawn", "summed"]
+over_files = data_iterator(graph, NAMES, reader_name="reader", sharding=SHARDING)
 
 
 def check(batch):
@@ -66,36 +77,60 @@ def check(batch):
             np.testing.assert_allclose(
                 np.asarray(shard.data), value[shard.index], rtol=1e-5, atol=1e-4, err_msg=name
             )
-    return x
+    return x, float(batch["drawn"])
+
+
+def refused(call):
+    """Whether a thread that takes batches for this one is refused, by name."""
+    try:
+        call()
+    except RuntimeError as error:
+        return "centred() is a function of arrays of several processes" in str(error)
+    return False
+
+
+def check_other_threads():
+    call = {"files": options["files"], "batch_size": 8, "num_threads": 1}
+    peeks = DALIDatasetIterator(over_files, num_epochs=1, element="jax", **call)
+    assert refused(lambda: peeks.peek_async().result())
+    first = check(next(peeks))  # which is not lost
+    peeks.close()
+    again = over_files(**call)
+    assert np.array_equal(check(next(again))[0], first[0])
+    again.close()
+    ds = DALIIterDataset(over_files, pad="mask", **call)
+    ahead = iter(grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
+    assert refused(lambda: next(ahead))
+    ahead.close()
 
 
 def main():
     pauses = random.Random(options["process"])
-    made = data_iterator(
-        graph,
-        ["x", "own", "flipped", "summed"],
-        reader_name="reader",
-        sharding=SHARDING,
-        auto_reset=True,
-    )
-    iterator = made(options["files"], batch_size=8, num_threads=1)
+    call = {"files": options["files"], "batch_size": 8, "num_threads": 1}
+    iterator = over_files(**call, auto_reset=True)
     weight, batches, state = jnp.zeros(()), [], None
     while len(batches) < STEPS:
         for batch in iterator:
             time.sleep(pauses.random() * 0.003)  # the processes are not in step
+            if options["process"] and pauses.random() < options["slow"]:
+                time.sleep(SLOW)
             weight = step(weight, batch["x"])
             batches.append(batch)
             if len(batches) == SAVED:
                 state = iterator.get_state()
-    rows = [check(batch) for batch in batches]
+    rows, drawn = zip(*(check(batch) for batch in batches))
     np.testing.assert_allclose(float(weight), sum(x.mean() for x in rows), rtol=1e-4)
-    resumed = made(options["files"], batch_size=8, num_threads=1)
+    assert len(set(drawn)) == len(drawn)
+    resumed = over_files(**call)
     resumed.set_state(state)
-    np.testing.assert_array_equal(check(next(resumed)), rows[SAVED])
+    x, number = check(next(resumed))
+    np.testing.assert_array_equal(x, rows[SAVED])
+    assert number == drawn[SAVED]
     resumed.close()
     iterator.close()
+    check_other_threads()
     with open(options["report"], "w") as file:
-        json.dump([x.ravel().tolist() for x in rows], file)
+        json.dump([[x.ravel().tolist(), number] for x, number in zip(rows, drawn)], file)
     jax.distributed.shutdown()
 
 

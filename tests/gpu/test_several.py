@@ -42,9 +42,9 @@ def test_meshes(photos, shape, spec, order):
     ]
     made, seen = iterator._make_batch, []
 
-    def recorded(outputs, valid, copy):
+    def recorded(outputs, *more):
         pointers = [int(own[1].as_tensor().data_ptr()) for own in outputs]
-        batch = made(outputs, valid, copy)
+        batch = made(outputs, *more)
         pieces = {s.device: s.data.unsafe_buffer_pointer() for s in batch["x"].addressable_shards}
         seen.append(all(p in pieces.values() for p in pointers))
         return batch
