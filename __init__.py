@@ -17,8 +17,8 @@ cuda_queues.set_at_import()
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 
 from . import fn as fn
-from .core.decorator import data_iterator as data_iterator
-from .core.generic import DALIGenericIterator as DALIGenericIterator
+from .core.iterator.data_iterator import data_iterator as data_iterator
+from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
 
 __all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator", "fn"]
 __version__ = "0.1.0"

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .core.dlpack_function import dl_tensor_python_function as dl_tensor_python_function
-from .core.functions import read_file as read_file
-from .core.jax_function import jax_function as jax_function
-from .core.numba_function import numba_function as numba_function
+from .core.functions.dlpack_function import dl_tensor_python_function as dl_tensor_python_function
+from .core.functions.jax_function import jax_function as jax_function
+from .core.functions.numba_function import numba_function as numba_function
+from .core.functions.read_file import read_file as read_file
 
 __all__ = ["dl_tensor_python_function", "jax_function", "numba_function", "read_file"]
 

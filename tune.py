@@ -5,12 +5,12 @@
 It prints a table and the line of code to paste; see `tune` for the same from Python.
 """
 
-from .core.tuning import Tuned as Tuned
-from .core.tuning import tune as tune
+from .core.tuning.tune import Tuned as Tuned
+from .core.tuning.tune import tune as tune
 
 __all__ = ["Tuned", "tune"]
 
 if __name__ == "__main__":
-    from .core.tuning_command import main
+    from .core.tuning.command import main
 
     main()

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ..core.decorator import IteratorFunction, data_iterator, iterator_function
 from ..core.extras import extra
-from ..core.fingerprint import StateError
-from ..core.generic import DALIGenericIterator
+from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
+from ..core.iterator.epoch_stream import BatchStream
+from ..core.iterator.iterator import DALIGenericIterator
+from ..core.state.fingerprint import StateError
 from ..core.stats import InputStats
-from ..core.stream import BatchStream
 
 with extra("clu", "dalijax.adapters.clu"):
     from clu.data import dataset_iterator

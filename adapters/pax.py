@@ -36,12 +36,12 @@ import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.arguments import whole_number
-from ..core.arrays import check_width
-from ..core.decorator import IteratorFunction, iterator_function
 from ..core.extras import extra
-from ..core.fingerprint import StateError
+from ..core.iterator.data_iterator import IteratorFunction, iterator_function
+from ..core.iterator.epoch_stream import BatchStream
+from ..core.pipeline.arrays import check_width
+from ..core.state.fingerprint import StateError
 from ..core.stats import InputStats
-from ..core.stream import BatchStream
 
 with extra("pax", "dalijax.adapters.pax, which wants Python 3.10,"):
     from praxis import base_hyperparams, base_input, py_utils

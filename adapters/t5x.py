@@ -52,7 +52,7 @@ from jax.sharding import NamedSharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.config import Separate
-from ..core.decorator import IteratorFunction, iterator_function
+from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.seeds import ShardSeed
 from .clu import DALIDatasetIterator
 

@@ -72,7 +72,7 @@ def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
     try:
         import tensorflow as tf
 
-        from dalijax.adapters import tfdata_bridge as bridge
+        from dalijax.adapters.tfdata import to_tf as bridge
 
         tf.config.set_visible_devices([], "GPU")
         made = DALIDataset(function, **own).repeat()

@@ -27,12 +27,7 @@ import photos
 import report
 from dalijax import data_iterator
 from dalijax import fn as dalijax_fn
-from dalijax.adapters.grain import (
-    DALIDataLoader,
-    DALIIterDataset,
-    DALITransform,
-    pack_records,
-)
+from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform, pack_records
 from report import GPU
 
 RAW = "raw DALI loop"

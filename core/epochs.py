@@ -16,9 +16,7 @@ shard ``(stream + epoch) % S`` where it does not.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import functools
 
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
@@ -179,18 +177,6 @@ class EpochPlan:
         if self.policy is LastBatchPolicy.DROP:
             return self.batch_size
         return max(0, min(self.batch_size, self._valid_from(epoch, step, stream)))
-
-    def unbroken(self, epoch: int, step: int, stream: int) -> int:
-        """Number of the epoch's batches after one that begin in the reader's same pass as it."""
-        rest = self.consumed(epoch) - step - 1
-        if not self.padded:
-            start = (self.first_batch(epoch) + step) * self.batch_size
-            # A shard has half of N / S samples at least.
-            most = 2 * (start // self.num_samples + 1) * self.num_shards
-            ends = functools.partial(self.stream_end, stream)
-            end = ends(bisect.bisect_right(range(most), start, key=ends))
-            rest = min(rest, (end - 1 - start) // self.batch_size)
-        return max(0, rest)
 
     def _valid_from(self, epoch: int, step: int, stream: int) -> int:
         """Samples of an epoch from the start of one of its batches on (0 or less: none)."""

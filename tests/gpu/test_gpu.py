@@ -52,13 +52,13 @@ def test_zero_copy(photos):
     pipeline = pipeline_def(graph)(photos, batch_size=BATCH, num_threads=2, device_id=0)
     iterator = DALIGenericIterator(pipeline, ["image", "x"], reader_name="reader")
     pointers = []
-    made = iterator._make_batch
+    made = iterator._engine.make_batch
 
     def recorded(outputs, *more):
         pointers.append([int(out.as_tensor().data_ptr()) for out in outputs[0]])
         return made(outputs, *more)
 
-    iterator._make_batch = recorded
+    iterator._engine.make_batch = recorded
     held = list(iterator)
     assert [[b[k].unsafe_buffer_pointer() for k in ("image", "x")] for b in held] == pointers
 

@@ -31,7 +31,7 @@ def test_meshes(photos, shape, spec, order):
         sharding={"image": sharding, "x": by_rows},
     )(photos, batch_size=8)
     shards = shape[0]
-    assert len(iterator._feed.runner().pipelines) == shards
+    assert len(iterator._engine.runner().pipelines) == shards
     reference = [
         iter(
             data_iterator(graph, ["image", "x"], reader_name="reader", mask="mask")(
@@ -40,7 +40,7 @@ def test_meshes(photos, shape, spec, order):
         )
         for s in range(shards)
     ]
-    made, seen = iterator._make_batch, []
+    made, seen = iterator._engine.make_batch, []
 
     def recorded(outputs, *more):
         pointers = [int(own[1].as_tensor().data_ptr()) for own in outputs]
@@ -49,7 +49,7 @@ def test_meshes(photos, shape, spec, order):
         seen.append(all(p in pieces.values() for p in pointers))
         return batch
 
-    iterator._make_batch = recorded
+    iterator._engine.make_batch = recorded
     counted = []
     for batch in iterator:
         own = [next(it) for it in reference]

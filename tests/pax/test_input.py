@@ -20,7 +20,7 @@ from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.pax import DALIInput, DALIInputSpecsProvider
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core import state as state_lib
+from dalijax.core.state import codec as state_lib
 
 N, BATCH = 10, 4
 

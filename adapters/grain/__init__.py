@@ -1,0 +1,36 @@
+"""Grain: DALI as a dataset, a transform of records, a batch operation, or the data loader.
+
+    from dalijax.adapters.grain import DALIIterDataset, DALITransform, DALIBatch, DALIDataLoader
+
+- `DALIIterDataset`: a DALI reader as a ``grain.IterDataset``.
+- `DALITransform`: ``ds.pipe(DALITransform(...))``: Grain reads, shards, shuffles and checkpoints
+  records, DALI decodes and augments them. The one to take unless the data is in a DALI reader.
+- `DALIBatch`: the same within an unchanged ``grain.DataLoader(operations=[...])``.
+- `DALIDataLoader`: Grain's sampler and data source, DALI as the last stage, elastic states.
+- `RandomInputs`: numbers drawn for each record, for augmentation that depends on nothing else.
+- `pack_records`: ``.batch(B, batch_fn=pack_records)`` has worker processes hand over the records of
+  a batch in shared memory.
+"""
+
+from ...core.extras import extra
+
+with extra("grain", "dalijax.adapters.grain"):  # before the modules that need it
+    import grain as _grain  # noqa: F401
+
+from .batch_operation import DALIBatch as DALIBatch
+from .batch_operation import RandomInputs as RandomInputs
+from .data_loader import DALIDataLoader as DALIDataLoader
+from .iter_dataset import DALIIterDataset as DALIIterDataset
+from .packing import PackedRecords as PackedRecords
+from .packing import pack_records as pack_records
+from .transform import DALITransform as DALITransform
+
+__all__ = [
+    "DALIBatch",
+    "DALIDataLoader",
+    "DALIIterDataset",
+    "DALITransform",
+    "PackedRecords",
+    "RandomInputs",
+    "pack_records",
+]

@@ -1,0 +1,161 @@
+"""Within an unchanged `grain.DataLoader`: the batch operation, and random numbers for records."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from ...core.pipeline.function_source import DEFAULT_SEED
+from ...core.pipeline.record_queue import Place, Pulled, RecordError
+from ...core.records.decoder import Decoder
+from .transform import DALITransform
+
+__all__ = ["DALIBatch", "RandomInputs"]
+
+
+class DALIBatch(grain.transforms.Batch):
+    """Batches and decodes records as an operation of an unchanged ``grain.DataLoader``.
+
+    It works in the loader's process and in its workers (``worker_count``), there on the CPU
+    only. Grain doesn't tell an operation which step it is at, so a graph with random operators
+    can't resume and is refused: draw the numbers for each record by `RandomInputs`.
+
+    Args:
+        pipeline_fn: As for `DALITransform`.
+        batch_size: Number of records in a batch.
+        output_map: A name for each output of the graph.
+        drop_remainder: True drops the last batch where it is not whole.
+        pad, on_error, element_spec, writable, **call: As for `DALITransform`; a batch can't be
+            skipped.
+    """
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        batch_size: int,
+        output_map: Sequence[str],
+        *,
+        drop_remainder: bool = False,
+        pad: str | None = None,
+        on_error: str = "raise",
+        element_spec: Any = None,
+        **call: Any,
+    ):
+        if on_error == "skip":
+            raise ValueError("on_error='skip': Grain's Batch can't leave out a batch, use 'mask'")
+        transform = DALITransform(
+            pipeline_fn,
+            batch_size=batch_size,
+            output_map=output_map,
+            drop_remainder=drop_remainder,
+            pad=pad,
+            prefetch=1,
+            on_error=on_error,
+            element_spec=element_spec,
+            **call,
+        )
+        super().__init__(
+            batch_size=batch_size, drop_remainder=drop_remainder, batch_fn=_Decode(transform)
+        )
+
+
+class _Decode:
+    """A function of a list of records to a batch; pickles, and builds its pipeline where it is."""
+
+    def __init__(self, transform: DALITransform):
+        self._transform = transform
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._decoder: Decoder | None = None
+        self._waiting: list[Pulled] = []
+
+    def __call__(self, values: Sequence[Any]) -> dict[str, Any]:
+        pulled = Pulled(list(values), None, lambda row: f"record {row} of the batch")
+        if self._transform.pad:
+            pulled = pulled.padded(self._transform.batch_size)
+        with self._lock:
+            try:
+                return self._decoded(pulled)
+            except BaseException:  # whatever is left of this batch must not meet the next one
+                if self._decoder is not None:
+                    self._decoder.close()
+                self._decoder = None
+                raise
+
+    def _decoded(self, pulled: Pulled) -> dict[str, Any]:
+        if self._decoder is None:
+            self._decoder = self._transform.decoder(self._pull, self._seek, DEFAULT_SEED)
+        decoder = self._decoder
+        self._waiting = [pulled]
+        decoder.again()
+        decoder.start()
+        drawing = decoder.stateful()
+        if drawing:
+            raise ValueError(
+                f"the operators {drawing} draw random numbers, which DALIBatch could not draw "
+                "again after a restore: draw them for each record by RandomInputs, or use "
+                "DALITransform or DALIDataLoader"
+            )
+        try:
+            return self._transform.delivered(decoder.next())
+        except StopIteration:
+            raise RecordError(decoder.errors[-1].message) from None
+
+    def _seek(self, place: Place) -> None:
+        """There is nothing to go back to: each call gives its own records."""
+
+    def _pull(self) -> Pulled:
+        if not self._waiting:
+            raise StopIteration
+        return self._waiting.pop()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_transform": self._transform}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+
+class RandomInputs(grain.transforms.RandomMap):
+    """Numbers drawn for each record, which the graph takes as inputs.
+
+    The numbers of a record depend on its index and the seed of the dataset or sampler alone,
+    not on the batch or the step; over a `DALIDataLoader` or a slice of a dataset not on the number
+    of shards either. Put it on a MapDataset
+    (``ds.seed(1).random_map(RandomInputs(angle=(-10, 10)))``) or among a loader's operations::
+
+        def graph(image, angle):
+            return fn.rotate(fn.decoders.image(image), angle=angle, keep_size=True)
+
+    Args:
+        **draws: For each new key of the records the bounds (low, high) of a uniform float32, or
+            a function of a numpy.random.Generator.
+    """
+
+    def __init__(self, **draws: tuple[float, float] | Callable[[np.random.Generator], Any]):
+        self._draws = draws
+
+    def random_map(self, element: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """The record with its numbers.
+
+        Raises:
+            TypeError: If the record is no dict.
+            ValueError: If it has one of the keys.
+        """
+        if not isinstance(element, Mapping):
+            raise TypeError(f"RandomInputs needs records that are dicts, not {element!r:.80}")
+        twice = sorted(set(element) & set(self._draws))
+        if twice:
+            raise ValueError(f"the records have {twice} already: name the random inputs otherwise")
+        drawn = {
+            name: draw(rng) if callable(draw) else np.float32(rng.uniform(*draw))
+            for name, draw in self._draws.items()
+        }
+        return {**element, **drawn}

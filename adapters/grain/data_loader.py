@@ -1,0 +1,305 @@
+"""`DALIDataLoader`: Grain's sampler and data source, DALI as the last stage, elastic states."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from ...core.config import IteratorConfig
+from ...core.pipeline.batch import fed_pipelines
+from ...core.pipeline.record_queue import Place, Pulled
+from ...core.seeds import DEFAULT_SEED, shard_seed
+from ...core.state.codec import brief
+from ...core.state.fingerprint import StateError, digest
+from ...core.stats import InputStats
+from .loader_steps import Steps, pack_rows, row_name
+from .packing import unpacked
+from .transform import DALITransform
+
+__all__ = ["DALIDataLoader"]
+
+
+class DALIDataLoader:
+    """`grain.DataLoader` with DALI as its last stage, and a global batch over a mesh.
+
+    The state is the global step: a run that was saved on two processes of two devices goes on
+    on one of four, with the same records in the same order. So are the pixels, where random
+    numbers are drawn for each record (`RandomInputs`) or not at all. Random operators of DALI
+    follow from (seed, global step, shard): a graph with them goes on bit by bit on the same
+    number of shards, and is refused on another one unless ``other_randomness`` says so.
+
+    Args:
+        data_source: As for grain.DataLoader; a random access data source.
+        sampler: As there, not sharded: the processes and ``sharding`` say the shards.
+        operations: grain.transforms.Map and RandomMap, applied to each record.
+        pipeline_fn, output_map: The graph; see `DALITransform`.
+        batch_size: The global batch, over all processes.
+        sharding: How batches are placed over devices; each process reads and decodes the rows
+            that its devices hold.
+        shard_options: Without ``sharding``: the part of each batch that this process gets.
+        drop_remainder: True drops the last batch where it is not whole.
+        pad: "mask": it is filled up, and batches have an array "mask".
+        worker_count: Number of processes that read records, and hand them over as
+            `pack_records` does; 0 reads in threads.
+        worker_buffer_size: Batches that each of them reads ahead.
+        read_options: grain.ReadOptions, counted in batches.
+        other_randomness: Whether a state may go on on another number of shards, though
+            DALI's random operators then draw other numbers.
+        prefetch, on_error, element_spec, allow_changes, writable, **call: As for
+            `DALITransform`.
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+    """
+
+    def __init__(
+        self,
+        data_source: Any,
+        sampler: Any,
+        operations: Sequence[Any] = (),
+        *,
+        pipeline_fn: Callable[..., Any],
+        output_map: Sequence[str],
+        batch_size: int,
+        sharding: Any = None,
+        shard_options: grain.sharding.ShardOptions | None = None,
+        drop_remainder: bool = False,
+        pad: str | None = None,
+        worker_count: int = 0,
+        worker_buffer_size: int = 1,
+        read_options: grain.ReadOptions | None = None,
+        other_randomness: bool = False,
+        **call: Any,
+    ):
+        own = getattr(sampler, "_shard_options", None)
+        if isinstance(own, grain.sharding.ShardOptions) and own.shard_count > 1:
+            raise ValueError(
+                f"the sampler is sharded ({own}): give it no shard_options, the loader's sharding "
+                "or shard_options say what each process reads"
+            )
+        for operation in operations:
+            if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):
+                raise ValueError(
+                    f"operation {operation!r} is no grain.transforms.Map or RandomMap: what drops, "
+                    "adds or batches records can't be resumed by the step alone. Use "
+                    "ds.pipe(DALITransform(...)) for it"
+                )
+        options = shard_options or grain.sharding.NoSharding()
+        parts, index = options.shard_count, options.shard_index
+        if parts > 1 and sharding is not None:
+            raise ValueError("shard_options with sharding, which says the shards: leave one out")
+        if parts > 1 and batch_size % parts:
+            raise ValueError(f"the {parts} shards don't divide batch_size={batch_size}")
+        if parts > 1 and not (drop_remainder or pad):
+            raise ValueError(
+                "the last batch may have no record for a shard: pass drop_remainder=True, or "
+                "pad='mask'"
+            )
+        if parts > 1 and call.get("on_error") == "skip":
+            raise ValueError(
+                "on_error='skip' with several shards, one of which would then be a batch ahead of "
+                "the others: use 'mask'"
+            )
+        batch_size = operator.index(batch_size)
+        self.takes_seed = call.get("seed") is None
+        seed = operator.index(call.get("seed") or DEFAULT_SEED)
+        call["seed"] = shard_seed(seed, index)  # shards draw different numbers
+        self._transform = DALITransform(
+            pipeline_fn,
+            batch_size=batch_size // parts,
+            output_map=output_map,
+            drop_remainder=drop_remainder,
+            pad=pad,
+            sharding=sharding,
+            **call,
+        )
+        rows = [range(index * (batch_size // parts), (index + 1) * (batch_size // parts))]
+        self.num_shards = parts
+        self.shard = index
+        if sharding is not None:
+            config = IteratorConfig(output_map=tuple(output_map), sharding=sharding)
+            _, size, shards = fed_pipelines(config, batch_size, call)
+            rows = [range(s.shard_id * size, (s.shard_id + 1) * size) for s in shards]
+            self.num_shards = shards[0].num_shards
+        self._steps = Steps(
+            data_source,
+            sampler,
+            tuple(operations),
+            batch_size,
+            tuple(row for own in rows for row in own),
+            drop_remainder,
+            bool(pad),
+        )
+        self._workers = grain.MultiprocessingOptions(worker_count, worker_buffer_size)
+        self._read = read_options or grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+        self.other_randomness = other_randomness
+        self.described = {
+            "batch_size": batch_size,
+            "sampler": _short(repr(sampler)),
+            "data_source": _short(repr(data_source)),
+        }
+        self.seed = seed
+
+    def __iter__(self) -> DALIDataLoaderIterator:
+        return DALIDataLoaderIterator(self, self._transform)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of global batches."""
+        return len(self._steps)
+
+    def records(self, step: int) -> grain.DatasetIterator:
+        """The records of the batches from a step on."""
+        steps = self._steps[step:] if step else self._steps
+        workers = self._workers.num_workers
+        ds: Any = (steps.map(pack_rows) if workers else steps).to_iter_dataset(self._read)
+        if workers:
+            ds = ds.mp_prefetch(self._workers)
+        iterator: grain.DatasetIterator = ds.__iter__()
+        return iterator
+
+
+def _short(text: str) -> str:
+    """What Python says of an object, without the address that is another one in each process."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)
+    return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
+
+
+class DALIDataLoaderIterator(grain.DatasetIterator):
+    """Iterates over a `DALIDataLoader`."""
+
+    def __init__(self, loader: DALIDataLoader, transform: DALITransform):
+        super().__init__()
+        self._loader = loader
+        self._records: grain.DatasetIterator | None = None
+        self._decoder = transform.decoder(self._pull, self._seek, 0, by_step=True)
+        self._deliver = transform.delivered
+        self._seed = loader.seed
+        self._drawing = -1  # whether the graph has random operators, once that is known
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        return self._deliver(self._decoder.next())
+
+    def _pull(self) -> Pulled:
+        if self._records is None:
+            self._records = self._loader.records(self._decoder.pulled_next)
+        try:
+            handed_over, valid = next(self._records)
+            rows = unpacked(handed_over)
+        except StopIteration:
+            raise
+        except BaseException:  # Grain's reader goes on behind what failed: read it again
+            self._stop()
+            raise
+        mask = None if all(valid[: len(rows)]) else np.array(valid)
+        return Pulled(
+            [row["record"] for row in rows],
+            None,
+            lambda row: row_name(rows[row]),
+            mask,
+        )
+
+    def _seek(self, place: Place) -> None:
+        """Has the records be read again behind a batch that was delivered."""
+        self._stop()
+
+    @property
+    def errors(self) -> tuple[Any, ...]:
+        """The batches that were skipped, or that have masked records, in this process."""
+        return tuple(self._decoder.errors)
+
+    def get_state(self) -> dict[str, Any]:
+        """The global step, and what says that the data is the same; for any process."""
+        place = self._decoder.place
+        # The first state stays what it was before the pipelines were built.
+        if place.step and self._decoder.built:
+            self._drawing = int(bool(self._decoder.stateful()))
+        return {
+            "version": 1,
+            "step": place.step,
+            "random": self._drawing,
+            "graph": self._decoder.graph(place),
+            "shards": self._loader.num_shards,
+            **self._loader.described,
+            "seed": self._seed,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on at a global step, whatever the number of processes that it was saved on.
+
+        Raises:
+            ValueError: If it is no state, of other data, or of another number of shards where
+                the graph draws random numbers; nothing has changed.
+        """
+        now = self.get_state()
+        if not isinstance(state, dict) or {k: type(v) for k, v in state.items()} != {
+            k: type(v) for k, v in now.items()
+        }:
+            raise StateError(f"no state of a DALIDataLoader: {brief(state)}")
+        takes_seed = self._loader.takes_seed and 0 <= state["seed"] < 1 << 63
+        lines = [
+            f"{k}: {state[k]} -> {now[k]}"
+            for k in ("version", *self._loader.described, "seed")
+            if state[k] != now[k] and not (k == "seed" and takes_seed)
+        ]
+        if lines:
+            raise StateError.of_other_data(lines)
+        self._decoder.check("", state["graph"])
+        if state["random"] not in (-1, 0, 1) or state["shards"] < 1:
+            raise StateError(
+                f"the state is damaged: random is {state['random']}, shards {state['shards']}"
+            )
+        if not 0 <= state["step"] <= self._loader.num_steps:
+            raise StateError(
+                f"the state is at step {state['step']}, which is none of the loader's "
+                f"{self._loader.num_steps}: it was changed after get_state()"
+            )
+        moved = state["shards"] != now["shards"] and not self._loader.other_randomness
+        if moved and state["random"] == 1:
+            raise StateError(
+                f"the state is of {state['shards']} shards, here are {now['shards']}, and the "
+                "graph's random operators draw other numbers for them: draw them for each "
+                "record (RandomInputs), or pass other_randomness=True to go on all the same"
+            )
+        with self._decoder.lock:
+            self._stop()
+            if state["seed"] != self._seed:
+                self._seed = state["seed"]
+                self._decoder.set_seed(shard_seed(self._seed, self._loader.shard))
+            self._drawing = state["random"]
+            self._decoder.restore(state["step"], None, graph=state["graph"])
+
+    def _get_next_index(self) -> int:
+        return self._decoder.place.step
+
+    def _set_next_index(self, index: int) -> None:
+        self.set_state(self.get_state() | {"step": index})
+
+    def start_prefetch(self) -> None:
+        """Reads the first records, builds the pipelines and schedules runs."""
+        self._assert_not_closed()
+        self._decoder.start_prefetch()
+
+    def _stop(self) -> None:
+        records, self._records = self._records, None
+        if records is not None:
+            records.close()
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        return self._decoder.watch()
+
+    def close(self) -> None:
+        """Frees the pipelines and the readers; ``next()`` then raises ValueError."""
+        super().close()
+        self._decoder.close()
+        self._stop()
+
+    def __str__(self) -> str:
+        return "DALIDataLoaderIterator()"

@@ -1,0 +1,209 @@
+"""`DALIIterDataset`: a DALI reader as a ``grain.IterDataset``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grain
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from ...core.arguments import whole_number
+from ...core.config import Separate
+from ...core.iterator.data_iterator import IteratorFunction, data_iterator
+from ...core.iterator.epoch_stream import BatchStream
+from ...core.pipeline.arrays import writable
+from ...core.pipeline.function_source import default_device_id, function_parameters
+from ...core.state import codec as state_lib
+from ...core.stats import InputStats
+from .transform import check_policy, element_spec, refuse_gpu_in_worker
+
+__all__ = ["DALIIterDataset"]
+
+
+# What the adapter says by itself.
+_SET_HERE = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "separate"}
+
+_NO_INDEX = (
+    "a DALI reader counts epochs and batches, and goes to none by one number: use get_state() and "
+    "set_state()"
+)
+
+
+class DALIIterDataset(grain.IterDataset):
+    """A DALI reader as a Grain dataset of batches.
+
+    Args:
+        iterator_fn: What `dalijax.data_iterator` returned, or a plain graph function with
+            ``output_map`` and ``reader_name`` among the further arguments.
+        num_epochs: Number of epochs, each batched by itself; None for no end.
+        drop_remainder: True drops an epoch's last batch where it is not whole. False delivers
+            it smaller, or, with ``pad="mask"``, whole and with a mask.
+        pad: "mask": batches are whole and have an array "mask", bool of shape [batch], False
+            at the padding.
+        shard_options: grain.ShardOptions: the reader reads this shard of the data, the same
+            in every epoch. Default: all of it.
+        sharding: A jax.sharding.Sharding: batches are global arrays, and it says the shards.
+        writable: As for `DALITransform`.
+        **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``:
+            batch_size, num_threads, seed, ...
+
+    Elements are dicts of NumPy arrays for CPU pipelines and of jax.Arrays for GPU ones. Their
+    iterators build pipelines when the first batch is asked for. States are below 1 KiB.
+
+    Raises:
+        ValueError: If arguments exclude one another or what ``iterator_fn`` was made with.
+            When the first batch is asked for: if the reader runs on into the next epoch
+            (pad_last_batch) or from shard to shard (stick_to_shard).
+    """
+
+    def __init__(
+        self,
+        iterator_fn: IteratorFunction | Callable[..., Any],
+        *,
+        num_epochs: int | None = 1,
+        drop_remainder: bool = False,
+        pad: str | None = None,
+        shard_options: grain.sharding.ShardOptions | None = None,
+        sharding: Any = None,
+        writable: bool = False,
+        **call: Any,
+    ):
+        super().__init__()
+        if num_epochs is not None:
+            what = "at least 1, a whole number, or None for no end"
+            num_epochs = whole_number("num_epochs", num_epochs, what, 1)
+        if not isinstance(iterator_fn, IteratorFunction):
+            names = {k: call.pop(k) for k in ("output_map", "reader_name") if k in call}
+            if "output_map" not in names:
+                raise ValueError(
+                    f"{iterator_fn!r} is no iterator function: decorate it with "
+                    "dalijax.data_iterator, or pass output_map= and reader_name= here"
+                )
+            iterator_fn = data_iterator(iterator_fn, **names)
+        set_here = sorted(_SET_HERE & set(call) - function_parameters(iterator_fn.pipeline_fn))
+        if set_here:
+            raise ValueError(
+                f"{set_here} are not for DALIIterDataset: drop_remainder, pad and num_epochs say "
+                "how an epoch ends, shard_options or sharding what is read"
+            )
+        if iterator_fn.config.devices is not None:
+            raise ValueError("devices= is pmap's layout, which Grain has not: pass sharding=")
+        sharding = iterator_fn.config.sharding if sharding is None else sharding
+        check_policy(drop_remainder, pad, sharding)
+        policy = LastBatchPolicy.FILL if pad else LastBatchPolicy.PARTIAL
+        options = shard_options or grain.sharding.NoSharding()
+        if sharding is not None and options.shard_count > 1:
+            raise ValueError(
+                "shard_options with sharding, which says the shards by itself: leave one out"
+            )
+        self._iterator_fn = iterator_fn.adapted(
+            "DALIIterDataset",
+            auto_reset=False,
+            last_batch_policy=LastBatchPolicy.DROP if drop_remainder else policy,
+            mask="mask" if pad else None,
+            sharding=sharding,
+            separate=Separate(
+                num_epochs, options.shard_count if options.drop_remainder else 1, alone=True
+            ),
+        )
+        self._num_epochs = num_epochs
+        self._writable = writable
+        self._shard = (options.shard_index, options.shard_count)
+        self._call = call
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Restricts the dataset to every n-th of its shards, for Grain's worker processes."""
+        del sequential_slice
+        if self._iterator_fn.config.sharding is not None:
+            raise ValueError(
+                "a dataset over a sharding can't be split among Grain's workers or threads: DALI "
+                "has threads of its own (num_threads), leave them out"
+            )
+        index, count = self._shard
+        step = sl.step or 1
+        self._shard = (index * step + (sl.start or 0), count * step)
+
+    def __iter__(self) -> DALIDatasetIterator:
+        return DALIDatasetIterator(self._stream(), self._writable)
+
+    def _stream(self) -> BatchStream:
+        call, iterator_fn = dict(self._call), self._iterator_fn
+        if iterator_fn.config.sharding is None:
+            on_gpu = call.setdefault("device_id", default_device_id()) is not None
+            refuse_gpu_in_worker(on_gpu)
+            if iterator_fn.config.as_numpy is None:
+                if "as_numpy" not in function_parameters(iterator_fn.pipeline_fn):
+                    call.pop("as_numpy", None)  # the device says it
+                iterator_fn = iterator_fn.adapted("DALIIterDataset", as_numpy=not on_gpu)
+            self._add_shard(call)
+        return iterator_fn.stream(self._num_epochs, **call)
+
+    def _add_shard(self, call: dict[str, Any]) -> None:
+        index, count = self._shard
+        if count > 1:
+            if {"shard_id", "num_shards"} & set(call):
+                raise ValueError("shard_id and num_shards come from shard_options: leave them out")
+            own = function_parameters(self._iterator_fn.pipeline_fn)
+            seed = None if "seed" in own else call.pop("seed", None)
+            call |= self._iterator_fn.of_shard(index, count, seed)
+
+    @property
+    def _element_spec(self) -> Any:
+        with self._stream().iterator as iterator:
+            spec = iterator.element_spec
+        varies = self._iterator_fn.config.last_batch_policy is LastBatchPolicy.PARTIAL
+        return element_spec(spec, varies)
+
+    def __str__(self) -> str:
+        index, count = self._shard
+        return f"DALIIterDataset({self._iterator_fn.__name__}, shard {index} of {count})"
+
+
+class DALIDatasetIterator(grain.DatasetIterator):
+    """Iterates over a `DALIIterDataset`."""
+
+    def __init__(self, stream: BatchStream, writable: bool = False):
+        super().__init__()
+        self._stream = stream
+        self._writable = writable
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        batch = next(self._stream)
+        return writable(batch) if self._writable else batch
+
+    def get_state(self) -> dict[str, Any]:
+        """The position of the consumer, below 1 KiB; it builds no pipeline."""
+        return state_lib.shortened(self._stream.get_state())
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where a state says.
+
+        Raises:
+            ValueError: If it is no state, or one of other data; nothing has changed.
+        """
+        self._stream.set_state(state)
+
+    def _get_next_index(self) -> int:
+        raise ValueError(_NO_INDEX)
+
+    def _set_next_index(self, index: int) -> None:
+        raise ValueError(_NO_INDEX)
+
+    def start_prefetch(self) -> None:
+        """Builds the pipelines and schedules runs; waits for none."""
+        self._assert_not_closed()
+        self._stream.start_prefetch()
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        return self._stream.watch()
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError."""
+        super().close()
+        self._stream.close()
+
+    def __str__(self) -> str:
+        return "DALIDatasetIterator()"

@@ -1,0 +1,88 @@
+"""The records of each global batch, by its number: what a `DALIDataLoader` reads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import grain
+
+from .packing import pack_records
+
+__all__: list[str] = []
+
+Row = dict[str, Any]  # "index" of the record, its "key", and the "record"
+
+
+class Steps(grain.MapDataset):
+    """The rows of each global batch that this process feeds, by the number of the batch."""
+
+    def __init__(
+        self,
+        data_source: Any,
+        sampler: Any,
+        operations: Sequence[Any],
+        batch_size: int,
+        rows: Sequence[int],
+        drop_remainder: bool,
+        pad: bool,
+    ):
+        super().__init__()
+        self._source = data_source
+        self._sampler = sampler
+        self._operations = operations
+        self._batch_size = batch_size
+        self._rows = rows
+        self._pad = pad
+        self._records = len(sampler) if hasattr(sampler, "__len__") else sys.maxsize
+        whole, rest = divmod(self._records, batch_size)
+        self._length = whole + (rest > 0 and not drop_remainder)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        if index >= self._length:
+            raise IndexError(f"step {index} of {self._length}")
+        start = index * self._batch_size
+        # A padded row is the last record of the batch, whichever process holds that.
+        last = min(start + self._batch_size, self._records) - 1
+        numbers = [start + row for row in self._rows]
+        valid = [number <= last for number in numbers]
+        if not self._pad:
+            numbers = [number for number in numbers if number <= last]
+        metadata = [self._sampler[min(number, last)] for number in numbers]
+        keys = [one.record_key for one in metadata]
+        if hasattr(self._source, "__getitems__"):
+            records = list(self._source.__getitems__(keys))
+        else:
+            records = [self._source[key] for key in keys]
+        rows: list[Row] = []
+        for one, record in zip(metadata, records, strict=True):
+            for operation in self._operations:
+                if isinstance(operation, grain.transforms.Map):
+                    record = operation.map(record)
+                elif one.rng is None:
+                    raise ValueError(
+                        f"{operation!r} draws random numbers, and the sampler has no seed: pass "
+                        "seed= to the sampler"
+                    )
+                else:
+                    record = operation.random_map(record, one.rng)
+            rows.append({"index": one.index, "key": one.record_key, "record": record})
+        return rows, valid
+
+
+def pack_rows(element: Any) -> Any:
+    """The rows of a batch as worker processes hand them over."""
+    rows, valid = element
+    return pack_records(rows), valid
+
+
+def row_name(row: Row) -> str:
+    """What a row's record is called in errors."""
+    key = row["key"]
+    return f"record {row['index']} (key {bytes(key) if isinstance(key, memoryview) else key!r})"

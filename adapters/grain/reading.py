@@ -1,0 +1,209 @@
+"""Reading the records of a Grain dataset, past holes and past those whose reading fails."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import grain
+from grain import experimental
+from grain._src.python.dataset.transformations import prefetch
+
+from ...core.pipeline.record_queue import ReadError
+from .packing import unpacked
+
+__all__: list[str] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """Stands for a record whose reading raised."""
+
+    error: Exception
+
+
+class RecordLists(grain.MapDataset):
+    """Lists of a MapDataset's records, so many in each but for holes (None), which are left out.
+
+    Grain's own ``batch`` refuses datasets with holes, and loses the other records of a batch in
+    which one raises.
+    """
+
+    def __init__(self, parent: grain.MapDataset, rows: int):
+        super().__init__(parent)
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return -(-len(self._parent) // self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        epoch, index = divmod(index, len(self))
+        records, size = [], len(self._parent)
+        for at in range(index * self._rows, min(size, (index + 1) * self._rows)):
+            try:
+                record = self._parent[epoch * size + at]
+            except Exception as error:
+                record = _Failure(error)
+            if record is not None:
+                records.append(record)
+        return records or None  # a hole itself, which Grain counts and passes over
+
+    def __str__(self) -> str:
+        return f"RecordLists(rows={self._rows})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """A position between two batches.
+
+    Attributes:
+        parent: The state of the parent.
+        records: Number of records behind it.
+        skip: Number of entries of the parent's next list that are behind it.
+        failed: Entries after ``parent``, by number, whose exception was raised already.
+    """
+
+    parent: Any
+    records: int = 0
+    skip: int = 0
+    failed: tuple[int, ...] = ()
+
+
+class Reader:
+    """Reads the records of one batch after the other.
+
+    Args:
+        parent: An iterator of records, or of lists of them, each of which is a batch.
+        rows: Number of records in a batch.
+        lists: Whether the parent is one of `RecordLists`, which are joined and cut.
+
+    Attributes:
+        position: Behind the last batch that was read.
+    """
+
+    def __init__(self, parent: grain.DatasetIterator, rows: int, lists: bool):
+        self._parent = parent
+        self._rows = rows
+        self._lists = lists
+        self._source = _source(parent)
+        self._begin(Position(parent.get_state()))
+
+    def _begin(self, position: Position) -> None:
+        """Notes where the parent stands."""
+        self.position = position
+        self._failed = list(position.failed)
+        self._entries = 0  # that were read after position.parent
+        self._gathered: list[Any] = []
+        self._list: list[Any] = []
+        self._used = 0
+        self._before_list = position.parent
+
+    def go_to(self, position: Position) -> None:
+        """Goes on at a position."""
+        self._parent.set_state(copy.deepcopy(position.parent))
+        self._begin(position)
+
+    def again(self) -> None:
+        """Reads again what was read behind the position, but for what raised."""
+        self.go_to(dataclasses.replace(self.position, failed=tuple(self._failed)))
+
+    def batch(self, whole: bool) -> list[Any]:
+        """The records of the next batch.
+
+        Args:
+            whole: Whether batches of fewer rows are left out.
+
+        Raises:
+            StopIteration: At the end.
+            ReadError: If the reading of a record raised; the records before it are kept.
+        """
+        count = self.position.records
+        try:
+            while True:
+                records = self._next_batch()
+                count += len(records)
+                if not whole or len(records) >= self._rows:
+                    break
+                self._gathered = []
+        except (StopIteration, ReadError):
+            raise
+        except BaseException:  # some records were read: they are read again
+            self.again()
+            raise
+        cut = self._used < len(self._list)
+        left, used = self._list, self._used
+        state = self._before_list if cut else self._parent.get_state()
+        self._begin(Position(state, count, used if cut else 0))
+        if cut:
+            self._list, self._used, self._entries = left, used, used
+        return records
+
+    def _next_batch(self) -> list[Any]:
+        while len(self._gathered) < self._rows:
+            try:
+                entry = self._entry()
+            except StopIteration:
+                if not self._gathered:
+                    raise
+                break
+            if isinstance(entry, list) and not self._gathered:
+                return entry
+            self._gathered.append(entry)
+        return self._gathered
+
+    def _entry(self) -> Any:
+        """The next record, or the next list of a batch's."""
+        while True:
+            entry = self._next_of_list() if self._lists else self._next_of_parent()
+            number = self._entries
+            self._entries += 1
+            # What raised before a state was saved is left out after it, too.
+            if entry is None or number < self.position.skip or number in self._failed:
+                continue
+            if isinstance(entry, _Failure):
+                self._failed.append(number)
+                raise ReadError(
+                    dataclasses.replace(self.position, failed=tuple(self._failed))
+                ) from entry.error
+            return entry
+
+    def _next_of_list(self) -> Any:
+        if self._used == len(self._list):
+            self._before_list = self._parent.get_state()
+            self._list, self._used = next(self._parent), 0
+        self._used += 1
+        return self._list[self._used - 1]
+
+    def _next_of_parent(self) -> Any:
+        before = self._where()
+        try:
+            return unpacked(next(self._parent))
+        except StopIteration:
+            raise
+        except Exception as error:
+            if self._where() == before:
+                if self._source is None:  # it would raise again
+                    raise
+                # Grain's own reader goes on behind the record and counts on before it, so that its
+                # states repeat a record and its end is an IndexError; without threads it stays.
+                experimental.set_next_index(self._source, before + 1)
+            return _Failure(error)
+
+    def _where(self) -> Any:
+        """What tells whether the parent moved."""
+        if self._source is not None:
+            return experimental.get_next_index(self._source)
+        return self._parent.get_state()
+
+
+def _source(iterator: grain.DatasetIterator) -> grain.DatasetIterator | None:
+    """The iterator over a MapDataset that an iterator alone, and in its thread, reads from."""
+    while not prefetch.is_prefetch_iterator(iterator):
+        parents: Any = getattr(iterator, "_parents", ())
+        if len(parents) != 1:
+            return None
+        iterator = parents[0]
+    return iterator if isinstance(iterator, prefetch.PrefetchDatasetIterator) else None

@@ -1,0 +1,429 @@
+"""Grain's records through DALI: the transform of a dataset, and the operation of a loader."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import grain
+import jax
+from grain.experimental import ShapeDtypeStruct
+
+from ...core.arguments import checked_arguments, whole_number
+from ...core.config import IteratorConfig, difference_names
+from ...core.pipeline.arrays import writable
+from ...core.pipeline.batch import fed_pipelines
+from ...core.pipeline.function_source import default_device_id
+from ...core.pipeline.record_queue import Place, Pulled, check_fed
+from ...core.records.decoder import Decoder
+from ...core.seeds import ShardSeed
+from ...core.state.codec import brief
+from ...core.state.fingerprint import StateError
+from ...core.stats import InputStats
+from .reading import Position, Reader, RecordLists
+
+__all__ = ["DALITransform"]
+
+_DEEPEST = 100  # a state's levels; each transformation of Grain's adds one
+
+
+def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
+    """Raises ValueError where arguments about the last batch exclude one another."""
+    if pad not in (None, "mask"):
+        raise ValueError(f"pad must be None or 'mask', not {pad!r}")
+    if pad and drop_remainder:
+        raise ValueError(
+            "pad='mask' with drop_remainder=True: nothing is left to pad, leave one out"
+        )
+    if sharding is not None and not pad and not drop_remainder:
+        raise ValueError(
+            "the last batch is smaller, which a sharding does not allow: pass "
+            "drop_remainder=True to drop it, or pad='mask' to fill it up and mask the padding"
+        )
+
+
+def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
+    """Shape and dtype of each array; dimension 0 is None where the last batch is smaller."""
+    spec: dict[str, Any] = jax.tree.map(
+        lambda one: ShapeDtypeStruct((None, *one.shape[1:]) if varies else one.shape, one.dtype),
+        dict(batch),
+    )
+    return spec
+
+
+def refuse_gpu_in_worker(on_gpu: bool) -> None:
+    """Raises RuntimeError for a GPU pipeline in one of Grain's worker processes."""
+    from grain._src.python.dataset.transformations import process_prefetch
+
+    # Not public: where Grain does not say it, a worker's own error of CUDA must do.
+    in_worker = getattr(process_prefetch, "is_in_worker_process", lambda: False)
+    if on_gpu and in_worker():
+        raise RuntimeError(
+            "a GPU pipeline in a worker process of Grain, whose arrays could not leave it: decode "
+            "after the workers, by ds.mp_prefetch(...).pipe(DALITransform(...)) over the encoded "
+            "records or by DALIDataLoader, or pass device_id=None for a CPU pipeline"
+        )
+
+
+_PIPE = "it makes batches of a dataset's records, so write ds.pipe(DALITransform(...))"
+
+
+class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() to say the way
+    """Decodes and augments the records of a Grain dataset: ``ds.pipe(DALITransform(...))``.
+
+    Grain reads, shards, shuffles and checkpoints the records; DALI makes batches of them, and
+    works ahead. Takes a MapDataset, which it reads in whole batches; or an IterDataset of
+    records, or of a batch's records as a list or packed, as from
+    ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
+
+    Args:
+        pipeline_fn: The function of the graph, undecorated. Records that are dicts give its
+            parameters by their keys; keys that it does not take pass it by, batched. A
+            record that is bytes, text, a number or an array is its only parameter. Text
+            comes as UTF-8 (see `dalijax.fn.read_file` for paths).
+        batch_size: Number of records in a batch; with ``sharding`` the global one, of which
+            each process feeds the rows that it holds.
+        output_map: A name for each output of the graph.
+        drop_remainder: True drops the last batch where it is not whole.
+        pad: "mask": the last batch is filled up with its last record, and batches have an
+            array "mask", bool of shape [batch], False at the padding.
+        prefetch: Number of batches that DALI works ahead.
+        sharding: A jax.sharding.Sharding, or a dict of them by outputs: batches are global
+            arrays.
+        on_error: What becomes of a record that DALI can't decode. "raise": a RuntimeError that
+            names it, and the next call gives the next batch; "skip": the batch is left out;
+            "mask" (with ``pad="mask"``): a neighbour stands for it, masked out.
+        element_spec: What a record looks like, with objects that have shape and dtype, where
+            the first one doesn't say it.
+        read_options: grain.ReadOptions for a MapDataset, counted in batches.
+        allow_changes: ["graph"]: a state goes on although arguments of the graph's operators are
+            others than they were, as for progressive resizing.
+        writable: Whether NumPy arrays are copies that may be written to. Else those of DALI are
+            read-only views of its buffers, which an output may share with another one.
+        **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. ``seed``
+            left out is the dataset's (``ds.seed(...)``), or 0.
+
+    Elements are dicts: NumPy arrays of CPU pipelines, jax.Arrays of GPU ones, of shape
+    [batch, ...]; what passes the graph by is NumPy, text and bytes as object arrays. With
+    ``sharding`` all but text are global jax.Arrays. The state is the parent's at the last batch
+    delivered and the random state, below 300 bytes for a graph of ten random operators.
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+    """
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        *,
+        batch_size: int,
+        output_map: Sequence[str],
+        drop_remainder: bool = False,
+        pad: str | None = None,
+        prefetch: int = 2,
+        sharding: Any = None,
+        on_error: str = "raise",
+        element_spec: Any = None,
+        read_options: grain.ReadOptions | None = None,
+        allow_changes: Sequence[str] = (),
+        writable: bool = False,
+        **call: Any,
+    ):
+        check_policy(drop_remainder, pad, sharding)
+        what = "a whole number of {}, 1 or more"
+        batch_size = whole_number("batch_size", batch_size, what.format("records"), 1)
+        prefetch = whole_number("prefetch", prefetch, what.format("batches"), 1)
+        self.batch_size = batch_size
+        self.drop_remainder = drop_remainder
+        self.pad = pad
+        self.read_options = read_options
+        self.writable = writable
+        self._fn = pipeline_fn
+        self._on_error = on_error
+        self._spec = element_spec
+        self._call = {"prefetch_queue_depth": prefetch, **call}
+        self._settings = {
+            "output_map": output_map,
+            "mask": "mask" if pad else None,
+            "sharding": sharding,
+            "allow_changes": allow_changes,
+        }
+        if {*difference_names(allow_changes, "allow_changes")} - {"graph"}:
+            raise ValueError(f"allow_changes may have 'graph' alone here, not {allow_changes}")
+        # What is wrong is said where it is written.
+        check_fed(pipeline_fn, IteratorConfig(**self._settings), on_error)
+        self._call = checked_arguments(pipeline_fn, self._call)
+
+    def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
+        """The dataset of batches.
+
+        Raises:
+            TypeError: If it is no dataset.
+        """
+        if isinstance(ds, grain.IterDataset):
+            return _DecodedDataset(ds, self, lists=False)
+        if not isinstance(ds, grain.MapDataset):
+            raise TypeError(f"a DALITransform takes a dataset, not {ds!r:.80}: {_PIPE}")
+        options = self.read_options or grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+        lists = RecordLists(ds, self.local_rows()).to_iter_dataset(options)
+        return _DecodedDataset(lists, self, lists=True)
+
+    def map(self, element: Any) -> Any:
+        """Refuses to be applied to each record.
+
+        Raises:
+            TypeError: Always, with the way.
+        """
+        raise TypeError(f"a DALITransform is no transformation of single records: {_PIPE}")
+
+    def local_rows(self) -> int:
+        """Number of records that this process feeds for a batch."""
+        each, rows, _ = fed_pipelines(IteratorConfig(**self._settings), self.batch_size, self._call)
+        return rows * len(each)
+
+    def seed(self, default: int) -> int:
+        """The seed of the graph's random operators, where the dataset has this one."""
+        own = self._call.get("seed")
+        return default if own is None else int(own)
+
+    def takes_seed(self, default: int) -> bool:
+        """Whether nobody gave a seed, the dataset neither, so that a state may say it."""
+        left_out = isinstance(default, ShardSeed) and not default.given
+        return left_out and self._call.get("seed") is None
+
+    def made(self, seed: int) -> str:
+        """What must be alike for a state to go on, as far as it is known at once."""
+        last = "drop" if self.drop_remainder else self.pad or "keep"
+        return f"{self.local_rows()} {last} {self.seed(seed)}"
+
+    def delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch as it is delivered."""
+        return writable(batch) if self.writable else batch
+
+    def decoder(
+        self,
+        pull: Callable[[], Pulled],
+        seek: Callable[[Place], None],
+        seed: int,
+        by_step: bool = False,
+    ) -> Decoder:
+        """What decodes the batches that ``pull`` gives from where ``seek`` last put it.
+
+        Raises:
+            RuntimeError: For a GPU pipeline in a worker process of Grain.
+        """
+        call = dict(self._call)
+        call["seed"] = self.seed(seed)
+        on_gpu = False
+        if self._settings["sharding"] is None:
+            on_gpu = call.setdefault("device_id", default_device_id()) is not None
+            refuse_gpu_in_worker(on_gpu)
+        as_numpy = None if self._settings["sharding"] is not None else not on_gpu
+        config = IteratorConfig(**self._settings, as_numpy=as_numpy)
+        each, rows, _ = fed_pipelines(config, self.batch_size, call)
+        for name in each[0]:
+            call.pop(name, None)
+        return Decoder(
+            self._fn, config, call, each, rows, pull, seek, self._on_error, self._spec, by_step
+        )
+
+
+class _DecodedDataset(grain.IterDataset):
+    """The batches that a `DALITransform` makes of its parent's records."""
+
+    def __init__(self, parent: grain.IterDataset, transform: DALITransform, lists: bool):
+        super().__init__(parent)
+        self._transform = transform
+        self._lists = lists
+
+    def __iter__(self) -> DecodedIterator:
+        seed = self._default_seed
+        return DecodedIterator(
+            self._parent.__iter__(),
+            self._transform,
+            ShardSeed.of(None if seed is None else int(seed), 0),
+            self._lists,
+        )
+
+    @property
+    def _element_spec(self) -> Any:
+        iterator = self.__iter__()
+        batch = next(iterator, None)
+        iterator.close()
+        if batch is None:
+            raise ValueError("there is no record that would say what the elements are")
+        return element_spec(batch, not (self._transform.drop_remainder or self._transform.pad))
+
+    def __str__(self) -> str:
+        return f"DALITransform(batch_size={self._transform.batch_size})"
+
+
+def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
+    """Whether a parent's state may be one, by its present one: Grain's keep their keys and types.
+
+    What either has in another place, an iterator more or less, is left to the parent.
+    """
+    if depth > _DEEPEST or (depth == 0 and type(saved) is not type(now)):
+        return False
+    if isinstance(saved, dict) and isinstance(now, dict):
+        return all(_is_like(saved[k], now[k], depth + 1) for k in {*saved} & {*now})
+    if isinstance(saved, (list, tuple)) and isinstance(now, (list, tuple)):
+        return all(_is_like(a, b, depth + 1) for a, b in zip(saved, now))
+    if isinstance(now, (bool, int, float, str)):
+        lower = type(saved) is int and isinstance(now, int) and saved < 0 <= now
+        return type(saved) is type(now) and not lower
+    return True
+
+
+class DecodedIterator(grain.DatasetIterator):
+    """Iterates over a dataset behind a `DALITransform`."""
+
+    def __init__(
+        self, parent: grain.DatasetIterator, transform: DALITransform, seed: int, lists: bool
+    ):
+        super().__init__(parent)
+        self._transform = transform
+        self._rows = transform.local_rows()
+        self._decoder = transform.decoder(self._pull, self._seek, seed)
+        # A MapDataset's position counts batches, an IterDataset's records.
+        self._made = f"{transform.made(seed)}{' lists' if lists else ''}"
+        self._takes_seed = transform.takes_seed(seed)
+        self._reader = Reader(parent, self._rows, lists)
+        self._start = self._reader.position
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        return self._transform.delivered(self._decoder.next())
+
+    def _pull(self) -> Pulled:
+        """The records of the next batch."""
+        records = self._reader.batch(whole=self._transform.drop_remainder)
+        if len(records) > self._rows:
+            raise ValueError(
+                f"the parent gives lists of {len(records)} records, more than the {self._rows} of "
+                "a batch: batch the records by that number"
+            )
+        position, count = self._reader.position, len(records)
+        start = position.records - count
+        pulled = Pulled(
+            records,
+            position,
+            lambda row: f"record {start + min(row, count - 1)} of the stream",
+        )
+        return pulled.padded(self._rows) if self._transform.pad else pulled
+
+    @property
+    def errors(self) -> tuple[Any, ...]:
+        """The batches that were skipped, or that have masked records, in this process."""
+        return tuple(self._decoder.errors)
+
+    def get_state(self) -> dict[str, Any]:
+        """The parent's state at the last batch delivered, and the random state."""
+        place = self._decoder.place
+        position = place.after or self._start
+        return {
+            "parent": copy.deepcopy(position.parent),
+            "step": place.step,
+            "records": position.records,
+            "skip": position.skip,
+            "failed": list(position.failed),
+            "random": self._decoder.random_state(place),
+            "graph": self._decoder.graph(place),
+            "made": self._made,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where a state says.
+
+        Raises:
+            ValueError: If it is no state of such an iterator, or one of another transform, or
+                the parent refuses its part; nothing has changed. Before the first batch the graph
+                is not known, since the first record says its inputs: that it is another one, or
+                that ``random`` is damaged, is then said by the next call.
+        """
+        wanted: dict[str, Any] = {"step": int, "records": int, "skip": int, "failed": list}
+        wanted |= {"parent": None, "random": str, "graph": str, "made": str}
+        if (
+            not isinstance(state, dict)
+            or {*state} != {*wanted}
+            or not all(t is None or type(state[k]) is t for k, t in wanted.items())
+            or not all(type(number) is int for number in state["failed"])
+            or not all(0 <= n < 1 << 53 for n in (state["step"], state["records"]))
+            or min(state["skip"], *state["failed"], 0) < 0
+            or state["skip"] >= self._rows
+            or not _is_like(state["parent"], self._start.parent)
+        ):
+            raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
+        seed = self._seed_of(state["made"])
+        if state["made"] != self._made and seed is None:
+            told = f"rows, last batch, seed: {state['made']} -> {self._made}"
+            raise StateError.of_other_data([told])
+        with self._decoder.lock, self._with_seed(seed):
+            self._decoder.check(state["random"], state["graph"])
+            try:
+                parent = copy.deepcopy(state["parent"])
+                failed = tuple(state["failed"])
+                position = Position(parent, state["records"], state["skip"], failed)
+                self._reader.go_to(position)
+            except Exception as error:
+                self._reader.again()
+                raise StateError(
+                    f"the parent refuses its part of the state, {brief(state['parent'])}: {error!r}"
+                ) from error
+            self._start = position
+            self._decoder.restore(state["step"], position, state["random"], state["graph"])
+            self._made = state["made"]
+
+    def _seed_of(self, made: str) -> int | None:
+        """The seed of a state that differs in nothing else, where nobody gave one."""
+        saved, own = made.split(" "), self._made.split(" ")
+        alike = len(saved) == len(own) and saved[:2] + saved[3:] == own[:2] + own[3:]
+        known = self._takes_seed and alike and saved[2].isdecimal() and len(saved[2]) < 20
+        return int(saved[2]) if known else None
+
+    @contextlib.contextmanager
+    def _with_seed(self, seed: int | None) -> Iterator[None]:
+        """Has the pipelines have the seed of a state, unless the state is refused."""
+        if seed is None:
+            yield
+            return
+        before = self._decoder.set_seed(seed)
+        try:
+            yield
+        except BaseException:
+            self._decoder.set_seed(before)
+            raise
+
+    def _seek(self, place: Place) -> None:
+        """Has the parent go on behind a batch that was delivered."""
+        self._reader.go_to(place.after or self._start)
+
+    def _get_next_index(self) -> int:
+        return self._decoder.place.step
+
+    def _set_next_index(self, index: int) -> None:
+        if index != self._decoder.place.step:
+            raise ValueError(
+                f"no way to batch {index} without the state there, which has the random state and "
+                "the parent's: use get_state() and set_state()"
+            )
+
+    def start_prefetch(self) -> None:
+        """Reads the first records, builds the pipelines and schedules runs."""
+        self._assert_not_closed()
+        super().start_prefetch()
+        self._decoder.start_prefetch()
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        return self._decoder.watch()
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError."""
+        super().close()
+        self._decoder.close()
+
+    def __str__(self) -> str:
+        return "DALITransformIterator()"

@@ -1,0 +1,15 @@
+"""tf.data: a DALI pipeline in the place of a ``tf.data.Dataset`` in JAX training code.
+
+    from dalijax.adapters.tfdata import DALIDataset
+
+    ds = DALIDataset(iterator_fn, batch_size=128).repeat().prefetch(2)
+    for step, batch in zip(range(num_steps), ds):
+        images = batch["images"].numpy()
+
+It works without TensorFlow: specs are then jax.ShapeDtypeStructs, and there is no
+``tf.train.Checkpoint``.
+"""
+
+from .dataset import DALIDataset as DALIDataset
+
+__all__ = ["DALIDataset"]

@@ -1,0 +1,164 @@
+"""The iterators of a `dalijax.adapters.tfdata.DALIDataset`, and their elements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...core.stats import InputStats
+from .stepped_stream import ChainedStream
+
+try:
+    import tensorflow as tf
+except ImportError:
+    tf = None
+
+__all__ = ["plain", "scalar", "tf"]  # within the adapters; DALIDataset is what is public
+
+
+class Array(np.ndarray):
+    """A NumPy array that has the methods of a TensorFlow tensor that loops over tf.data call.
+
+    So have its elements: where NumPy gives a scalar, this gives an array without dimensions.
+    """
+
+    def numpy(self) -> Any:
+        """The array itself, without a copy; NumPy's scalar where it has no dimensions."""
+        return self.view(np.ndarray)[()]
+
+    _numpy = numpy
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return np.asarray(found).view(Array) if isinstance(found, np.generic) else found
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array")
+        return (self[number] for number in range(len(self)))
+
+
+def scalar(number: int) -> Array:
+    """A number as an array without dimensions, int64."""
+    return np.array(number, np.int64).view(Array)
+
+
+def plain(element: Any) -> Any:
+    """An element with plain arrays."""
+    return jax.tree_util.tree_map(lambda leaf: leaf.numpy(), element)
+
+
+_Base: Any = object if tf is None else tf.train.experimental.PythonState
+
+
+class DatasetIterator(_Base):
+    """Iterates over a `DALIDataset`; ``tf.train.Checkpoint(data=it)`` saves and restores it.
+
+    Args:
+        stream: The elements, from the start; it belongs to the iterator.
+        element_spec: Gives the specs of an element.
+    """
+
+    def __init__(self, stream: ChainedStream, element_spec: Callable[[], Any]):
+        self._stream = stream
+        self._element_spec = element_spec
+
+    def __iter__(self) -> DatasetIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next element.
+
+        Raises:
+            StopIteration: After the last one, on each call.
+            Exception: What the core's ``next()`` raises.
+        """
+        batch, numbers = self._stream.next()
+        element: Any = {name: np.asarray(own).view(Array) for name, own in batch.items()}
+        for number in reversed(numbers):
+            element = (scalar(number), element)
+        return element
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Raises:
+            tf.errors.OutOfRangeError: After the last one; StopIteration where there is no
+                TensorFlow.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            if tf is None:
+                raise
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence") from None
+
+    @property
+    def element_spec(self) -> Any:
+        """That of the dataset."""
+        return self._element_spec()
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the consumer stands, as a JSON value."""
+        return self._stream.get_state()
+
+    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
+        """Goes on where a state says.
+
+        Raises:
+            ValueError: If it is no state, or one of other data or steps; nothing has changed.
+        """
+        self._stream.set_state(state)
+
+    def serialize(self) -> bytes:
+        """The state, for ``tf.train.Checkpoint``."""
+        return json.dumps(self.get_state()).encode()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Goes on where a ``tf.train.Checkpoint`` says."""
+        self.set_state(string_value)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """Takes a snapshot for a checkpoint that is written later, on another thread.
+
+        TensorFlow traces this call from the second checkpoint on, hence the py_function.
+        """
+        if self not in object_map:
+            object_map[self] = _Snapshot()
+        snapshot = object_map[self]
+
+        def take() -> None:
+            snapshot.text = self.serialize()
+
+        if tf.executing_eagerly():
+            take()
+        else:
+            tf.py_function(take, [], [])
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        return self._stream.stream.watch()
+
+    def start_prefetch(self) -> None:
+        """Builds the pipelines and schedules runs; waits for none."""
+        self._stream.stream.start_prefetch()
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError."""
+        self._stream.stream.close()
+
+
+class _Snapshot(_Base):
+    """The state of an iterator at the call that asked for an asynchronous checkpoint."""
+
+    text = b""
+
+    def serialize(self) -> bytes:
+        return self.text
+
+    def deserialize(self, string_value: bytes) -> None:
+        self.text = string_value

@@ -1,0 +1,185 @@
+"""A stream of batches behind take, skip, repeat and enumerate."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.iterator.epoch_stream import BatchStream
+from ...core.pipeline.batch import Batch
+from ...core.pipeline.runner import BatchError
+from ...core.state import codec as state_lib
+from ...core.state.fingerprint import StateError
+from .steps import INFINITE, UNKNOWN, Step, element, length
+
+_FORMAT = "dalijax.chain"
+_KEYS = {"format", "index", "at", "found", "steps", "stream"}
+_MOST = 1 << 53  # of a count, as in every state
+
+
+def _damaged(counts: Sequence[object]) -> StateError:
+    return StateError(f"the state is damaged: its counts are {state_lib.brief(counts)}")
+
+
+def stream_length(stream: BatchStream) -> int:
+    """Number of batches of a whole stream, INFINITE, or UNKNOWN where only its source knows."""
+    if stream.num_epochs is None:
+        return INFINITE
+    try:
+        return len(stream)
+    except TypeError:
+        return UNKNOWN
+
+
+class ChainedStream:
+    """The elements of a chain over a stream.
+
+    Without steps, its states are those of the stream; else they have them within.
+
+    Args:
+        stream: The batches, from the start; it belongs to the chain.
+        chain: What was applied to it; see `dalijax.adapters.tfdata.steps`.
+    """
+
+    def __init__(self, stream: BatchStream, chain: Sequence[Step]):
+        self.stream = stream
+        self.chain = tuple(chain)
+        self._lock = threading.RLock()
+        self._index = 0  # of the next element
+        self._at = 0  # of the stream's next batch
+        self._found: int | None = None  # the stream's length, where its end said it
+        self._lost = False  # whether a call was broken off, so that `_at` may be wrong
+
+    def next(self) -> tuple[Batch, tuple[int, ...]]:
+        """The next batch, and the numbers that enumerations gave it, the last step's first.
+
+        Raises:
+            StopIteration: After the last one, on each call.
+            ValueError: If the stream is closed.
+            Exception: What ``next()`` of the stream raises. A batch that failed counts as an
+                element; anything else is tried again by the next call.
+        """
+        if not self.chain:
+            return next(self.stream), ()
+        with self._lock:
+            self.stream.iterator.opened()
+            self._settle()
+            self._lost = True
+            try:
+                made = self._next()
+            except (StopIteration, BatchError):
+                self._lost = False
+                raise
+            self._lost = False
+            return made
+
+    def _next(self) -> tuple[Batch, tuple[int, ...]]:
+        while True:
+            found = element(self.chain, self._total(), self._index)
+            if found is None:
+                raise StopIteration
+            at, numbers = found
+            if at < self._at:
+                self._rewind()
+            self._at += self.stream.skip(at - self._at)
+            if self._at == at:
+                try:
+                    batch = next(self.stream)
+                except StopIteration:
+                    pass
+                except BatchError:
+                    self._at += 1
+                    self._index += 1
+                    raise
+                else:
+                    self._at += 1
+                    self._index += 1
+                    return batch, numbers
+            # Its end says how long it is, where nobody knew, or batches that failed are left out.
+            if self._found == self._at:
+                raise StopIteration
+            self._found = self._at
+
+    def _total(self) -> int:
+        return stream_length(self.stream) if self._found is None else self._found
+
+    def _rewind(self) -> None:
+        self.stream.reset()
+        self._at = 0
+
+    def _settle(self) -> None:
+        """Goes by skipping, from the stream's start, to where it was before a call broke off."""
+        if self._lost:
+            self._rewind()
+            last = element(self.chain, self._total(), self._index - 1) if self._index else None
+            self._at += self.stream.skip(last[0] + 1 if last else 0)
+            self._lost = False
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the consumer stands, as a JSON value."""
+        if not self.chain:
+            return self.stream.get_state()
+        with self._lock:
+            self._settle()
+            return {
+                "format": _FORMAT,
+                "index": self._index,
+                "at": self._at,
+                "found": UNKNOWN if self._found is None else self._found,
+                "steps": [repr(step) for step in self.chain],
+                "stream": self.stream.get_state(),
+            }
+
+    def set_state(self, saved: Mapping[str, Any] | str | bytes) -> None:
+        """Goes on where a state says.
+
+        Raises:
+            StateError: If it is no state, or one of other data or steps; nothing has changed.
+        """
+        if not self.chain:
+            self.stream.set_state(saved)
+            return
+        state = state_lib.parsed(saved)
+        with self._lock:
+            self._settle()
+            mine = isinstance(state, Mapping) and state.get("format") == _FORMAT
+            if not mine or set(state) != _KEYS:
+                raise StateError(
+                    f"no state of this dataset, which has {[repr(s) for s in self.chain]}: "
+                    f"{state_lib.brief(state)}"
+                )
+            steps = [repr(step) for step in self.chain]
+            if state["steps"] != steps:
+                told = state_lib.brief(state["steps"])
+                raise StateError.of_other_data([f"steps: {told} -> {steps}"])
+            counts = [state[name] for name in ("index", "at", "found")]
+            if any(type(n) is not int or n >= _MOST for n in counts) or min(counts[:2]) < 0:
+                raise _damaged(counts)
+            before = self.stream.get_state()
+            self.stream.set_state(state["stream"])
+            if not self._fits(*counts):
+                self.stream.set_state(before)
+                raise _damaged(counts)
+            self._index, self._at, found = counts
+            self._found = found if found >= 0 else None
+
+    def _fits(self, index: int, at: int, found: int) -> bool:
+        """Whether the stream stands where a chain's counts have it."""
+        iterator, total = self.stream.iterator, stream_length(self.stream)
+        if total == UNKNOWN:
+            return True  # only the source knows
+        behind = iterator.total(iterator.epoch) + iterator.step
+        # Batches that failed and are left out are behind the stream, and not counted here.
+        missing = iterator.left_out
+        if not behind - missing <= at <= behind:
+            return False
+        if found != UNKNOWN and (total == INFINITE or not total - missing <= found <= total):
+            return False
+        known = total if found == UNKNOWN else found
+        last = element(self.chain, known, index - 1) if index else None
+        return at in (total, found) or at == (last[0] + 1 if last else 0)
+
+    def cardinality(self) -> int:
+        """Number of elements from the start, INFINITE, or UNKNOWN."""
+        return length(self.chain, stream_length(self.stream))

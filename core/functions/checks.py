@@ -1,0 +1,264 @@
+"""What the Python functions of a graph have in common: arguments, keys, and checks of results."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from nvidia.dali import Pipeline, fn, types
+from nvidia.dali.data_node import DataNode
+
+# Imported by `nvidia.dali` itself; its stubs do not have it.
+plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
+_log = logging.getLogger("dalijax")
+# What DALI has types for; bfloat16, float8 and complex numbers are none of them.
+KINDS = frozenset("?bBhHiIlLqQefd")
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's name, for messages."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def wants(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a keyword-only parameter of a name that nobody has filled in.
+
+    It has where the parameter has no default, or None, and what is around the function (partial
+    functions, jit, decorators) hands it on.
+    """
+    layer: Any = function
+    while True:
+        if isinstance(layer, functools.partial):
+            if name in layer.keywords:
+                return False
+            layer = layer.func
+            continue
+        wrapped = getattr(layer, "__wrapped__", None)
+        if wrapped is None or wrapped is layer:
+            break
+        if inspect.isfunction(layer) and not _takes(layer, name):
+            return False
+        layer = wrapped
+    return _takes(layer, name, alone=True)
+
+
+def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool:
+    """Whether a function can be called with a keyword; alone: and has a parameter for it alone."""
+    signature = _signature(function)
+    if signature is None:
+        return False
+    parameters = signature.parameters
+    own = parameters.get(name)
+    if own is not None:
+        return own.kind is own.KEYWORD_ONLY and own.default in (own.empty, None)
+    return not alone and any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """A function's own signature, not that of what it wraps; None where it has none."""
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_signature(
+    function: Callable[..., Any], inputs: int, keywords: Sequence[str], fillable: str
+) -> None:
+    """Checks that a function can be called with an array for each input, and with keywords.
+
+    Nothing is known of those that hide their parameters, as jax.vmap's.
+
+    Args:
+        fillable: The names of parameters that can be filled in, for the message.
+
+    Raises:
+        TypeError: If it can't.
+    """
+    layer: Any = function
+    while isinstance(layer, jax.stages.Wrapped) and hasattr(layer, "__wrapped__"):
+        layer = layer.__wrapped__
+    signature = _signature(layer)
+    if signature is None:
+        return
+    try:
+        signature.bind(*range(inputs), **dict.fromkeys(keywords))
+    except TypeError as error:
+        more = "".join(f" and {name}=" for name in keywords)
+        raise TypeError(
+            f"{name_of(function)}{signature} is called with {inputs} of the graph's inputs{more}: "
+            f"{error}. Give it a parameter for each of them; {fillable} is filled in where it is "
+            "keyword-only (behind a *)"
+        ) from None
+
+
+def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
+    """Where an operator runs: as said, else where its inputs are; the CPU without inputs.
+
+    Raises:
+        ValueError: If the inputs are elsewhere.
+    """
+    found = sorted({node.device for node in inputs if isinstance(node, DataNode)})
+    if device not in (None, "cpu", "gpu"):
+        raise ValueError(f"device must be 'cpu', 'gpu' or None, not {device!r}")
+    if len(found) > 1 or (device == "cpu" and found == ["gpu"]):
+        raise ValueError(
+            f"the inputs are on {found}, and the function on {device or 'one of them'}: all must "
+            "be on one device. Use .gpu() for those on the CPU"
+        )
+    return device or (found[0] if found else "cpu")
+
+
+def key_words() -> DataNode:
+    """Random bytes, uint8 of shape [8] for each sample, on the CPU.
+
+    They are DALI's own random numbers: of the pipeline's seed and the number of the batch, and
+    part of its checkpoints.
+    """
+    words: DataNode = fn.random.uniform(
+        values=[float(k) for k in range(1 << 8)], shape=[8], dtype=types.UINT8
+    )
+    return words
+
+
+def key_of(words: np.ndarray) -> np.ndarray:
+    """The key of a batch, uint32 of shape [2], of the words of its first sample."""
+    return np.frombuffer(np.ascontiguousarray(words[0], np.uint8).tobytes(), np.uint32)
+
+
+def jax_key(words: np.ndarray) -> jax.Array:
+    """A jax.random.key of uint32 of shape [2]."""
+    data: Any = words
+    # A caller's guard is about the arrays of the caller's.
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The callback of a function without outputs: what it raises is logged, since DALI drops it."""
+
+    def run(*given: Any) -> Any:
+        try:
+            return callback(*given)
+        except BaseException:
+            _log.exception("%s(), which has no outputs, failed; the batch is delivered", name)
+            raise
+
+    return run
+
+
+def results(name: str, made: Any, count: int) -> tuple[Any, ...]:
+    """What a function returned, as a tuple of its outputs.
+
+    Raises:
+        ValueError: If it returned another number of them.
+    """
+    if made is None:
+        given: tuple[Any, ...] = ()
+    else:
+        given = tuple(made) if isinstance(made, (tuple, list)) else (made,)
+    if len(given) != count:
+        raise ValueError(
+            f"{name}() returned {len(given)} output{'s' * (len(given) != 1)}, and num_outputs is "
+            f"{count}: return "
+            f"{'nothing' if count == 0 else 'one array' if count == 1 else f'a tuple of {count}'}, "
+            f"or pass num_outputs={len(given)}"
+        )
+    return given
+
+
+def check_kind(name: str, number: int, array: Any) -> str:
+    """Checks that an output is an array of a dtype that DALI has; returns how to call it.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    told = f"output {number} of {name}()"
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise TypeError(f"{told} is a {type(array).__name__}, not an array")
+    try:
+        dtype = np.dtype(array.dtype)
+    except TypeError:
+        raise TypeError(
+            f"{told} is {array.dtype}, for which DALI has no type: return numbers, of a key say "
+            "jax.random.key_data"
+        ) from None
+    if dtype.char not in KINDS:
+        raise TypeError(
+            f"{told} is {dtype.name}, for which DALI has no type: return float16 or float32, say "
+            "by .astype(jnp.float32), and cast behind the iterator"
+        )
+    return told
+
+
+def check_output(name: str, number: int, array: Any, batch: int | None, layout: str | None) -> None:
+    """Checks one output of a function.
+
+    Raises:
+        TypeError: As `check_kind`.
+        ValueError: If it has another number of samples, or dimensions than its layout.
+    """
+    told = check_kind(name, number, array)
+    shape = tuple(array.shape)
+    if not shape or (batch is not None and shape[0] != batch):
+        raise ValueError(
+            f"{told} has shape {shape}, and the batch has {batch or 'some'} samples: its first "
+            "dimension must be the batch"
+        )
+    if layout and len(layout) != len(shape) - 1:
+        raise ValueError(
+            f"{told} has {len(shape) - 1} dimensions without the batch, and its layout "
+            f"{layout!r} has {len(layout)}: pass other output_layouts"
+        )
+
+
+def nodes_of(made: Any) -> Any:
+    """What an operator of DALI gives, several outputs as a tuple.
+
+    DALI has a list then, which a pipeline function must not return as it is.
+    """
+    return tuple(made) if isinstance(made, list) else made
+
+
+def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
+    """The argument output_layouts of DALI's operators, where it was given."""
+    if layouts is None:
+        return {}
+    return {"output_layouts": layouts if isinstance(layouts, str) else list(layouts)}
+
+
+def layout_of(layouts: str | Sequence[str] | None, number: int) -> str | None:
+    """The layout of an output: one for all, or a list, which may be shorter."""
+    if layouts is None or isinstance(layouts, str):
+        return layouts
+    return layouts[number] if number < len(layouts) else None
+
+
+def require_pipeline(what: str) -> Pipeline:
+    """The pipeline that is being defined.
+
+    Raises:
+        RuntimeError: If there is none.
+    """
+    pipeline = Pipeline.current()
+    if pipeline is None:
+        raise RuntimeError(
+            f"{what} belongs in a pipeline function: call what it returns there, on DALI's outputs"
+        )
+    return pipeline
+
+
+def arguments(
+    seed: int, bytes_per_sample_hint: int | Sequence[int] | None, name: str | None
+) -> dict[str, Any]:
+    """The arguments of any operator that were given."""
+    more: dict[str, Any] = {"seed": seed} if seed != -1 else {}
+    if bytes_per_sample_hint is not None:
+        more["bytes_per_sample_hint"] = bytes_per_sample_hint
+    return more if name is None else more | {"name": name}

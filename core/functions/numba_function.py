@@ -1,0 +1,329 @@
+"""`numba_function`: functions that Numba compiles, as operators of a graph."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import nvidia.dali
+from nvidia.dali import types
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import Pipeline, do_not_convert
+
+from ..pipeline.arrays import dali_type
+from ..state.fingerprint import digest
+from . import checks as callbacks
+from .statefulness import note
+
+_MOST = 6  # inputs, and outputs
+
+
+@do_not_convert
+def numba_function(
+    *inputs: DataNode,
+    run_fn: Callable[..., None],
+    out_types: Any = None,
+    in_types: Any = None,
+    outs_ndim: int | Sequence[int] | None = None,
+    ins_ndim: int | Sequence[int] | None = None,
+    setup_fn: Callable[..., None] | None = None,
+    batch_processing: bool = False,
+    blocks: Sequence[int] | None = None,
+    threads_per_block: Sequence[int] | None = None,
+    bytes_per_sample_hint: int | Sequence[int] | None = None,
+    preserve: bool = False,
+    seed: int = -1,
+    device: str | None = None,
+    name: str | None = None,
+    example: Any = None,
+    stateful: bool | None = None,
+) -> Any:
+    """Runs a function that Numba compiles, on up to six inputs, into up to six outputs.
+
+    With the names of ``nvidia.dali.plugin.numba.fn.experimental.numba_function``, whose operator
+    runs it. What was compiled is kept, so that building pipelines again compiles nothing, and
+    ``setup_fn`` sees all inputs (DALI 2.4 shows it as many as there are outputs).
+
+    Args:
+        *inputs: One to six batches.
+        run_fn: ``run_fn(out0, ..., in0, ...)`` writes into the outputs. It is called for each
+            sample with arrays, in DALI's threads; with ``batch_processing`` once, with
+            lists of them. On a GPU it is a CUDA kernel (numba.cuda). It must not raise: Numba
+            writes that to stderr, and the batch is delivered with what was in the memory.
+        out_types, in_types: Types of the elements: DALI's, or NumPy's, or their names; one, or
+            one for each.
+        outs_ndim, ins_ndim: Numbers of dimensions of a sample; one, or one for each.
+        setup_fn: ``setup_fn(outs, ins)`` writes the shapes of the outputs: ``outs[i][k]`` is
+            that of sample k of output i, ``ins`` likewise. Left out, each output has the
+            shape of the input of its number.
+        batch_processing: Whether it is called for the whole batch; on the CPU alone.
+        blocks, threads_per_block: On a GPU: the grid and the blocks, three numbers each.
+        bytes_per_sample_hint: Bytes to allocate for each sample of the outputs beforehand.
+        preserve, seed, name: As for any operator of DALI.
+        device: "cpu" or "gpu"; left out, where the inputs are.
+        example: A sample of the input, or a list of one for each, from which the types and
+            the dimensions of the inputs are taken. Those of outputs that are
+            left out are those of the input of their number.
+        stateful: Whether it keeps state (numpy.random does), so that iterators can't be
+            resumed; None: what can be seen of it.
+
+    Returns:
+        A DataNode, or a tuple of several.
+
+    Raises:
+        ImportError: If Numba is not installed.
+        RuntimeError: If Numba and DALI do not fit; the message has their versions.
+        ValueError: For numbers, types or dimensions that do not fit the inputs.
+        TypeError: For types that Numba or DALI does not have.
+        numba.core.errors.NumbaError: If Numba can't compile the function.
+    """
+    callbacks.require_pipeline("fn.numba_function")
+    where = callbacks.device_of(inputs, device)
+    run_fn = getattr(run_fn, "py_func", run_fn)  # of @njit
+    setup_fn = getattr(setup_fn, "py_func", setup_fn)
+    for one in (run_fn, setup_fn):
+        if one is not None and not inspect.isfunction(one):
+            raise TypeError(
+                f"{one!r} is a {type(one).__name__}: Numba compiles plain functions. Make "
+                "what it has bound a variable of an outer function"
+            )
+    note(run_fn, stateful)
+    if example is not None:
+        samples = list(example) if isinstance(example, (list, tuple)) else [example]
+        arrays = [np.asarray(one) for one in samples]
+        in_types = [one.dtype for one in arrays] if in_types is None else in_types
+        ins_ndim = [one.ndim for one in arrays] if ins_ndim is None else ins_ndim
+    if in_types is None or ins_ndim is None:
+        raise ValueError(
+            "in_types and ins_ndim are missing: pass them, or example=, a sample of each input"
+        )
+    ins = _each(ins_ndim, len(inputs))
+    of_ins = [_dali_type(one) for one in _each(in_types, len(inputs))]
+    outputs = _outputs(run_fn, len(inputs), out_types, outs_ndim)
+    of_outs = [_dali_type(one) for one in _filled("out_types", out_types, of_ins, outputs)]
+    outs = _filled("outs_ndim", outs_ndim, ins, outputs)
+    _check_counts(len(inputs), of_ins, ins, of_outs, outs)
+    _check_kernel(where, batch_processing, blocks, threads_per_block)
+    if setup_fn is None:
+        if outs != ins[: len(outs)]:
+            raise ValueError(
+                f"outputs of {outs} dimensions have not the shapes of the inputs, of {ins}: pass "
+                "setup_fn"
+            )
+        # Without one DALI gives outputs the types of the inputs, too, and writes behind their end.
+        if (len(outs), of_outs) != (len(ins), of_ins):
+            setup_fn = _shapes_of_inputs
+    more = callbacks.arguments(seed, bytes_per_sample_hint, name)
+    try:
+        made = _operator_class()(
+            run_fn=run_fn,
+            out_types=of_outs,
+            in_types=of_ins,
+            outs_ndim=outs,
+            ins_ndim=ins,
+            setup_fn=setup_fn,
+            device=where,
+            batch_processing=batch_processing,
+            blocks=list(blocks or ()),
+            threads_per_block=list(threads_per_block or ()),
+            preserve=preserve,
+            **more,
+        )
+    except NotImplementedError:  # Numba's, of the function
+        raise
+    except (AttributeError, ImportError, RuntimeError) as error:
+        raise _misfit(error) from error
+    except Exception as error:
+        _say_arguments(error, of_ins, ins)
+        raise
+    return callbacks.nodes_of(made(*inputs))
+
+
+def _shapes_of_inputs(outs: Any, ins: Any) -> None:
+    """Gives each output the shape of the input of its number; Numba compiles it."""
+    for number in range(len(outs)):
+        for sample in range(len(outs[number])):
+            for axis in range(len(outs[number][sample])):
+                outs[number][sample][axis] = ins[number][sample][axis]
+
+
+def _dali_type(value: Any) -> types.DALIDataType:
+    try:
+        found = value if isinstance(value, types.DALIDataType) else dali_type(np.dtype(value))
+    except TypeError as error:
+        raise TypeError(
+            f"{value!r} is no type of DALI's tensors ({error}): pass one of nvidia.dali.types, or "
+            "a NumPy dtype"
+        ) from None
+    if found == types.DALIDataType.FLOAT16:
+        raise TypeError(
+            "float16 is no type of Numba's functions: cast to float32 by fn.cast before, and back "
+            "behind it"
+        )
+    return found
+
+
+def _each(value: Any, count: int) -> list[Any]:
+    """One for each, or the same for all."""
+    return list(value) if isinstance(value, (list, tuple)) else [value] * count
+
+
+def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -> int:
+    """Number of outputs: as many as are listed, or as the function takes beside the inputs."""
+    for given in (kinds, ndims):
+        if isinstance(given, (list, tuple)):
+            return len(given)
+    parameters = inspect.signature(run_fn).parameters.values()
+    return sum(one.default is one.empty for one in parameters) - inputs
+
+
+def _filled(name: str, given: Any, like: Sequence[Any], count: int) -> list[Any]:
+    """What is said of the outputs, or what their inputs are."""
+    if given is not None:
+        return _each(given, count)
+    if count > len(like):
+        raise ValueError(f"{name} is missing: {count} outputs are more than the inputs")
+    return list(like[:count])
+
+
+def _check_counts(
+    inputs: int, of_ins: list[Any], ins: list[int], of_outs: list[Any], outs: list[int]
+) -> None:
+    counts = {"inputs": inputs, "in_types": len(of_ins), "ins_ndim": len(ins)}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"one type and one number of dimensions for each input, not {counts}")
+    if len(of_outs) != len(outs):
+        raise ValueError(
+            f"{len(of_outs)} out_types and {len(outs)} outs_ndim: pass one of each for each output"
+        )
+    if not 1 <= inputs <= _MOST or not 1 <= len(outs) <= _MOST:
+        raise ValueError(
+            f"{inputs} inputs and {len(outs)} outputs: DALI's operator for Numba takes 1 to "
+            f"{_MOST} of each. Put some together by fn.cat or fn.stack, or use two functions"
+        )
+    if min(*ins, *outs) < 1:
+        raise ValueError(
+            f"ins_ndim={ins} and outs_ndim={outs}: Numba's operator takes arrays of 1 dimension "
+            "and more. Give numbers one by fn.reshape(x, shape=[1])"
+        )
+
+
+def _check_kernel(
+    where: str, batch: bool, blocks: Sequence[int] | None, threads: Sequence[int] | None
+) -> None:
+    if where == "cpu":
+        return
+    if batch:
+        raise ValueError("batch_processing is for the CPU: on a GPU the kernel is run per sample")
+    for name, given in (("blocks", blocks), ("threads_per_block", threads)):
+        if given is None or len(given) != 3 or min(given) < 1:
+            raise ValueError(f"{name} must be three positive numbers on a GPU, not {given!r}")
+
+
+def _misfit(error: Exception) -> Exception:
+    try:
+        import numba
+    except ImportError:
+        return ImportError('fn.numba_function needs Numba: pip install "dalijax[numba]"')
+    return RuntimeError(
+        f"Numba {numba.__version__} and DALI {nvidia.dali.__version__} do not fit: {error}. Try "
+        "another version of one of them, or numba-cuda for functions on a GPU"
+    )
+
+
+def _say_arguments(error: Exception, of_ins: Sequence[Any], ins: Sequence[int]) -> None:
+    """Says in an error of Numba's compiler what the inputs were said to be."""
+    if hasattr(error, "add_context"):
+        kinds = ", ".join(f"{one.name} of {n} dimensions" for one, n in zip(of_ins, ins))
+        error.add_context(
+            f"fn.numba_function for samples of {kinds}, as in_types, ins_ndim or example= say: an "
+            "example is one sample of each input, without the batch"
+        )
+
+
+def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
+    """What a function's code and all that it reads outside of itself are; None: who knows.
+
+    Numba takes the latter for constants.
+    """
+    found = inspect.getclosurevars(function)
+    values = {**found.globals, **found.nonlocals, "": getattr(function, "__defaults__", None)}
+    parts = [_constant(value) for _, value in sorted(values.items())]
+    if None in parts:
+        return None
+    return function.__code__, tuple(sorted(values)), tuple(parts)
+
+
+def _constant(value: Any) -> Any:
+    """What tells one constant from another; None where nothing does."""
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return type(value), repr(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.dtype.str, value.shape, digest(np.ascontiguousarray(value).tobytes())
+    if isinstance(value, tuple):
+        parts = tuple(_constant(one) for one in value)
+        return None if None in parts else parts
+    if inspect.ismodule(value) and value.__name__.split(".")[0] in ("math", "numba", "numpy"):
+        return value.__name__
+    return None
+
+
+@functools.cache
+def _operator_class() -> Any:
+    """DALI's operator, which compiles each function once."""
+    dalis: Any = importlib.import_module("nvidia.dali.plugin.numba")
+    # DALI 2.4 is built for CUDA 13 too, but its list of what Numba a toolkit needs ends at 12.
+    dalis.minimal_numba_version.setdefault(13, dalis.Version("0.61.2"))
+    compiled: dict[Any, Any] = {}
+
+    def once(function: Any, options: tuple[Any, ...], compile_it: Callable[[], Any]) -> Any:
+        known = _outside(function)
+        if known is None:
+            return compile_it()
+        if (known, options) not in compiled:
+            compiled[known, options] = compile_it()
+        return compiled[known, options]
+
+    class NumbaFunction(dalis.NumbaFunction):  # type: ignore[misc]
+        def _get_run_fn_cpu(
+            self,
+            run_fn: Any,
+            out_types: Any,
+            in_types: Any,
+            outs_ndim: Any,
+            ins_ndim: Any,
+            batch_processing: bool,
+        ) -> Any:
+            own = (*out_types, *in_types, len(out_types), *outs_ndim, *ins_ndim, batch_processing)
+            compile_it = functools.partial(
+                super()._get_run_fn_cpu,
+                *(run_fn, out_types, in_types, outs_ndim, ins_ndim, batch_processing),
+            )
+            return once(run_fn, own, compile_it)
+
+        def _get_run_fn_gpu(self, run_fn: Any, types: Any, dims: Any) -> Any:
+            own = ("gpu", Pipeline.current().device_id, *types, *dims)
+            return once(
+                run_fn, own, lambda: dalis.NumbaFunction._get_run_fn_gpu(self, run_fn, types, dims)
+            )
+
+        def _get_setup_fn_cpu(self, setup_fn: Any) -> Any:
+            if setup_fn is None:
+                return None
+            self._setup = once(setup_fn, ("setup",), lambda: self._compiled_setup(setup_fn))
+            return self._setup.address
+
+        def _compiled_setup(self, setup_fn: Any) -> Any:
+            view, compiled_fn = dalis._get_shape_view, dalis.njit(setup_fn)
+
+            @dalis.cfunc(self._setup_fn_sig(), nopython=True)  # type: ignore[untyped-decorator]
+            def setup(outs: Any, out_ndims: Any, n: Any, ins: Any, in_ndims: Any, m: Any, k: Any):  # type: ignore[no-untyped-def]
+                compiled_fn(view(outs, out_ndims, n, k), view(ins, in_ndims, m, k))
+
+            return setup
+
+    return NumbaFunction

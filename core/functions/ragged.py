@@ -1,0 +1,124 @@
+"""Samples of different shapes, for functions of whole batches: padded, or grouped by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Called(Protocol):
+    """A function of batches; see `dalijax.core.functions.jax_function`."""
+
+    name: str
+    where: str
+    keyed: bool
+    inputs: int
+    num_outputs: int
+    takes_views: bool
+
+    def key(self, words: Any) -> Any:
+        """The key of a batch."""
+        ...
+
+    def arrays(self, views: Sequence[np.ndarray]) -> list[Any]:
+        """Batches as what the function gets."""
+        ...
+
+    def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
+        """The outputs of a batch."""
+        ...
+
+
+Samples = Sequence[Any]  # arrays of one input
+
+
+def padded(called: Called, align: int) -> Callable[..., Any]:
+    """A function of lists of samples that calls one of padded batches.
+
+    Args:
+        called: The function; its keyword argument ``lengths`` are the shapes.
+        align: Extents are rounded up to a multiple of it.
+    """
+
+    def run(*inputs: Samples) -> tuple[Any, ...] | None:
+        samples, more = _with_key(called, inputs)
+        lengths = tuple(_shapes(own) for own in samples)
+        more["lengths"] = lengths[0] if len(lengths) == 1 else lengths
+        arrays = [_filled(called, own, shapes, align) for own, shapes in zip(samples, lengths)]
+        _wait(called, arrays)
+        return called(arrays, len(inputs[0]) if inputs else None, **more) or None
+
+    return run
+
+
+def by_groups(called: Called) -> Callable[..., Any]:
+    """A function of lists of samples that calls one of batches, once for each set of shapes."""
+
+    def run(*inputs: Samples) -> tuple[list[Any], ...] | None:
+        samples, more = _with_key(called, inputs)
+        groups: dict[Any, list[int]] = {}
+        for number, own in enumerate(zip(*samples)):
+            groups.setdefault(tuple(tuple(one.shape) for one in own), []).append(number)
+        made: list[list[Any]] = []
+        kinds: list[Any] = []
+        own_key: dict[str, Any] = {}
+        for members in groups.values():
+            arrays = [_stacked(called, [own[k] for k in members]) for own in samples]
+            _wait(called, arrays)
+            if "key" in more:
+                own_key = {"key": jax.random.fold_in(more["key"], members[0])}
+            outputs = called(arrays, len(members), **own_key)
+            found = [(one.dtype, one.ndim) for one in outputs]
+            if (kinds := kinds or found) != found:
+                raise ValueError(
+                    f"{called.name}() returned arrays of (dtype, dimensions) {kinds} for the "
+                    f"samples of one shape and {found} for those of another: DALI has one dtype "
+                    "and one number of dimensions in a batch"
+                )
+            made = made or [[None] * len(samples[0]) for _ in outputs]
+            for rows, output in zip(made, outputs):
+                for number, row in zip(members, output):
+                    rows[number] = row
+        return tuple(made) or None
+
+    return run
+
+
+def _wait(called: Called, arrays: Sequence[Any]) -> None:
+    # They are made of DALI's samples, whose memory is DALI's again when the function has returned.
+    # Where it has outputs DALI waits for those, which JAX computes later.
+    if called.where == "gpu" and not called.num_outputs:
+        jax.block_until_ready(arrays)
+
+
+def _with_key(called: Called, inputs: Sequence[Samples]) -> tuple[list[Samples], dict[str, Any]]:
+    samples = list(inputs)
+    if not called.keyed:
+        return samples, {}
+    return samples, {"key": called.key(samples.pop())}
+
+
+def _shapes(samples: Samples) -> np.ndarray:
+    return np.array([one.shape for one in samples], np.int32).reshape(len(samples), -1)
+
+
+def _filled(called: Called, samples: Samples, shapes: np.ndarray, align: int) -> Any:
+    most = tuple(-(-int(extent) // align) * align for extent in shapes.max(axis=0, initial=0))
+    if called.where == "cpu":
+        batch = np.zeros((len(samples), *most), samples[0].dtype)
+        for number, one in enumerate(samples):
+            where: Any = (number, *map(slice, one.shape))
+            batch[where] = one
+        return called.arrays([batch])[0]
+    pads = [[(0, m - n) for m, n in zip(most, one.shape)] for one in samples]
+    return jnp.stack([jnp.pad(one, own) for one, own in zip(samples, pads)])
+
+
+def _stacked(called: Called, samples: Samples) -> Any:
+    if called.where == "cpu":
+        return called.arrays([np.stack(samples)])[0]
+    return jnp.stack(list(samples))

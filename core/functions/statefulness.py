@@ -1,0 +1,361 @@
+"""Whether the Python functions of a graph keep state from one call to the next.
+
+DALI's checkpoints know nothing of what a Python function keeps: a counter goes on from where it
+is, and in a new process from its start. So what a function can reach (its closure, defaults, the
+globals and attributes that its code names, what those hold) is digested when the graph is
+defined, and again when a state is asked for: what differs is state, and the pipelines can't be
+resumed. Nothing is guessed from sources; what a function has not changed so far is not seen.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import dis
+import functools
+import hashlib
+import inspect
+import io
+import itertools
+import random
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..pipeline import notes
+
+# Their wrappers and modules keep caches and nothing that an output depends on.
+_LIBRARIES = frozenset({"flax", "jax", "jaxlib", "numba", "numpy", "nvidia"})
+_INSTALLED = ("site-packages", "dist-packages", sysconfig.get_paths()["stdlib"], "<frozen")
+# What makes a generator of its own, from the system's random bytes where it gets no seed.
+_MAKERS = (
+    *(np.random.default_rng, np.random.RandomState, np.random.SeedSequence, random.Random),
+    *(np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64),
+)
+_CONTAINERS = (list, tuple, set, frozenset, collections.deque)
+_GENERATORS = (np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
+_PLAIN = (bool, int, float, complex, str, bytes, bytearray, np.generic)
+# By these a function reaches attributes that its code does not name.
+_BY_NAME = frozenset({"getattr", "setattr", "vars", "__dict__", "attrgetter"})
+_MOST_ELEMENTS = 1000  # of one container
+_MOST_VALUES = 10_000  # of all that a function reaches
+_MOST_BYTES = 1 << 20  # of one array; of a larger one, evenly spaced blocks
+_BLOCKS, _BLOCK = 64, 4096
+_SILENT = ("CACHE", "PRECALL", "PUSH_NULL", "RESUME", "EXTENDED_ARG", "NOP")
+_STATE = object()  # stands for what is state whatever it reads
+_ALWAYS = ""  # the digest of that
+
+Memory = Mapping[str, str]
+
+
+@dataclasses.dataclass
+class FunctionNote:
+    """A Python function of a graph; see `dalijax.core.pipeline.notes`.
+
+    Attributes:
+        function: The function.
+        stateful: What its author says; None: what can be seen of it.
+        before: The digests of what it reached when the graph was first defined.
+    """
+
+    function: Callable[..., Any]
+    stateful: bool | None
+    before: Memory
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        function = self.function
+        return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+    def kept_state(self) -> str:
+        """What it keeps from one call to the next, as a phrase; "" where nothing is seen."""
+        if self.stateful is not None:
+            return "as stateful=True says" if self.stateful else ""
+        return changes(self.before, memory(self.function))
+
+
+def note(function: Callable[..., Any], stateful: bool | None) -> None:
+    """Tells the pipeline that is being defined that it has a Python function.
+
+    Args:
+        function: The function.
+        stateful: What its author says; None: what can be seen of it.
+    """
+    notes.add(FunctionNote(function, stateful, memory(function) if stateful is None else {}))
+
+
+def changes(before: Memory, after: Memory) -> str:
+    """What differs between two memories of a function, as a phrase; "" where nothing does."""
+    always = [name for name, digest in after.items() if digest == _ALWAYS]
+    if always:
+        return always[0]
+    names = [name for name in after if before.get(name) != after[name]]
+    names += [name for name in before if name not in after]
+    return f"{', '.join(names[:3])} changed" if names else ""
+
+
+def memory(function: Any) -> Memory:
+    """A digest of each value that a function can reach and change, by how it is reached."""
+    with contextlib.suppress(Exception):  # it looks at anything that users may have
+        return _Reached(function).digests
+    return {}
+
+
+class _Reached:
+    """The values that a function reaches; of objects, the attributes that code names.
+
+    Attributes:
+        digests: The digest of each plain value, by how it is reached.
+    """
+
+    def __init__(self, function: Any):
+        self.digests: dict[str, str] = {}
+        self._seen: dict[int, Any] = {}  # the values themselves, so that no id is used again
+        self._names: set[str] = set()  # that code of the functions has
+        self._objects: list[tuple[str, Any, set[tuple[str, int]]]] = []  # with what was read
+        self._todo: list[tuple[str, Any]] = [(_name_of(function), function)]
+        self._home = _home(inspect.unwrap(function))
+        while self._todo or self._expand():
+            if len(self._seen) < _MOST_VALUES:
+                self._visit(*self._todo.pop())
+            else:
+                self._todo.clear()
+                return
+
+    def _visit(self, name: str, value: Any) -> None:
+        if isinstance(value, (types.ModuleType, type(None), io.IOBase)):
+            return
+        if value is _STATE:
+            self.digests[name] = _ALWAYS
+            return
+        state = _state_of(value)
+        if state is not None:
+            self.digests[name] = hashlib.sha256(state).hexdigest()[:12]
+            return
+        if id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Iterator):
+            if not _is_file(value):
+                self.digests[f"it has {name}, an iterator"] = _ALWAYS
+            return
+        inside = list(self._inside(name, value))
+        self._todo += reversed(inside)
+
+    def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """The parts of a value, each with how it is reached."""
+        wrapped = getattr(value, "__wrapped__", None)  # jit, vmap, functools.wraps
+        if wrapped is not None and wrapped is not value:
+            yield name, wrapped
+        if isinstance(value, functools.partial):
+            yield name, value.func
+            yield from ((f"argument {k} of {name}", one) for k, one in enumerate(value.args))
+            yield from value.keywords.items()
+        elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+            yield name.rpartition(".")[0] or "self", value.__self__
+            yield name, getattr(value, "__func__", None)
+        elif isinstance(value, types.FunctionType):
+            if self._is_near(value):
+                yield from self._outside(value)
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield name, value.__func__
+        elif isinstance(value, property):
+            yield name, value.fget
+        elif isinstance(value, _CONTAINERS):
+            yield f"len({name})", len(value)
+            # In one go, since a thread of DALI's may change it meanwhile.
+            elements = list(itertools.islice(value, _MOST_ELEMENTS))
+            yield from ((f"{name}[{k}]", one) for k, one in enumerate(elements))
+        elif isinstance(value, Mapping):
+            yield f"len({name})", len(value)
+            items = list(itertools.islice(value.items(), _MOST_ELEMENTS))
+            yield from ((f"{name}[{k!r}]", one) for k, one in items)
+        elif _home(value if isinstance(value, type) else type(value)) not in _LIBRARIES:
+            self._objects.append((name, value, set()))
+
+    def _outside(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        """What a function reads outside of itself: closure, defaults, and globals."""
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+            with contextlib.suppress(ValueError):  # bound later
+                yield name, cell.cell_contents
+        parameters = code.co_varnames[: code.co_argcount]
+        defaults = function.__defaults__ or ()
+        yield from zip(parameters[len(parameters) - len(defaults) :], defaults)
+        yield from (function.__kwdefaults__ or {}).items()
+        for own in _codes(code):
+            self._names.update(own.co_names)
+            yield from _globals_of(own, function)
+
+    def _expand(self) -> bool:
+        """Adds the attributes of objects that code has named since; False if there are none."""
+        for name, value, read in self._objects:
+            for key, one in _attributes(value, self._names):
+                if (key, id(one)) not in read:
+                    read.add((key, id(one)))
+                    self._todo.append((f"{name}.{key}", one))
+        return bool(self._todo)
+
+    def _is_near(self, function: types.FunctionType) -> bool:
+        """Whether a function is of the package of the first one, or is not installed."""
+        home = str(function.__globals__.get("__name__")).partition(".")[0]
+        if home in _LIBRARIES:
+            return False
+        file = function.__code__.co_filename
+        return home == self._home or not any(part in file for part in _INSTALLED)
+
+
+def _attributes(value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object, or a class, that code names, and its special methods."""
+    own = getattr(value, "__dict__", {})
+    kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
+    every = bool(names & _BY_NAME)
+    holders = [own, *(vars(kind) for kind in kinds if not _is_library(kind))]
+    slots = {key for kind in kinds for key in _slots(kind)} - {"__dict__", "__weakref__"}
+    for holder in holders:
+        for key, one in list(holder.items()):
+            special = key.startswith("__") and key.endswith("__")
+            called = special and isinstance(one, types.FunctionType) and key != "__init__"
+            if called or (not special and (every or key in names)):
+                yield key, one
+    for key in slots & (slots if every else names):
+        with contextlib.suppress(AttributeError):
+            yield key, getattr(value, key)
+
+
+def _slots(kind: type) -> Sequence[str]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _is_library(kind: type) -> bool:
+    return _home(kind) in _LIBRARIES or _home(kind) in sys.stdlib_module_names
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the functions in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
+
+
+def _globals_of(code: types.CodeType, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The globals that code names, and the attributes of modules (``np.random.random``)."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    label, value = "", None
+    in_autograph = False  # whose ag__.ld(name) is the name
+    for at, step in enumerate(steps):
+        name, op = step.argval, step.opname
+        if op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            label, value = name, _module_or_global(name, function)
+        elif op == "IMPORT_NAME":
+            label, value = name, sys.modules.get(name)
+        elif op in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and label == "ag__":
+            in_autograph = name == "ld"
+        elif op in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+            here = isinstance(value, types.ModuleType)
+            label, value = (f"{label}.{name}", getattr(value, name, None)) if here else ("", None)
+        elif op.startswith("CALL") and in_autograph:
+            in_autograph = False
+            continue
+        else:
+            label, value = "", None
+        if value is None:
+            continue
+        yield label, value
+        if any(value is one for one in _MAKERS) and _is_called_without(steps[at + 1 : at + 3]):
+            yield f"it draws from {label}() without a seed", _STATE
+
+
+def _is_called_without(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether code goes on to call what it has just loaded, with no argument or with None."""
+    arguments = [step for step in steps if step.opname == "LOAD_CONST" and step.argval is None][:1]
+    calls = [step for step in steps if step.opname.startswith("CALL")]
+    return bool(calls) and calls[0] is steps[len(arguments)] and calls[0].arg == len(arguments)
+
+
+def _module_or_global(name: str, function: types.FunctionType) -> Any:
+    """A global, or a module of an outer function, whose other variables are read as such."""
+    if name in function.__code__.co_freevars and function.__closure__:
+        cell = function.__closure__[function.__code__.co_freevars.index(name)]
+        with contextlib.suppress(ValueError):  # bound later
+            value = cell.cell_contents
+            return value if isinstance(value, types.ModuleType) else None
+        return None
+    return function.__globals__.get(name)
+
+
+def _state_of(value: Any) -> bytes | None:
+    """The bytes that tell one state of a plain value from another; None for what has parts."""
+    if isinstance(value, _PLAIN):
+        return repr((type(value).__name__, value)).encode()
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return None
+        return repr((value.shape, value.dtype.str)).encode() + _sampled(value)
+    if isinstance(value, jax.Array):
+        return _of_jax_array(value)
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state).encode()
+    if isinstance(value, (np.random.BitGenerator, np.random.SeedSequence)):
+        return repr(value.state).encode()
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False)).encode()
+    if isinstance(value, random.Random):
+        return repr(value.getstate()).encode()
+    return None
+
+
+def _sampled(array: np.ndarray) -> bytes:
+    """The bytes of an array; of a large one, evenly spaced blocks of them."""
+    if array.nbytes <= _MOST_BYTES:
+        return array.tobytes()
+    flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
+    count = max(1, _BLOCK // array.itemsize)
+    starts = np.linspace(0, array.size - count, _BLOCKS).astype(int)
+    return b"".join(np.asarray(flat[start : start + count]).tobytes() for start in starts)
+
+
+_of_arrays: dict[int, tuple[Any, bytes]] = {}
+
+
+def _of_jax_array(array: jax.Array) -> bytes:
+    """As for NumPy's; once for each array, since it never changes (it may be on a GPU)."""
+    known = _of_arrays.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
+    try:
+        data = array
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            data = jax.random.key_data(array)
+        state = repr((array.shape, str(array.dtype))).encode() + _sampled(np.asarray(data))
+    except (RuntimeError, TypeError):  # traced, deleted, or of other processes
+        return b"no values"
+    key = id(array)
+    _of_arrays[key] = (weakref.ref(array, lambda _: _of_arrays.pop(key, None)), state)
+    return state
+
+
+def _is_file(value: Any) -> bool:
+    """Whether it is a file to write to, which is an iterator by its type alone."""
+    with contextlib.suppress(Exception):
+        return bool(value.writable())
+    return False
+
+
+def _home(value: Any) -> str:
+    return str(getattr(value, "__module__", "")).partition(".")[0]
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

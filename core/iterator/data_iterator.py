@@ -1,0 +1,473 @@
+"""`data_iterator`: from a function of a DALI graph to one that makes iterators."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import jax
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from ..arguments import checked_arguments, knows_its_names
+from ..config import IteratorConfig, OnError, Shardings
+from ..pipeline.batch import choose_layout
+from ..pipeline.function_source import (
+    DEFAULT_NUM_THREADS,
+    DEFAULT_SEED,
+    FunctionSource,
+    default_device_id,
+    function_parameters,
+)
+from ..placement import DataShard, GlobalLayout
+from ..seeds import ShardSeed, shard_seed
+from .epoch_stream import BatchStream
+from .iterator import DALIGenericIterator
+
+
+class _LeftOut:
+    """The default of an argument for which None says something else."""
+
+    def __repr__(self) -> str:
+        return "<left out>"
+
+
+LEFT_OUT: Any = _LeftOut()
+_DEFAULTS = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED, "prefetch_queue_depth": 2}
+
+
+class IteratorFunction:
+    """What `data_iterator` returns: called, it makes an iterator.
+
+    It takes the arguments of the pipeline function, those of ``nvidia.dali.pipeline_def``
+    (batch_size, num_threads, device_id, seed, ...) and ``checkpoints``: its ``help()`` and
+    ``inspect.signature()`` have all of them. It pickles where its pipeline function does.
+
+    Attributes:
+        pipeline_fn: The function of the graph.
+        config: The iterator's arguments, as given to `data_iterator`.
+    """
+
+    _iterator = DALIGenericIterator
+
+    def __init__(self, pipeline_fn: Callable[..., Any], config: IteratorConfig):
+        functools.update_wrapper(self, pipeline_fn)
+        self.__name__: str = getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__)
+        self.__qualname__: str = getattr(pipeline_fn, "__qualname__", self.__name__)
+        self.pipeline_fn = pipeline_fn
+        self.config = config
+        self.__signature__ = _signature(pipeline_fn)
+        self.__doc__ = _documented(pipeline_fn, f"{self.__name__}{self.__signature__}")
+
+    def __call__(
+        self,
+        *args: Any,
+        batch_size: int = LEFT_OUT,
+        num_threads: int | None = LEFT_OUT,
+        device_id: int | None = LEFT_OUT,
+        seed: int | None = LEFT_OUT,
+        prefetch_queue_depth: int | Mapping[str, int] = LEFT_OUT,
+        exec_dynamic: bool = LEFT_OUT,
+        enable_conditionals: bool = LEFT_OUT,
+        checkpoints: Sequence[bytes] | None = None,
+        **more: Any,
+    ) -> DALIGenericIterator:
+        """Makes an iterator, at the start or where ``checkpoints`` say.
+
+        Args:
+            *args: Positional arguments of the pipeline function.
+            batch_size: Number of samples in a batch; with sharding or devices the global one.
+            num_threads: Threads of DALI's for each pipeline; 4 where it is left out, or None.
+            device_id: The GPU of the pipeline, None for the CPU. Left out, 0 where DALI sees a
+                GPU and None where not. With sharding or devices, which say it, None alone: the
+                pipelines are then on the CPU.
+            seed: Of the random operators and the shuffling; 0 where it is left out, or None, so
+                that two iterators that are made alike deliver alike. With sharding or devices the
+                pipelines have seeds of their own (shard 0 this one), so that they draw different
+                numbers. A state that is restored brings its own where it is left out.
+            prefetch_queue_depth: Batches that DALI prepares ahead, at the cost of their memory;
+                2 where it is left out.
+            exec_dynamic: Whether DALI's newer executor runs the pipeline (its default); False
+                costs a copy of each batch.
+            enable_conditionals: Whether ``if`` of the pipeline function chooses for each sample.
+            checkpoints: What an iterator's ``checkpoints()`` gave, to go on from.
+            **more: Further arguments of the pipeline function, of ``nvidia.dali.pipeline_def``, and
+                those of `data_iterator` that it was not given. An argument of the pipeline
+                function's own goes to it, whatever its name.
+
+        Returns:
+            A `DALIGenericIterator`, whose first batches are scheduled.
+
+        Raises:
+            TypeError: For an argument that nobody takes.
+            ValueError: For one given here and to `data_iterator`, or that excludes another.
+        """
+        named = {
+            "batch_size": batch_size,
+            "num_threads": num_threads,
+            "device_id": device_id,
+            "seed": seed,
+            "prefetch_queue_depth": prefetch_queue_depth,
+            "exec_dynamic": exec_dynamic,
+            "enable_conditionals": enable_conditionals,
+        }
+        call = {name: value for name, value in named.items() if value is not LEFT_OUT} | more
+        source, config = self.prepared(args, call)
+        return self._iterator.from_source(source, config, checkpoints=checkpoints)
+
+    def stream(self, num_epochs: int | None, *args: Any, **kwargs: Any) -> BatchStream:
+        """A stream of batches over some epochs, whose pipelines are built when they are used.
+
+        Args:
+            num_epochs: Number of epochs; None for no end.
+            *args: As for a call.
+            **kwargs: As for a call, without ``checkpoints``.
+
+        Raises:
+            TypeError, ValueError: As for a call.
+        """
+
+        def make() -> DALIGenericIterator:
+            source, config = self.prepared(args, dict(kwargs))
+            # The stream goes from epoch to epoch.
+            return DALIGenericIterator.from_source(
+                source, dataclasses.replace(config, auto_reset=False), lazy=True
+            )
+
+        return BatchStream(make, num_epochs)
+
+    def adapted(self, adapter: str, **settings: Any) -> IteratorFunction:
+        """The same function with settings that an adapter makes.
+
+        Args:
+            adapter: The adapter's name, for errors.
+            **settings: Arguments of `data_iterator`.
+
+        Raises:
+            ValueError: If `data_iterator` was given another value for one of them.
+        """
+        for name, value in settings.items():
+            own = getattr(self.config, name)
+            if own not in (_CONFIG_DEFAULTS[name], value):
+                raise ValueError(
+                    f"{name}={own!r} was given to data_iterator of {self.__name__}(), but "
+                    f"{adapter} needs {name}={value!r} here: leave it out there"
+                )
+        return type(self)(self.pipeline_fn, dataclasses.replace(self.config, **settings))
+
+    def is_placed(self, call: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments gives arrays over a sharding, or of pmap's layout."""
+        names = ("sharding", "devices", "pmap_compatible")
+        return any(call.get(n, getattr(self.config, n)) not in (None, False) for n in names)
+
+    def for_host(self, call: Mapping[str, Any]) -> IteratorFunction:
+        """The same function, for a call whose batches are wanted as NumPy arrays.
+
+        Those of pipelines on the CPU are then not made jax.Arrays on the way; of those on a GPU
+        DALI copies the outputs to the host, ahead of time.
+        """
+        said = "as_numpy" in call and "as_numpy" not in function_parameters(self.pipeline_fn)
+        if self.is_placed(call) or said or self.config.as_numpy is not None:
+            return self
+        config = dataclasses.replace(self.config, as_numpy=True, on_host=True)
+        return type(self)(self.pipeline_fn, config)
+
+    def of_shard(self, shard_id: int, num_shards: int, seed: int | None = None) -> dict[str, Any]:
+        """The arguments of a call for one of several shards that are no sharding's: of hosts, say.
+
+        Args:
+            shard_id: The shard.
+            num_shards: Number of shards; where it is 1 the pipeline function need not take it.
+            seed: A seed for all of them; None for the default. Each gets one of its own, so that
+                they draw different numbers.
+
+        Raises:
+            ValueError: If the pipeline function does not take what says its shard.
+        """
+        call: dict[str, Any] = dict(self._named(shard_id, num_shards))
+        if "seed" not in function_parameters(self.pipeline_fn):
+            call["seed"] = ShardSeed.of(seed, shard_id)
+        elif seed is not None:
+            call["seed"] = shard_seed(seed, shard_id)
+        return call
+
+    def _named(self, shard_id: int, num_shards: int) -> dict[str, int]:
+        """What says its shard to the pipeline function, as far as it takes it; see `of_shard`."""
+        missing = sorted({"shard_id", "num_shards"} - function_parameters(self.pipeline_fn))
+        if missing and num_shards > 1:
+            raise ValueError(
+                f"{self.__name__}() has no argument {missing}, which its reader needs to read one "
+                f"of {num_shards} shards: add shard_id=0 and num_shards=1 to it, and pass both on "
+                "to the reader"
+            )
+        said = {"shard_id": shard_id, "num_shards": num_shards}
+        return {k: v for k, v in said.items() if k not in missing}
+
+    def check_in_step(self, call: Mapping[str, Any], hosts: int) -> None:
+        """Raises ValueError where hosts that evaluate together might not have as many batches."""
+        if hosts > 1 and call.get("on_error", self.config.on_error) == "skip":
+            raise ValueError(
+                "on_error='skip' with several hosts: one that skips a batch has fewer than the "
+                "others, which wait for it. Leave it out for evaluation"
+            )
+
+    def prepared(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[FunctionSource, IteratorConfig]:
+        """Where the pipelines of a call come from, and the iterator's arguments."""
+        own = function_parameters(self.pipeline_fn)
+        config = self._configured({k: kwargs.pop(k) for k in _CONFIG - own if k in kwargs})
+        kwargs = checked_arguments(self.pipeline_fn, kwargs, _CONFIG)
+        layout = choose_layout(config)
+        each: list[dict[str, Any]] = [{}]
+        if isinstance(layout, GlobalLayout):
+            each = self._placed(layout.shards, own, kwargs)
+        elif "device_id" not in own:
+            kwargs.setdefault("device_id", default_device_id())
+        return FunctionSource(self.pipeline_fn, args, kwargs, each, config.on_host), config
+
+    def _placed(
+        self, shards: Sequence[DataShard], own: frozenset[str], kwargs: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """What differs between the pipelines of the data shards; takes it out of ``kwargs``."""
+        set_here = sorted({"shard_id", "num_shards"} & set(kwargs))
+        if set_here:
+            raise ValueError(f"{set_here} come from the sharding or the devices: leave them out")
+        if not isinstance(kwargs.get("batch_size"), int):
+            raise ValueError("batch_size, the global one, must be passed with sharding or devices")
+        if isinstance(kwargs.get("device_id"), int):
+            raise ValueError(
+                f"device_id={kwargs['device_id']} with sharding or devices, which say it: leave "
+                "it out, or pass None for pipelines on the CPU"
+            )
+        on_cpu = "device_id" in kwargs
+        kwargs.pop("device_id", None)
+        size = shards[0].batch_size(kwargs.pop("batch_size"))
+        each: list[dict[str, Any]] = []
+        for shard in shards:
+            one: dict[str, Any] = dict(self._named(shard.shard_id, shard.num_shards))
+            one |= {"batch_size": size, "device_id": None if on_cpu else shard.device_id}
+            if "seed" not in own:
+                # One seed for all would give every shard the same random augmentations.
+                one["seed"] = ShardSeed.of(kwargs.get("seed"), shard.shard_id)
+            each.append(one)
+        return each
+
+    def _configured(self, given: dict[str, Any]) -> IteratorConfig:
+        """The arguments of `data_iterator` and of the call together."""
+        both = sorted(
+            name for name in given if getattr(self.config, name) != _CONFIG_DEFAULTS[name]
+        )
+        if both:
+            raise ValueError(
+                f"{both} given both to data_iterator and to the call of {self.__name__}(): "
+                "pass each of them once"
+            )
+        return dataclasses.replace(self.config, **given) if given else self.config
+
+    if not TYPE_CHECKING:  # which knows that there is no such method
+
+        def __iter__(self) -> Any:
+            raise TypeError(self._not_called())
+
+        __next__ = __iter__
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or not hasattr(DALIGenericIterator, name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"{self._not_called()}, which has {name!r}")
+
+    def _not_called(self) -> str:
+        name = self.__name__
+        return (
+            f"{name} is an iterator function: call it for an iterator, {name}(..., batch_size=128)"
+        )
+
+    def __deepcopy__(self, memo: Any) -> IteratorFunction:
+        return self  # nothing of it changes, and a copied configuration stays equal to its source
+
+    def __reduce__(self) -> Any:
+        # Where the decorated name is this object, its function can't be found by that name.
+        found: Any = sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return self.__qualname__
+        return type(self), (self.pipeline_fn, self.config)
+
+    def __repr__(self) -> str:
+        return f"<data_iterator of {self.__module__}.{self.__qualname__}>"
+
+
+def _signature(pipeline_fn: Callable[..., Any]) -> inspect.Signature:
+    """A pipeline function's own parameters, and what its iterator function takes beside them."""
+    own = inspect.signature(pipeline_fn)
+    parameters = {name: one for name, one in own.parameters.items() if one.kind != one.VAR_KEYWORD}
+    # Those that a pipeline_def has set are not known here.
+    defaults = {} if getattr(pipeline_fn, "_is_pipeline_def", False) else _DEFAULTS
+    for name, one in _call_signature().parameters.items():
+        if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD):
+            made = one.replace(default=defaults.get(name, one.default))
+            parameters.setdefault(name, made)
+    return own.replace(parameters=list(parameters.values()), return_annotation=DALIGenericIterator)
+
+
+@functools.cache
+def _call_signature() -> inspect.Signature:
+    return inspect.signature(IteratorFunction.__call__, eval_str=True)
+
+
+def _documented(pipeline_fn: Callable[..., Any], call: str) -> str:
+    """A pipeline function's own text, and how its iterator function is called."""
+    called = inspect.getdoc(IteratorFunction.__call__) or ""
+    return "\n\n".join([*filter(None, [inspect.getdoc(pipeline_fn)]), call, called])
+
+
+def iterator_function(given: object) -> IteratorFunction:
+    """An argument that must be an iterator function.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    if isinstance(given, DALIGenericIterator):
+        raise TypeError(
+            f"{given!r} is an iterator already: pass the iterator function that made it, and its "
+            "arguments here"
+        )
+    if not isinstance(given, IteratorFunction):
+        raise TypeError(
+            f"{given!r} is no iterator function: decorate it with dalijax.data_iterator"
+        )
+    return given
+
+
+_CONFIG_DEFAULTS = {
+    field.name: None if field.default is dataclasses.MISSING else field.default
+    for field in dataclasses.fields(IteratorConfig)
+}
+_CONFIG = frozenset(_CONFIG_DEFAULTS) - {"separate", "on_host"}  # which adapters set
+
+
+@overload
+def data_iterator(
+    pipeline_fn: Callable[..., Any],
+    output_map: Sequence[str] = ...,
+    size: int = ...,
+    reader_name: str | None = ...,
+    auto_reset: str | bool | None = ...,
+    last_batch_padded: bool = ...,
+    last_batch_policy: LastBatchPolicy = ...,
+    prepare_first_batch: bool = ...,
+    sharding: Shardings | None = ...,
+    devices: Sequence[jax.Device] | None = ...,
+    pmap_compatible: bool | None = ...,
+    *,
+    mask: str | None = ...,
+    as_numpy: bool | None = ...,
+    on_error: OnError = ...,
+    allow_changes: Sequence[str] = ...,
+) -> IteratorFunction: ...
+
+
+@overload
+def data_iterator(
+    pipeline_fn: None = None,
+    output_map: Sequence[str] = ...,
+    size: int = ...,
+    reader_name: str | None = ...,
+    auto_reset: str | bool | None = ...,
+    last_batch_padded: bool = ...,
+    last_batch_policy: LastBatchPolicy = ...,
+    prepare_first_batch: bool = ...,
+    sharding: Shardings | None = ...,
+    devices: Sequence[jax.Device] | None = ...,
+    pmap_compatible: bool | None = ...,
+    *,
+    mask: str | None = ...,
+    as_numpy: bool | None = ...,
+    on_error: OnError = ...,
+    allow_changes: Sequence[str] = ...,
+) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
+
+
+@knows_its_names
+def data_iterator(
+    pipeline_fn: Callable[..., Any] | None = None,
+    output_map: Sequence[str] = [],
+    size: int = -1,
+    reader_name: str | None = None,
+    auto_reset: str | bool | None = False,
+    last_batch_padded: bool = False,
+    last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
+    prepare_first_batch: bool = True,
+    sharding: Shardings | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    pmap_compatible: bool | None = None,
+    *,
+    mask: str | None = None,
+    as_numpy: bool | None = None,
+    on_error: OnError = "raise",
+    allow_changes: Sequence[str] = (),
+) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
+    """Turns a function of a DALI graph into one that makes iterators.
+
+    Works as a decorator in parentheses and as a plain call, with the names and the order of
+    ``nvidia.dali.plugin.jax.data_iterator``. (A bare ``@data_iterator`` is refused: the outputs
+    need names, without which DALI's gives empty batches.) ::
+
+        @data_iterator(output_map=["images", "labels"], reader_name="reader")
+        def iterator_fn(data_dir):
+            jpegs, labels = fn.readers.file(file_root=data_dir, name="reader")
+            images = fn.decoders.image(jpegs, device="mixed")
+            labels = fn.squeeze(labels, axes=0)  # the reader gives [batch, 1]
+            return fn.resize(images, size=(224, 224)), labels.gpu()
+
+        for batch in iterator_fn("train", batch_size=128):
+            step(batch["images"], batch["labels"])
+
+    Args:
+        pipeline_fn: The function of the graph. For several devices it takes ``shard_id`` and
+            ``num_shards`` and hands them to its reader.
+        output_map, size, reader_name, auto_reset, last_batch_padded, last_batch_policy,
+            prepare_first_batch, pmap_compatible, mask, as_numpy, on_error: As for
+            `dalijax.DALIGenericIterator`.
+        sharding: A jax.sharding.Sharding, or a dict of one (or a PartitionSpec of another's mesh)
+            for each output: batches are global arrays placed by it.
+        devices: jax devices, one pipeline for each: batches have pmap's layout
+            [devices, batch, ...].
+        allow_changes: Names of differences that states go on with, where somebody else restores
+            them: a trainer, say; see ``set_state``'s ``allow``.
+
+    Returns:
+        An `IteratorFunction`, or a decorator that makes one where ``pipeline_fn`` is None.
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+    """
+    if pipeline_fn is not None and not callable(pipeline_fn):
+        raise TypeError(
+            f"pipeline_fn must be the function of a DALI graph, not {pipeline_fn!r}: name the "
+            "outputs by output_map=[...]"
+        )
+    config = IteratorConfig(
+        output_map=output_map,
+        size=size,
+        reader_name=reader_name,
+        auto_reset=auto_reset,
+        last_batch_padded=last_batch_padded,
+        last_batch_policy=last_batch_policy,
+        prepare_first_batch=prepare_first_batch,
+        sharding=sharding,
+        devices=devices,
+        pmap_compatible=pmap_compatible,
+        mask=mask,
+        as_numpy=as_numpy,
+        on_error=on_error,
+        allow_changes=allow_changes,
+    )
+    if pipeline_fn is None:
+        return lambda decorated: IteratorFunction(decorated, config)
+    return IteratorFunction(pipeline_fn, config)

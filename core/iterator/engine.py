@@ -1,0 +1,683 @@
+"""The pipelines of one iterator, at the consumer's position."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nvidia.dali import Pipeline
+
+from ..config import IteratorConfig
+from ..epochs import EpochPlan
+from ..pipeline import advice
+from ..pipeline.batch import Batch, BatchMaker, choose_layout
+from ..pipeline.culprits import Culprits
+from ..pipeline.deferred import FunctionError
+from ..pipeline.function_source import check_outputs, of_mapping
+from ..pipeline.reader import check_epochs, check_shards, epochs_of
+from ..pipeline.runner import (
+    BatchError,
+    NoBatch,
+    Outputs,
+    Runner,
+    SourceEnded,
+    SourceError,
+    discard,
+)
+from ..pipeline.source import PipelineSource
+from ..state.codec import Saved
+from ..state.fingerprint import (
+    Fingerprint,
+    StateError,
+    check_names,
+    fingerprint,
+    not_allowed,
+    renamed,
+    unknown,
+)
+from ..state.position import Checkpoints, FailedBatch, Position
+from ..state.random_state import check_form, grafted
+from ..state.reader_files import READERS, reader_of
+
+_log = logging.getLogger("dalijax")
+_READER = re.compile(r"operator `[\w.]*readers\.")
+# A checkpoint costs 7 to 38 us: it is taken when a state is asked for (`Engine.checkpoint`), and
+# after so many batches, which are at most run again where DALI has none: after a failed batch, or
+# Ctrl-C.
+_MOST_TO_DROP = 8
+# The readers whose states are known; those of videos need a GPU, and are DALI's to judge.
+_KNOWN_STATES = READERS.keys() - {"video", "video_resize"}
+_MOST_SAMPLES = 1 << 31  # of a reader's pass, where nothing says how many it has
+# What skip() takes.
+COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
+CLOSED = "the iterator is closed: make a new one"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run gave, and the position behind it.
+
+    Attributes:
+        after: The position behind it; at the end of an epoch that of the end.
+        batch: The batch, where there is one.
+        error: An error that counts as a batch.
+        ended: Whether the epoch has no further batch.
+    """
+
+    after: Position
+    batch: Any = None
+    error: Exception | None = None
+    ended: bool = False
+
+
+class Engine:
+    """The pipelines of one iterator, at the consumer's position; not thread-safe.
+
+    There is one position. A batch that was looked at is kept beside it, with the position behind
+    it, so that looking moves nothing.
+
+    Args:
+        source: Where the pipelines come from.
+        config: The iterator's arguments.
+
+    Attributes:
+        position: The position of the next batch to deliver.
+        batch_size: Batch size of each pipeline; 0 until they are built.
+        plan: The epochs; None where only the source knows their end, and until then.
+        streams: The shard of each pipeline in epoch 0.
+        device_ids: The GPU of each pipeline, None for the CPU; none until they are built.
+        errors: The batches that ``on_error="skip"`` left out.
+        closed: Whether `close` was called.
+        process: The process that built pipelines; 0 until one has.
+    """
+
+    def __init__(self, source: PipelineSource, config: IteratorConfig):
+        placement = choose_layout(config)
+        self.source = source
+        self.make_batch = BatchMaker(config, placement)
+        self.position = Position()
+        self.batch_size = 0
+        self.plan: EpochPlan | None = None
+        self.streams: tuple[int, ...] = ()
+        self.device_ids: tuple[int | None, ...] = ()
+        self.errors: list[FailedBatch] = []
+        self.closed = False
+        self.process = 0
+        self._culprits = Culprits(source, config.reader_name)
+        self._config = config
+        self._shards = placement.shards
+        self._runner: Runner | None = None
+        self._outcome: Outcome | None = None
+        self._fingerprint: Fingerprint | None = None
+        self._start = Checkpoints()  # of the first batch, once pipelines were built
+        self._exact: Position | None = None  # where the pipelines stand, unless a batch failed
+        self._most_to_drop = _MOST_TO_DROP
+        self._interrupted: Position | None = None  # where a call began that was broken off
+
+    # The consumer's position
+
+    def peek(self, convert: Callable[[Sequence[Outputs]], Any] | None = None) -> Outcome:
+        """The next batch, an error that counts as one, or the end of the epoch.
+
+        Args:
+            convert: Makes something else than a batch of the pipelines' outputs.
+
+        Raises:
+            Exception: What the pipelines' own source raised; its batch stays the next one.
+        """
+        if self._outcome is None:
+            self._outcome = self._next_outcome(convert)
+        return self._outcome
+
+    def advance(self) -> None:
+        """Moves behind the batch that `peek` gives."""
+        self.position = self.peek().after
+        self._outcome = None
+
+    def skip(self, batches: int) -> int:
+        """Moves behind so many batches, or to the end of the epoch; returns their number."""
+        done = 0
+        while done < batches and not self.peek(discard).ended:
+            self.advance()
+            done += 1
+        return done
+
+    def at_end(self) -> bool:
+        """Whether every batch of the epoch is behind the consumer."""
+        peeked = self._outcome
+        if peeked is not None:  # failed batches that are left out lie before an end behind them
+            return peeked.ended and peeked.after == self._with_start(self.position)
+        return self._is_end(self.position)
+
+    def next_epoch(self) -> None:
+        """Moves from the end of an epoch to the start of the next one."""
+        if self._outcome is not None:
+            self.advance()
+        self.runner()
+        self.checkpoint()
+        here = self._with_start(self.position)
+        start, epoch = here.checkpoints or Checkpoints(), here.epoch + 1
+        if self.plan is not None:
+            epoch = self.plan.next_epoch(here.epoch)
+            behind = self.plan.first_batch(here.epoch) + here.step
+            skipped = self.plan.first_batch(epoch) - behind
+            start = start.later(skipped)
+            self.runner().to_drop += skipped
+        else:
+            self.runner().restart()
+            start = Checkpoints(self.runner().checkpoints())
+        self.position = Position(epoch, 0, start, start, here.errors)
+
+    def rewind(self) -> None:
+        """Moves back to the start of the epoch.
+
+        Raises:
+            RuntimeError: If nothing says how the pipelines stood there.
+        """
+        here = self.position
+        if here.step == 0:
+            return
+        start = here.epoch_start or Checkpoints()
+        exact = start.data is not None and not self.source.unresumable
+        if not self.source.rebuildable or not (exact or here.epoch == 0):
+            why = self.source.unresumable or "the pipelines can't be built again"
+            raise RuntimeError(
+                f"reset() at batch {here.step} of epoch {here.epoch} can't go back to the "
+                f"epoch's start: {why}. Finish the epoch first, or use dalijax.data_iterator "
+                "over a source that DALI can checkpoint"
+            )
+        again = start if exact else None
+        self.go_to(Position(here.epoch, 0, again, again, here.errors))
+
+    def go_to(self, position: Position) -> None:
+        """Moves to a position, whose pipelines are built when they are next used."""
+        self.drop()
+        self.position = position
+
+    def restore(self, saved: Saved, allow: Sequence[str] = (), named: Sequence[str] = ()) -> None:
+        """Moves to a saved position, with new pipelines that stand there.
+
+        Args:
+            saved: The position, and what it belongs to.
+            allow: Names of differences to go on with.
+            named: More of them, which must be names of something.
+
+        Raises:
+            StateError: If it is of other data, or DALI refuses its part; nothing has changed.
+            Exception: If no pipelines can be built at all; nothing has changed.
+        """
+        with self._with_seed_of(saved.fingerprint):
+            self._restore(saved, allow, named)
+
+    @contextlib.contextmanager
+    def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
+        """Has a saved seed stand for one that the caller left out, unless the state is refused."""
+        seed, known = saved["seed"], self._fingerprint
+        if not 0 <= seed < 1 << 63 or not self.source.takes_seed():
+            yield
+            return
+        before = self.source.set_seed(seed)
+        self._fingerprint = known and known | {"seed": seed}
+        try:
+            yield
+        except BaseException:
+            self.source.set_seed(before)
+            self._fingerprint = known
+            raise
+
+    def _restore(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
+        position, before = saved.position, self.position
+        checkpoints = position.checkpoints
+        if self.batch_size or checkpoints is None:
+            self._check(saved, allow, named)
+        if self.streams:
+            self._check_reach(position)
+        if checkpoints is None and position != before:
+            self.go_to(position)
+        if checkpoints is None or position == before:
+            return
+        if not self.source.rebuildable:
+            raise StateError(
+                "these pipelines can't be built again, and so not at a state: DALI does not "
+                "serialise their Python sources or functions. Use dalijax.data_iterator, which "
+                "builds pipelines from their function"
+            )
+        self.drop()
+        try:
+            self.position = self._arrived(saved, checkpoints, allow, named)
+        except BaseException:
+            self.go_to(before)
+            raise
+
+    def _arrived(
+        self, saved: Saved, checkpoints: Checkpoints, allow: Sequence[str], named: Sequence[str]
+    ) -> Position:
+        """The saved position, where new pipelines stand then; see `restore`."""
+        refusal: Exception | None = None
+        try:
+            _check_forms(saved, self._config.reader_name)
+            self._build(checkpoints)
+        except RuntimeError as error:
+            refusal = error
+        except (ValueError, LookupError, TypeError) as error:  # DALI reads its texts in Python, too
+            refusal = error
+            if not isinstance(error, StateError):
+                refusal = StateError(f"DALI can't read its part of the state: {error!r}")
+                refusal.__cause__ = error
+        if refusal is not None:
+            self._build(Checkpoints())  # what differs says more
+        self._check(saved, allow, named)
+        self._check_reach(saved.position)
+        names = renamed(saved.fingerprint, self.fingerprint())
+        if names is None:
+            if refusal is not None:
+                raise refusal
+            return saved.position
+        # Operators come, go, or have other names: each state goes to the operator that it is of.
+        if refusal is None:
+            self.drop()
+        start = self._build(Checkpoints()).checkpoints() or ()
+        self.drop()
+
+        def moved(one: Checkpoints | None) -> Checkpoints | None:
+            if one is None or one.data is None:
+                return one
+            pairs = zip(one.data, start, strict=True)
+            return Checkpoints(tuple(grafted(*pair, names) for pair in pairs), one.to_drop)
+
+        position = dataclasses.replace(
+            saved.position,
+            checkpoints=moved(saved.position.checkpoints),
+            epoch_start=moved(saved.position.epoch_start),
+        )
+        self._build(position.checkpoints or Checkpoints())
+        return position
+
+    def _check(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
+        """Raises StateError where what a state belongs to differs, as far as it is known."""
+        now = self.fingerprint()
+        found = saved.differences(self._config.output_map, now)
+        if left := not_allowed(found, (*allow, *named)):
+            raise StateError.of_other_data(left, allowed=True)
+        if named:
+            check_names(named, found, saved.fingerprint, now)
+
+    def _check_reach(self, position: Position) -> None:
+        """Raises StateError where no iterator over these epochs ever stands at a position."""
+        here, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
+        counts = {len(one.data) for one in (here, start) if one.data is not None}
+        wrong = [f"{count} pipelines" for count in counts if count != len(self.streams)]
+        least, most = 0, _MOST_TO_DROP + position.errors
+        if self.plan is not None:
+            delivered = self.plan.delivered(position.epoch, self.streams[0])
+            if position.step > delivered:
+                wrong.append(f"step {position.step} of {delivered}")
+            if position.step == delivered:  # DALI's own DROP is behind what it drops
+                least = min(0, delivered - self.plan.consumed(position.epoch))
+            # Between epochs, and failed batches do not end them.
+            most += (1 + position.errors) * self.plan.gap(position.epoch)
+            if not delivered:  # epochs without a batch add up
+                most += self.plan.first_batch(position.epoch)
+        for to_drop, lowest in ((here.to_drop, least), (start.to_drop, 0)):
+            if not lowest <= to_drop <= most:
+                wrong.append(f"{to_drop} batches to drop")
+        if wrong:
+            raise StateError(
+                f"the state is damaged: no iterator over these data has {' or '.join(wrong)} in "
+                f"epoch {position.epoch}, after {position.errors} errors"
+            )
+
+    def checkpoint(self) -> None:
+        """Takes DALI's checkpoint of the position, while DALI can still give it."""
+        here = self.position
+        if here is self._exact and here.checkpoints and here.checkpoints.to_drop:
+            exact = Checkpoints(self.runner().checkpoints())
+            self.position = self._exact = dataclasses.replace(here, checkpoints=exact)
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A call that moves on: broken off anywhere, by Ctrl-C say, it has moved nothing."""
+        self.roll_back()
+        self._interrupted = self.position
+        try:
+            yield
+        except Exception:
+            self._interrupted = None
+            raise
+        self._interrupted = None
+
+    def roll_back(self) -> None:
+        """Goes back to where a call began that was broken off, wherever it had come to."""
+        before, self._interrupted = self._interrupted, None
+        if before is not None and self._can_stand_at(before):
+            self.drop()
+            self.position = before
+
+    # The pipelines
+
+    def runner(self) -> Runner:
+        """The running pipelines, built to stand at the position where there are none."""
+        return self._runner_at(self.position)
+
+    def start(self) -> None:
+        """Builds the pipelines, and takes the checkpoints of their start."""
+        self.runner()
+        self.position = self._with_start(self.position)
+
+    def _with_start(self, position: Position) -> Position:
+        """A position with checkpoints, which one from before the first build has not.
+
+        The consumer's own stays without until it moves: a first state is the same before and
+        after the pipelines were built.
+        """
+        if position.checkpoints is not None:
+            return position
+        return dataclasses.replace(position, checkpoints=self._start, epoch_start=self._start)
+
+    def _runner_at(self, position: Position) -> Runner:
+        if self.closed:
+            raise ValueError(CLOSED)
+        if (runner := self._runner) is None:
+            runner = self._build(position.checkpoints or Checkpoints())
+            if position.checkpoints is None:
+                self._start = Checkpoints(runner.checkpoints())
+        return runner
+
+    def _build(self, checkpoints: Checkpoints) -> Runner:
+        self.process = os.getpid()
+        pipelines = self.source.build(checkpoints.data)
+        self._read_plan(pipelines)
+        runner = Runner(pipelines, checkpoints.to_drop, self.source.owned)
+        if runner.deferred is not None:
+            runner.deferred.check(self._config)
+        self._runner = runner
+        return runner
+
+    def _read_plan(self, pipelines: Sequence[Pipeline]) -> None:
+        config, source = self._config, self.source
+        check_outputs(pipelines[0], config.output_map)
+        plan, streams = epochs_of(pipelines, config, self._shards)
+        if not self.streams:  # what is built later is of the same source
+            check_shards(pipelines, config, self._shards, source)
+            if plan is None:
+                check_epochs(pipelines, config, source)
+        self.batch_size, self.plan, self.streams = pipelines[0].max_batch_size, plan, streams
+        self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
+
+    def adopt(self, position: Position) -> None:
+        """Takes a position for the one that the pipelines, built but not run, stand at.
+
+        Raises:
+            StateError: If no iterator over these data ever stands there.
+        """
+        runner = self.runner()
+        self._check_reach(position)
+        self.position = position
+        runner.to_drop = position.checkpoints.to_drop if position.checkpoints else 0
+
+    def fingerprint(self) -> Fingerprint:
+        """What identifies the data; blank until the pipelines were built."""
+        if self._fingerprint is None:
+            if not self.batch_size:  # never built
+                return unknown()
+            self._fingerprint = fingerprint(
+                self.runner().pipelines,
+                self.plan,
+                self.streams,
+                self.source.serialized,
+                self.runner().deferred,
+            )
+            if self.source.seed is not None:  # that of all shards, not the first one's here
+                self._fingerprint["seed"] = self.source.seed
+        return self._fingerprint
+
+    def _can_stand_at(self, position: Position) -> bool:
+        """Whether new pipelines can be built to stand at a position."""
+        checkpoints = position.checkpoints
+        exact = checkpoints is None or checkpoints.data is not None
+        return exact and self.source.rebuildable and not self.source.unresumable
+
+    def _stand_again_at(self, position: Position) -> bool:
+        """Has new pipelines built at a position for the next run; False where they can't be."""
+        can = self._can_stand_at(position)
+        if can:
+            self.drop()
+        return can
+
+    def drop(self) -> None:
+        """Frees the pipelines and what was peeked; the next use builds them, at the position."""
+        runner, self._runner = self._runner, None
+        self._outcome = self._exact = None
+        if runner is not None:
+            runner.close()
+
+    def close(self) -> None:
+        """Frees the pipelines for good."""
+        self.closed = True
+        self.drop()
+
+    # Epochs
+
+    def delivered(self, epoch: int | None = None) -> int | None:
+        """Number of batches that an epoch (by default the present one) delivers, if known."""
+        self.runner()
+        if self.plan is None:
+            return None
+        return self.plan.delivered(self.position.epoch if epoch is None else epoch, self.streams[0])
+
+    def _is_end(self, here: Position) -> bool:
+        total = self.delivered(here.epoch)
+        if total is not None:
+            return here.step >= total
+        # An ended source at the start of an epoch is one to restart, or an error.
+        return here.step > 0 and self.runner().ended()
+
+    def _valid(self, outputs: Sequence[Outputs], here: Position) -> list[int]:
+        """Samples of each pipeline's batch that belong to the epoch, once sizes are checked."""
+        lengths = [len(own[0]) for own in outputs]
+        if self.plan is None:
+            if self._config.over_processes and lengths != [self.batch_size]:
+                raise ValueError(
+                    f"the pipeline gave a batch of {lengths[0]} samples, not of "
+                    f"{self.batch_size}: over several processes each batch must be whole, since "
+                    "none knows how many samples the others have. Let the source drop the rest"
+                )
+            return lengths
+        if lengths != [self.batch_size] * len(lengths):
+            raise ValueError(
+                f"the pipelines gave batches of {lengths} samples, not of {self.batch_size}: "
+                "with size or reader_name each batch must be whole. Leave size out (-1) for a "
+                "source of smaller batches"
+            )
+        return [self.plan.valid(here.epoch, here.step, stream) for stream in self.streams]
+
+    # Batches
+
+    def _next_outcome(self, convert: Callable[[Sequence[Outputs]], Any] | None) -> Outcome:
+        """The first outcome from the position on that ``on_error`` does not leave out."""
+        self.runner()
+        here, skipped = self._with_start(self.position), list[FailedBatch]()
+        outcome: Outcome | None
+        named: BatchError | None
+        while True:
+            self.check_thread()
+            outcome = self._outcome_at(here, convert)
+            try:
+                if not isinstance(outcome.error, BatchError):
+                    self.errors += skipped
+                    return outcome
+                named = self._culprits.named(outcome.error, here.checkpoints)
+                if self._config.on_error != "skip":
+                    return dataclasses.replace(outcome, error=named)
+                failed = FailedBatch(here.epoch, here.step, str(named), named.files)
+                _log.warning("skipped: %s", failed.message)
+                skipped.append(failed)
+                here = outcome.after
+            finally:
+                outcome = named = None  # an error's traceback has this frame: see `_outcome_at`
+
+    def check_thread(self) -> None:
+        """Raises RuntimeError where a function of the graph can't be called in this thread."""
+        deferred = self.runner().deferred
+        if deferred is not None:
+            deferred.check_thread()
+
+    def _outcome_at(
+        self, here: Position, convert: Callable[[Sequence[Outputs]], Any] | None
+    ) -> Outcome:
+        """What the run at a position gives, where the pipelines stand.
+
+        Raises:
+            Exception: What the pipelines' own source raised; its batch stays the next one.
+            RuntimeError: If the source has no batch although the epoch has one.
+        """
+        if self._is_end(here):
+            return Outcome(here, ended=True)
+        exact, self._exact = self._exact, None  # a call that is broken off may have taken a batch
+        batch, error = None, None
+        try:
+            batch = self._run(here, convert or (lambda outputs: self._to_batch(outputs, here)))
+        except SourceEnded:
+            self._exact = exact  # nothing was taken
+            return Outcome(here, ended=True)
+        except NoBatch:
+            raise
+        except SourceError as failed:
+            self._stand_again_at(here)
+            raise failed.__cause__ or failed from None
+        except Exception as failed:
+            of_reader = _READER.search(str(failed)) and not isinstance(failed, FunctionError)
+            if of_reader and isinstance(failed, RuntimeError):
+                # DALI's readers never run again after an error: new ones stand there again.
+                stands = self._stand_again_at(here)
+                cure = ""
+                if of_mapping(failed):
+                    if stands and self.source.unmap():
+                        # It fails alone now, and not those before it.
+                        return self._outcome_at(here, convert)
+                    cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
+                what = f"can't be read{cure}; the next call tries it again"
+                raise _described(failed, here, what, RuntimeError) from failed
+            error = failed
+            if isinstance(failed, RuntimeError):
+                counts = "failed, and counts as delivered; the next call goes on with the next one"
+                error = _described(failed, here, counts, BatchError)
+        after = Position(
+            here.epoch,
+            here.step + 1,
+            self._checkpoints_after(here, error is not None),
+            here.epoch_start,
+            here.errors + (error is not None),
+        )
+        self._exact = after if error is None else None
+        try:
+            return Outcome(after, batch, error)
+        finally:
+            del error  # its traceback has this frame: together they would keep the batch
+
+    def _checkpoints_after(self, here: Position, failed: bool) -> Checkpoints:
+        """Where the pipelines must stand for the batch behind a position."""
+        later = (here.checkpoints or Checkpoints()).later(1)
+        if failed:  # DALI's checkpoint is incomplete then, and others may fail, too
+            self._most_to_drop = 0
+            return later
+        # Batches of a reader may be run again; other sources may end in between, or can't be built.
+        again = self._config.reader_name is not None and self.source.rebuildable
+        begun = here.step == 0 or later.data is None
+        if again and not begun and later.to_drop < self._most_to_drop:
+            return later
+        return Checkpoints(self.runner().checkpoints())
+
+    def _to_batch(self, outputs: Sequence[Outputs], here: Position) -> Batch:
+        runner = self._runner_at(here)
+        return self.make_batch(
+            outputs, self._valid(outputs, here), not runner.dynamic, runner.deferred
+        )
+
+    def sample(self) -> Batch:
+        """A first batch of new pipelines; the position and its pipelines stay as they are."""
+        self.check_thread()
+        runner = Runner(self.source.build())
+        try:
+            return runner.take(
+                lambda outputs: self.make_batch(
+                    outputs, [len(own[0]) for own in outputs], True, runner.deferred
+                )
+            )
+        finally:
+            runner.close()
+
+    def _run(self, here: Position, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
+        runner = self._runner_at(here)
+        try:
+            return runner.take(convert)
+        except SourceEnded:
+            again = min(runner.to_drop, here.step)
+            if again and self.plan is not None:
+                # Its epoch ended before the first batch of this one; those are dropped again.
+                runner.restart(again)
+                with contextlib.suppress(SourceEnded):
+                    return runner.take(convert)
+            if here.step > 0 and self.plan is None:
+                raise
+            if here.step > 0:
+                raise NoBatch(
+                    f"the pipeline's source ended after {here.step} of "
+                    f"{self.delivered(here.epoch)} batches of epoch {here.epoch}: it gives fewer "
+                    "samples than the epoch's size. Pass the size that it really has, a multiple "
+                    f"of the batch size {self.batch_size} where it drops the rest"
+                ) from None
+        if self.plan is not None:
+            # The source's epoch ended with ours; that of a source without a plan was
+            # started by next_epoch().
+            runner.restart()
+            with contextlib.suppress(SourceEnded):
+                return runner.take(convert)
+        if self.source.rebuildable:
+            # An iterable is used up, but its pipeline's function makes it anew.
+            checkpoints = runner.checkpoints()
+            self.drop()
+            runner = self._runner = Runner(self.source.build(checkpoints))
+            with contextlib.suppress(SourceEnded):
+                return runner.take(convert)
+        raise NoBatch(
+            f"the pipeline's source gives no batch in epoch {here.epoch}: it is used up. Let "
+            "fn.external_source start again by cycle='raise' (an iterable or a generator "
+            "function), or create the iterator that it reads inside the pipeline function"
+        )
+
+
+def _described(
+    error: RuntimeError, here: Position, what: str, kind: type[RuntimeError]
+) -> RuntimeError:
+    """DALI's error with the batch that it is about and what becomes of it."""
+    of_function = isinstance(error, FunctionError)
+    why = str(error) if of_function else f"DALI says: {advice.of_run(error)}"
+    described = kind(f"batch {here.step} of epoch {here.epoch} {what}. {why}")
+    described.__cause__ = error.__cause__ if of_function else error
+    return described
+
+
+def _check_forms(saved: Saved, reader: str | None) -> None:
+    """Raises StateError where DALI's checkpoints are none that a pipeline gives.
+
+    Args:
+        saved: What has them.
+        reader: Name of the reader whose epochs the fingerprint has.
+    """
+    own, position = saved.fingerprint, saved.position
+    kinds = dict(text.split(" ", 2)[1::-1] for text in own["operators"] if " " in text)
+    known = {name for name, kind in kinds.items() if reader_of(kind) in _KNOWN_STATES}
+    readers = dict.fromkeys(known, _MOST_SAMPLES)
+    if reader in readers and min(own["epoch_size"], own["num_shards"], own["batch_size"]) > 0:
+        # Of a pass over its shard, which is filled up to whole batches.
+        readers[reader] = own["epoch_size"] // own["num_shards"] + 1 + own["batch_size"]
+    pieces = [one.data or () for one in (position.checkpoints, position.epoch_start) if one]
+    names = [[check_form(piece, readers) for piece in own] for own in pieces]
+    if len(names) == 2 and names[1] and names[0] != names[1]:
+        raise StateError("DALI's parts of the state are of different graphs")

@@ -1,0 +1,543 @@
+"""`DALIGenericIterator`: the protocol that JAX code sees over pipelines at a position."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+from nvidia.dali import Pipeline
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from ..arguments import knows_its_names, whole_number
+from ..config import IteratorConfig, OnError, Shardings, difference_names
+from ..epochs import EpochPlan
+from ..pipeline.batch import Batch
+from ..pipeline.handmade import GivenSource
+from ..pipeline.lifetime import calls, check_process
+from ..pipeline.source import PipelineSource, check_resumable
+from ..state import codec, dali_checkpoints
+from ..state.fingerprint import unknown
+from ..state.position import FailedBatch
+from ..stats import InputStats
+from .engine import CLOSED, COUNT, Engine, Outcome
+
+Self = TypeVar("Self", bound="DALIGenericIterator")  # typing has one from Python 3.11 on
+
+
+class DALIGenericIterator:
+    """Iterates over DALI pipelines; each batch is a dict of arrays.
+
+    Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in their order, so
+    that existing code changes its import line only, and ``mask`` and ``as_numpy``.
+
+    Args:
+        pipelines: A Pipeline or a list of them, all of one batch size.
+        output_map: A name for each output of the pipeline, in order.
+        size: Number of samples in an epoch (over all pipelines), where no reader says it.
+            -1 without ``reader_name``: the epoch ends where the pipeline's source raises
+            StopIteration; ``last_batch_policy`` then has no effect.
+        reader_name: Name of the reader that says the epoch's size, its shards and padding.
+        auto_reset: "yes" or True: raising StopIteration starts the next epoch. "no", False
+            or None: ``reset()`` does, or ``iter()`` at the end of an epoch.
+        last_batch_padded: Whether the source repeats its last sample to fill the last batch
+            (True) or runs on into the next epoch. With ``reader_name`` the reader says it.
+        last_batch_policy: FILL delivers every batch whole; DROP leaves out the last one
+            where it is not whole; PARTIAL cuts it to the samples of the epoch.
+        prepare_first_batch: Whether to schedule the first batches at once.
+        sharding: How to place the batches over devices.
+        pmap_compatible: Whether arrays have a leading device axis.
+        mask: A name: each batch then has a bool array of that name, shape [batch], True
+            where the sample belongs to the epoch and is no padding.
+        as_numpy: True: CPU outputs are NumPy arrays instead of jax.Arrays: read-only views
+            of DALI's buffers, valid for as long as they are referred to. GPU outputs are
+            jax.Arrays all the same.
+        on_error: What ``next()`` does with a batch that DALI fails to produce, at a corrupt
+            file say. "raise": a RuntimeError with what DALI says; the next call goes on with
+            the next batch. "skip": it is logged, listed in ``errors``, and the next batch is
+            delivered. Either way it counts as a batch of the epoch. DALI fails a whole
+            batch, never a single sample: "skip" loses the good samples beside a bad one.
+            The files are named (``files`` of the error, and of what ``errors`` lists) for the
+            first eight batches of an iterator of `data_iterator`: its reader is run again
+            alone, which takes as long as a restore, and pictures are decoded one by one.
+
+    What a source can't give is never skipped nor counted: an exception of the pipeline's own
+    Python source, or a RuntimeError of a reader (a missing file), is raised by each call until
+    the source gives the batch.
+
+    States are plain JSON values: `get_state` is where the consumer stands, whatever was
+    peeked or scheduled, and `set_state` goes on from there bit by bit, on this iterator, a
+    new one, or in another process. All methods may be called from any thread.
+
+    Raises:
+        ValueError, TypeError: For arguments that are wrong or exclude one another.
+        RuntimeError: If the pipelines can't be built.
+    """
+
+    @knows_its_names
+    def __init__(
+        self,
+        pipelines: Pipeline | Sequence[Pipeline],
+        output_map: Sequence[str],
+        size: int = -1,
+        reader_name: str | None = None,
+        auto_reset: str | bool | None = False,
+        last_batch_padded: bool = False,
+        last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
+        prepare_first_batch: bool = True,
+        sharding: Shardings | None = None,
+        pmap_compatible: bool | None = None,
+        *,
+        mask: str | None = None,
+        as_numpy: bool | None = None,
+        on_error: OnError = "raise",
+    ):
+        config = IteratorConfig(
+            output_map=output_map,
+            size=size,
+            reader_name=reader_name,
+            auto_reset=auto_reset,
+            last_batch_padded=last_batch_padded,
+            last_batch_policy=last_batch_policy,
+            prepare_first_batch=prepare_first_batch,
+            sharding=sharding,
+            pmap_compatible=pmap_compatible,
+            mask=mask,
+            as_numpy=as_numpy,
+            on_error=on_error,
+        )
+        self._open(GivenSource(pipelines), config)
+
+    @classmethod
+    def from_source(
+        cls,
+        source: PipelineSource,
+        config: IteratorConfig,
+        lazy: bool = False,
+        checkpoints: Sequence[bytes] | None = None,
+    ) -> DALIGenericIterator:
+        """An iterator whose pipelines are built by a source.
+
+        Args:
+            source: Where the pipelines come from.
+            config: The iterator's arguments.
+            lazy: Whether to build the pipelines only when they are first used.
+            checkpoints: What `checkpoints` of an iterator gave, to go on from.
+        """
+        iterator = cls.__new__(cls)
+        iterator._open(source, config, lazy, checkpoints)
+        return iterator
+
+    def _open(
+        self,
+        source: PipelineSource,
+        config: IteratorConfig,
+        lazy: bool = False,
+        checkpoints: Sequence[bytes] | None = None,
+    ) -> None:
+        self._config = config
+        self._lock = threading.RLock()
+        self._calls = calls  # modules lose their names before the last iterators are freed
+        self._engine = Engine(source, config)
+        self._stays = False  # set_state() came last, after which iter() does not move
+        self._stopped = False  # StopIteration was raised in this epoch
+        self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
+        self.stats: InputStats | None = None
+        if lazy:
+            return
+        if checkpoints is not None:
+            self._restore_checkpoints(checkpoints)
+        self._engine.start()
+        if checkpoints is None and source.restored:
+            self._restore_checkpoints(source.restored, stand_there=True)
+        if config.prepare_first_batch:
+            self.start_prefetch()
+
+    # The protocol of an iterator
+
+    def __iter__(self: Self) -> Self:
+        """Itself, in the next epoch where every batch of this one has been delivered.
+
+        In mid-epoch, and just after `set_state`, it goes on where it is. With ``auto_reset``
+        it never moves: raising StopIteration does.
+        """
+        with self.opened():
+            stays = self._config.auto_reset or self._stays
+            begun = self.step > 0 or self._stopped  # an epoch may have no batch
+            if not stays and begun and self._engine.at_end():
+                self._next_epoch()
+            return self
+
+    def __next__(self) -> Batch:
+        """The next batch: a dict of arrays of shape [batch, ...], by the outputs' names.
+
+        Raises:
+            StopIteration: At the end of an epoch, on each call until ``reset()``; with
+                ``auto_reset`` only once, and the next epoch has begun.
+            ValueError: If an output is ragged, or the iterator is closed.
+            TypeError: If JAX would narrow an output's 64-bit dtype.
+            RuntimeError: If DALI failed to produce the batch.
+        """
+        with self.opened(), self._engine.interruptible():
+            if self.stats is None:
+                return self._next()
+            with self.stats.waiting():
+                return self._next()
+
+    def _next(self) -> Batch:
+        engine = self._engine
+        self._stays = False
+        outcome = engine.peek()
+        if self.stats is not None and not outcome.ended:
+            self._count(self.stats, outcome)
+        engine.advance()
+        if outcome.ended:
+            self._stopped = True
+            if self._config.auto_reset:
+                self._next_epoch()
+        try:
+            return _unwrapped(outcome)
+        finally:
+            del outcome  # an error's traceback has this frame: together they would keep the batch
+
+    next = __next__  # as in DALI
+
+    def peek(self) -> Batch:
+        """The batch that ``next()`` will deliver, which stays the next one.
+
+        Raises:
+            StopIteration: At the end of an epoch; nothing moves to the next one.
+            Exception: What ``next()`` would raise, which it then raises too.
+        """
+        with self.opened(), self._engine.interruptible():
+            self._engine.checkpoint()  # while DALI can still give that of the position
+            return dict(_unwrapped(self._engine.peek()))
+
+    def __len__(self) -> int:
+        """Number of batches that the current epoch delivers.
+
+        Raises:
+            TypeError: If only the source knows where its epoch ends.
+        """
+        with self.opened():
+            total = self._engine.delivered()
+            if total is None:
+                raise TypeError(
+                    "the length is unknown: only the pipeline's source knows where its epoch "
+                    "ends. Pass size or reader_name for an iterator with a length"
+                )
+            return total
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        """Where it stands; it builds nothing, and waits for nobody."""
+        engine, here = self._engine, self._engine.position
+        step = f"step {here.step}"
+        if engine.plan is not None:
+            step += f" of {engine.plan.delivered(here.epoch, engine.streams[0])}"
+        parts = [f"epoch {here.epoch}", step]
+        if engine.batch_size:
+            count = len(engine.device_ids)
+            devices = dict.fromkeys("cpu" if k is None else f"gpu:{k}" for k in engine.device_ids)
+            parts.append(f"batch {engine.batch_size}" + f" x {count} pipelines" * (count > 1))
+            parts.append(f"device {', '.join(devices)}")
+        elif not engine.closed:
+            parts.append("not built yet")
+        parts.append(f"outputs {list(self._config.output_map)}")
+        parts += ["closed"] * engine.closed
+        return f"<{type(self).__name__} of {engine.source.name}: {', '.join(parts)}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} can't be pickled or copied: its pipelines run in this process. Pickle "
+            "the iterator function, its arguments and get_state(), and call set_state() of the "
+            "iterator that they make there"
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of samples of the current epoch for each shard; -1 where it is unknown.
+
+        As in DALI: the size passed in, or what the reader says: the smallest shard's under
+        DROP, the largest's over a padded reader, else the samples of the epoch's batches.
+        """
+        plan = self.plan
+        if plan is None or self._config.size > 0:
+            return self._config.size
+        return plan.size(self.epoch)
+
+    @property
+    def plan(self) -> EpochPlan | None:
+        """The reader's epochs; None where only the source knows their end."""
+        with self.opened():
+            self._engine.runner()
+            return self._engine.plan
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shard that each pipeline reads in epoch 0."""
+        with self.opened():
+            self._engine.runner()
+            return self._engine.streams
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in a batch of each pipeline."""
+        with self.opened():
+            self._engine.runner()
+            return self._engine.batch_size
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._engine.closed
+
+    @property
+    def epoch(self) -> int:
+        """Number of the consumer's epoch, from 0."""
+        return self._engine.position.epoch
+
+    @property
+    def following_epoch(self) -> int:
+        """Number of the epoch after the consumer's: of the next one that has a batch of its own."""
+        epoch, plan = self.epoch, self.plan
+        return epoch + 1 if plan is None else plan.next_epoch(epoch)
+
+    @property
+    def step(self) -> int:
+        """Number of batches of the epoch that are behind the consumer, failed ones included."""
+        return self._engine.position.step
+
+    @property
+    def errors(self) -> tuple[FailedBatch, ...]:
+        """The batches that ``on_error="skip"`` skipped in this process."""
+        return tuple(self._engine.errors)
+
+    @property
+    def left_out(self) -> int:
+        """Number of batches behind the consumer that ``on_error="skip"`` left out."""
+        return self._engine.position.errors if self._config.on_error == "skip" else 0
+
+    def total(self, num_epochs: int) -> int:
+        """Number of batches of the first epochs together.
+
+        Raises:
+            TypeError: If only the source knows where its epoch ends.
+        """
+        with self.opened():
+            total = len(self)
+            plan, stream = self._engine.plan, self._engine.streams[0]
+            return num_epochs * total if plan is None else plan.total(num_epochs, stream)
+
+    @property
+    def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of a batch, under PARTIAL those of a whole one.
+
+        With sharding or devices, shapes are global and the sharding is there, too.
+
+        Takes at most one batch, which ``next()`` then delivers; at the end of an epoch, where
+        there is none, one of pipelines that are built for it and freed again.
+
+        Raises:
+            Exception: What ``next()`` would raise.
+        """
+        with self.opened():
+            if self._spec is None:
+                try:
+                    batch = self.peek()
+                except StopIteration:
+                    batch = self._engine.sample()
+                engine = self._engine
+                self._spec = engine.make_batch.spec(batch, engine.batch_size, engine.plan)
+            return dict(self._spec)
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; until it is called nothing is counted."""
+        if self.stats is None:
+            self.stats = InputStats()
+        return self.stats
+
+    def _count(self, stats: InputStats, outcome: Outcome) -> None:
+        engine, after = self._engine, outcome.after
+        step = after.step - 1  # of the batch: others may have been left out before it
+        rows = engine.batch_size * len(engine.streams)
+        valid = rows
+        if engine.plan is not None:
+            valid = sum(engine.plan.valid(after.epoch, step, s) for s in engine.streams)
+        stats.delivered(after.epoch, step, valid, rows, after.errors)
+
+    # Position and lifecycle
+
+    def reset(self) -> None:
+        """Starts the next epoch at the end of one, else goes back to the epoch's start.
+
+        Raises:
+            RuntimeError: If the pipelines can't go back: the message says the way out.
+        """
+        with self.opened():
+            self._engine.roll_back()
+            self._stays = False
+            if self._engine.at_end():
+                self._next_epoch()
+            else:
+                self._engine.rewind()
+
+    def _next_epoch(self) -> None:
+        self._engine.next_epoch()
+        self._stopped = False
+
+    def skip(self, batches: int) -> int:
+        """Moves past so many batches of the current epoch, or to its end.
+
+        They are produced and dropped. A batch that would fail counts as one with
+        ``on_error="raise"``, since ``next()`` would raise for it.
+
+        Returns:
+            The number of batches that were skipped.
+
+        Raises:
+            ValueError: If the number is less than 0.
+            Exception: What the pipelines' own source raised, or its reader.
+        """
+        count = whole_number("skip()'s argument", batches, COUNT, 0)
+        with self.opened(), self._engine.interruptible():
+            self._stays = self._stays and count < 1
+            return self._engine.skip(count)
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the consumer stands, as a plain JSON value (dict of str, int, list and dict).
+
+        It is the position after the last batch that ``next()`` delivered, whatever was
+        peeked or scheduled since; its keys and types never change.
+
+        Raises:
+            ValueError: If the pipelines can't be resumed: the message says why.
+        """
+        with self.opened():
+            engine = self._engine
+            engine.roll_back()
+            check_resumable(engine.source)
+            engine.checkpoint()
+            # A lazy iterator's first state stays what it was before the pipelines were built.
+            known = engine.position.checkpoints is not None
+            data = engine.fingerprint() if known else unknown()
+            return codec.encode(engine.position, self._config.output_map, data)
+
+    def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
+        """Goes on where a state says, with new pipelines, which are built at once.
+
+        Args:
+            state: What `get_state` of an iterator over the same data gave, or any adapter's
+                of the same function and arguments; JSON text and bytes of it, too. It is
+                neither kept nor changed.
+            allow: Names of differences to go on with, as errors have them: "operators.resize.size"
+                for an argument, "operators.resize" for an operator that came, went or changed,
+                "reader.files". What positions are counted in can't be waived: batch size, shards,
+                the epoch's size, policy and padding.
+
+        Raises:
+            ValueError: If it is no state, one of other data, or one whose part DALI refuses; if
+                ``allow`` has a name of nothing. Nothing has changed.
+            Exception: If the pipelines can't be built. Nothing has changed.
+        """
+        with self.opened():
+            engine = self._engine
+            engine.roll_back()
+            check_resumable(engine.source)
+            engine.checkpoint()
+            self._go_to(codec.read(state), difference_names(allow, "allow"))
+
+    def _go_to(self, saved: codec.Saved, named: Sequence[str] = ()) -> None:
+        self._engine.restore(saved, self._config.allow_changes, named)
+        self._stays, self._stopped = True, False
+
+    def keep_seed(self, other: DALIGenericIterator) -> None:
+        """Has pipelines, which are not built yet, the seed that a state brought to another's."""
+        self._engine.source.set_seed(other._engine.source.set_seed(None))
+
+    def checkpoints(self) -> list[bytes]:
+        """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
+
+        Raises:
+            ValueError: If the pipelines can't be resumed: the message says why.
+        """
+        return dali_checkpoints.to_bytes(self.get_state())
+
+    def _restore_checkpoints(self, pieces: Sequence[bytes], stand_there: bool = False) -> None:
+        """Goes on where checkpoints say, this package's or those of DALI's plugin.
+
+        Args:
+            pieces: One for each pipeline.
+            stand_there: Whether the pipelines were built at them already.
+        """
+        if isinstance(pieces, (bytes, bytearray, str, Mapping)):
+            raise TypeError(
+                "checkpoints must be a list of bytes, one for each pipeline, as checkpoints() of "
+                f"an iterator gives it, not {str(pieces)[:40]!r}; a state is for set_state()"
+            )
+        engine, outputs = self._engine, self._config.output_map
+        if stand_there:
+            engine.runner()
+            check_resumable(engine.source)
+            now = engine.fingerprint()
+            engine.adopt(
+                dali_checkpoints.position(pieces, outputs, now, engine.plan, engine.streams)
+            )
+            self._stays = True
+            return
+        state = dali_checkpoints.from_bytes(pieces)
+        if state is not None:
+            saved = codec.read(state)
+        else:  # DALI's counters say nothing without the epochs
+            engine.runner()
+            position = dali_checkpoints.of_dali(pieces, engine.plan, engine.streams)
+            saved = codec.Saved(position, list(outputs), engine.fingerprint())
+        check_resumable(engine.source)
+        self._go_to(saved)
+
+    def start_prefetch(self) -> None:
+        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        with self.opened():
+            self._engine.runner().schedule()
+
+    def opened(self) -> threading.RLock:
+        """The lock, of an iterator that is not closed, nor of a parent process."""
+        if self._engine.closed:
+            raise ValueError(CLOSED)
+        check_process(self._engine.process)  # whose threads may have held the lock, too
+        return self._lock
+
+    def close(self) -> None:
+        """Frees the pipelines; ``next()`` then raises ValueError. May be called again."""
+        if self._calls.lost(self._engine.process):  # whoever has the lock may never give it back
+            self._engine.closed = True
+            return
+        with self._lock:
+            self._engine.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _unwrapped(outcome: Outcome) -> Batch:
+    """The batch of an outcome.
+
+    Raises:
+        StopIteration: If the epoch has no further batch.
+        Exception: The error that counts as a batch.
+    """
+    if outcome.ended:
+        raise StopIteration
+    if outcome.error is None:
+        batch: Batch = outcome.batch
+        return batch
+    try:
+        raise outcome.error
+    finally:
+        del outcome  # as in `_next`

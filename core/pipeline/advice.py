@@ -1,0 +1,146 @@
+"""What to do about errors of DALI, JAX and NumPy whose own words do not say it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import traceback
+from collections.abc import Iterator
+
+from nvidia.dali import Pipeline, backend
+from nvidia.dali.data_node import DataNode
+
+from ..state.fingerprint import operators_of
+
+_ARRAYS = ("jax", "jaxlib", "numpy")
+_NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')
+_NO_FILES = re.compile("No files found|Failed to open")
+_MOST_NAMES = 3
+
+
+def of_definition(error: Exception) -> str:
+    """What to do about an error of a graph's function; "" where nothing more is known."""
+    text = str(error)
+    if found := _NO_ARGUMENT.search(text):
+        return _of_operator(*found.groups())
+    if "are not iterable" in text:
+        return (
+            "An operator of one output gives one DataNode, which can't be unpacked: a function of "
+            "several says so, as by dalijax.fn.jax_function(..., num_outputs=2)"
+        )
+    if "conditional context" in text:
+        return (
+            "Pass enable_conditionals=True where the iterator is made, or choose by DALI's "
+            "arithmetic, as by mask * a + (1 - mask) * b"
+        )
+    package = _package_of(error)
+    if not package and ("DataNode" not in text or "expected inputs of type" in text):
+        return ""
+    called = f"{package} was called with" if package else "this was done to"
+    return (
+        f"In a pipeline function {called} a DataNode, which stands for batches that do not exist "
+        "yet. Use DALI's operators (nvidia.dali.fn, DALI's own arithmetic), or make a function "
+        "of the arrays part of the graph: @dalijax.fn.jax_function for JAX, "
+        "dalijax.fn.numba_function or dalijax.fn.dl_tensor_python_function for NumPy. Or apply it "
+        "to the batches that the iterator gives"
+    )
+
+
+def _of_operator(name: str, schema: str) -> str:
+    """What an argument of an operator may have been meant for."""
+    try:
+        known = backend.GetSchema(schema).GetArgumentNames()
+    except (AttributeError, RuntimeError):  # not public
+        return ""
+    known = [one for one in known if not one.startswith("_")]
+    close = difflib.get_close_matches(name, known, 3)
+    meant = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"{meant}Its arguments are {sorted(known)}"
+
+
+def _package_of(error: Exception) -> str:
+    """JAX or NumPy, where an error was raised within a function of theirs over a DataNode."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in _ARRAYS and any(isinstance(x, DataNode) for x in frame.f_locals.values()):
+            return "NumPy" if package == "numpy" else "JAX"
+    return ""
+
+
+def of_outputs(error: Exception, name: str) -> str:
+    """What to do about an error of what a graph's function returned."""
+    if isinstance(error, NotImplementedError) and not str(error):  # of Pipeline.define_graph
+        return (
+            f"{name} returns no outputs: end it with a return of them, one for each name of "
+            "output_map, as in: return images, labels"
+        )
+    if "Illegal output type" in str(error) or "contains a nested" in str(error):
+        return (
+            f"{name}: {error} A pipeline function returns DALI's outputs in the order of "
+            "output_map, one by one, as in: return images, labels. (What JAX and NumPy are to "
+            "compute belongs in dalijax.fn.jax_function and its like.)"
+        )
+    return ""
+
+
+def of_readers(error: Exception, pipeline: Pipeline) -> str:
+    """What to do about a reader that finds no files."""
+    if not _NO_FILES.search(str(error)):
+        return ""
+    told = (_of_folder(folder) for folder in _folders(pipeline))
+    return " ".join(line for line in told if line)
+
+
+def _folders(pipeline: Pipeline) -> Iterator[str]:
+    """The folders that the file readers of a graph read."""
+    for kind, _, arguments in operators_of(pipeline):
+        if kind == "readers.file" and "file_root" in arguments and "file_list" not in arguments:
+            yield str(arguments["file_root"]).strip("'\"")
+
+
+def _of_folder(folder: str) -> str:
+    """What is wrong with a folder of classes; "" where nothing is."""
+    if not os.path.isdir(folder):
+        return f"There is no folder {folder!r} (file_root)."
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    folders = [entry.name for entry in found if entry.is_dir()]
+    files = [entry.name for entry in found if not entry.is_dir()]
+    layout = f"one subfolder for each class, as in {os.path.join(folder, 'cat', '1.jpg')!r}"
+    if not found:
+        return f"The folder {folder!r} (file_root) is empty: fn.readers.file reads {layout}."
+    if not folders:
+        shown = ", ".join(files[:_MOST_NAMES]) + ", ..." * (len(files) > _MOST_NAMES)
+        return (
+            f"The folder {folder!r} (file_root) has files directly in it ({shown}), and "
+            f"fn.readers.file reads {layout}. Move them into one, or pass files=[...] (and "
+            "labels=[...]) instead of file_root."
+        )
+    return (
+        f"The subfolders of {folder!r} (file_root), {folders[:_MOST_NAMES]} of {len(folders)}, "
+        "have no file whose name fits file_filters (by default the usual endings of pictures, "
+        "sound and video)."
+    )
+
+
+def of_run(error: RuntimeError) -> str:
+    """What DALI says of a failed run, and what to do where that is known."""
+    # It ends with this, which isn't so here.
+    text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
+    if "JAX Python function inputs must be batches of uniform shape" in text:
+        text += (
+            "\nPass ragged='pad' or ragged='group' to dalijax.fn.jax_function, or give the samples "
+            "one shape before it, by fn.resize or fn.pad"
+        )
+    if "vmap was requested to map its argument" in text:
+        text += (
+            "\njax.vmap maps keyword arguments, too, and a key that is filled in is one for the "
+            "whole batch: take it in a function around the mapped one, and split it there"
+        )
+    if "passed in `in_types`" in text or "passed in `ins_ndim`" in text:
+        text += (
+            "\nThe inputs of dalijax.fn.numba_function are not as in_types, ins_ndim or example= "
+            "say: an example is one sample of each input, without the batch, of the same dtype"
+        )
+    return text

@@ -1,0 +1,170 @@
+"""From the outputs of pipelines to the batch that JAX code gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+from nvidia.dali.tensors import TensorListCPU
+
+from ..config import IteratorConfig
+from ..epochs import EpochPlan
+from ..placement import DataShard, GlobalLayout, LocalLayout, over_devices
+from ..seeds import ShardSeed
+from . import arrays
+from .deferred import DeferredCalls
+from .runner import Outputs
+
+Batch = dict[str, Any]
+
+
+def choose_layout(config: IteratorConfig) -> GlobalLayout | LocalLayout:
+    """Where batches live, by the iterator's arguments."""
+    if config.sharding is not None:
+        return GlobalLayout(config.sharding, config.output_map)
+    if config.devices is not None:
+        return over_devices(config.devices, config.output_map)
+    return LocalLayout(None if config.as_numpy else jax.local_devices(backend="cpu")[0])
+
+
+def fed_pipelines(
+    config: IteratorConfig, batch_size: int, call: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], int, tuple[DataShard, ...]]:
+    """The pipelines of this process that are fed with records.
+
+    Args:
+        config: The iterator's arguments.
+        batch_size: The global batch with sharding, else that of this process.
+        call: Arguments of ``nvidia.dali.pipeline_def``.
+
+    Returns:
+        What differs between the pipelines, the rows of each, and the data shard of each (none
+        without sharding).
+
+    Raises:
+        ValueError: If the shards do not divide the batch, or device_id is given with them.
+    """
+    layout = choose_layout(config)
+    if not isinstance(layout, GlobalLayout):
+        return [{"batch_size": batch_size}], batch_size, ()
+    if isinstance(call.get("device_id"), int):
+        raise ValueError(
+            f"device_id={call['device_id']} with sharding, which says it: leave it out"
+        )
+    rows = layout.shards[0].batch_size(batch_size)
+    on_cpu = "device_id" in call
+    each = [
+        {
+            "batch_size": rows,
+            "device_id": None if on_cpu else shard.device_id,
+            "seed": ShardSeed.of(call.get("seed"), shard.shard_id),
+        }
+        for shard in layout.shards
+    ]
+    return each, rows, layout.shards
+
+
+class BatchMaker:
+    """Makes batches of what the pipelines of one iterator give.
+
+    Args:
+        config: The iterator's arguments.
+        layout: Where batches live.
+    """
+
+    def __init__(self, config: IteratorConfig, layout: GlobalLayout | LocalLayout):
+        self._names = config.output_map
+        self._mask = config.mask
+        self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
+        self._as_numpy = bool(config.as_numpy)
+        self._layout = layout
+        self._placed = config.sharding is not None or config.devices is not None
+        self._device_axis = config.pmap_compatible
+        if config.sharding is not None:
+            self._device_axis = False
+        elif config.devices is not None and self._device_axis is None:
+            self._device_axis = True
+
+    def __call__(
+        self,
+        outputs: Sequence[Outputs],
+        valid: Sequence[int | np.ndarray],
+        copy: bool,
+        deferred: DeferredCalls | None = None,
+    ) -> Batch:
+        """The batch of one run.
+
+        Args:
+            outputs: The outputs of each pipeline.
+            valid: Number of samples at the head of each pipeline's batch that belong to the
+                epoch, or their mask.
+            copy: Whether the buffers are reused once they are released.
+            deferred: What the graph leaves to be called on the batch.
+
+        Raises:
+            FunctionError: If a function that is called on the batch failed.
+        """
+        axis = self._device_axis
+        if axis is None:  # as DALI's plugin: several pipelines without a sharding are stacked
+            axis = len(outputs) > 1
+        cut = self._cut
+        kept = [n if cut and isinstance(n, int) else len(own[0]) for n, own in zip(valid, outputs)]
+
+        def pieces(k: int, name: str) -> list[Any]:
+            return [self._piece(own[k], name, n, copy, axis) for own, n in zip(outputs, kept)]
+
+        batch: Batch
+        if deferred is not None and isinstance(self._layout, GlobalLayout):
+            rows = kept[0] * self._layout.shards[0].num_shards
+            batch = deferred.batch(self._names, pieces, self._layout, rows)
+        else:
+            batch = {
+                name: self._layout.place(name, pieces(k, name))
+                for k, name in enumerate(self._names)
+            }
+        if self._mask is not None:
+            masks = [
+                v if isinstance(v, np.ndarray) else np.arange(n) < v for n, v in zip(kept, valid)
+            ]
+            if axis:
+                masks = [mask[None] for mask in masks]
+            batch[self._mask] = self._layout.place_mask(self._mask, masks)
+        return self._layout.finish(batch)
+
+    def _piece(
+        self, tensors: arrays.TensorList, name: str, kept: int, copy: bool, axis: bool
+    ) -> Any:
+        """One pipeline's output as an array of [kept, ...], or [1, kept, ...] for pmap."""
+        array: Any
+        if arrays.is_on_gpu(tensors):
+            array = arrays.gpu_array(tensors, name, copy, axis)
+        else:
+            array = arrays.host_view(cast(TensorListCPU, tensors), name, copy, axis)
+            if not self._as_numpy:
+                arrays.check_width(array.dtype, name)
+        if kept == len(tensors):
+            return array
+        return array[:, :kept] if axis else array[:kept]
+
+    def spec(
+        self, batch: Batch, batch_size: int, plan: EpochPlan | None
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of a whole batch, by one that may be cut.
+
+        Args:
+            batch: A batch.
+            batch_size: Batch size of each pipeline.
+            plan: The epochs; None where the source may give smaller batches.
+        """
+        made = {}
+        for name, array in batch.items():
+            shape = array.shape
+            if self._cut and plan is not None:
+                axis = 1 if self._device_axis else 0
+                shape = (*shape[:axis], batch_size, *shape[axis + 1 :])
+            where = array.sharding if self._placed else None
+            made[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
+        return made

@@ -1,0 +1,173 @@
+"""Which files a batch failed at: its reader runs again alone, and what it read is decoded alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from nvidia.dali import Pipeline, fn
+from nvidia.dali.tensors import TensorListCPU
+
+from ..state.position import Checkpoints
+from ..state.random_state import trimmed
+from .function_source import operators_behind
+from .lifetime import calls
+from .runner import BatchError, Outputs, Runner, SourceError, discard
+from .source import Define, PipelineSource
+
+# Where DALI's own decoder, on the CPU, tells which sample another one of its operators refused.
+_DECODES_IMAGES = re.compile(
+    r"operator `nvidia\.dali\.fn\.(experimental\.)?(decoders\.image|peek_)"
+)
+_READER = re.compile(r"_module: .*\bfn\.readers\b")  # as DALI prints an operator
+_MOST_FILES = 5
+# Each failure that is looked into has the reader built twice, and its shuffle buffer filled again.
+_MOST_BATCHES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What a reader gave for one row of a batch.
+
+    Attributes:
+        file: What DALI says of its source: a path, within an archive with the place in it.
+        data: Its first output, where that is on the CPU.
+    """
+
+    file: str
+    data: np.ndarray | None
+
+
+class Culprits:
+    """Names the files of batches that failed; of the first few, since it costs new pipelines.
+
+    Args:
+        source: Where the pipelines come from.
+        reader: Name of their reader; None for the only one that they have.
+    """
+
+    def __init__(self, source: PipelineSource, reader: str | None):
+        self._source = source
+        self._reader = reader
+        self._left = _MOST_BATCHES
+
+    def named(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
+        """The error with the files that it is about, as far as they can be told.
+
+        Args:
+            error: What the batch failed with.
+            checkpoints: Where the pipelines stood before it.
+        """
+        if checkpoints is None or checkpoints.data is None or not self._left:
+            return error
+        self._left -= 1
+        try:
+            with calls, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                lanes = zip(self._source.definitions(), checkpoints.data)
+                read = [
+                    read_alone(define, self._reader, own, checkpoints.to_drop)
+                    for define, own in lanes
+                ]
+                samples = [one for lane in read for one in lane if one.file]
+                bad = _undecodable(samples) if _DECODES_IMAGES.search(str(error)) else []
+        except Exception:  # the error itself is what must be said
+            return error
+        files = tuple(dict.fromkeys(samples[i].file for i in bad))
+        every = list(dict.fromkeys(one.file for one in samples))
+        if files:
+            more = " and perhaps more" if len(bad) == _MOST_FILES else ""
+            told = f"What can't be decoded: {', '.join(files)}{more}"
+        elif every:
+            more = f" and {len(every) - _MOST_FILES} more" if len(every) > _MOST_FILES else ""
+            told = f"The batch is of {', '.join(every[:_MOST_FILES])}{more}"
+        else:
+            return error
+        named = BatchError(f"{error}\n{told}")
+        named.files, named.__cause__ = files, error.__cause__
+        return named
+
+
+def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: int) -> list[Sample]:
+    """The samples of one batch of a graph's reader; nothing else of the graph is run.
+
+    Args:
+        define: Defines the graph, at a checkpoint or at its start.
+        reader: The reader's name; None for the only one that it has.
+        checkpoint: DALI's checkpoint of the whole graph.
+        to_drop: Number of batches behind it.
+    """
+    start = _alone(define(None), reader)
+    if start is None:
+        return []
+    start.build()
+    there = _alone(define(trimmed(checkpoint, start.checkpoint())), reader)
+    if there is None:
+        return []
+    there.build()
+    runner = Runner([there], to_drop)
+    try:
+        return runner.take(_samples)
+    finally:
+        runner.close()
+
+
+def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
+    """A pipeline that is not built, with the outputs of its reader alone; None without one."""
+    # Not public: where a DALI has no such attributes, no file is named.
+    outputs: Any = pipeline._graph_out
+    found = {one.name: one for node in outputs for one in operators_behind(node)}
+    readers = [one for one in found.values() if _READER.search(str(one.spec))]
+    chosen = found.get(reader) if reader is not None else None
+    if reader is None and len(readers) == 1:
+        chosen = readers[0]
+    if chosen is None:
+        return None
+    pipeline._sinks = []
+    pipeline.set_outputs(*chosen.outputs)
+    return pipeline
+
+
+def _samples(outputs: Sequence[Outputs]) -> list[Sample]:
+    tensors: Any = outputs[0][0]
+    on_cpu = isinstance(tensors, TensorListCPU)
+    return [Sample(one.source_info(), np.array(one) if on_cpu else None) for one in iter(tensors)]
+
+
+def _undecodable(samples: Sequence[Sample]) -> list[int]:
+    """The first samples that fail by themselves, found by halving."""
+    if any(one.data is None or one.data.dtype != np.uint8 for one in samples):
+        return []
+    todo = [range(len(samples))] if samples else []
+    bad: list[int] = []
+    while todo and len(bad) < _MOST_FILES:
+        rows = todo.pop()
+        if _decodes([samples[i].data for i in rows]):
+            continue
+        if len(rows) == 1:
+            bad += rows
+        else:
+            todo += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+    return bad
+
+
+def _decodes(images: Sequence[Any]) -> bool:
+    """Whether DALI decodes these files' contents."""
+    batches = iter([images])
+    pipeline = Pipeline(len(images), num_threads=2, device_id=None, prefetch_queue_depth=1)
+    with pipeline:
+        data = fn.external_source(lambda: next(batches))
+        pipeline.set_outputs(fn.decoders.image(data))
+    pipeline.build()
+    runner = Runner([pipeline])
+    try:
+        runner.take(discard)
+    except (RuntimeError, SourceError):
+        return False
+    finally:
+        runner.close()
+    return True

@@ -1,0 +1,430 @@
+"""Making DALI pipelines from a decorated function, again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import operator
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex
+
+from nvidia.dali import Pipeline, backend, pipeline_def
+from nvidia.dali.data_node import DataNode
+
+from .. import cuda_queues
+from ..arguments import checked_arguments, name_of
+from ..arguments import function_parameters as function_parameters
+from ..seeds import DEFAULT_SEED as DEFAULT_SEED
+from ..seeds import ShardSeed, shard_seed
+from ..state.fingerprint import StateError
+from ..state.random_state import moved
+from . import advice
+from .deferred import deferred_of, deferring, plan_calls
+from .lifetime import calls
+from .notes import FunctionsOfPipelines
+from .source import Define, check_resumable
+
+# Documented as "not to be considered optimised", in DALI's plugin as here.
+DEFAULT_NUM_THREADS = 4
+
+_UNUSED = re.compile(r"external source node .* is not used")
+_SOURCE_CURE = (
+    "Give fn.external_source a callable with one argument (sample info, batch info or the batch's "
+    "index), use a reader, or keep the position yourself"
+)
+_NO_SOURCE_STATE = "Checkpointing enabled in a pipeline with external source"
+# What DALI says of a graph that it has no checkpoints of, and of a checkpoint of another graph. Its
+# errors quote the user's files and lines, too, which may well have the word "checkpoint".
+_UNSUPPORTED = re.compile(r"Checkpointing is not (supported|implemented)|not support checkpointing")
+_OF_ANOTHER = re.compile(
+    "might come from another pipeline|no checkpoint for operator|match the graph structure|"
+    "superfluous operator states|Failed to deserialize|Philox state"
+)
+_UNMAPPABLE = re.compile("File mapping failed: (.*)")
+
+
+def default_device_id() -> int | None:
+    """0 where DALI sees a GPU, None (a CPU-only pipeline) where it does not."""
+    return 0 if backend.GetCUDADeviceCount() > 0 else None
+
+
+def queue_depth(pipeline: Pipeline) -> int:
+    """Batches that DALI schedules ahead of the consumer."""
+    if not pipeline.exec_pipelined:
+        return 1
+    if pipeline.exec_separated:
+        return max(pipeline.cpu_queue_size, pipeline.gpu_queue_size)
+    depth: int = pipeline.prefetch_queue_depth
+    return depth
+
+
+class _Owned(Pipeline):
+    """A pipeline that Python may collect in a thread of DALI's, which can't wait for its end.
+
+    A Python function of a graph runs there, and so may Python's cyclic gc within it.
+    """
+
+    def _shutdown(self) -> None:
+        if isinstance(threading.current_thread(), threading._DummyThread):
+            threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
+        else:
+            super()._shutdown()  # type: ignore[no-untyped-call]
+
+
+def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
+    """Builds a pipeline; what is known to be missing is said with its cure.
+
+    Args:
+        pipeline: The pipeline.
+        name: What defined it, for messages.
+    """
+    if pipeline.device_id is not None and backend.GetCUDADeviceCount() > 0:
+        cuda_queues.warn_if_too_late()
+    try:
+        pipeline.build()
+    except (NotImplementedError, TypeError) as error:
+        if cure := advice.of_outputs(error, name):
+            raise TypeError(cure) from error
+        raise
+    except RuntimeError as error:
+        text = str(error)
+        if backend.GetCUDADeviceCount() == 0 and ("CUDA" in text or "GPU" in text):
+            raise RuntimeError(
+                f"the pipeline needs a GPU (device_id={pipeline.device_id}) and DALI sees none "
+                "on this machine. For the CPU, use device='cpu' for its decoders, no .gpu(), "
+                f"and leave device_id out or pass None. DALI says: {text}"
+            ) from error
+        if cure := advice.of_readers(error, pipeline):
+            raise RuntimeError(f"{cure} DALI says: {text}") from error
+        raise
+
+
+def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | None) -> Pipeline:
+    """A built pipeline that stands at a checkpoint, be it one of the same graph on another device.
+
+    Args:
+        make: Builds one, at a checkpoint or at its start.
+        checkpoint: The checkpoint; None for the start.
+
+    Raises:
+        StateError: If the checkpoint is one of another graph.
+    """
+    try:
+        return make(checkpoint)
+    except (RuntimeError, ValueError) as error:
+        refusal = str(error)
+        if checkpoint is None or not _OF_ANOTHER.search(refusal):
+            raise
+    start = make(None)
+    begun = start.checkpoint()
+    del start  # a GPU may not have room for two
+    try:
+        return make(moved(checkpoint, begun))
+    except (RuntimeError, ValueError) as error:
+        if not isinstance(error, StateError) and not _OF_ANOTHER.search(str(error)):
+            raise
+        raise StateError(
+            f"the state is one of other operators: {error}. Make the iterator as it was when the "
+            f"state was saved. DALI says: {refusal}"
+        ) from None
+
+
+class FunctionSource:
+    """Pipelines from a graph function, rebuilt as often as needed.
+
+    Args:
+        pipeline_fn: A function of the graph, plain or decorated by `nvidia.dali.pipeline_def`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments and those of `nvidia.dali.pipeline_def`.
+        each: What differs between the pipelines (device_id, shard_id, ...), one mapping
+            for each pipeline to build.
+        on_host: Whether DALI copies what is on a GPU to the host, as part of the pipeline,
+            where its executor can.
+
+    Raises:
+        TypeError: If a keyword belongs neither to the function nor to pipeline_def.
+    """
+
+    rebuildable = True
+    owned = True
+    serialized: list[bytes] = []  # noqa: RUF012 - never changed
+    restored: list[bytes] = []  # noqa: RUF012 - never changed
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        each: Sequence[Mapping[str, Any]] = ({},),
+        on_host: bool = False,
+    ):
+        self.name: str = getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__)
+        self._unresumable = ""
+        self._functions = FunctionsOfPipelines()
+        self._on_host = on_host
+        self._mapped = True  # whether readers map their files, where nobody has said it
+        self._fn = pipeline_fn
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs or {})
+        for name in ("seed", "num_threads"):  # None is the default: left out
+            if self._kwargs.get(name, "") is None and name not in function_parameters(pipeline_fn):
+                del self._kwargs[name]
+        self._kwargs = checked_arguments(pipeline_fn, self._kwargs)
+        self._each = [checked_arguments(pipeline_fn, one) for one in each]
+        decorated = getattr(pipeline_fn, "_is_pipeline_def", False)
+        if not decorated and {**self._kwargs, **self._each[0]}.get("batch_size") is None:
+            raise _no_batch_size(pipeline_fn)
+        self._own_seed = "seed" in function_parameters(pipeline_fn)
+        self._saved_seed: int | None = None
+        self._decorated_seed: int | None = None
+        # Unless asked for by name, checkpointing falls back to none where DALI refuses it.
+        asked = self._kwargs.pop("enable_checkpointing", None)
+        self._may_fall_back = asked is None
+        self._checkpointing = True if asked is None else bool(asked)
+        if not self._checkpointing:
+            self._unresumable = "enable_checkpointing=False was passed"
+
+    @property
+    def unresumable(self) -> str:
+        """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
+        self._unresumable = self._unresumable or self._functions.kept_state()
+        return self._unresumable
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that those of the shards follow from; None where it is the pipeline's own."""
+        if self._saved_seed is not None:
+            return self._saved_seed
+        own = {**self._kwargs, **self._each[0]}.get("seed")
+        return own.seed if isinstance(own, ShardSeed) else None
+
+    def takes_seed(self) -> bool:
+        """Whether nobody gave a seed, so that a state's may stand for the default."""
+        own = {**self._kwargs, **self._each[0]}.get("seed")
+        if self._own_seed or own is not None:
+            return isinstance(own, ShardSeed) and not own.given
+        # The function's own decorator may have set it.
+        decorated = getattr(self._fn, "_is_pipeline_def", False)
+        if decorated and self._decorated_seed is None:
+            with deferring():
+                pipeline = self._fn(*self._args, **self._kwargs, **self._each[0])
+            self._decorated_seed = pipeline.seed
+        return self._decorated_seed is None
+
+    def set_seed(self, seed: int | None) -> int | None:
+        """See `PipelineSource.set_seed`."""
+        before, self._saved_seed = self._saved_seed, seed
+        return before
+
+    def shards(self) -> list[tuple[int, int] | None]:
+        """Shard and number of shards that the function gets for each pipeline, if it takes them."""
+        shards: list[tuple[int, int] | None] = []
+        for one in self._each:
+            values = self._bound(one).arguments
+            both = [values.get(name) for name in ("shard_id", "num_shards")]
+            numbers = [operator.index(n) for n in both if isinstance(n, SupportsIndex)]
+            shards.append((numbers[0], numbers[1]) if len(numbers) == 2 else None)
+        return shards
+
+    def _bound(self, one: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The arguments of the function itself for one pipeline."""
+        own = function_parameters(self._fn)
+        call = {k: v for k, v in {**self._kwargs, **one}.items() if k in own}
+        return inspect.signature(self._fn).bind_partial(*self._args, **call)
+
+    def of_another_shard(self) -> Pipeline:
+        """The first pipeline as it would be of the next shard; it is not built."""
+        shard, count = self.shards()[0] or (0, 1)
+        call = {**self._kwargs, **self._each[0]}
+        bound = self._bound(self._each[0])
+        bound.arguments["shard_id"] = (shard + 1) % count
+        rest = {k: v for k, v in call.items() if k not in function_parameters(self._fn)}
+        other = copy.copy(self)
+        other._args, other._kwargs = bound.args, rest | bound.kwargs
+        return other.define()
+
+    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
+        """New pipelines; see `PipelineSource.build`."""
+        if checkpoints and not self._checkpointing:
+            check_resumable(self)
+        try:
+            built = self._build_all(checkpoints)
+        except RuntimeError as error:  # a reader at a checkpoint has files open
+            if not of_mapping(error) or not self.unmap():
+                raise
+            built = self._build_all(checkpoints)
+        self._functions.add(built)
+        return built
+
+    def _build_all(self, checkpoints: Sequence[bytes] | None) -> list[Pipeline]:
+        chosen: Sequence[bytes | None] = checkpoints or [None] * len(self._each)
+        built = []
+        for one, checkpoint in zip(self._each, chosen, strict=True):
+            with calls:
+                built.append(self._build_one(one, checkpoint))
+        return built
+
+    def unmap(self) -> bool:
+        """Has readers read their files from the next build on; False if they do already."""
+        before, self._mapped = self._mapped, False
+        return before
+
+    def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
+        def made(checkpoint: bytes | None) -> Pipeline:
+            pipeline = self.define(one, checkpoint)
+            build_pipeline(pipeline, name_of(self._fn))
+            return pipeline
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                pipeline = at_checkpoint(made, checkpoint)
+            except RuntimeError as error:
+                if not self._may_fall_back or not _UNSUPPORTED.search(str(error)):
+                    raise
+                why = f"DALI can't checkpoint this graph: {error}"
+                if checkpoint is not None:
+                    self._unresumable = why
+                    check_resumable(self)
+                self._checkpointing = False
+                try:
+                    pipeline = made(None)
+                except BaseException:
+                    self._checkpointing = True  # it was not that alone
+                    raise
+                self._may_fall_back, self._unresumable = False, why
+        if type(pipeline) is Pipeline and hasattr(Pipeline, "_shutdown"):
+            pipeline.__class__ = _Owned
+        for warning in {(str(w.message), w.lineno, w.filename): w for w in caught}.values():
+            # Said where a state is asked for: such a pipeline iterates well without one.
+            if str(warning.message).startswith(_NO_SOURCE_STATE):
+                self._unresumable = f"{str(warning.message).split('. ')[0]}. {_SOURCE_CURE}"
+            elif not _UNUSED.search(str(warning.message)):  # a record's key that the graph leaves
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+        return pipeline
+
+    def definitions(self) -> list[Define]:
+        """See `PipelineSource.definitions`."""
+        depth = {"prefetch_queue_depth": 1}
+        more = {} if function_parameters(self._fn) & {*depth} else depth
+        return [functools.partial(self.define, {**one, **more}) for one in self._each]
+
+    def define(self, one: Mapping[str, Any] = {}, checkpoint: bytes | None = None) -> Pipeline:
+        """A pipeline that is not built.
+
+        Args:
+            one: What differs between the pipelines, of this one.
+            checkpoint: Where it is to stand.
+        """
+        state: dict[str, Any] = {
+            "enable_checkpointing": self._checkpointing,
+            "checkpoint": checkpoint,
+        }
+        call = {**self._kwargs, **one}
+        seed = call.get("seed")
+        if not self._own_seed and self._saved_seed is not None:
+            shard = seed.shard if isinstance(seed, ShardSeed) else 0
+            call["seed"] = shard_seed(self._saved_seed, shard)
+        elif isinstance(seed, ShardSeed):
+            call["seed"] = int(seed)
+        with deferring():
+            pipeline = self._defined(state, call)
+        plan_calls(pipeline)
+        if self._on_host and pipeline.exec_dynamic:
+            # Not public; without it the arrays are copied when they are taken.
+            outputs = getattr(pipeline, "_graph_out", None) or ()
+            if any(isinstance(node, DataNode) and node.device == "gpu" for node in outputs):
+                pipeline.set_outputs(*(n.cpu() if isinstance(n, DataNode) else n for n in outputs))
+        if not self._mapped:
+            _unmap(pipeline)
+        return pipeline
+
+    def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
+        try:
+            return self._called(state, call)
+        except (AttributeError, KeyError, TypeError) as error:
+            if cure := advice.of_definition(error):
+                # DALI's KeyError of an unknown argument would print its text in quotation marks.
+                kind = AttributeError if isinstance(error, AttributeError) else TypeError
+                text = error.args[0] if isinstance(error, KeyError) else error
+                raise kind(f"{name_of(self._fn)}: {text}\n{cure}") from error
+            raise
+        except ValueError as error:
+            if "batch size must be set" in str(error):  # nor did a pipeline_def of its own
+                raise _no_batch_size(self._fn) from None
+            raise
+
+    def _called(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
+        defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
+        if not getattr(self._fn, "_is_pipeline_def", False):
+            return pipeline_def(**defaults, **state)(self._fn)(*self._args, **call)
+        # Its own decorator may have set the defaults: only those that it left out are ours.
+        pipeline = self._fn(*self._args, **state, **call)
+        left_out = {k: v for k, v in defaults.items() if getattr(pipeline, k) is None}
+        if left_out:
+            pipeline = self._fn(*self._args, **state, **call, **left_out)
+        return pipeline
+
+
+def _no_batch_size(pipeline_fn: Callable[..., Any]) -> ValueError:
+    return ValueError(
+        f"batch_size is missing: pass the number of samples of a batch where the iterator is made, "
+        f"as by {getattr(pipeline_fn, '__name__', 'iterator_fn')}(..., batch_size=128)"
+    )
+
+
+def of_mapping(error: Exception) -> bool:
+    """Whether DALI could not map a file that is there, as it can't an empty one."""
+    failed = _UNMAPPABLE.search(str(error))
+    return failed is not None and os.path.exists(failed[1])
+
+
+def operators_behind(node: Any) -> Iterator[Any]:
+    """The operators that an output depends on."""
+    todo, seen = [node], set()
+    while todo:
+        one = getattr(todo.pop(), "source", None)
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            todo += one.inputs
+            yield one
+
+
+def _unmap(pipeline: Pipeline) -> None:
+    """Has the readers of a pipeline that is not built read their files instead of mapping them."""
+    # Not public: a DALI without it maps files as it did.
+    ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
+    every = {id(one): one for node in ends for one in operators_behind(node)}
+    for instance in every.values():
+        schema = getattr(getattr(instance, "_op", None), "schema_name", None)
+        if schema and backend.GetSchema(schema).HasArgument("dont_use_mmap"):
+            with contextlib.suppress(RuntimeError):  # it is there: the graph's function says it
+                instance.spec.AddArg("dont_use_mmap", True)
+
+
+def can_checkpoint(pipeline: Pipeline) -> bool:
+    """Whether a built pipeline was made with enable_checkpointing; no property says it."""
+    try:
+        pipeline.checkpoint()
+    except RuntimeError:
+        return False
+    return True
+
+
+def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
+    """Raises ValueError where a built pipeline has another number of outputs than names."""
+    deferred = deferred_of([pipeline])
+    outputs = pipeline.num_outputs if deferred is None else len(deferred.outputs)
+    if outputs != len(output_map):
+        raise ValueError(
+            f"output_map names {len(output_map)} outputs, {list(output_map)}, "
+            f"but the pipeline has {outputs}: give each of them one name"
+        )

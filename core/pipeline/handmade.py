@@ -1,0 +1,153 @@
+"""Pipelines that the caller made, and others built like them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nvidia.dali import Pipeline
+
+from ..state.fingerprint import serialized_operators
+from .function_source import DEFAULT_SEED, at_checkpoint, build_pipeline, can_checkpoint
+from .lifetime import calls
+from .notes import FunctionsOfPipelines
+from .source import Define
+
+
+class GivenSource:
+    """Pipelines that the caller made; one or a list of them.
+
+    Those made with ``checkpoint=`` start where the iterator stood that gave it. All are built
+    again from what DALI serialises of them, which leaves out Python sources and functions;
+    those made without enable_checkpointing at once.
+
+    Raises:
+        TypeError: If one of them is no `nvidia.dali.Pipeline`.
+        ValueError: If there is none, or their batch sizes differ.
+    """
+
+    def __init__(self, pipelines: Pipeline | Sequence[Pipeline]):
+        if callable(pipelines):
+            raise TypeError(
+                f"pipelines must be a nvidia.dali.Pipeline or a list of them, not {pipelines!r}, "
+                "a function: decorate a graph's function with dalijax.data_iterator and call it, "
+                "or pass what one of nvidia.dali.pipeline_def returns, pipe(batch_size=...)"
+            )
+        given = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)
+        if not given:
+            raise ValueError("pipelines is empty: pass a Pipeline or a list of them")
+        for pipeline in given:
+            if not isinstance(pipeline, Pipeline):
+                raise TypeError(f"pipelines must hold nvidia.dali.Pipeline, not {pipeline!r}")
+        sizes = [pipeline.max_batch_size for pipeline in given]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"all pipelines must have one batch_size, not {sizes}")
+        self.name = "a pipeline" if len(given) == 1 else f"{len(given)} pipelines"
+        self._unresumable = ""
+        self._functions = FunctionsOfPipelines()
+        self.rebuildable = False
+        self.serialized: list[bytes] = []
+        self.restored: list[bytes] = []
+        self.owned = False
+        self._given = given
+        self._arguments: list[dict[str, Any]] = []
+        self._used = False
+
+    @property
+    def unresumable(self) -> str:
+        """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
+        self._unresumable = self._unresumable or self._functions.kept_state()
+        return self._unresumable
+
+    seed: int | None = None  # each has its own
+
+    def takes_seed(self) -> bool:
+        """Never: the caller made the pipelines."""
+        return False
+
+    def set_seed(self, seed: int | None) -> None:
+        """Nothing; see `takes_seed`."""
+
+    def shards(self) -> list[tuple[int, int] | None]:
+        """Nothing says what shards they were made for."""
+        return []
+
+    def of_another_shard(self) -> None:
+        """The caller made the pipelines."""
+
+    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
+        """The pipelines handed in at first, then new ones like them."""
+        if not self._used:
+            self._used = True
+            given, self._given = self._given, []
+            for pipeline in given:
+                build_pipeline(pipeline)
+            # Not public: where a DALI doesn't keep it, the position can't be told, and it is
+            # as if the pipelines stood at their start, as in DALI's own iterator.
+            kept = [getattr(p, "_checkpoint", None) for p in given if p.is_restored_from_checkpoint]
+            self.restored = [one for one in kept if one]
+            self._keep_definitions(given)
+            self._functions.add(given)
+            if all(can_checkpoint(pipeline) for pipeline in given):
+                return given
+            if not self.rebuildable:
+                self._unresumable = "pass enable_checkpointing=True to the pipelines"
+                return given
+        if not self.rebuildable:
+            raise RuntimeError(
+                "these pipelines can't be built again: DALI does not serialise their Python "
+                "sources or functions. Use dalijax.data_iterator, which builds pipelines from "
+                "their function"
+            )
+        self.owned = True
+        chosen: Sequence[bytes | None] = checkpoints or [None] * len(self.serialized)
+        with calls:
+            return [
+                at_checkpoint(functools.partial(self._again, arguments, definition), checkpoint)
+                for arguments, definition, checkpoint in zip(
+                    self._arguments, self.serialized, chosen, strict=True
+                )
+            ]
+
+    def unmap(self) -> bool:
+        """False: nobody else than their maker says how they read."""
+        return False
+
+    def definitions(self) -> list[Define]:
+        """None: what DALI serialises of a pipeline is built whole."""
+        return []
+
+    def _keep_definitions(self, given: Sequence[Pipeline]) -> None:
+        try:
+            self.serialized = [pipeline.serialize() for pipeline in given]
+        except (RuntimeError, NotImplementedError):  # Python functions; already deserialised
+            return
+        kinds = {kind for text in self.serialized for kind, _, _ in serialized_operators(text)}
+        self.rebuildable = "external_source" not in kinds
+        self._arguments = [
+            {
+                "batch_size": pipeline.max_batch_size,
+                "num_threads": pipeline.num_threads,
+                "device_id": pipeline.device_id,
+                "seed": DEFAULT_SEED if pipeline.seed is None else pipeline.seed,
+                "exec_pipelined": pipeline.exec_pipelined,
+                "exec_async": pipeline.exec_async,
+                "exec_dynamic": pipeline.exec_dynamic,
+                "prefetch_queue_depth": {
+                    "cpu_size": pipeline.cpu_queue_size,
+                    "gpu_size": pipeline.gpu_queue_size,
+                }
+                if pipeline.exec_separated
+                else pipeline.prefetch_queue_depth,
+            }
+            for pipeline in given
+        ]
+
+    @staticmethod
+    def _again(
+        arguments: Mapping[str, Any], definition: bytes, checkpoint: bytes | None
+    ) -> Pipeline:
+        pipeline = Pipeline(**arguments, enable_checkpointing=True, checkpoint=checkpoint)
+        pipeline.deserialize_and_build(definition)
+        return pipeline

@@ -1,0 +1,74 @@
+"""What the Python functions of a graph leave with the pipeline that is being defined."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from nvidia.dali import Pipeline
+
+_NOTES = "_dalijax_functions"
+
+
+class FunctionNote(Protocol):
+    """A function of a graph, as far as resuming is concerned.
+
+    Attributes:
+        before: What it could change, as it was when the graph was first defined.
+    """
+
+    before: Any
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        ...
+
+    def kept_state(self) -> str:
+        """What it keeps from one call to the next, as a phrase; "" where nothing is seen."""
+        ...
+
+
+def add(note: FunctionNote) -> None:
+    """Leaves a note with the pipeline that is being defined, if there is one."""
+    pipeline = Pipeline.current()
+    if pipeline is not None:  # else DALI says that one is missing
+        # An attribute, since it may refer to the pipeline: a table of ours would keep both for
+        # good.
+        vars(pipeline).setdefault(_NOTES, []).append(note)
+
+
+class FunctionsOfPipelines:
+    """The functions in the pipelines of one source, compared with their first build."""
+
+    def __init__(self) -> None:
+        self._before: list[list[Any]] = []
+        # Weak: who runs the pipelines decides when they end.
+        self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+    def add(self, pipelines: Sequence[Pipeline]) -> None:
+        """Adds pipelines that were just built, one of each shard."""
+        notes = [vars(pipeline).get(_NOTES, []) for pipeline in pipelines]
+        self._before = self._before or [[one.before for one in own] for own in notes]
+        # What was changed between two builds is state, too.
+        for own, known in zip(notes, self._before):
+            for note, before in zip(own, known):
+                note.before = before
+        self._pipelines.update(pipelines)
+
+    def kept_state(self) -> str:
+        """Why the pipelines can't be resumed; "" where they can, as far as is seen."""
+        for pipeline in list(self._pipelines):
+            for note in vars(pipeline).get(_NOTES, ()):
+                if why := note.kept_state():
+                    return _refusal(note.name, why)
+        return ""
+
+
+def _refusal(name: str, why: str) -> str:
+    return (
+        f"its function {name}() keeps state ({why}), which DALI's checkpoints do not have. Let "
+        "it depend on its arguments alone (a keyword-only `key`, or `rng` of DLPack functions, "
+        "has random numbers that resume), or pass stateful=False where that is so"
+    )

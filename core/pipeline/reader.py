@@ -1,0 +1,234 @@
+"""What the readers of built pipelines say of their data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from nvidia.dali import Pipeline
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from ..config import IteratorConfig
+from ..epochs import EpochPlan
+from ..placement import DataShard
+from ..state.fingerprint import Operator, operators_of, serialized_operators
+from .source import PipelineSource
+
+
+def reader_names(pipeline: Pipeline) -> list[str]:
+    """Names of the readers of a built pipeline that know their epoch's size."""
+    return sorted(pipeline.reader_meta())
+
+
+def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
+    """DALI's metadata of one reader in each of the pipelines.
+
+    Raises:
+        ValueError: If a pipeline has no such reader (the message lists those that it has),
+            or the readers disagree on what must be alike.
+    """
+    metas = []
+    for pipeline in pipelines:
+        known = reader_names(pipeline)
+        if name not in known:
+            raise ValueError(
+                f"reader_name={name!r} is not in the pipeline: its readers are {known}. "
+                "Give the reader operator that name, e.g. fn.readers.file(..., name="
+                f"{name!r})"
+            )
+        metas.append(pipeline.reader_meta(name))
+    for key in ("epoch_size", "number_of_shards", "pad_last_batch", "stick_to_shard"):
+        values = [meta[key] for meta in metas]
+        if len(set(values)) > 1:
+            raise ValueError(f"reader {name!r} has another {key} in each pipeline: {values}")
+    return metas
+
+
+def epochs_of(
+    built: Sequence[Pipeline], config: IteratorConfig, data_shards: Sequence[DataShard]
+) -> tuple[EpochPlan | None, tuple[int, ...]]:
+    """The epochs of an iterator's pipelines, and the shard of each in epoch 0.
+
+    Args:
+        built: Built pipelines.
+        config: The iterator's arguments.
+        data_shards: The data shard of each pipeline, where batches are placed by shards.
+
+    Returns:
+        The epochs, None where only the source knows their end; and the shards.
+
+    Raises:
+        ValueError: If the arguments do not fit the pipelines, or the reader.
+    """
+    samples, shards, padded, stick = config.size, len(built), config.last_batch_padded, False
+    streams = tuple(range(shards))
+    if data_shards:
+        if len(data_shards) != shards:
+            raise ValueError(
+                f"the sharding has {len(data_shards)} data shards on this process, and "
+                f"there is {shards} pipeline{'s' * (shards > 1)}: pass one for each"
+            )
+        shards = data_shards[0].num_shards
+        streams = tuple(shard.shard_id for shard in data_shards)
+    if config.reader_name is not None:
+        metas = reader_meta(built, config.reader_name)
+        samples, shards = metas[0]["epoch_size"], metas[0]["number_of_shards"]
+        padded, stick = bool(metas[0]["pad_last_batch"]), bool(metas[0]["stick_to_shard"])
+        streams = tuple(meta["shard_id"] for meta in metas)
+        if config.last_batch_padded and not padded:
+            raise ValueError(
+                f"last_batch_padded=True, but reader {config.reader_name!r} has "
+                "pad_last_batch=False: leave last_batch_padded out, the reader says it"
+            )
+    elif samples < 0 and len(built) > 1:
+        raise ValueError(
+            f"{len(built)} pipelines without reader_name or size: only a single pipeline can "
+            "end its epoch by StopIteration. Pass reader_name, or size"
+        )
+    separate, plan = config.separate, None
+    alone = separate is not None and separate.alone and not data_shards
+    if samples > 0:
+        policy, rows = config.last_batch_policy, built[0].max_batch_size
+        plan = EpochPlan(samples, shards, rows, policy, padded, stick, alone)
+        if policy is LastBatchPolicy.PARTIAL and len(built) > 1 and samples % shards:
+            raise ValueError(
+                f"LastBatchPolicy.PARTIAL over {len(built)} pipelines, whose shards are unequal "
+                f"({samples} samples in {shards} shards): their last batches would differ in "
+                "length. Use LastBatchPolicy.FILL and mask='mask', which marks the padding"
+            )
+    if separate is not None:
+        separate.check(config.reader_name or "", plan)
+    return plan, streams
+
+
+def check_shards(
+    built: Sequence[Pipeline],
+    config: IteratorConfig,
+    data_shards: Sequence[DataShard],
+    source: PipelineSource,
+) -> None:
+    """Checks that the readers of each pipeline read the shard that it was built for.
+
+    Args:
+        built: Built pipelines.
+        config: The iterator's arguments.
+        data_shards: The data shard of each pipeline, where batches are placed by shards.
+        source: Where the pipelines come from.
+
+    Raises:
+        ValueError: If one reads another shard, or two of them read the same one.
+    """
+    wanted: list[Shard | None] = [(one.shard_id, one.num_shards) for one in data_shards]
+    wanted = wanted or source.shards()
+    # A sharding of one of several hosts may say a part of what their reader is split into.
+    apart = bool(data_shards) and not config.over_processes and jax.process_count() > 1
+    for name in _readers_of_batches(built[0], config.reader_name):
+        metas = [pipeline.reader_meta().get(name) for pipeline in built]
+        read = [(m["shard_id"], m["number_of_shards"]) for m in metas if m is not None]
+        problem = None
+        if len(read) == len(wanted):
+            problem = _not_of(read, wanted, apart)
+        if problem is None and len(set(read)) < len(read):
+            problem = f"shard {read[0][0]} of {read[0][1]} in each of {len(read)} pipelines"
+        if problem is not None and not _reads_own_files(built, name, read, source):
+            raise ValueError(
+                f"reader {name!r} reads {problem}, so that samples come twice, or never: have the "
+                "pipeline function hand on both, fn.readers.file(..., shard_id=shard_id, "
+                "num_shards=num_shards)"
+            )
+
+
+Shard = tuple[int, int]  # its number, and the number of shards
+
+
+def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str]:
+    """Readers whose samples are those of the batches: one beside them may be of other data."""
+    metas = pipeline.reader_meta()
+    size = metas[reader_name]["epoch_size"] if reader_name is not None else None
+    return sorted(name for name, meta in metas.items() if size in (None, meta["epoch_size"]))
+
+
+def _not_of(read: Sequence[Shard], wanted: Sequence[Shard | None], apart: bool) -> str | None:
+    """What is read where something else is wanted, in words; pipelines may change places."""
+
+    def fits(one: Shard, own: Shard) -> bool:
+        parts, rest = divmod(one[1], own[1])
+        inside = one[0] % own[1] == own[0] or (parts > 0 and one[0] // parts == own[0])
+        return one == own or own[1] == 1 or (apart and rest == 0 and inside)
+
+    known = [own for own in wanted if own is not None]
+    if sorted(read) == sorted(known):
+        return None
+    for one, own in zip(read, wanted):
+        if own is not None and not fits(one, own):
+            return (
+                f"shard {one[0]} of {one[1]} in the pipeline that was made for shard {own[0]} of "
+                f"{own[1]}"
+            )
+    return None
+
+
+def _reads_own_files(
+    built: Sequence[Pipeline], name: str, read: Sequence[Shard], source: PipelineSource
+) -> bool:
+    """Whether a reader that is not sharded gets other files for each shard."""
+    if set(read) != {(0, 1)}:
+        return False
+    graphs = [_operators(pipeline, source, k) for k, pipeline in enumerate(built)]
+    other = source.of_another_shard() if len(built) == 1 else None
+    if other is not None:
+        graphs.append(operators_of(other))
+    files = [_paths(graph, name) for graph in graphs]
+    return len(files) > 1 and len(set(files)) == len(files)
+
+
+def _operators(pipeline: Pipeline, source: PipelineSource, index: int) -> list[Operator]:
+    if source.serialized:  # such a pipeline may have been made of it, and not say it itself
+        return list(serialized_operators(source.serialized[index]))
+    return operators_of(pipeline)
+
+
+def _paths(graph: Sequence[Operator], reader: str) -> tuple[str, ...]:
+    """What a reader reads, as text: its paths and lists."""
+    own = next(arguments for _, name, arguments in graph if name == reader)
+    names = sorted(k for k, v in own.items() if isinstance(v, (str, list)) and k[0] != "_")
+    return tuple(f"{k}={own[k]}" for k in names)
+
+
+def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: PipelineSource) -> None:
+    """Checks an iterator that nothing but its source tells where an epoch ends.
+
+    Where readers are all that it reads, its epochs never end; that is said as a warning.
+
+    Args:
+        built: Built pipelines.
+        config: The iterator's arguments, without reader_name and size.
+        source: Where the pipelines come from.
+
+    Raises:
+        ValueError: If a mask is asked for, and there is no epoch that it could be of.
+    """
+    kinds = {kind for kind, _, _ in _operators(built[0], source, 0)}
+    # A source that raises StopIteration ends an epoch, all of whose samples belong to it.
+    if not kinds or "external_source" in kinds:
+        return
+    names = reader_names(built[0])
+    named = next((name for name in names if not name.startswith("__")), None)
+    cure = f"pass reader_name={named or 'reader'!r}" + (
+        "" if named or not names else ", and name='reader' to the reader"
+    )
+    cure = cure if names else "pass size, the number of samples of an epoch"
+    if config.mask is not None:
+        raise ValueError(
+            f"mask={config.mask!r} without an epoch that samples could belong to, so that it "
+            f"would be all True: {cure}"
+        )
+    if names:
+        warnings.warn(
+            f"the graph's readers are {names}, and without reader_name the iterator knows no "
+            f"epoch: it never raises StopIteration, and has no len(). To end epochs, {cure}",
+            UserWarning,
+            stacklevel=2,
+        )

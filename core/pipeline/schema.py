@@ -1,0 +1,317 @@
+"""Records: what a graph takes of them, as which arrays, and what passes it by.
+
+A record is bytes, a str, a number, an array, or a dict of these, which may be nested. Everything
+here is pure; `dalijax.core.records.decoder` feeds what this makes to pipelines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_LONGEST_TEXT = 160  # characters of a record's text in an error
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One array of each record: an input of the graph.
+
+    Attributes:
+        path: The keys that lead to it.
+        dtype: Its dtype; text and bytes are uint8. None where the first record has nothing that
+            a pipeline takes: the graph may well not use it.
+        ndim: Its number of dimensions.
+    """
+
+    path: tuple[str, ...]
+    dtype: np.dtype[Any] | None
+    ndim: int
+
+
+def leaf(value: Any) -> np.ndarray:
+    """A record's value as an array: bytes, and text as UTF-8, are uint8 of shape [length].
+
+    Raises:
+        TypeError: If it is nothing that a pipeline takes.
+    """
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
+        value = value.item()  # how bytes with trailing NULs pass through NumPy
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        if not (isinstance(value, memoryview) and value.c_contiguous and value.readonly):
+            value = bytes(value)  # the caller may write on
+        return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{value!r:.60} (dtype {array.dtype}) is nothing that a pipeline takes: give it bytes, "
+            "text, numbers or arrays of them, or leave the key to pass it by"
+        )
+    if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI takes no other
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    return array
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, Mapping):
+        return [one for key in value for one in _leaves(value[key], (*path, str(key)))]
+    return [(path, value)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """How the records of a stream become the inputs of a graph.
+
+    Attributes:
+        columns: The inputs in order.
+        taken: The record's keys that the graph takes as arguments; None where it takes the
+            whole record as its only argument.
+        passed: The record's other keys.
+    """
+
+    columns: tuple[Column, ...]
+    taken: tuple[str, ...] | None
+    passed: tuple[str, ...]
+
+    def arguments(self, nodes: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments of the graph's function, of one node a column."""
+        tree: dict[str, Any] = {}
+        for column, node in zip(self.columns, nodes, strict=True):
+            if not column.path:
+                return [node], {}
+            at = tree
+            for key in column.path[:-1]:
+                at = at.setdefault(key, {})
+            at[column.path[-1]] = node
+        return ([tree], {}) if self.taken is None else ([], tree)
+
+    @property
+    def nested(self) -> bool:
+        """Whether the graph's function gets dicts, of which it need not use every value."""
+        return any(len(one.path) > (self.taken is not None) for one in self.columns)
+
+    def column(self, index: int, records: Sequence[Any]) -> list[np.ndarray] | np.ndarray:
+        """One of `inputs`."""
+        return _arrays(records, self.columns[index])
+
+    def inputs(self, records: Sequence[Any]) -> list[list[np.ndarray] | np.ndarray]:
+        """For each column the arrays of the records, or all its numbers as one array.
+
+        Raises:
+            ValueError: If a record has other keys, or an array of another dtype or number of
+                dimensions; the message names the record's place in the batch.
+        """
+        return [_arrays(records, column) for column in self.columns]
+
+
+def _arrays(records: Sequence[Any], column: Column) -> list[np.ndarray] | np.ndarray:
+    """The arrays of one column; the time that it takes is that of every record of a run.
+
+    Numbers come as one array of shape [records], which DALI takes without a look at each.
+    """
+    made = []
+    dtype, ndim, path = column.dtype, column.ndim, column.path
+    values = records
+    for key in path:
+        values = values_of(values, key, "/".join(path))
+    for place, value in enumerate(values):
+        quick = type(value) is bytes and value
+        array = np.frombuffer(value, np.uint8) if quick else leaf(value)
+        if array.dtype != dtype or array.ndim != ndim:
+            raise ValueError(
+                f"{'/'.join(path) or 'the record'} is {array.dtype} of {array.ndim} dimensions in "
+                f"record {place} of the batch, not {dtype} of {ndim} as the first record, or "
+                "element_spec, had it: make the records alike"
+                if dtype is not None
+                else f"{'/'.join(path)} is {array.dtype} of {array.ndim} dimensions in record "
+                f"{place} of the batch, and nothing that a pipeline takes in the first one: say "
+                "what it is by element_spec"
+            )
+        made.append(array)
+    return made if ndim or not made else np.stack(made)
+
+
+def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
+    """What records have under a key, which errors call by a label.
+
+    Raises:
+        ValueError: If one has no such key; the message names its place in the batch.
+    """
+    try:
+        return [record[key] for record in records]
+    except (KeyError, TypeError, IndexError):
+        lacking = (
+            i for i, one in enumerate(records) if not isinstance(one, Mapping) or key not in one
+        )
+        place = next(lacking, None)
+        if place is None:  # the record's own error
+            raise
+        raise ValueError(
+            f"record {place} of the batch has no {(label or key)!r}, which the first record had: "
+            f"it is {records[place]!r:.80}"
+        ) from None
+
+
+def learn(
+    record: Any, pipeline_fn: Callable[..., Any], given: Mapping[str, Any], spec: Any = None
+) -> Schema:
+    """The schema of a stream, by its first record.
+
+    Args:
+        record: The first record.
+        pipeline_fn: The graph's function: its parameters are the record's keys, or its only
+            parameter that is not given is the record.
+        given: Arguments that the caller gave it.
+        spec: What the record looks like instead: of its structure, with objects that have
+            ``shape`` and ``dtype``.
+
+    Raises:
+        TypeError: If the function can't be called with such records.
+    """
+    name = getattr(pipeline_fn, "__name__", repr(pipeline_fn))
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    signature = inspect.signature(pipeline_fn).parameters.items()
+    parameters = {k: p for k, p in signature if p.kind not in several}
+    open_ = [k for k in parameters if k not in given]
+    like = record if spec is None else spec
+    taken: tuple[str, ...] | None = None
+    passed: tuple[str, ...] = ()
+    needed = [k for k in open_ if parameters[k].default is inspect.Parameter.empty]
+    if isinstance(like, Mapping):
+        both = sorted(k for k in like if k in given and k in parameters)
+        if both:
+            raise TypeError(f"{name}() is given {both}, and the records have such keys, too")
+        taken = tuple(k for k in like if k in open_)
+        missing = [k for k in needed if k not in taken]
+        if not taken and len(needed) == 1:
+            taken, missing = None, []
+        if missing or taken == ():
+            raise TypeError(
+                f"{name}() needs {missing or 'at least one'} of the record's keys, which are "
+                f"{sorted(like)}: name its parameters like them, or give it one parameter for "
+                "the whole record"
+            )
+        if taken is not None:
+            passed = tuple(k for k in like if k not in taken)
+    elif _has_parts(record):
+        raise TypeError(
+            f"records are {type(record).__name__}s, whose parts have no keys that {name}() could "
+            f"name: make them dicts, by ds.map({_as_dict(record)})"
+        )
+    elif len(needed or open_) != 1:
+        raise TypeError(
+            f"{name}() must have one parameter for records that are no dicts, but its open ones "
+            f"are {open_}"
+        )
+    columns = [
+        _column(path, value, spec is not None, len(path) > (taken is not None))
+        # Whichever way the keys came: the order of what a graph is fed is part of its state.
+        for path, value in sorted(_leaves(like, ()), key=operator.itemgetter(0))
+        if taken is None or path[0] in taken
+    ]
+    return Schema(tuple(columns), taken, passed)
+
+
+def _has_parts(record: Any) -> bool:
+    """Whether a record is a dataclass, or a tuple that is no array."""
+    if dataclasses.is_dataclass(record):
+        return True
+    return isinstance(record, tuple) and any(not isinstance(one, (int, float)) for one in record)
+
+
+def _as_dict(record: Any) -> str:
+    """The function that makes dicts of such records, as one would write it."""
+    if dataclasses.is_dataclass(record):
+        return "vars"
+    return "lambda r: r._asdict()" if hasattr(record, "_asdict") else "lambda r: {'image': r[0]}"
+
+
+def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) -> Column:
+    if described and hasattr(value, "shape") and hasattr(value, "dtype"):
+        return Column(path, np.dtype(value.dtype), len(value.shape))
+    try:
+        array = leaf(value)
+    except TypeError:
+        if not may_lack:
+            raise
+        return Column(path, None, 0)
+    return Column(path, array.dtype, array.ndim)
+
+
+def stacked(values: Sequence[Any], name: str) -> Any:
+    """What passes a graph by, batched: [batch, ...], a dict or tuple of these, or an object array.
+
+    Bytes and texts become an object array of shape [batch], which keeps trailing NULs.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        for place, value in enumerate(values):
+            if not isinstance(value, Mapping) or set(value) != set(first):
+                raise ValueError(
+                    f"{name!r} of record {place} of the batch is {value!r:.60}, and has not the "
+                    f"keys {sorted(first)} of the first one: make them alike"
+                )
+        return {k: stacked([v[k] for v in values], f"{name}/{k}") for k in first}
+    if isinstance(first, (tuple, list)):
+        lengths = {len(value) if isinstance(value, type(first)) else -1 for value in values}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"{name!r} passes the graph by and has several lengths or types in a batch: make "
+                "them alike"
+            )
+        parts = zip(*values, strict=True)
+        each = [stacked(own, f"{name}/{i}") for i, own in enumerate(parts)]
+        return type(first)(*each) if hasattr(first, "_fields") else type(first)(each)
+    text = (str, bytes, bytearray, memoryview)
+    objects = [
+        isinstance(value, text) or (isinstance(value, np.ndarray) and value.dtype == object)
+        for value in values
+    ]
+    if any(objects):
+        if not all(objects):
+            raise ValueError(f"{name!r} is text in some records of a batch only: make them alike")
+        made = np.empty(len(values), object)
+        for i, value in enumerate(values):
+            if isinstance(value, np.ndarray) and not value.ndim:
+                value = value.item()
+            made[i] = bytes(value) if isinstance(value, memoryview) else value
+        return made
+    arrays = [np.asarray(value) for value in values]
+    kinds = {(str(array.dtype), array.shape) for array in arrays}
+    if len(kinds) > 1 and arrays[0].dtype.kind not in "US":
+        raise ValueError(
+            f"{name!r} passes the graph by and has several dtypes or shapes, {sorted(kinds)[:4]}: "
+            "make them alike, leave the key out of the records, or have the graph take it"
+        )
+    return np.stack(arrays)
+
+
+def described(record: Any) -> str:
+    """A record in a few words for an error: its texts and numbers, and the first bytes."""
+    parts = []
+    for path, value in _leaves(record, ()):
+        label = "/".join(path)
+        if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            parts.append(f"{label or 'bytes'} of {len(value)} bytes, first {bytes(value[:12])!r}")
+        elif isinstance(value, (str, int, float, np.generic)):
+            text = repr(value)
+            if len(text) > _LONGEST_TEXT:  # the end of a path says most
+                text = f"{text[:20]}...{text[23 - _LONGEST_TEXT :]}"
+            parts.append(f"{label or 'value'} {text}")
+        elif isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+            head = value[:12].tobytes()
+            parts.append(f"{label or 'bytes'} of {value.size} bytes, first {head!r}")
+        else:
+            parts.append(f"{label or 'array'} of shape {np.shape(value)}")
+    return "; ".join(parts)

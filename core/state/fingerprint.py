@@ -1,0 +1,526 @@
+"""What a state belongs to: the epochs and the graph of the pipelines, as plain JSON values.
+
+DALI restores a checkpoint into a pipeline of another shuffle, padding, shard count, file list
+or batch size without a word and goes on with wrong data. A fingerprint is saved with each
+state, and a restore compares it field by field.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from nvidia.dali import Pipeline
+
+from ..epochs import EpochPlan
+from . import reader_files
+
+Fingerprint = dict[str, Any]
+
+
+class Difference(NamedTuple):
+    """One thing that a state and the pipelines do not have in common.
+
+    Attributes:
+        name: What it is called: a field of the fingerprint, a source's argument ("reader.files"),
+            an operator ("operators.resize") or its argument ("operators.resize.size").
+        before, after: What the state has, and what the pipelines have.
+        fixed: Whether positions are counted in it, so that nothing can go on where it differs.
+    """
+
+    name: str
+    before: str
+    after: str
+    fixed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.before} -> {self.after}"
+
+
+class StateError(ValueError):
+    """A state that was refused; the iterator is as it was."""
+
+    @classmethod
+    def of_other_data(cls, found: Sequence[Difference | str], allowed: bool = False) -> StateError:
+        """The error for a state of other data.
+
+        Args:
+            found: What differs.
+            allowed: Whether the caller may go on by naming what differs (``allow=``).
+        """
+        cure = "Make the iterator as it was when the state was saved, or start anew without it"
+        fixed = sorted({one.name for one in found if isinstance(one, Difference) and one.fixed})
+        names = sorted({one.name for one in found if isinstance(one, Difference)} - {*fixed})
+        if allowed and fixed:
+            cure += f". allow= can't waive {', '.join(fixed)}: positions are counted in them"
+        elif allowed and names:
+            cure += (
+                f". To go on all the same, pass allow={names} to set_state(), or "
+                f"allow_changes={names} to data_iterator"
+            )
+        lines = "\n  ".join(map(str, found))
+        return cls(
+            "the state was saved by an iterator of other data; what differs (saved -> now):\n  "
+            f"{lines}\n{cure}"
+        )
+
+
+# Arguments that change how fast data comes, not which.
+_IGNORED = frozenset(
+    {
+        *("_display_name", "_module", "_origin_stack_filename", "_origin_stack_line"),
+        *("_origin_stack_lineno", "_origin_stack_name", "bytes_per_sample_hint", "device"),
+        *("dont_use_mmap", "function_id", "hw_decoder_load", "num_threads", "preserve"),
+        *("prefetch_queue_depth", "preserve_name", "read_ahead", "tensor_init_bytes"),
+        *("run_fn", "setup_fn", "use_o_direct"),  # Numba's functions are addresses
+    }
+)
+_LONGEST = 80  # characters of an argument of a source
+_SHORTEST = 16  # of an operator's, of which there are many
+_AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI gives by itself: __Resize_3
+
+
+def digest(*parts: bytes, length: int = 12) -> str:
+    """The first hexadecimal digits of a hash (SHA-256) of all parts."""
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:length]
+
+
+def unknown() -> Fingerprint:
+    """The fingerprint of pipelines that were not built yet: the same keys and types."""
+    return {
+        "epoch_size": -1,
+        "batch_size": -1,
+        "num_shards": -1,
+        "shard_ids": "",
+        "policy": "",
+        "padded": -1,
+        "stick": -1,
+        "seed": -1,
+        "operators": [],
+        "sources": [],
+        "unchecked": [],
+    }
+
+
+class DescribedCalls(Protocol):
+    """Functions that are called on the placed batch, for a fingerprint."""
+
+    @property
+    def names(self) -> list[str]:
+        """The functions' names."""
+        ...
+
+    def described(self) -> list[str]:
+        """A line for each call, in order."""
+        ...
+
+
+def fingerprint(
+    pipelines: Sequence[Pipeline],
+    plan: EpochPlan | None,
+    streams: Sequence[int],
+    serialized: Sequence[bytes] = (),
+    deferred: DescribedCalls | None = None,
+) -> Fingerprint:
+    """What identifies the data of built pipelines, beside the names of their outputs.
+
+    Args:
+        pipelines: The pipelines, whose graphs are alike.
+        plan: Their epochs; None where the source says their end.
+        streams: The shard of each pipeline in epoch 0.
+        serialized: What DALI serialises of the pipelines, where it is at hand.
+        deferred: What the graph leaves to be called on the batch.
+
+    Returns:
+        A dict of str, int and list of str. ``operators`` has the kind and name of each operator
+        in order and its arguments, long ones as a hash; ``sources`` the arguments of readers and
+        external sources, paths by what they stand for; ``unchecked`` names what can't be read.
+    """
+    first = pipelines[0]
+    made = unknown()
+    made["batch_size"] = first.max_batch_size
+    made["seed"] = -1 if first.seed is None else first.seed
+    made["shard_ids"] = " ".join(map(str, streams))
+    if plan is not None:
+        made |= {
+            "epoch_size": plan.num_samples,
+            "num_shards": plan.num_shards,
+            "policy": plan.policy.name,
+            "padded": int(plan.padded),
+            "stick": int(plan.stick),
+        }
+    unchecked: list[str] = []
+    if serialized:
+        operators = list(serialized_operators(serialized[0]))
+    else:
+        operators, unchecked = _operators(first)
+    labels = _labels([(kind, name) for kind, name, _ in operators])
+    producers = {name: label for (_, name, _), label in zip(operators, labels)}
+    before = ""
+    for (kind, name, arguments), label in zip(operators, labels):
+        own = {k: v for k, v in arguments.items() if k not in _IGNORED}
+        if _is_source(kind):
+            own.pop("shard_id", None)  # compared as shard_ids
+            texts = reader_files.described(reader_files.reader_of(kind), own)
+            unchecked += [f"the files of {label}.{k}" for k, v in texts.items() if "not read" in v]
+            texts = {k: _text(v, _LONGEST) for k, v in own.items()} | texts
+            made["sources"] += [f"{label}.{k}: {v}" for k, v in sorted(texts.items()) if v]
+            made["operators"].append(f"{kind} {name}")
+            if kind == "external_source":
+                unchecked.append(f"what the source of {name} gives")
+        else:
+            if "run_fn" in arguments:
+                unchecked.append(f"the Numba function of {name}")
+            # In a chain of operators nothing needs to be said of what each gets.
+            if own.get("inputs") in ([[before, ""]], [[f"{before}[0]", ""]]):
+                del own["inputs"]
+            elif "inputs" in own:
+                own["inputs"] = [[_produced(of, producers), as_] for of, as_ in own["inputs"]]
+            told = [f"{k}={_text(v, _SHORTEST)}" for k, v in sorted(own.items())]
+            made["operators"].append(" ".join([kind, name, *told]))
+        before = name
+    if deferred is not None:
+        made["operators"] += deferred.described()
+        unchecked += [f"the function {name}() of global arrays" for name in deferred.names]
+    made["unchecked"] = unchecked
+    return made
+
+
+def _is_source(kind: str) -> bool:
+    return kind == "external_source" or bool(reader_files.reader_of(kind))
+
+
+def _labels(operators: Sequence[tuple[str, str]]) -> list[str]:
+    """What operators are called: by the name that the user gave them, or by their kind.
+
+    Args:
+        operators: Kind and name of each; kinds that come several times are numbered.
+    """
+    plain = [kind if _AUTOMATIC.match(name) else name for kind, name in operators]
+    total, seen = Counter(plain), Counter[str]()
+    labels = []
+    for one in plain:
+        labels.append(f"{one}[{seen[one]}]" if total[one] > 1 else one)
+        seen[one] += 1
+    return labels
+
+
+def _produced(data: str, producers: Mapping[str, str]) -> str:
+    """An output of an operator, "__Resize_3[0]", by what that is called."""
+    name, bracket, index = data.partition("[")
+    return f"{producers.get(name, name)}{bracket}{index}"
+
+
+def _text(value: Any, longest: int) -> str:
+    """An argument as short text without spaces at the ends; a long one as a hash."""
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    text = text if longest == _LONGEST else text.replace(", ", ",")
+    clear = len(text) <= longest and not (longest == _SHORTEST and re.search(r"\s", text))
+    return text if clear else f"#{digest(text.encode(), length=12 if longest == _LONGEST else 6)}"
+
+
+# Positions are counted in these: where one differs, no position of the state is one of now.
+_FIXED = frozenset(
+    {"epoch_size", "batch_size", "num_shards", "shard_ids", "policy", "padded", "stick"}
+)
+_FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
+
+
+def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
+    """What differs; pipelines that were not built yet, and no seed, agree with all."""
+    found: list[Difference] = []
+    if unknown() in (saved, now):
+        return found
+    for key, empty in unknown().items():
+        before: Any = saved.get(key, empty)
+        after: Any = now.get(key, empty)
+        seedless = key == "seed" and empty in (before, after)
+        if key == "unchecked" or before == after or seedless:
+            continue
+        if key == "sources":
+            found += _sources_differ(before, after)
+        elif key == "operators":
+            found += _operators_differ(before, after)
+        else:
+            found.append(Difference(key, str(before), str(after), key in _FIXED))
+    return found
+
+
+def _sources_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
+    was, is_ = (
+        {k: v for k, _, v in (line.partition(": ") for line in own)} for own in (before, after)
+    )
+    for name in sorted({*was, *is_}):
+        if was.get(name) != is_.get(name):
+            old, new = (own.get(name, "(left out)") for own in (was, is_))
+            yield Difference(name, old, new, name.rpartition(".")[2] in _FIXED_ARGUMENTS)
+
+
+class _Operator(NamedTuple):
+    kind: str
+    name: str
+    arguments: dict[str, str]
+    label: str
+
+    @property
+    def key(self) -> str:
+        """By what it is found again in another graph."""
+        return self.kind if _AUTOMATIC.match(self.name) else f"={self.name}"
+
+    def __str__(self) -> str:
+        return self.kind if _AUTOMATIC.match(self.name) else f"{self.kind} {self.name}"
+
+
+def _read_operators(texts: Sequence[str]) -> list[_Operator]:
+    parts = [[*text.split(" "), ""][:2] for text in texts]
+    labels = _labels([(kind, name) for kind, name in parts])
+    return [
+        _Operator(kind, name, dict(a.partition("=")[::2] for a in text.split(" ")[2:]), label)
+        for (kind, name), label, text in zip(parts, labels, texts)
+    ]
+
+
+def _paired(
+    before: Sequence[str], after: Sequence[str]
+) -> list[tuple[_Operator | None, _Operator | None]]:
+    """The operators of two graphs, those that are the same one side by side."""
+    was, is_ = _read_operators(before), _read_operators(after)
+    pairs: list[tuple[_Operator | None, _Operator | None]] = []
+
+    def pair(left: Sequence[_Operator], right: Sequence[_Operator], exact: bool) -> None:
+        def keys(own: Sequence[_Operator]) -> list[str]:
+            return [f"{one.key} {sorted(one.arguments.items()) if exact else ''}" for one in own]
+
+        matcher = difflib.SequenceMatcher(None, keys(left), keys(right), autojunk=False)
+        for tag, a, b, c, d in matcher.get_opcodes():
+            if tag == "equal":
+                pairs.extend(zip(left[a:b], right[c:d]))
+            elif exact:
+                pair(left[a:b], right[c:d], False)
+            else:
+                pairs.extend((one, None) for one in left[a:b])
+                pairs.extend((None, one) for one in right[c:d])
+
+    pair(was, is_, True)
+    return pairs
+
+
+def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
+    for was, is_ in _paired(before, after):
+        if was is not None and is_ is not None and was.kind == is_.kind:
+            for argument in sorted({*was.arguments, *is_.arguments}):
+                old, new = (own.arguments.get(argument, "(left out)") for own in (was, is_))
+                if old != new:
+                    yield Difference(f"operators.{is_.label}.{argument}", old, new)
+        else:
+            both = [one for one in (is_, was) if one is not None]
+            # Without its state a reader begins anew, beside others that go on.
+            source = any(_is_source(one.kind) for one in both)
+            old, new = ("(none)" if one is None else str(one) for one in (was, is_))
+            yield Difference(f"operators.{both[0].label}", old, new, source)
+
+
+def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
+    """The names that DALI gave operators when a state was saved, by those that they have now.
+
+    Returns:
+        None where all names are what they were, and no operator was added or left out.
+    """
+    if [] in (saved["operators"], now["operators"]):
+        return None  # they could not be read
+    pairs = _paired(saved["operators"], now["operators"])
+    same = {
+        is_.name: was.name
+        for was, is_ in pairs
+        if was is not None and is_ is not None and was.kind == is_.kind
+    }
+    alike = len(same) == len(pairs) and all(old == new for new, old in same.items())
+    return None if alike else same
+
+
+def not_allowed(found: Sequence[Difference], allow: Sequence[str]) -> list[Difference]:
+    """The differences that no name waives; "operators.resize" waives all of that operator."""
+    return [one for one in found if one.fixed or not any(_covers(a, one.name) for a in allow)]
+
+
+def check_names(
+    allow: Sequence[str], found: Sequence[Difference], *fingerprints: Fingerprint
+) -> None:
+    """Raises ValueError for a name of nothing that is in the fingerprints or differs."""
+    known = {*_names(fingerprints), *(one.name for one in found)}
+    for name in allow:
+        if not any(_covers(name, one) for one in known):
+            raise ValueError(
+                f"allow has {name!r}, which is the name of nothing here: there are {sorted(known)}"
+            )
+
+
+def _covers(allowed: str, name: str) -> bool:
+    return name == allowed or name.startswith((f"{allowed}.", f"{allowed}["))
+
+
+def _names(fingerprints: Iterable[Fingerprint]) -> set[str]:
+    """What differences may be called."""
+    names = {*unknown(), "outputs"} - {"operators", "sources", "unchecked"}
+    for own in fingerprints:
+        names |= {line.partition(": ")[0] for line in own["sources"]}
+        for operator in _read_operators(own["operators"]):
+            names.add(f"operators.{operator.label}")
+            names |= {f"operators.{operator.label}.{k}" for k in operator.arguments}
+    return names
+
+
+Operator = tuple[str, str, Mapping[str, Any]]
+
+
+def _operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
+    """Kind, name and arguments of each operator in order, and what could not be read."""
+    try:
+        return list(serialized_operators(pipeline.serialize())), []
+    except RuntimeError:
+        pass  # a graph with Python operators doesn't serialise
+    found: list[Operator] = []
+    unchecked: list[str] = []
+    # Not public: where a DALI has no such list, the graph goes unchecked, and the state says so.
+    instances = getattr(pipeline, "_ops", None)
+    if not instances:
+        return [], ["the operators of the graph"]
+    for instance in instances:
+        arguments = _printed_arguments(str(getattr(instance, "spec", "")))
+        kind = _kind(arguments, type(instance).__name__)
+        # As they were given: a list of paths is not printed so that it can be read.
+        given = getattr(getattr(instance, "_op", None), "_init_args", {})
+        paths = reader_files.READERS.get(reader_files.reader_of(kind), {})
+        arguments |= {name: given[name] for name in paths if given.get(name)}
+        found.append((kind, instance.name, arguments))
+        if "function_id" in arguments or ("function" in kind and "run_fn" not in arguments):
+            unchecked.append(f"the Python function of {instance.name}")
+    return found, unchecked
+
+
+def operators_of(pipeline: Pipeline) -> list[Operator]:
+    """Kind, name and arguments of each operator in order, as far as they can be read."""
+    return _operators(pipeline)[0]
+
+
+def _kind(arguments: Mapping[str, Any], schema: str) -> str:
+    """An operator's name as users write it, e.g. readers.file."""
+    module = str(arguments.get("_module", "")).partition("nvidia.dali.fn")[2].strip(".")
+    name = str(arguments.get("_display_name", schema))
+    return f"{module}.{name}" if module else name
+
+
+def _printed_arguments(spec: str) -> dict[str, Any]:
+    """Arguments as DALI prints an operator's spec: '    name: value' below 'Arguments:'."""
+    lines = spec.partition("Arguments:")[2].splitlines()
+    pairs = (line.strip().partition(": ") for line in lines if ": " in line)
+    return {name: value for name, _, value in pairs}
+
+
+def serialized_operators(serialized: bytes) -> Iterator[Operator]:
+    """The operators of a serialised pipeline (dali.proto: PipelineDef.op, OpDef)."""
+    for field, value in wire_fields(serialized):
+        if field != 5 or not isinstance(value, bytes):
+            continue
+        schema, name, arguments, inputs = "", "", {}, []
+        for part, content in wire_fields(value):
+            if part == 1:
+                schema = content.decode()
+            elif part == 2:
+                own = dict(wire_fields(content))  # {1: name, 2: device, 3: ..., 4: its argument}
+                inputs.append([own.get(k, b"").decode() for k in (1, 4)])
+            elif part == 4:
+                key, argument = _argument(content)
+                arguments[key] = argument
+            elif part == 5:
+                name = content.decode()
+        if inputs:
+            arguments["inputs"] = inputs
+        yield _kind(arguments, schema), name, arguments
+
+
+def _argument(content: bytes) -> tuple[str, Any]:
+    """Name and value of a serialised argument; a list's elements are arguments, too."""
+    name, values, is_list = "", [], False
+    for field, value in wire_fields(content):
+        if field == 1:
+            name = value.decode()
+        elif field == 3:
+            values.append(struct.unpack("<f", value)[0])
+        elif field == 4:
+            values.append(value - (1 << 64) if value >> 63 else value)
+        elif field == 5:
+            values.append(value.decode(errors="replace"))
+        elif field == 6:
+            values.append(bool(value))
+        elif field == 7:
+            values.append(_argument(value)[1])
+        elif field == 8:
+            is_list = bool(value)
+    return name, values if is_list or len(values) != 1 else values[0]
+
+
+def wire_fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Number and value of each field of a protobuf message (protobuf.dev, 'Encoding').
+
+    Raises:
+        ValueError: If the bytes are no protobuf message.
+    """
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while shift < 70:  # no number of protobuf's is longer
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+        raise ValueError(f"no protobuf message: a number of 11 bytes before byte {at}")
+
+    def take(count: int) -> bytes:
+        nonlocal at
+        piece = data[at : at + count]
+        if len(piece) < count:
+            raise IndexError
+        at += count
+        return piece
+
+    try:
+        while at < len(data):
+            key = varint()
+            kind = key & 7
+            if kind == 0:
+                yield key >> 3, varint()
+            elif kind in (1, 5):
+                yield key >> 3, take(8 if kind == 1 else 4)
+            elif kind == 2:
+                yield key >> 3, take(varint())
+            else:
+                raise ValueError(f"no protobuf message: wire type {kind} at byte {at}")
+    except IndexError:
+        raise ValueError("no protobuf message: it ends inside a field") from None
+
+
+def wire_message(fields: Iterable[tuple[int, int | bytes]]) -> bytes:
+    """A protobuf message of numbered fields, each a varint or bytes."""
+
+    def varint(value: int) -> bytes:
+        most = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
+        return bytes([*(digit | 128 for digit in most[:-1]), most[-1]])
+
+    made = b""
+    for number, value in fields:
+        if isinstance(value, bytes):
+            made += varint(number << 3 | 2) + varint(len(value)) + value
+        else:
+            made += varint(number << 3) + varint(value)
+    return made

@@ -1,0 +1,231 @@
+"""The state of pipelines: kept short, and known at any step without running to it.
+
+DALI's random operators count the samples that they drew for (a Philox generator: a key, a
+sequence number, an offset), and its checkpoints hold these counts as hexadecimal text. So a
+checkpoint differs little from the first one of its pipeline; and where each run counts on by
+the same number, the checkpoint after any number of runs follows from the first three. A
+reader counts the samples of its pass over the data.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .codec import deflate, inflate
+from .fingerprint import StateError, wire_fields, wire_message
+
+_NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
+_COPY = re.compile("__(MakeContiguous|Copy)_(Cpu|Gpu)To(Cpu|Gpu)_")
+_COPIES = re.compile(f"^({_COPY.pattern})+")
+_MOST_PASSES = 1 << 31
+_PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")
+_ITER = re.compile(rb'("iter": )(\d+)')
+
+
+def operators(checkpoint: bytes) -> dict[str, bool]:
+    """Whether each operator has a state, by its name, in the checkpoint of a pipeline."""
+    return {name: bool(fields.get(2)) for name, fields in _contents(checkpoint).items()}
+
+
+def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
+    """What a checkpoint has of each operator, by its name: {1: name, 2: state}."""
+    found = (dict(wire_fields(own)) for number, own in wire_fields(checkpoint) if number == 1)
+    return {fields[1].decode(): fields for fields in found}
+
+
+def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
+    """Checks what DALI does not check of a checkpoint, and would go wrong or wait for ever by.
+
+    Args:
+        checkpoint: The checkpoint of a pipeline.
+        readers: Of each of its readers, by name, the most samples that a pass has.
+
+    Returns:
+        The names of its operators, sorted.
+
+    Raises:
+        StateError: If it is no checkpoint, or one that no pipeline gives.
+    """
+    names: list[str] = []
+    try:
+        for number, content in wire_fields(checkpoint):
+            fields = dict(wire_fields(content))
+            if number == 2:
+                counts = json.loads(fields[1]) if fields.get(1) else {}
+                known = [counts[name] for name in ("iter", "epoch_idx") if name in counts]
+                if any(type(count) is not int or count < 0 for count in known):
+                    raise ValueError(f"its counts are {known}")
+            elif number == 1:
+                name, state = fields[1].decode(), fields[2]
+                names.append(name)
+                if {*fields} != {1, 2}:
+                    raise ValueError(f"{name} has {sorted(fields)}")
+                if state.startswith(b"Philox") and not _PHILOX.fullmatch(state):
+                    raise ValueError(f"the random state of {name} is none")
+                if name in readers:
+                    _check_reader(name, state, readers[name])
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise StateError(f"DALI's part of the state is damaged: {error}") from None
+    return sorted(names)
+
+
+def _check_reader(name: str, state: bytes, most: int) -> None:
+    """Raises ValueError where a reader's state has counts that it never reaches."""
+    outer = dict(wire_fields(state))
+    snapshot = dict(wire_fields(outer[1]))
+    if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
+        raise ValueError(f"{name} has no state of a reader")
+    generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
+    # It is a linear congruential generator, which gives the same number for ever from 0 on.
+    if not re.fullmatch(rb"0*[1-9][0-9 ]*", generator):
+        raise ValueError(f"the generator of {name} is at {generator!r}")
+    if samples > most or passes > _MOST_PASSES:
+        raise ValueError(f"{name} is at sample {samples} of pass {passes}")
+
+
+def moved(checkpoint: bytes, start: bytes) -> bytes:
+    """The checkpoint of a pipeline, for one of the same graph on other devices.
+
+    DALI copies to and from devices by operators of its own, named after them, which have no
+    state; of a checkpoint with other names it takes nothing.
+
+    Args:
+        checkpoint: The checkpoint.
+        start: That of the other pipeline, at its start.
+
+    Raises:
+        StateError: If another operator than those is in one of them alone, or has a state in the
+            other pipeline alone; if they are of other outputs; if it is no checkpoint.
+    """
+    try:
+        had, has = _contents(checkpoint), _contents(start)
+        rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
+    except (ValueError, TypeError, LookupError) as error:
+        raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
+    # At its start an operator may have no state yet; the other way round DALI would begin anew.
+    alone = {*had} ^ {*has}
+    alone |= {name for name in {*had} & {*has} if has[name].get(2) and not had[name].get(2)}
+    alone = {name for name in alone if not _COPY.match(name)}
+    if alone:
+        names = ", ".join(sorted(alone))
+        raise StateError(f"{names} is, or has a state, in one of the two graphs alone")
+    lost, gained = _outputs(had) - _copied(has), _outputs(has) - _copied(had)
+    if lost and gained:
+        raise StateError(f"its outputs were {sorted(lost)} where they are {sorted(gained)} now")
+    named = [(1, wire_message(had.get(name, fields).items())) for name, fields in has.items()]
+    return wire_message([*named, *rest])
+
+
+def grafted(checkpoint: bytes, start: bytes, names: Mapping[str, str]) -> bytes:
+    """The checkpoint of a pipeline, for one of a graph with other operators.
+
+    Args:
+        checkpoint: The checkpoint.
+        start: That of the other pipeline, at its start: of its new operators it is the state.
+        names: The names of operators in the checkpoint, by those that they have now.
+
+    Raises:
+        StateError: If an operator has a state in one of the two alone; if it is no checkpoint.
+    """
+    try:
+        had, has = _contents(checkpoint), _contents(start)
+        rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
+    except (ValueError, TypeError, LookupError) as error:
+        raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
+    fields: list[tuple[int, Any]] = []
+    for name, own in has.items():
+        kept = had.get(names.get(name, ""))
+        if kept is not None and own.get(2) and not kept.get(2):
+            raise StateError(f"{name} has a state now, and had none when the state was saved")
+        fields.append((1, wire_message(((kept or own) | {1: name.encode()}).items())))
+    return wire_message([*fields, *rest])
+
+
+def trimmed(checkpoint: bytes, start: bytes) -> bytes:
+    """The checkpoint of a pipeline, for one of some of its operators.
+
+    Args:
+        checkpoint: The checkpoint.
+        start: That of the other pipeline, at its start.
+    """
+    had, has = _contents(checkpoint), _contents(start)
+    rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
+    return wire_message(
+        [*((1, wire_message(had.get(k, own).items())) for k, own in has.items()), *rest]
+    )
+
+
+def _copied(names: Iterable[str]) -> set[str]:
+    """What DALI's own operators copy, of the names of all operators."""
+    return {_COPIES.sub("", name) for name in names if _COPY.match(name)}
+
+
+def _outputs(names: Iterable[str]) -> set[str]:
+    """What is copied for the consumer, of the names of all operators."""
+    return _copied(name for name in names if name.startswith("__MakeContiguous_"))
+
+
+def difference(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
+    """Checkpoints of pipelines as a short text, given those of their start."""
+    data = b"".join(len(one).to_bytes(4, "big") + one for one in checkpoints)
+    return base64.b85encode(deflate(data, b"".join(first), 9)).decode()
+
+
+def applied(text: str, first: Sequence[bytes]) -> list[bytes]:
+    """The checkpoints that `difference` made a text of.
+
+    Raises:
+        StateError: If it was made of other pipelines.
+    """
+    try:
+        data = inflate(base64.b85decode(text), b"".join(first))
+    except ValueError as error:
+        raise StateError(
+            "the state was saved by another graph, seed or number of shards, so that its random "
+            f"numbers can't go on ({error}). Make the transform as it was"
+        ) from None
+    made, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        made.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    if len(made) != len(first):
+        raise StateError(f"the state has {len(made)} pipelines, not {len(first)}")
+    return made
+
+
+def after(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = None) -> bytes:
+    """The checkpoint of a pipeline after so many runs of whole batches.
+
+    Args:
+        runs: Number of runs from the start.
+        zero, one, two: Its checkpoints at the start, and after one and two runs.
+        base: The checkpoint to count from; its start by default.
+
+    Raises:
+        StateError: If the operators' states are not known to advance evenly.
+    """
+    parts = [_NUMBER.split(own) for own in (zero, one, two)]
+    rest = [[_ITER.sub(rb"\1", part) for part in own] for own in parts]
+    numbers = [[int(n, 16) for n in _NUMBER.findall(own)] for own in (zero, one, two)]
+    steps = [b - a for a, b in zip(numbers[0], numbers[1])]
+    if (
+        not rest[0] == rest[1] == rest[2]
+        or steps != [b - a for a, b in zip(numbers[1], numbers[2])]
+        or any(step < 0 for step in steps)
+    ):
+        raise StateError(
+            "a random operator's state after so many batches can't be told, so that the loader "
+            "can't go on there. Draw its numbers for each record (RandomInputs) and hand them "
+            "to the graph"
+        )
+    # The count of runs stays at 0: nothing of a pipeline that is fed depends on it.
+    base = zero if base is None else base
+    begun = [int(n, 16) for n in _NUMBER.findall(base)]
+    texts = [b"%016X" % (n + runs * step) for n, step in zip(begun, steps, strict=True)]
+    pieces = zip(_NUMBER.split(base), [*texts, b""], strict=True)
+    return b"".join(piece for pair in pieces for piece in pair)

@@ -1,0 +1,70 @@
+"""examples/grain_train.py, killed again and again, trains as one that was never stopped."""
+
+import itertools
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+from PIL import Image
+
+SEED = int(os.environ.get("DALIJAX_SEED", random.SystemRandom().randrange(2**31)))
+SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "grain_train.py"
+STEPS, EVERY, KILLS = 24, 4, 3
+
+
+def start(cache, out):
+    command = [sys.executable, "-W", "error", SCRIPT, "--cache", cache, "--count", "120"]
+    options = ["--steps", STEPS, "--save-every", EVERY, "--batch-size", "16", "--out", out]
+    return subprocess.Popen(
+        [str(word) for word in (*command, *options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def losses(out):
+    """The loss of each step, the one that was trained on last."""
+    lines = (out / "losses.jsonl").read_text().splitlines()
+    # A line may have been cut by the kill.
+    return {one["step"]: one["loss"] for one in map(json.loads, filter(whole, lines))}
+
+
+def whole(line):
+    return line.startswith("{") and line.endswith("}")
+
+
+def test_a_run_that_is_killed_has_the_losses_of_one_that_is_not(tmp_path):
+    print(f"DALIJAX_SEED={SEED}")  # noqa: T201
+    chance = random.Random(SEED)
+    cache, killed, straight = (tmp_path / name for name in ("cache", "killed", "straight"))
+    process = start(cache, straight)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors[-3000:]
+    for kill in range(KILLS):
+        process = start(cache, killed)
+        # Orbax saves in a thread, and has finished a checkpoint when it begins the next.
+        saves = (line for line in process.stdout if line.startswith("step"))
+        if len(list(itertools.islice(saves, 2))) < 2:
+            # Those before went so far until they were killed that less than two were left.
+            _, errors = process.communicate()
+            assert kill > 0 and process.returncode == 0, errors[-3000:]
+            break
+        time.sleep(chance.choice([0, 0.02, 0.1, 0.3]))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    process = start(cache, killed)
+    out, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors[-3000:]
+    assert "going on after step" in out
+    want = losses(straight)
+    assert sorted(want) == list(range(1, STEPS + 1))
+    assert losses(killed) == want
+    low, high = Image.open(straight / "losses.png").convert("L").getextrema()
+    assert high - low > 50

@@ -1,0 +1,372 @@
+"""Orbax: models and iterators together, in fresh processes and on another number of them.
+
+Run as a script, this is one training process; see `main`.
+"""
+
+import io
+import itertools
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+
+if __name__ == "__main__":
+    options = json.loads(sys.argv[1])
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", options["devices"])
+    if options["processes"] > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            f"localhost:{options['port']}", options["processes"], options["process"]
+        )
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn
+from orbax.checkpoint import v1
+from PIL import Image
+
+from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform, RandomInputs
+from dalijax.adapters.grain.data_loader import DALIDataLoaderIterator
+from dalijax.adapters.grain.orbax import ElasticRestore, ElasticSave
+
+N, BATCH, STEPS, SAVED = 21, 8, 6, 2
+APIS = ("v0", "v1", "json")
+
+
+def source():
+    """JPEGs of one grey each, and the number of each."""
+    made = []
+    for i in range(N):
+        file = io.BytesIO()
+        Image.fromarray(np.full((16, 16, 3), 8 * i, np.uint8)).save(file, "JPEG", quality=100)
+        made.append({"image": file.getvalue(), "number": np.array([i], np.int32)})
+    return made
+
+
+SAMPLER = grain.samplers.IndexSampler(N, shuffle=True, num_epochs=2, seed=5)
+
+
+def per_record(image, angle):
+    return fn.rotate(fn.decoders.image(image), angle=angle, keep_size=True)
+
+
+def per_batch(image):
+    image = fn.decoders.image(image)
+    return fn.brightness(image, brightness=fn.random.uniform(range=(0.5, 1.5)))
+
+
+def reader(files):
+    image, number = fn.readers.file(
+        files=files, random_shuffle=True, pad_last_batch=True, name="reader"
+    )
+    return per_batch(image), number
+
+
+def elastic():
+    """Random numbers for each record, over all devices there are."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    return iter(
+        DALIDataLoader(
+            source(),
+            SAMPLER,
+            [RandomInputs(angle=(-90.0, 90.0))],
+            pipeline_fn=per_record,
+            output_map=["x"],
+            batch_size=BATCH,
+            sharding=sharding,
+            pad="mask",
+            num_threads=1,
+        )
+    )
+
+
+def iterators(files):
+    """One of each kind, with random operators, on one device."""
+    options = {"batch_size": BATCH, "num_threads": 1, "seed": 7, "pad": "mask"}
+    records = grain.MapDataset.source(source()).seed(3).shuffle().repeat(2)
+    transform = DALITransform(per_batch, output_map=["x"], **options)
+    return {
+        "transform": lambda: iter(records.pipe(transform)),
+        "dataset": lambda: iter(
+            DALIIterDataset(
+                reader,
+                output_map=["x", "number"],
+                reader_name="reader",
+                num_epochs=None,
+                files=files,
+                **options,
+            )
+        ),
+        "loader": lambda: iter(
+            DALIDataLoader(source(), SAMPLER, pipeline_fn=per_batch, output_map=["x"], **options)
+        ),
+    }
+
+
+# The model and its checkpoints
+
+
+def start(devices):
+    """The weights of a tiny model, the same on some devices."""
+    everywhere = NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec())
+    return jax.device_put({"w": np.zeros((16, 16, 3), np.float32)}, everywhere)
+
+
+@jax.jit
+def update(state, x, mask):
+    x = jnp.asarray(x, jnp.float32) / 255
+    error = (x * state["w"]).sum((1, 2, 3)) - x.mean((1, 2, 3))
+    return {
+        "w": state["w"]
+        - 0.01 * (x * (error * mask.astype(jnp.float32))[:, None, None, None]).mean(0)
+    }
+
+
+def train(state, iterator, steps):
+    """The state after so many steps, and their batches."""
+    batches = []
+    for _ in range(steps):
+        batches.append(next(iterator))
+        state = update(state, batches[-1]["x"], batches[-1]["mask"])
+    return state, batches
+
+
+def save(api, folder, state, iterator):
+    folder = pathlib.Path(folder).absolute()
+    if api == "v0":
+        elastic = isinstance(iterator, DALIDataLoaderIterator)
+        data = (ElasticSave if elastic else grain.checkpoint.CheckpointSave)(iterator)
+        with ocp.CheckpointManager(folder / api) as manager:
+            args = ocp.args.Composite(state=ocp.args.StandardSave(state), data=data)
+            manager.save(SAVED, args=args)
+    elif api == "v1":
+        v1.save_checkpointables(folder / api, {"state": state, "data": iterator})
+    elif jax.process_index() == 0:
+        (folder / api).write_text(json.dumps(iterator.get_state()))
+
+
+def restore(api, folder, state, iterator):
+    """The weights that were saved; the iterator goes on where it was."""
+    folder = pathlib.Path(folder).absolute()
+    elastic = isinstance(iterator, DALIDataLoaderIterator)
+    if api == "v0":
+        data = (ElasticRestore if elastic else grain.checkpoint.CheckpointRestore)(iterator)
+        with ocp.CheckpointManager(folder / api) as manager:
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(state), data=data)
+            return manager.restore(manager.latest_step(), args=args)["state"]
+    if api == "v1":
+        data = ElasticRestore(iterator) if elastic else iterator
+        return v1.load_checkpointables(folder / api, {"state": state, "data": data})["state"]
+    iterator.set_state(json.loads((folder / api).read_text()))
+    return state
+
+
+# One of several processes, or one that is fresh
+
+
+def told(batches):
+    """What this process has of each batch: number, mask and pixels of its rows, as JSON."""
+    made = []
+    for batch in batches:
+        rows = {}
+        for name in ("number", "mask", "x"):
+            for shard in batch[name].addressable_shards:
+                first = shard.index[0].start or 0
+                for k, row in enumerate(np.asarray(shard.data)):
+                    rows.setdefault(str(first + k), []).append(row.tolist())
+        made.append(rows)
+    return made
+
+
+def weights(state):
+    return np.asarray(state["w"].addressable_data(0)).tobytes().hex()
+
+
+def walk(folder):
+    """An elastic run, saved in each way on its way."""
+    iterator = elastic()
+    state, first = train(start(jax.devices()), iterator, SAVED)
+    for api in APIS:
+        save(api, folder, state, iterator)
+    _, rest = train(state, iterator, STEPS - SAVED)
+    assert next(iterator, None) is None
+    return {"saved": weights(state), "batches": told(first + rest)}
+
+
+def go_on(folder):
+    """The rest of an elastic run, in each way of restoring it."""
+    report = {}
+    for api in APIS:
+        iterator = elastic()
+        state = restore(api, folder, start(jax.devices()), iterator)
+        _, rest = train(state, iterator, STEPS - SAVED)
+        assert next(iterator, None) is None
+        report[api] = {"saved": weights(state), "batches": told(rest)}
+    return report
+
+
+def finish(folder, files):
+    """The final weights of each model that was saved."""
+    report = {}
+    for (name, make), api in itertools.product(iterators(files).items(), APIS[:2]):
+        iterator = make()
+        state = restore(api, pathlib.Path(folder) / name, start(jax.devices()[:1]), iterator)
+        report[f"{name} {api}"] = weights(train(state, iterator, STEPS - SAVED)[0])
+    return report
+
+
+JOBS = {"walk": walk, "go_on": go_on, "finish": finish}
+
+
+def run(tmp_path, job, *arguments, processes=1, devices=1):
+    """What a job reports, in each of several new processes."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    started, reports = [], [tmp_path / f"{job}{process}.json" for process in range(processes)]
+    for process, report in enumerate(reports):
+        told = {"port": port, "processes": processes, "process": process, "devices": devices}
+        told |= {"job": job, "arguments": arguments, "report": str(report)}
+        command = [sys.executable, __file__, json.dumps(told)]
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, output in zip(started, outputs, strict=True):
+        assert process.returncode == 0, output[-4000:]
+    return [json.loads(report.read_text()) for report in reports]
+
+
+def together(reports):
+    """The batches of all processes: for each its rows in order; each is there once."""
+    made = []
+    for pieces in zip(*(report["batches"] for report in reports), strict=True):
+        rows = {int(k): v for own in pieces for k, v in own.items()}
+        assert sum(map(len, pieces)) == len(rows) == BATCH
+        made.append([rows[k] for k in range(BATCH)])
+    return made
+
+
+def check_records(batches, first):
+    """The numbers and masks of the batches from one on are the sampler's."""
+    order = [int(SAMPLER[i].record_key) for i in range(2 * N)]
+    assert len(batches) == STEPS - first
+    for step, rows in enumerate(batches, first):
+        own = order[step * BATCH : (step + 1) * BATCH]
+        assert [number[0] for number, mask, _ in rows if mask] == own
+        assert [mask for _, mask, _ in rows] == [True] * len(own) + [False] * (BATCH - len(own))
+
+
+@pytest.mark.parametrize("before,after", (((2, 2), (1, 4)), ((1, 4), (2, 2))))
+def test_another_number_of_processes_goes_on(tmp_path, before, after):
+    whole = run(tmp_path, "walk", str(tmp_path), processes=before[0], devices=before[1])
+    want = together(whole)
+    check_records(want, 0)
+    reports = run(tmp_path, "go_on", str(tmp_path), processes=after[0], devices=after[1])
+    for api in APIS:
+        got = together([report[api] for report in reports])
+        check_records(got, SAVED)
+        assert got == want[SAVED:]  # pixels, too
+        if api != "json":
+            assert all(report[api]["saved"] == whole[0]["saved"] for report in reports)
+
+
+def test_a_model_ends_with_the_same_weights_in_a_fresh_process(tmp_path, jpegs):
+    straight = {}
+    for (name, make), api in itertools.product(iterators(jpegs).items(), APIS[:2]):
+        iterator = make()
+        state, _ = train(start(jax.devices()[:1]), iterator, SAVED)
+        (tmp_path / name).mkdir(exist_ok=True)
+        save(api, tmp_path / name, state, iterator)
+        before = weights(state)
+        straight[f"{name} {api}"] = weights(train(state, iterator, STEPS - SAVED)[0])
+        assert straight[f"{name} {api}"] != before
+    assert run(tmp_path, "finish", str(tmp_path), jpegs) == [straight]
+
+
+# Files of another number of processes, without processes
+
+
+def saved_by_two(tmp_path, steps=(2, 2)):
+    """A folder of Orbax as two processes that stand at these steps leave it."""
+    iterator = elastic()
+    next(iterator)
+    save("v0", tmp_path, start(jax.devices()), iterator)
+    folder = tmp_path / "v0" / str(SAVED) / "data"
+    state = iterator.get_state()
+    (folder / "process_0-of-1.json").unlink()
+    for process, step in enumerate(steps):
+        text = json.dumps({**state, "step": step})
+        (folder / f"process_{process}-of-{len(steps)}.json").write_text(text)
+    return folder
+
+
+def test_states_of_two_steps_are_refused_and_nothing_changes(tmp_path):
+    saved_by_two(tmp_path, (2, 3))
+    iterator = elastic()
+    next(iterator)
+    with pytest.raises(ValueError, match="not of one step.*process_0-of-2.*process_1-of-2"):
+        restore("v0", tmp_path, start(jax.devices()), iterator)
+    assert iterator.get_state()["step"] == 1
+
+
+def test_a_folder_without_states_is_refused(tmp_path):
+    saved_by_two(tmp_path, ())
+    with pytest.raises(ValueError, match="no iterator was saved there"):
+        restore("v0", tmp_path, start(jax.devices()), elastic())
+
+
+def test_one_manager_saves_and_restores_and_saves_again(tmp_path):
+    iterator = elastic()
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for step in range(1, 3):
+            next(iterator)
+            manager.save(step, args=ocp.args.Composite(data=ElasticSave(iterator)))
+            manager.wait_until_finished()
+            again = elastic()
+            manager.restore(step, args=ocp.args.Composite(data=ElasticRestore(again)))
+            assert again.get_state() == iterator.get_state()
+
+
+def test_what_grain_saved_is_read_and_what_it_reads_is_saved(tmp_path):
+    saving = (grain.checkpoint.CheckpointSave, ElasticSave)
+    restoring = (ElasticRestore, grain.checkpoint.CheckpointRestore)
+    iterator = elastic()
+    next(iterator)
+    for k in range(2):
+        with ocp.CheckpointManager(tmp_path / str(k)) as manager:
+            manager.save(1, args=ocp.args.Composite(data=saving[k](iterator)))
+        again = elastic()
+        with ocp.CheckpointManager(tmp_path / str(k)) as manager:
+            manager.restore(1, args=ocp.args.Composite(data=restoring[k](again)))
+        assert again.get_state() == iterator.get_state()
+
+
+@pytest.mark.parametrize("arguments", (ElasticSave, ElasticRestore))
+def test_iterators_whose_state_is_of_one_process_are_refused(arguments):
+    iterator = iterators([])["transform"]()
+    with pytest.raises(TypeError, match="no iterator of a DALIDataLoader.*CheckpointSave"):
+        arguments(iterator)
+
+
+def main():
+    report = JOBS[options["job"]](*options["arguments"])
+    pathlib.Path(options["report"]).write_text(json.dumps(report))
+    if options["processes"] > 1:
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,374 @@
+"""What T5X demands of a dataset, a test for each demand; the real trainer is run elsewhere."""
+
+import dataclasses
+import itertools
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+from clu.data import dataset_iterator
+from jax.sharding import Mesh, PartitionSpec
+from nvidia.dali import fn, types
+from test_processes import started
+
+from dalijax import data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
+
+N, LENGTH = 11, 8
+WORKER = pathlib.Path(__file__).parents[1] / "support" / "t5x_worker.py"
+
+
+@dataclasses.dataclass
+class DatasetConfig:
+    """The fields of t5x.utils.DatasetConfig that are read here."""
+
+    batch_size: int = 8
+    seed: int | None = 1
+    split: str = "train"
+
+
+def numbers(files, n=N, shard_id=0, num_shards=1):
+    label = fn.readers.file(
+        files=files[:n],
+        labels=list(range(n)),
+        name="reader",
+        shard_id=shard_id,
+        num_shards=num_shards,
+        pad_last_batch=True,
+        stick_to_shard=True,
+    )[1]
+    return label, fn.random.uniform()
+
+
+NUMBERS = data_iterator(numbers, ["x", "u"], reader_name="reader")
+
+
+def tokens(files, shard_id=0, num_shards=1):
+    """A sample of N tokens for each file, none of them 0, that all count."""
+    label = numbers(files, shard_id=shard_id, num_shards=num_shards)[0]
+    ramp = types.Constant(list(range(1, LENGTH + 1)), dtype=types.INT32)
+    return label + ramp, fn.cast(label * ramp >= 0, dtype=types.FLOAT)
+
+
+TOKENS = data_iterator(
+    tokens, ["decoder_target_tokens", "decoder_loss_weights"], reader_name="reader"
+)
+
+
+@dataclasses.dataclass
+class Partitioner:
+    """The properties of t5x.partitioning.PjitPartitioner that are read here."""
+
+    mesh: Mesh
+    data_partition_spec: PartitionSpec = PartitionSpec("data")  # noqa: RUF009 - never changed
+
+
+def train(files, shard=0, shards=1, cfg=None, **options):
+    call = {"num_threads": 1, **options}
+    return get_dataset_fn(NUMBERS, files=files, **call)(cfg or DatasetConfig(), shard, shards, None)
+
+
+def evaluation(files, shard=0, shards=1, steps=None, cfg=None, **options):
+    call = {"num_threads": 1, **options}
+    made = eval_get_dataset_fn(NUMBERS, masked=["x"], files=files, **call)
+    return made(cfg or DatasetConfig(batch_size=4), shard, shards, steps, None)["numbers"]
+
+
+def taken(batch):
+    return {k: np.asarray(v).tolist() for k, v in batch.items()}
+
+
+def test_the_train_iterator_is_a_real_clu_iterator_of_this_hosts_batch(jpegs_many):
+    for shards in (1, 2, 4):
+        iterator = train(jpegs_many, 0, shards)
+        assert isinstance(iterator, dataset_iterator.DatasetIterator)
+        for _ in range(3):  # T5X reads it several times before it restores
+            spec = iterator.element_spec
+            assert dict(spec)["x"].shape == (8 // shards, 1)
+        assert next(iterator)["x"].shape == (8 // shards, 1)
+        assert bool(iterator) and not hasattr(iterator, "__len__")
+
+
+def test_each_host_reads_its_shard(jpegs_many):
+    seen = [next(train(jpegs_many, s, 2))["x"].ravel().tolist() for s in range(2)]
+    assert seen == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    draws = [next(train(jpegs_many, s, 2))["u"].tolist() for s in range(2)]
+    assert draws[0] != draws[1]
+
+
+def test_the_train_iterator_never_ends(jpegs_many):
+    assert len(list(itertools.islice(train(jpegs_many), 50))) == 50
+
+
+def test_what_does_not_fit_is_refused(jpegs_many):
+    made = get_dataset_fn(NUMBERS, files=jpegs_many)
+    with pytest.raises(ValueError, match="num_epochs=2 for training.*StopIteration"):
+        made(DatasetConfig(), 0, 1, None, num_epochs=2)
+    with pytest.raises(ValueError, match="batch_size=8 .* not divisible by the 3 hosts"):
+        made(DatasetConfig(), 0, 3, None)
+    plain = data_iterator(lambda files: numbers(files), ["x", "u"], reader_name="reader")
+    with pytest.raises(ValueError, match="add shard_id=0 and num_shards=1"):
+        get_dataset_fn(plain, files=jpegs_many)(DatasetConfig(), 0, 2, None)
+    made(DatasetConfig(), 0, 1, None, continue_from_last_checkpoint=True)
+    leaves_out = eval_get_dataset_fn(NUMBERS, masked=(), files=jpegs_many, on_error="skip")
+    with pytest.raises(ValueError, match="which wait for it"):
+        leaves_out(DatasetConfig(), 0, 2, None)
+    leaves_out(DatasetConfig(), 0, 1, None)
+
+
+@pytest.mark.parametrize("make", (get_dataset_fn, eval_get_dataset_fn))
+def test_what_t5x_says_is_refused_where_the_function_is_made(make, jpegs_many):
+    for name in ("batch_size", "seed", "shard_id", "num_shards"):
+        with pytest.raises(ValueError, match=f"'{name}'.*T5X says them.*DatasetConfig"):
+            make(TOKENS, files=jpegs_many, **{name: 5})
+    with pytest.raises(ValueError, match="partitioner"):
+        make(TOKENS, files=jpegs_many, devices=jax.local_devices())
+    with pytest.raises(TypeError, match="no iterator function: decorate it with dalijax"):
+        make(tokens, files=jpegs_many)
+
+
+def test_save_and_restore_of_a_name_write_one_file_for_each_shard(jpegs_many, tmp_path):
+    iterators = [train(jpegs_many, s, 2) for s in range(2)]
+    for step in range(3):
+        for shard, iterator in enumerate(iterators):
+            assert isinstance(next(iterator)["x"], np.ndarray)
+            iterator.save(str(tmp_path / f"train_ds-{shard:03d}-of-002"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "train_ds-000-of-002",
+        "train_ds-001-of-002",
+    ]
+    for shard, iterator in enumerate(iterators):
+        other = train(jpegs_many, shard, 2)
+        other.restore(str(tmp_path / f"train_ds-{shard:03d}-of-002"))
+        for _ in range(5):
+            assert taken(next(other)) == taken(next(iterator))
+    with pytest.raises(ValueError, match="shard_ids: 1 -> 0"):
+        wrong = train(jpegs_many, 0, 2)
+        next(wrong)
+        wrong.restore(str(tmp_path / "train_ds-001-of-002"))
+
+
+def test_a_state_after_peek_async_is_that_before_the_peek(jpegs_many, tmp_path):
+    # T5X peeks first and saves checkpoint_0 then; a run that goes on from it needs batch 0.
+    iterator = train(jpegs_many)
+    iterator.peek_async().result()
+    iterator.save(str(tmp_path / "0"))
+    first = taken(next(iterator))
+    other = train(jpegs_many)
+    other.restore(str(tmp_path / "0"))
+    assert taken(next(other)) == first
+
+
+@pytest.fixture
+def airio(tmp_path, monkeypatch):
+    """The published module of airio's iterator, by its interface: abstract but for its name."""
+    package = tmp_path / "packages" / "airio"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "core.py").write_text(
+        "from clu.data import dataset_iterator\n"
+        "class AirIODatasetIterator(dataset_iterator.DatasetIterator):\n"
+        "    def __next__(self): raise NotImplementedError\n"
+        "    def peek(self): raise NotImplementedError\n"
+        "    def peek_async(self): raise NotImplementedError\n"
+        "    def get_state(self): raise NotImplementedError\n"
+        "    def set_state(self, state): raise NotImplementedError\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    yield package.parent
+    for name in [name for name in sys.modules if name.split(".")[0] == "airio"]:
+        del sys.modules[name]
+
+
+def test_the_iterator_is_airios_where_airio_is_installed(jpegs_many, airio):
+    from airio import core
+
+    iterator = train(jpegs_many)
+    assert isinstance(iterator, core.AirIODatasetIterator)
+    peeked = taken(iterator.peek_async().result())
+    state = iterator.get_state()
+    assert taken(next(iterator)) == peeked == taken(train(jpegs_many).peek())
+    iterator.set_state(state)
+    assert taken(next(iterator)) == peeked
+
+
+def test_without_airio_t5x_places_the_batches_itself(jpegs_many):
+    partitioner = Partitioner(Mesh(np.array(jax.devices()[:4]), ("data",)))
+    iterator = train(jpegs_many, partitioner=partitioner)
+    assert type(iterator) is DALIDatasetIterator and isinstance(next(iterator)["x"], np.ndarray)
+
+
+@pytest.mark.parametrize("shape", ((4, 1), (2, 2)))
+def test_a_partitioner_makes_global_arrays(jpegs_many, tmp_path, airio, shape):
+    """What T5X's compiled step takes: batch by batch, peeked or not, and where it goes on."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(shape), ("data", "model"))
+    partitioner = Partitioner(mesh)
+    want = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
+    iterator = train(jpegs_many, partitioner=partitioner)
+    assert {k: s.shape[1:] for k, s in iterator.element_spec.items()} == {"x": (1,), "u": ()}
+    iterator.peek_async().result()
+    iterator.save(str(tmp_path / "checkpoint_0"))
+    seen = []
+    for _ in range(6):
+        batch = next(iterator)
+        assert all(v.shape[0] == 8 and v.sharding == want for v in batch.values())
+        seen.append(taken(batch))
+    other = train(jpegs_many, partitioner=Partitioner(mesh))
+    other.restore(str(tmp_path / "checkpoint_0"))
+    assert [taken(next(other)) for _ in range(6)] == seen
+    plain = [train(jpegs_many, s, shape[0]) for s in range(shape[0])]
+    for batch in seen[:2]:
+        rows = [next(host) for host in plain]
+        assert batch["x"] == [x for row in rows for x in row["x"].tolist()]
+
+
+def test_a_partitioner_whose_mesh_does_not_divide_the_batch_is_refused(jpegs_many, airio):
+    partitioner = Partitioner(Mesh(np.array(jax.devices()[:3]), ("data",)))
+    with pytest.raises(ValueError, match="batch_size=8 is not divisible by the 3 data"):
+        train(jpegs_many, partitioner=partitioner)
+
+
+def test_two_processes_train_on_global_arrays(jpegs_many, tmp_path, airio):
+    """Batch 0 peeked and saved; then six steps against a restored iterator's, over gloo."""
+    options = {"packages": str(airio), "folder": str(tmp_path), "shape": [2, 1]}
+    first, second = started(WORKER, tmp_path, jpegs_many, options)
+    assert first["refused"] == second["refused"]
+    assert "2 processes and no partitioner" in first["refused"]
+    assert first["drawn"] == second["drawn"]
+    assert first["sums"] == second["sums"] == first["resumed"] == second["resumed"]
+    for a, b in zip(first["rows"], second["rows"], strict=True):
+        assert len(a) == len(b) == 4 and not set(a) & set(b)
+    assert first["rows"][0] + second["rows"][0] == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("shards", (1, 2))
+def test_evaluation_is_finite_again_for_each_loop_and_alike_on_all_hosts(jpegs_many, shards):
+    datasets = [evaluation(jpegs_many, s, shards) for s in range(shards)]
+    lengths = {len(ds) for ds in datasets}
+    assert lengths == {3} and all(bool(ds) for ds in datasets)
+    for _ in range(3):
+        batches = [list(ds) for ds in datasets]
+        assert {len(own) for own in batches} == lengths
+        weights = np.concatenate([b["weights"] for own in batches for b in own])
+        seen = np.concatenate([b["x"].ravel() for own in batches for b in own])
+        assert weights.sum() == N and weights.dtype == np.float32
+        assert sorted(seen[weights > 0].tolist()) == list(range(N))
+        assert {b["x"].shape for own in batches for b in own} == {(4 // shards, 1)}
+
+
+def test_evaluation_is_cut_to_eval_steps(jpegs_many):
+    for steps, want in ((1, 1), (2, 2), (3, 3), (9, 3), (None, 3)):
+        ds = evaluation(jpegs_many, steps=steps)
+        assert len(ds) == want == len(list(ds)) == len(list(ds.as_numpy_iterator()))
+
+
+def test_the_spec_of_evaluation_is_that_of_its_batches(jpegs_many):
+    # T5X makes a batch of zeros of it, by shape and dtype, before the first evaluation.
+    ds = evaluation(jpegs_many)
+    assert all(isinstance(spec, jax.ShapeDtypeStruct) for spec in ds.element_spec.values())
+    zeros = {k: jax.numpy.zeros(s.shape, s.dtype) for k, s in ds.element_spec.items()}
+    assert {k: (v.shape, v.dtype) for k, v in zeros.items()} == {
+        k: (v.shape, v.dtype) for k, v in next(iter(ds)).items()
+    }
+
+
+@pytest.mark.parametrize("shards", (1, 2))
+def test_the_tokens_of_padded_rows_count_nothing(jpegs_many, shards):
+    """As t5x.losses takes them: decoder_loss_weights, or targets > 0 where there are none."""
+
+    def batches(**options):
+        make = eval_get_dataset_fn(TOKENS, files=jpegs_many, num_threads=1, **options)
+        hosts = [make(DatasetConfig(4), s, shards)["tokens"] for s in range(shards)]
+        return [batch for host in hosts for batch in host]
+
+    for masked in (("decoder_loss_weights",), ("decoder_target_tokens",), ()):
+        options = {"masked": masked} if masked != ("decoder_loss_weights",) else {}
+        seen = batches(**options)
+        weights, targets, samples = (
+            np.concatenate([batch[name] for batch in seen])
+            for name in ("decoder_loss_weights", "decoder_target_tokens", "weights")
+        )
+        assert samples.sum() == N
+        valid = samples > 0
+        assert len(valid) == 12 and not valid.all()
+        assert weights.sum() == LENGTH * (N if "decoder_loss_weights" in masked else 12)
+        assert (targets > 0).sum() == LENGTH * (N if "decoder_target_tokens" in masked else 12)
+        want = np.arange(1, LENGTH + 1) + np.arange(N)[:, None]
+        assert sorted(targets[valid].tolist()) == want.tolist()
+        assert (weights[valid] == 1).all()
+
+
+def test_outputs_that_say_no_padding_are_refused_for_evaluation(jpegs_many):
+    for options in ({}, {"masked": ["y"]}, {"masked": "x"}):
+        with pytest.raises(ValueError, match=r"outputs of numbers\(\) are \['x', 'u'\].*add that"):
+            eval_get_dataset_fn(NUMBERS, files=jpegs_many, **options)
+
+
+def test_no_seed_is_another_one_in_each_run(jpegs_many):
+    # T5X: "use a new seed each run/restart".
+    def draws(**options):
+        return np.asarray(next(train(jpegs_many, **options))["u"]).tolist()
+
+    none = DatasetConfig(seed=None)
+    assert draws(cfg=none) != draws(cfg=none)
+    assert draws(cfg=DatasetConfig(seed=0)) == draws(cfg=DatasetConfig(seed=0))
+
+
+@pytest.mark.parametrize("placed", (False, True))
+def test_a_run_without_a_seed_resumes_with_the_seed_of_its_state(
+    jpegs_many, tmp_path, airio, placed
+):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    options = {"partitioner": Partitioner(mesh)} if placed else {}
+    first, second = (train(jpegs_many, cfg=DatasetConfig(seed=None), **options) for _ in range(2))
+    next(first)
+    first.peek()
+    first.save(str(tmp_path / "state"))
+    assert second.element_spec
+    second.restore(str(tmp_path / "state"))
+    for _ in range(4):
+        assert taken(next(first)) == taken(next(second))
+    with pytest.raises(ValueError, match="seed"):
+        train(jpegs_many, cfg=DatasetConfig(seed=1), **options).restore(str(tmp_path / "state"))
+
+
+def test_a_reader_without_padding_is_refused_for_evaluation(jpegs_many):
+    def unpadded(files):
+        return fn.readers.file(files=files[:N], labels=list(range(N)), name="reader")[1]
+
+    made = eval_get_dataset_fn(
+        data_iterator(unpadded, ["x"], reader_name="reader"),
+        masked=["x"],
+        files=jpegs_many,
+        name="numbers",
+    )
+    with pytest.raises(ValueError, match="pass pad_last_batch=True"):
+        list(made(DatasetConfig(batch_size=4), 0, 1, None, None)["numbers"])
+
+
+def test_six_steps_are_four_and_a_resume(jpegs_many, tmp_path):
+    """A small training loop with T5X's calls: the hash of its parameters is the same."""
+
+    @jax.jit
+    def step(weights, x, u):
+        return weights * 0.9 + (x[:, 0] * u).mean()
+
+    def run(iterator, weights, steps):
+        for _ in range(steps):
+            batch = next(iterator)
+            weights = step(weights, batch["x"].astype(np.float32), batch["u"])
+        return weights
+
+    straight = run(train(jpegs_many), np.float32(1), 6)
+    iterator = train(jpegs_many)
+    iterator.peek_async()
+    half = run(iterator, np.float32(1), 4)
+    iterator.peek()
+    iterator.save(str(pathlib.Path(tmp_path) / "train_ds-000-of-001"))
+    resumed = train(jpegs_many)
+    assert resumed.element_spec
+    resumed.restore(str(pathlib.Path(tmp_path) / "train_ds-000-of-001"))
+    assert np.asarray(run(resumed, half, 2)).tobytes() == np.asarray(straight).tobytes()

@@ -1,0 +1,747 @@
+"""A DALIDataset does what tf.data does, with real tf.data.Datasets as the oracle."""
+
+import copy
+import gc
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import Pipeline, fn, types
+from PIL import Image
+
+from dalijax import LastBatchPolicy, data_iterator
+from dalijax.adapters.tfdata import DALIDataset
+from dalijax.adapters.tfdata.steps import (
+    INFINITE,
+    UNKNOWN,
+    Enumerate,
+    Repeat,
+    Skip,
+    Take,
+    element,
+    length,
+)
+
+N, BATCH = 11, 4
+
+
+def graph(files, shuffle=False, padded=True, stick=False, shard_id=0, num_shards=1, count=N):
+    label = fn.readers.file(
+        files=files[:count],
+        labels=list(range(count)),
+        name="reader",
+        random_shuffle=shuffle,
+        pad_last_batch=padded,
+        stick_to_shard=stick,
+        shard_id=shard_id,
+        num_shards=num_shards,
+    )[1]
+    return label, fn.random.uniform()
+
+
+def dataset(files, policy="PARTIAL", **call):
+    iterator_fn = data_iterator(
+        graph, ["x", "u"], reader_name="reader", last_batch_policy=LastBatchPolicy[policy]
+    )
+    return DALIDataset(iterator_fn, files=files, **{"batch_size": BATCH, "num_threads": 1, **call})
+
+
+def oracle(policy="PARTIAL", epochs=1):
+    """The same samples by tf.data."""
+    ds = tf.data.Dataset.range(N).map(lambda x: {"x": tf.cast(x, tf.int32)[None]})
+    if policy == "FILL":
+        return ds.repeat().batch(BATCH).take(-(-N * epochs // BATCH) if epochs else -1)
+    return ds.batch(BATCH, drop_remainder=policy == "DROP").repeat(epochs)
+
+
+def told(element):
+    """An element with its numbers alone."""
+    if isinstance(element, tuple):
+        return (int(element[0].numpy()), told(element[1]))
+    return element["x"].numpy().ravel().tolist()
+
+
+def said(call):
+    """What a call gives, or the words of its error."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error), str(error)
+
+
+# Against tf.data
+
+
+@pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
+def test_policies_are_those_of_tf_data(jpegs_many, policy):
+    ours = dataset(jpegs_many, policy, padded=policy != "FILL")
+    for epochs in (1, 2, 5):
+        theirs = oracle(policy, epochs)
+        assert [told(e) for e in ours.repeat(epochs)] == [told(e) for e in theirs]
+        assert len(ours.repeat(epochs)) == len(theirs)
+    endless = ours.repeat()
+    expected = [told(e) for e in oracle(policy, None).take(30)]
+    assert [told(e) for e in itertools.islice(endless, 30)] == expected
+    spec, theirs = ours.element_spec["x"], oracle(policy).element_spec["x"]
+    if policy == "FILL":
+        theirs = oracle("DROP").element_spec["x"]  # its last batch is whole, too
+    assert spec == theirs
+
+
+CALLS = [
+    *[("take", n) for n in (0, 1, 2, 4, 100, -1)],
+    *[("skip", n) for n in (0, 1, 2, 5, 100, -1)],
+    *[("repeat", n) for n in (0, 1, 2, None, -1)],
+    *[("enumerate", n) for n in (0, 7)],
+    ("prefetch", 2),
+]
+
+
+def test_chains_are_those_of_tf_data(jpegs_many, request):
+    seed = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**31)
+    request.node.add_report_section("setup", "seed", str(seed))
+    chance = random.Random(seed)
+    ours = dataset(jpegs_many)
+    for _ in range(60):
+        chain = [chance.choice(CALLS) for _ in range(chance.randrange(5))]
+        mine, theirs = ours, oracle()
+        for name, argument in chain:
+            mine, theirs = (getattr(ds, name)(argument) for ds in (mine, theirs))
+        expected = [told(e) for e in itertools.islice(theirs, 40)]
+        assert [told(e) for e in itertools.islice(mine, 40)] == expected, chain
+        assert said(lambda: len(mine)) == said(lambda: len(theirs)), chain
+        assert int(mine.cardinality()) == int(theirs.cardinality().numpy()), chain
+        assert str(list(_names(mine.element_spec))) == str(list(_names(theirs.element_spec)))
+
+
+def _names(spec):
+    if isinstance(spec, tuple):
+        yield spec[0]
+        yield from _names(spec[1])
+    else:
+        yield spec["x"].dtype
+
+
+def test_the_pure_chain_is_that_of_tf_data():
+    steps = [
+        *map(Take, (0, 1, 3, -1)),
+        *map(Skip, (0, 2, -1)),
+        *map(Repeat, (0, 2, -1)),
+        Enumerate(5),
+    ]
+    names = {Take: "take", Skip: "skip", Repeat: "repeat", Enumerate: "enumerate"}
+    for total in (0, 1, 3, INFINITE, UNKNOWN):
+        source = tf.data.Dataset.range(max(total, 0))
+        if total == INFINITE:
+            source = tf.data.Dataset.counter()
+        if total == UNKNOWN:
+            source = tf.data.Dataset.range(3).filter(lambda _: True)
+        for chain in itertools.chain(*(itertools.product(steps, repeat=k) for k in (1, 2))):
+            ds = source
+            for step in chain:
+                ds = getattr(ds, names[type(step)])(*vars(step).values())
+            assert length(chain, total) == int(ds.cardinality().numpy()), (chain, total)
+            known = 3 if total == UNKNOWN else total
+            got = [element(chain, known, i) for i in range(8)]
+            expected = [_flat(e) for e in itertools.islice(ds, 8)]
+            assert [e for e in got if e] == expected, (chain, total)
+            assert got == [*expected, *[None] * (8 - len(expected))]
+
+
+def _flat(element):
+    if not isinstance(element, tuple):
+        return int(element), ()
+    at, numbers = _flat(element[1])
+    return at, (int(element[0]), *numbers)
+
+
+def test_lengths_in_tensorflows_words(jpegs_many):
+    ds = dataset(jpegs_many)
+    for mine, theirs in [(ds, oracle()), (ds.repeat(), oracle().repeat())]:
+        assert said(lambda: len(mine)) == said(lambda: len(theirs))
+        assert mine.cardinality().numpy() == theirs.cardinality().numpy()
+        assert bool(mine) is bool(theirs) is True
+    ended = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    theirs = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tf.TensorSpec(()))
+    assert said(lambda: len(ended)) == said(lambda: len(theirs))
+    assert ended.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    assert ds.repeat().cardinality() == tf.data.INFINITE_CARDINALITY
+
+
+def unknown():
+    """A graph whose source alone knows its end, after three batches of two."""
+    return fn.external_source(iter(np.arange(6, dtype=np.int32).reshape(3, 2, 1)))
+
+
+def test_chains_over_a_source_that_alone_knows_its_end():
+    ds = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    theirs = tf.data.Dataset.range(6).batch(2).map(lambda x: {"x": x})
+    for chain in (
+        lambda ds: ds.take(2),
+        lambda ds: ds.skip(1),
+        lambda ds: ds.take(5).repeat(2),
+        lambda ds: ds.enumerate().repeat(2),
+        lambda ds: ds.skip(9),
+    ):
+        assert [told(e) for e in chain(ds)] == [told(e) for e in chain(theirs)]
+
+
+# Iterators
+
+
+def test_iterators_are_independent_and_alike(jpegs_many):
+    ds = dataset(jpegs_many, shuffle=True).repeat(2)
+    first, second = iter(ds), iter(ds)
+    for _ in range(2):
+        next(first)
+    left = [told(e) for e in first]
+    assert [told(e) for e in second][2:] == left
+    assert [told(e) for e in ds] == [told(e) for e in ds]
+    assert iter(first) is first
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(first)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            first.get_next()
+
+
+def test_nothing_is_built_twice(jpegs_many, monkeypatch):
+    built, build = set(), Pipeline.build
+    monkeypatch.setattr(Pipeline, "build", lambda own: (built.add(own), build(own))[1])
+    ds = dataset(jpegs_many)
+    assert not built and "DALIDataset of graph" in repr(ds)
+    assert len(ds) == 3 and ds.element_spec and ds.take(1).element_spec and len(built) == 1
+    assert [told(e) for e in ds] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]] and len(built) == 1
+    assert len([*ds]) == 3 and len(built) == 2  # list() asks for its length, too
+    iterator = iter(ds)
+    assert iterator.element_spec and len(ds) == 3 and len(built) == 3
+
+
+def test_skip_gives_what_follows(jpegs_many):
+    ds = dataset(jpegs_many, batch_size=1, count=30)
+    assert told(next(iter(ds.skip(25)))) == [25]
+
+
+def test_leaves(jpegs_many):
+    batch = next(iter(dataset(jpegs_many)))
+    leaf = batch["x"]
+    assert isinstance(leaf, np.ndarray) and type(leaf.numpy()) is type(leaf._numpy()) is np.ndarray
+    assert np.shares_memory(leaf, leaf.numpy())
+    assert memoryview(leaf).shape == leaf.shape == (4, 1) and type(np.asarray(leaf)) is np.ndarray
+    assert jax.jit(lambda b: b["x"].sum())(batch) == 6 and jnp.asarray(leaf).dtype == np.int32
+    assert tf.convert_to_tensor(leaf).numpy().tolist() == [[0], [1], [2], [3]]
+    for number, plain in dataset(jpegs_many).enumerate(2).as_numpy_iterator():
+        assert type(plain["x"]) is np.ndarray and number.dtype == np.int64
+    assert number == 4
+
+
+def test_leaves_are_dalis_buffers_and_stay_valid(jpegs):
+    def pictures():
+        image, label = fn.readers.file(
+            files=jpegs, labels=list(range(len(jpegs))), name="reader", random_shuffle=True
+        )
+        return fn.resize(fn.decoders.image(image), size=(64, 64)), label
+
+    ds = DALIDataset(
+        data_iterator(pictures, ["image", "x"], reader_name="reader"), batch_size=4, num_threads=2
+    )
+    kept = list(itertools.islice(ds.repeat(), 60))
+    del ds
+    gc.collect()
+    for batch in kept:
+        base = batch["image"]
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        assert base.base is not None  # what owns the memory is no array
+        expected = np.broadcast_to(8 * batch["x"].reshape(-1, 1, 1, 1), batch["image"].shape)
+        np.testing.assert_allclose(batch["image"], expected, atol=1)
+
+
+def test_graph_building_calls_say_where_they_belong(jpegs_many):
+    ds = dataset(jpegs_many)
+    theirs = {name for name in dir(tf.data.Dataset) if not name.startswith("_")}
+    for name in ("map", "batch", "unbatch", "shuffle", "shard", "filter", "interleave", "cache"):
+        assert name in theirs
+        with pytest.raises(NotImplementedError, match=rf"{name}\(\) builds.*to_tf_dataset"):
+            getattr(ds, name)(lambda x: x)
+    with pytest.raises(NotImplementedError, match="random_shuffle=True to the reader"):
+        ds.repeat().shuffle(10)
+    with pytest.raises(AttributeError, match="'DALIDataset' object has no attribute 'maps'"):
+        ds.maps()
+    makers = {"choose_from_datasets", "counter", "from_generator", "from_tensor_slices"}
+    makers |= {"from_tensors", "list_files", "load", "random", "range", "sample_from_datasets"}
+    # All that a tf.data.Dataset can do is done, or refused with advice.
+    left = {name for name in theirs - makers if not hasattr(ds, name)}
+    assert left == {"fingerprint", "options"}
+    assert ds.apply(lambda own: own.take(1)).cardinality() == 1
+    assert ds.with_options(tf.data.Options()) is ds
+
+
+def test_what_is_refused(jpegs_many):
+    mesh = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec("d"))
+    with pytest.raises(ValueError, match="leave sharding, devices and pmap_compatible out"):
+        dataset(jpegs_many, sharding=mesh)
+    with pytest.raises(ValueError, match="leave sharding, devices and pmap_compatible out"):
+        dataset(jpegs_many, pmap_compatible=True)
+    ended = iter(dataset(jpegs_many, auto_reset=True))
+    assert len(list(ended)) == 3 and not list(ended)  # as tf.data's, whatever is said of resets
+    with pytest.raises(TypeError, match="decorate it with dalijax.data_iterator"):
+        DALIDataset(graph, files=jpegs_many)
+    with pytest.raises(TypeError, match=r"no argument \['batchsize'\]"):
+        dataset(jpegs_many, batchsize=3)
+    for policy in ("DROP", "PARTIAL"):
+        with pytest.raises(ValueError, match="pad_last_batch=True"):
+            next(iter(dataset(jpegs_many, policy, padded=False).repeat(2)))
+
+
+# Checkpoints
+
+
+def saved(ds, count):
+    iterator = iter(ds)
+    for _ in range(count):
+        next(iterator)
+    return iterator
+
+
+CHAINS = {
+    "plain": lambda ds: ds,
+    "endless": lambda ds: ds.repeat(),
+    "taken": lambda ds: ds.repeat().skip(1).take(9),
+    "rounds": lambda ds: ds.take(2).enumerate().repeat(3),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("count", (0, 1, 2, 3))
+def test_tf_train_checkpoint(jpegs_many, tmp_path, chain, count):
+    ds = CHAINS[chain](dataset(jpegs_many, shuffle=True))
+    iterator = saved(ds, count)
+    step = tf.Variable(count)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(step=step, data=iterator), str(tmp_path), max_to_keep=3
+    )
+    manager.save()
+    expected = [told(e) for e in itertools.islice(iterator, 8)]
+    other, again = iter(ds), tf.Variable(-1)
+    checkpoint = tf.train.Checkpoint(step=again, data=other)
+    checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+    assert int(again) == count
+    assert [told(e) for e in itertools.islice(other, 8)] == expected
+    checkpoint.restore(manager.latest_checkpoint)  # in place, too
+    assert [told(e) for e in itertools.islice(other, 8)] == expected
+
+
+def test_asynchronous_checkpoints_are_of_the_call(jpegs_many, tmp_path):
+    options = tf.train.CheckpointOptions(enable_async=True)
+    ds = dataset(jpegs_many, shuffle=True).repeat()
+    iterator = iter(ds)
+    checkpoint = tf.train.Checkpoint(step=tf.Variable(0), data=iterator)
+    expected, paths = [told(e) for e in itertools.islice(ds, 40)], []
+    for step in range(1, 9):
+        next(iterator)
+        paths.append(checkpoint.save(str(tmp_path / "ckpt"), options=options))
+        next(iterator)  # while it is written, perhaps
+    checkpoint.sync()
+    for number, path in enumerate(paths):
+        other = iter(ds)
+        tf.train.Checkpoint(step=tf.Variable(0), data=other).restore(path)
+        at = 2 * number + 1
+        assert [told(e) for e in itertools.islice(other, 4)] == expected[at : at + 4]
+    # In place, by the checkpoint that saved it.
+    checkpoint.restore(paths[1], options=options)
+    assert [told(e) for e in itertools.islice(iterator, 4)] == expected[3:7]
+
+
+def test_a_refused_checkpoint_changes_nothing(jpegs_many, tmp_path):
+    path = tf.train.Checkpoint(data=saved(dataset(jpegs_many, count=9), 1)).save(
+        str(tmp_path / "a")
+    )
+    for chain in (lambda ds: ds, lambda ds: ds.take(2)):
+        iterator = saved(chain(dataset(jpegs_many)), 1)
+        before = iterator.get_state()
+        with pytest.raises(ValueError, match=r"epoch_size: 9 -> 11|no state of this dataset"):
+            tf.train.Checkpoint(data=iterator).restore(path)
+        assert iterator.get_state() == before and told(next(iterator)) == [4, 5, 6, 7]
+    taken = iter(dataset(jpegs_many).take(2))
+    with pytest.raises(ValueError, match=r"steps: .*Take\(count=2\).* -> .*Take\(count=1\)"):
+        iter(dataset(jpegs_many).take(1)).set_state(taken.get_state())
+    for damage in ({"index": "1"}, {"at": -1}, {"stream": {}}):
+        with pytest.raises(ValueError, match="damaged|no state"):
+            taken.set_state(taken.get_state() | damage)
+    assert [told(e) for e in taken] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_states_are_json(jpegs_many):
+    for chain in CHAINS.values():
+        iterator = iter(chain(dataset(jpegs_many)))
+        for _ in range(3):
+            state = iterator.get_state()
+            assert json.loads(json.dumps(state)) == state
+            assert {k: type(v) for k, v in state.items()} == {
+                k: type(v) for k, v in iterator.get_state().items()
+            }
+            next(iterator, None)
+
+
+# A real tf.data.Dataset
+
+_WAYS = ["generator", "plugin"]
+
+
+@pytest.fixture(params=_WAYS)
+def way(request, monkeypatch):
+    if request.param == "plugin":
+        pytest.importorskip("nvidia.dali.plugin.tf", reason="make test builds DALI's TF plugin")
+    else:
+        monkeypatch.setitem(sys.modules, "nvidia.dali.plugin.tf", None)
+        monkeypatch.delattr("nvidia.dali.plugin.tf", raising=False)
+    return request.param
+
+
+@pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
+@pytest.mark.parametrize("mask", (None, "mask"))
+def test_to_tf_dataset(jpegs_many, way, policy, mask):
+    for ours in (
+        dataset(jpegs_many, policy, shuffle=True, mask=mask),
+        dataset(jpegs_many, policy, mask=mask).repeat(3),
+        dataset(jpegs_many, policy, mask=mask).repeat().skip(2).enumerate(),
+        dataset(jpegs_many, policy, mask=mask, stick=True, shard_id=1, num_shards=2).repeat(2),
+    ):
+        theirs = ours.to_tf_dataset()
+        assert isinstance(theirs, tf.data.Dataset)
+        expected = [jax.tree.map(np.asarray, e) for e in itertools.islice(ours, 12)]
+        for _ in range(2):
+            got = list(itertools.islice(theirs.prefetch(2), 12))
+            assert len(got) == len(expected) > 0
+            jax.tree.map(
+                lambda a, b: np.testing.assert_array_equal(a, b.numpy(), strict=True), expected, got
+            )
+        assert theirs.element_spec == ours.element_spec
+
+
+def test_to_tf_dataset_aliases_nothing(jpegs, way):
+    def pictures(exec_dynamic=True):
+        image, label = fn.readers.file(
+            files=jpegs, labels=list(range(len(jpegs))), name="reader", pad_last_batch=True
+        )
+        return fn.resize(fn.decoders.image(image), size=(128, 128)), label
+
+    made = data_iterator(pictures, ["image", "x"], reader_name="reader")
+    for dynamic in (True, False):
+        ds = DALIDataset(made, batch_size=4, num_threads=2, exec_dynamic=dynamic).repeat(15)
+        kept = list(ds.to_tf_dataset().prefetch(2))
+        gc.collect()
+        assert len(kept) == 45
+        for batch in kept:
+            want = np.broadcast_to(8 * batch["x"].numpy().reshape(-1, 1, 1, 1), (4, 128, 128, 3))
+            np.testing.assert_allclose(batch["image"].numpy(), want, atol=1)
+
+
+def test_to_tf_dataset_through_the_plugin_is_checkpointed(jpegs_many, tmp_path):
+    pytest.importorskip("nvidia.dali.plugin.tf", reason="make test builds DALI's TF plugin")
+    ds = dataset(jpegs_many, shuffle=True).repeat().enumerate().to_tf_dataset()
+    iterator = iter(ds)
+    for _ in range(5):
+        next(iterator)
+    path = tf.train.Checkpoint(data=iterator).save(str(tmp_path / "tf"))
+    expected = [told(next(iterator)) for _ in range(6)]
+    other = iter(ds)
+    tf.train.Checkpoint(data=other).restore(path)
+    assert [told(next(other)) for _ in range(6)] == expected
+
+
+def test_to_tf_dataset_of_python_sources_goes_by_the_generator():
+    ds = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    assert [told(e) for e in ds.to_tf_dataset()] == [[0, 1], [2, 3], [4, 5]]
+
+
+# The loops of known code bases, written afresh
+
+
+def test_flaxs_prepare_tf_data(jpegs_many):
+    """Examples of Flax: leaf._numpy(), reshaped for pmap, behind prefetch_to_device."""
+    devices = jax.local_device_count()
+    ds = dataset(jpegs_many, "DROP", batch_size=devices, count=32).repeat()
+
+    def prepare(xs):
+        return jax.tree.map(lambda x: x._numpy().reshape((devices, -1, *x.shape[1:])), xs)
+
+    batches = [b for _, b in zip(range(3), map(prepare, ds))]
+    assert [b["x"].shape for b in batches] == [(devices, 1, 1)] * 3
+    assert batches[1]["x"].ravel().tolist() == list(range(devices, 2 * devices))
+
+
+def test_vision_transformers_prefetch(jpegs_many):
+    """vision_transformer: iter(ds), leaf._numpy(), device_put_sharded, a deque."""
+    ds = dataset(jpegs_many).repeat()
+    it = (jax.tree.map(lambda t: np.asarray(memoryview(t)), b) for b in iter(ds))
+    batches = [jax.device_put(b) for b in itertools.islice(it, 2)]
+    assert np.asarray(batches[1]["x"]).ravel().tolist() == [4, 5, 6, 7]
+
+
+def test_big_visions_specs_and_arrays(jpegs_many):
+    """big_vision: element_spec to make dummy inputs, tf_to_numpy over a tree."""
+    ds = dataset(jpegs_many, "DROP").repeat()
+    dummy = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype.as_numpy_dtype), ds.element_spec)
+    assert jax.tree.map(jnp.shape, dummy) == {"x": (4, 1), "u": (4,)}
+    arrays = jax.tree.map(lambda x: np.asarray(memoryview(x)), next(iter(ds)))
+    assert arrays["x"].ravel().tolist() == [0, 1, 2, 3]
+
+
+def test_t5xs_train_and_evaluation(jpegs_many):
+    """T5X: an endless train iterator by next(), and a finite evaluation, again and again."""
+    train = dataset(jpegs_many, "FILL", padded=False).repeat().prefetch(tf.data.AUTOTUNE)
+    iterator = iter(train)
+    seen = [told(next(iterator)) for _ in range(5)]
+    assert list(itertools.chain(*seen)) == [k % N for k in range(20)]
+    evaluation = dataset(jpegs_many, "FILL", mask="mask").take(2)
+    for _ in range(2):
+        total = 0
+        for batch in evaluation.as_numpy_iterator():
+            total += int(batch["mask"].sum())
+        assert total == 8
+    whole = dataset(jpegs_many, "FILL", mask="mask")
+    assert sum(int(b["mask"].sum()) for b in whole) == N and len(whole) == 3
+
+
+def test_without_tensorflow(jpegs_many):
+    program = f"""
+import sys
+sys.modules["tensorflow"] = None
+import jax
+jax.config.update("jax_platforms", "cpu")
+from nvidia.dali import fn
+from dalijax import LastBatchPolicy, data_iterator
+from dalijax.adapters.tfdata import DALIDataset
+
+def graph():
+    return fn.readers.file(files={jpegs_many[:8]!r}, labels=list(range(8)), name="reader")[1]
+
+ds = DALIDataset(data_iterator(graph, ["x"], reader_name="reader"), batch_size=4, num_threads=1)
+assert isinstance(ds.element_spec["x"], jax.ShapeDtypeStruct) and len(ds) == 2
+iterator = iter(ds.repeat(2).enumerate())
+assert [int(n) for n, _ in iterator] == [0, 1, 2, 3]
+state = iter(ds).get_state()
+iter(ds).set_state(state)
+try:
+    iterator.get_next()
+except StopIteration:
+    print("ended")
+try:
+    ds.to_tf_dataset()
+except ImportError:
+    print("needs TensorFlow")
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert out.stdout == "ended\nneeds TensorFlow\n"
+
+
+# What a hostile reader found
+
+
+def source_that_fails(fails, once=True):
+    """A graph whose Python source raises at some iterations, once or always."""
+    left = set(fails)
+
+    def source(info):
+        if info.iteration in left:
+            if once:
+                left.discard(info.iteration)
+            raise OSError("for now")
+        return np.full((2, 1), info.iteration, np.int32)
+
+    return lambda: (
+        fn.external_source(source, batch_info=True, dtype=types.INT32),
+        fn.random.uniform(),
+    )
+
+
+def test_a_call_that_fails_within_a_skip_loses_nothing():
+    for fails in ({1}, {0}, {2}, {5}, {9}, {10}):
+        made = data_iterator(source_that_fails(fails), ["x", "u"], size=80)
+        call = {"batch_size": 2, "num_threads": 1, "prefetch_queue_depth": 1}
+        whole = data_iterator(source_that_fails(()), ["x", "u"], size=80)(**call)
+        expected = [b["u"].tolist() for b in whole]
+        iterator = iter(DALIDataset(made, **call).skip(10).take(20))
+        got = []
+        while len(got) < 20:
+            state = iterator.get_state()
+            try:
+                got.append(next(iterator))
+            except OSError:
+                other = iter(DALIDataset(made, **call).skip(10).take(20))
+                other.set_state(iterator.get_state())
+                iterator = other
+            assert json.dumps(state)
+        assert [told(b)[0] for b in got] == list(range(10, 30)), fails
+        assert [b["u"].tolist() for b in got] == expected[10:30]
+
+
+@pytest.fixture
+def pictures_one_broken(jpegs, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no picture")
+    return [*jpegs[:3], str(broken), *jpegs[4:6]]
+
+
+def walked(iterator, count):
+    got = []
+    while len(got) < count:
+        try:
+            got.append(told(next(iterator)))
+        except StopIteration:
+            return got
+        except RuntimeError:
+            got.append("failed")
+    return got
+
+
+def test_failed_batches_in_chains(pictures_one_broken):
+    def decoded():
+        image, label = fn.readers.file(
+            files=pictures_one_broken, labels=list(range(6)), name="reader", pad_last_batch=True
+        )
+        return label, fn.decoders.image(image)[0, 0, 0]
+
+    def made(on_error):
+        own = data_iterator(decoded, ["x", "p"], reader_name="reader", on_error=on_error)
+        return DALIDataset(own, batch_size=1, num_threads=1)
+
+    bad = "failed"
+    raising, skipping = made("raise"), made("skip")
+    assert walked(iter(raising.skip(1).repeat()), 8) == [[1], [2], bad, [4], [5], [1], [2], bad]
+    assert walked(iter(raising.enumerate()), 8)[2:5] == [(2, [2]), bad, (4, [4])]
+    assert walked(iter(skipping.skip(1).repeat()), 6) == [[1], [2], [4], [5], [1], [2]]
+    assert walked(iter(skipping.skip(4)), 8) == [[5]]
+    for ds, round_ in (
+        (raising, [[0], [1], [2], bad, [4], [5]]),
+        (skipping, [[0], [1], [2], [4], [5]]),
+    ):
+        assert walked(iter(ds.take(-1).repeat(2)), 20) == round_ * 2
+    assert [told(b) for b in skipping.to_tf_dataset()] == [[0], [1], [2], [4], [5]]
+
+
+def test_states_say_nothing_of_how_far_the_data_goes(jpegs_many):
+    ds = dataset(jpegs_many)
+    short = iter(ds.repeat(2).enumerate())
+    next(short)
+    longer = iter(ds.repeat(3).enumerate())
+    longer.set_state(short.get_state())
+    assert len(list(longer)) == 8
+
+
+def test_endless_over_a_source_that_alone_knows_its_end():
+    ds = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    got = [told(e) for e in itertools.islice(ds.repeat(), 7)]
+    assert got == [[0, 1], [2, 3], [4, 5]] * 2 + [[0, 1]]
+    assert ds.element_spec["x"].shape == (None, 1)
+
+
+def test_many_epochs_are_counted_at_once(jpegs_many):
+    for policy in ("FILL", "DROP", "PARTIAL"):
+        ds = dataset(jpegs_many, policy)
+        one = len(ds)
+        assert len(ds.repeat(10**9)) == one * 10**9
+        assert len(list(ds.repeat(10**9).take(3))) == 3
+
+
+def test_what_tf_data_does_with_numbers(jpegs_many):
+    ds = dataset(jpegs_many)
+    assert len(ds.take(np.int64(2))) == 2
+    for call in (ds.take, ds.skip, ds.repeat, ds.enumerate):
+        for wrong in (3.7, "3"):
+            with pytest.raises(TypeError, match="whole number|integer"):
+                call(wrong)
+
+
+def test_scalars_of_leaves_are_leaves(jpegs_many):
+    batch = next(iter(dataset(jpegs_many)))
+    assert [u.numpy() for u in batch["u"]] == batch["u"].tolist()
+    assert isinstance(batch["u"][0].numpy(), np.float32) and int(batch["x"][1, 0]) == 1
+    assert isinstance(batch["u"][1:].numpy(), np.ndarray) and hash(batch["u"][0].numpy())
+    ((number, _),) = dataset(jpegs_many).enumerate().take(1).as_numpy_iterator()
+    assert type(number) is np.int64 and {number: 1}
+    assert batch["u"].sum().numpy() == np.float32(sum(batch["u"].numpy()))
+
+
+def test_datasets_are_copied_and_pickled(jpegs_many):
+    ds = DALIDataset(numbers, files=jpegs_many, batch_size=BATCH, num_threads=1).repeat(2).take(4)
+    assert len(ds) == 4 and ds.element_spec
+    for other in (copy.deepcopy(ds), cloudpickle.loads(cloudpickle.dumps(ds))):
+        assert [told(e) for e in other] == [told(e) for e in ds]
+
+
+numbers = data_iterator(
+    graph, ["x", "u"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL
+)
+
+
+def doubled(array):
+    return array * 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda label: fn.python_function(label, function=doubled),
+        lambda label: fn.cast(label, dtype=types.FLOAT64),
+    ],
+)
+def test_to_tf_dataset_of_what_the_plugin_has_not(jpegs_many, way, make):
+    def pipe():
+        return make(fn.readers.file(files=jpegs_many[:8], name="reader")[1])
+
+    ds = DALIDataset(data_iterator(pipe, ["x"], reader_name="reader"), batch_size=4, num_threads=1)
+    theirs = ds.to_tf_dataset()
+    assert [told(e) for e in theirs] == [told(e) for e in ds] and len(theirs) == len(ds) == 2
+
+
+def test_to_tf_dataset_of_other_shapes_in_each_batch(tmp_path, way):
+    files = []
+    for number in range(8):
+        files.append(str(tmp_path / f"{number}.jpg"))
+        Image.fromarray(np.zeros((8 + 4 * number, 12, 3), np.uint8)).save(files[-1])
+
+    def pipe():
+        image, label = fn.readers.file(files=files, labels=list(range(8)), name="reader")
+        return fn.pad(fn.decoders.image(image)), label
+
+    ds = DALIDataset(
+        data_iterator(pipe, ["image", "x"], reader_name="reader"), batch_size=4, num_threads=1
+    )
+    spec = ds.element_spec | {"image": tf.TensorSpec((4, None, None, 3), tf.uint8)}
+    shapes = [tuple(e["image"].shape) for e in ds.to_tf_dataset(spec)]
+    assert shapes == [(4, 20, 12, 3), (4, 36, 12, 3)]
+
+
+def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
+    ds = dataset(jpegs_many).repeat(6).skip(9)
+    expected = [told(e) for e in ds]
+    iterator = iter(ds)
+    stream = iterator._stream.stream
+    skip, calls = type(stream.iterator).skip, []
+
+    def interrupted(own, batches):
+        calls.append(batches)
+        moved = skip(own, batches)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(type(stream.iterator), "skip", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert [told(e) for e in iterator] == expected

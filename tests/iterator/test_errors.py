@@ -1,0 +1,522 @@
+"""Mistakes that a new user makes: each is answered by what was passed, and what to do instead."""
+
+import functools
+import json
+import pathlib
+import pickle
+import re
+import subprocess
+import sys
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn, pipeline_def
+
+from conftest import NUM_FILES
+from dalijax import DALIGenericIterator, data_iterator
+from dalijax import fn as dalijax_fn
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALIIterDataset, DALITransform
+from dalijax.adapters.tfdata import DALIDataset
+
+
+def graph(paths, shard_id=0, num_shards=1):
+    jpegs, labels = fn.readers.file(
+        files=paths, name="reader", shard_id=shard_id, num_shards=num_shards
+    )
+    return fn.decoders.image(jpegs), labels
+
+
+train = data_iterator(graph, ["images", "labels"], reader_name="reader")
+
+
+def refused(call, error, *words):
+    """Runs a mistake; its message must have every pattern."""
+    with pytest.raises(error) as caught:
+        call()
+    for pattern in words:
+        assert re.search(pattern, str(caught.value), re.DOTALL), str(caught.value)
+
+
+CALLS = [
+    (dict(batch_size="8"), TypeError, "batch_size must be a whole number of samples", "not '8'"),
+    (dict(batch_size=8.0), TypeError, "batch_size must be a whole number", r"not 8\.0"),
+    (dict(batch_size=np.float32(8)), TypeError, "batch_size must be a whole number"),
+    (dict(batch_size=True), TypeError, "batch_size must be a whole number", "not True"),
+    (dict(batch_size=0), ValueError, "batch_size must be .* 1 or more, not 0"),
+    (dict(batch_size=-1), ValueError, "batch_size must be .* 1 or more, not -1"),
+    (dict(batch_size=None), ValueError, "batch_size is missing", r"graph\(\.\.\., batch_size=128"),
+    (dict(), ValueError, "batch_size is missing", r"graph\(\.\.\., batch_size=128"),
+    (
+        dict(device_id="gpu"),
+        TypeError,
+        "device_id must be the number of a GPU",
+        "None",
+        "not 'gpu'",
+    ),
+    (dict(device_id=-1), ValueError, "device_id must be .* 0 or more, or None", "not -1"),
+    (dict(seed="a"), TypeError, "seed must be a whole number", "not 'a'"),
+    (dict(seed=1.5), TypeError, "seed must be a whole number", r"not 1\.5"),
+    (dict(seed=2**70), ValueError, "seed must be .* 64 bits", "not 1180591620717411303424"),
+    (dict(num_threads="4"), TypeError, "num_threads must be a whole number", "not '4'"),
+    (dict(num_threads=0), ValueError, "num_threads must be .* 1 or more, not 0"),
+    (dict(prefetch_queue_depth=0), ValueError, "prefetch_queue_depth must be .*, not 0"),
+    (dict(prefetch_queue_depth="2"), TypeError, "prefetch_queue_depth must be .*, not '2'"),
+    (
+        dict(prefetch_queue_depth={"cpu_size": 0, "gpu_size": 1}),
+        ValueError,
+        "prefetch_queue_depth must be .*, not 0",
+    ),
+    (
+        dict(batch_sise=4),
+        TypeError,
+        r"\['batch_sise'\]",
+        "did you mean 'batch_size'",
+        "num_threads",
+    ),
+    (dict(auto_rest=True), TypeError, r"\['auto_rest'\]", "did you mean 'auto_reset'", "on_error"),
+    (dict(shards_id=1), TypeError, "did you mean 'shard_id'", "its own are .*'num_shards'"),
+    (dict(xyzzy=1), TypeError, r"graph\(\) has no argument \['xyzzy'\]: its own are"),
+]
+
+
+@pytest.mark.parametrize("call,error,words", [(c, e, w) for c, e, *w in CALLS], ids=str)
+@pytest.mark.parametrize("adapter", (None, DALIDatasetIterator, DALIDataset, DALIIterDataset))
+def test_a_wrong_argument_of_the_call(jpegs, call, error, words, adapter):
+    if "batch_size" not in call and words[0] != "batch_size is missing":
+        call = {**call, "batch_size": 4}
+
+    def make():
+        if adapter is None:
+            train(jpegs, **call)
+        elif adapter is DALIDatasetIterator:
+            DALIDatasetIterator(train, paths=jpegs, **call)
+        else:  # which call it when they are iterated
+            next(iter(adapter(train, paths=jpegs, **call)))
+
+    refused(make, error, *words)
+
+
+def test_whole_numbers_of_numpy_and_jax_are_taken(jpegs):
+    mesh = NamedSharding(jax.make_mesh((2,), ("data",)), PartitionSpec("data"))
+    for number in (np.int64(4), np.uint8(4), jnp.int32(4)):
+        batch = next(train(jpegs, batch_size=number, seed=number, num_threads=number))
+        assert batch["labels"].shape == (4, 1)
+        assert next(train(jpegs, batch_size=number, sharding=mesh))["labels"].shape == (4, 1)
+
+
+def test_arguments_of_the_graphs_own_are_its_own():
+    def own(seed):
+        assert seed == "a"
+        return fn.random.uniform(shape=[2])
+
+    assert next(data_iterator(own, ["x"])(batch_size=2, seed="a"))["x"].shape == (2, 2)
+
+
+def test_a_misspelt_argument_of_the_iterator():
+    close = (r"\['auto_rest'\]", "did you mean 'auto_reset'", "'last_batch_policy'")
+    refused(lambda: data_iterator(output_map=["x"], auto_rest=True), TypeError, *close)
+    refused(lambda: DALIGenericIterator([], ["x"], auto_rest=True), TypeError, *close)
+
+
+def test_what_belongs_to_the_call_or_is_of_another_type(jpegs):
+    def make(**config):
+        return lambda: data_iterator(graph, **{"output_map": ["images", "labels"], **config})
+
+    order = ("output_map must be a list of names in the order",)
+    for names in ({"images", "labels"}, {"images": 0, "labels": 1}, None, (n for n in "ab")):
+        refused(make(output_map=names), TypeError, *order)
+    refused(make(batch_size=4), TypeError, r"\['batch_size'\]", r"train\(\.\.\., batch_size=128\)")
+    for name in ("as_numpy", "pmap_compatible", "prepare_first_batch", "last_batch_padded"):
+        refused(make(**{name: "no"}), TypeError, f"{name} must be True or False, not 'no'")
+        assert make(**{name: np.bool_(False)})() and make(**{name: 0})()
+    refused(make(size="300"), TypeError, "size must be a positive number", "not '300'")
+    refused(make(size=300.5), TypeError, "size must be a positive number", r"not 300\.5")
+    refused(make(size=-2), ValueError, "size must be a positive number", "not -2")
+    refused(make(reader_name=3), TypeError, "reader_name must be the name of a reader", "not 3")
+    for devices in ("cpu", [0, 1]):
+        refused(
+            lambda devices=devices: train(jpegs, batch_size=4, devices=devices),
+            TypeError,
+            "devices must be a list of jax devices",
+            r"jax\.devices\(\)",
+            re.escape(repr(devices)),
+        )
+    refused(
+        lambda: train(jpegs, batch_size=4, exec_dynamic="yes"),
+        TypeError,
+        "exec_dynamic must be True or False, not 'yes'",
+    )
+
+
+def test_an_iterator_function_is_no_iterator():
+    cure = ("graph is an iterator function: call it for an iterator",)
+    for use in (iter, list, next):
+        refused(lambda use=use: use(train), TypeError, *cure)
+    for name in ("reset", "get_state", "set_state", "peek", "next", "size"):
+        refused(lambda name=name: getattr(train, name), AttributeError, *cure, f"has '{name}'")
+    with pytest.raises(
+        AttributeError, match="^'IteratorFunction' object has no attribute 'resett'"
+    ):
+        train.resett
+    assert train and not hasattr(train, "__len__")
+
+
+def test_what_is_no_state_or_checkpoint(jpegs, tmp_path, monkeypatch):
+    iterator = train(jpegs, batch_size=4)
+    monkeypatch.chdir(tmp_path)
+    path = pathlib.Path("input.json")
+    path.write_text(json.dumps(iterator.get_state()))
+    cure = r"json\.load\(file\)"
+    refused(lambda: iterator.set_state(str(path)), ValueError, re.escape(str(path)), cure)
+    for other in (None, {}, 5, path):
+        refused(lambda other=other: iterator.set_state(other), ValueError, r"what get_state\(\)")
+    for pieces in (iterator.get_state(), iterator.checkpoints()[0], path.read_text()):
+        refused(
+            lambda pieces=pieces: train(jpegs, batch_size=4, checkpoints=pieces),
+            TypeError,
+            "checkpoints must be a list of bytes",
+            r"set_state\(\)",
+        )
+
+
+def test_counts_that_are_none(jpegs):
+    call = dict(paths=jpegs, batch_size=4)
+    for given in ("2", 2.0):
+        words = f"not {given!r}"
+        refused(
+            lambda given=given: DALIDatasetIterator(train, num_epochs=given, **call),
+            TypeError,
+            "num_epochs must be at least 1, a whole number",
+            words,
+        )
+        refused(
+            lambda given=given: DALIIterDataset(train, num_epochs=given, **call),
+            TypeError,
+            "num_epochs must be at least 1, a whole number",
+            words,
+        )
+        for name in ("take", "skip", "repeat"):
+            dataset = DALIDataset(train, **call)
+            refused(
+                lambda name=name, given=given: getattr(dataset, name)(given),
+                TypeError,
+                "count must be a whole number",
+                words,
+            )
+        refused(
+            lambda given=given: DALITransform(decode, batch_size=given, output_map=["x"]),
+            TypeError,
+            "batch_size must be a whole number of records",
+            words,
+        )
+        refused(lambda given=given: train(jpegs, batch_size=4).skip(given), TypeError, words)
+
+
+def forgotten():
+    fn.random.uniform(shape=[2])
+
+
+def as_dict():
+    return {"x": fn.random.uniform(shape=[2])}
+
+
+def as_list():
+    return fn.readers.file(files=["a.jpg"])
+
+
+def as_array():
+    return np.asarray(fn.random.uniform(shape=[2]))
+
+
+def with_none():
+    return None, fn.random.uniform(shape=[2])
+
+
+def of(function):
+    """A graph that calls a function of JAX or NumPy on a DataNode."""
+
+    @functools.wraps(forgotten)
+    def called():
+        return function(fn.random.uniform(shape=[2]))
+
+    return called
+
+
+def unpacked():
+    one, other = dalijax_fn.jax_function(lambda x: (x, x))(fn.random.uniform(shape=[2]))
+    return one + other
+
+
+def misspelt():
+    return fn.random.uniform(shap=[2])
+
+
+def encoded(paths=()):
+    return fn.readers.file(files=list(paths))[0]
+
+
+def seven_inputs():
+    many = [fn.random.uniform(shape=[2]) for _ in range(7)]
+    example = [np.zeros(2, np.float32)] * 7
+    return dalijax_fn.numba_function(
+        *many, run_fn=lambda o, a, b, c, d, e, f, g: None, example=example
+    )
+
+
+def on_gpu():
+    return fn.random.uniform(shape=[2]).gpu()
+
+
+def gpu_operator():
+    return fn.random.uniform(shape=[2], device="gpu")
+
+
+JAX = ("DataNode", "dalijax.fn.jax_function", "batches that the iterator gives")
+NUMPY = (*JAX, "dalijax.fn.numba_function")
+GRAPHS = [
+    (forgotten, TypeError, r"forgotten\(\) returns no outputs", "return images, labels"),
+    (as_dict, TypeError, r"as_dict\(\)", "dict", "return images, labels"),
+    (as_list, TypeError, r"as_list\(\)", "nested", "one by one, as in: return images, labels"),
+    (as_array, TypeError, r"as_array\(\)", "ndarray", "return images, labels"),
+    (with_none, TypeError, r"with_none\(\)", "NoneType", "return images, labels"),
+    (of(jnp.sqrt), TypeError, *JAX),
+    (of(jax.vmap(lambda x: x)), TypeError, *JAX),
+    (of(jax.jit(lambda x: x + 1)), TypeError, *JAX),
+    (of(lambda x: jax.image.resize(x, (2,), "linear")), TypeError, *JAX),
+    (of(lambda x: jnp.stack([x, x])), TypeError, *JAX),
+    (of(np.sqrt), TypeError, *NUMPY),
+    (of(np.mean), AttributeError, *NUMPY),
+    (of(float), TypeError, *NUMPY),
+    (of(lambda x: x.reshape(2, 1)), AttributeError, "'reshape'", *NUMPY),
+    (of(lambda x: x if x > 0 else -x), TypeError, "enable_conditionals=True", "where the iterator"),
+    (unpacked, TypeError, "num_outputs=2"),
+    (misspelt, TypeError, r'"shap" is not defined', "Did you mean 'shape'", "'range'"),
+    (seven_inputs, ValueError, "7 inputs", "1 to 6", "fn.cat or fn.stack"),
+    (on_gpu, RuntimeError, "needs a GPU", r"sees none", r"no \.gpu\(\)", "leave device_id out"),
+    (gpu_operator, RuntimeError, "needs a GPU", "device='cpu'"),
+]
+
+
+@pytest.mark.parametrize("graph,error,words", [(g, e, w) for g, e, *w in GRAPHS])
+def test_a_mistake_in_the_graphs_function(graph, error, words):
+    refused(lambda: data_iterator(graph, ["x"])(batch_size=2), error, *words)
+
+
+def test_an_error_of_the_users_own_is_left_alone():
+    class Mine(TypeError):
+        pass
+
+    def broken():
+        raise Mine("of mine")
+
+    with pytest.raises(Mine, match="^of mine$"):
+        data_iterator(broken, ["x"])(batch_size=2)
+
+
+def test_files_that_nobody_decodes(jpegs):
+    ragged = data_iterator(encoded, ["x"], size=12)(jpegs, batch_size=4)
+    refused(lambda: next(ragged), ValueError, "'x' is ragged", "decode files, by fn.decoders.image")
+
+
+def test_the_cause_of_a_mistake_in_the_graph_is_kept():
+    with pytest.raises(TypeError) as caught:
+        data_iterator(of(jnp.sqrt), ["x"])(batch_size=2)
+    cause = caught.value.__cause__
+    assert isinstance(cause, TypeError) and str(cause) in str(caught.value)
+
+
+def test_a_folder_without_classes(tmp_path):
+    @data_iterator(output_map=["x", "label"], reader_name="reader")
+    def folder(root):
+        return tuple(fn.readers.file(file_root=str(root), name="reader"))
+
+    def read(root):
+        return lambda: folder(root, batch_size=2)
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "other" / "cat").mkdir(parents=True)
+    for name in ("flat/1.jpg", "flat/2.jpg", "other/cat/1.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    layout = "one subfolder for each class"
+    here = re.escape(str(tmp_path))
+    refused(read(tmp_path / "empty"), RuntimeError, f"'{here}/empty' .* is empty", layout)
+    refused(
+        read(tmp_path / "flat"),
+        RuntimeError,
+        f"'{here}/flat' .* has files directly in it .1.jpg, 2.jpg",
+        layout,
+        "files=",
+    )
+    refused(read(tmp_path / "none"), RuntimeError, f"no folder '{here}/none'")
+    refused(read(tmp_path / "other"), RuntimeError, f"subfolders of '{here}/other'", "file_filters")
+
+
+def test_what_is_no_pipeline(jpegs):
+    cure = ("pipelines must be a nvidia.dali.Pipeline", "data_iterator", "pipe.batch_size")
+    for given in (graph, train, pipeline_def(graph)):
+        refused(lambda given=given: DALIGenericIterator(given, ["x"]), TypeError, *cure)
+
+
+def test_an_iterator_is_not_pickled(jpegs):
+    words = ("DALIGenericIterator of graph", "Pickle the iterator function", r"get_state\(\)")
+    refused(lambda: pickle.dumps(train(jpegs, batch_size=2)), TypeError, *words)
+    refused(
+        lambda: pickle.dumps(DALIDatasetIterator(train, paths=jpegs, batch_size=2)),
+        TypeError,
+        *words[1:],
+    )
+
+
+@pytest.mark.parametrize("in_dict", (False, True))
+def test_what_is_no_sharding(jpegs, in_dict):
+    mesh = jax.make_mesh((2,), ("rows",))
+
+    def with_sharding(given):
+        given = {"images": given, "labels": given} if in_dict else given
+        return lambda: train(jpegs, batch_size=4, sharding=given)
+
+    if in_dict:
+        refused(with_sharding(PartitionSpec("rows")), ValueError, r"NamedSharding\(mesh, spec\)")
+    else:
+        spec = (r"not P.*'rows'", r"NamedSharding\(mesh, P.*'rows'")
+        refused(with_sharding(PartitionSpec("rows")), TypeError, *spec)
+    assert isinstance(mesh, Mesh)
+    refused(
+        with_sharding(mesh),
+        TypeError,
+        "not Mesh",
+        r"NamedSharding\(mesh, jax.sharding.PartitionSpec\('rows'\)\)",
+    )
+    refused(with_sharding("rows"), TypeError, "not 'rows'", r"NamedSharding\(mesh")
+    refused(with_sharding(jax.devices()[:2]), TypeError, r"devices=\[\.\.\.\]")
+
+
+def decode(image):
+    return fn.decoders.image(image)
+
+
+def records():
+    return grain.MapDataset.source([{"picture": b"x", "label": i} for i in range(4)])
+
+
+def test_what_is_no_graph_of_grains_records(jpegs):
+    def transform(given, **more):
+        ds = records().pipe(DALITransform(given, batch_size=2, output_map=["x"], **more))
+        return next(iter(ds))
+
+    refused(
+        lambda: transform(decode),
+        TypeError,
+        r"none of its parameters, \['image'\]",
+        r"a dict of \['label', 'picture'\]",
+    )
+    refused(
+        lambda: transform(lambda image, label: image),
+        TypeError,
+        r"needs \['image'\] of the record's keys, which are \['label', 'picture'\]",
+    )
+    refused(
+        lambda: transform(train),
+        TypeError,
+        "data_iterator of .*graph> is an iterator function",
+        "plain function",
+    )
+    refused(lambda: transform(decode, batch_sise=3), TypeError, "did you mean")
+
+
+@pytest.mark.parametrize("adapter", (DALIDatasetIterator, DALIDataset))
+def test_what_is_no_iterator_function(jpegs, adapter):
+    refused(lambda: adapter(graph, batch_size=2), TypeError, "graph", "dalijax.data_iterator")
+    iterator = train(jpegs, batch_size=2)
+    refused(lambda: adapter(iterator), TypeError, "is an iterator already", "that made it")
+
+
+EXTRAS = [
+    ("grain", "grain", "grain"),
+    ("clu", "clu", "clu"),
+    ("t5x", "clu", "clu"),
+    ("grain.orbax", "orbax.checkpoint", "grain,examples"),
+    ("pax", "praxis", "pax"),
+]
+
+
+@pytest.mark.parametrize("adapter,package,extra", EXTRAS)
+def test_a_missing_extra(adapter, package, extra):
+    code = f"import sys; sys.modules[{package!r}] = None; import dalijax.adapters.{adapter}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f'pip install "dalijax[{extra}]"' in done.stderr.splitlines()[-1], done.stderr
+
+
+NUMBA = """
+import sys
+
+sys.modules["numba"] = None
+from nvidia.dali import fn
+from dalijax import data_iterator, fn as own
+
+def graph():
+    x = fn.random.uniform(shape=[2])
+    return own.numba_function(x, run_fn=lambda out, x: None, example=np.zeros(2, np.float32))
+
+import numpy as np
+data_iterator(graph, ["x"])(batch_size=2)
+"""
+TENSORFLOW = """
+import sys
+
+sys.modules["tensorflow"] = None
+from nvidia.dali import fn
+from dalijax import data_iterator
+from dalijax.adapters.tfdata import DALIDataset
+
+dataset = DALIDataset(data_iterator(lambda: fn.random.uniform(), ["x"], size=4), batch_size=2)
+assert len(list(dataset)) == 2
+dataset.to_tf_dataset()
+"""
+
+
+@pytest.mark.parametrize("code,extra", [(NUMBA, "numba"), (TENSORFLOW, "tf")])
+def test_a_package_that_is_missing_where_it_is_used(code, extra):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f'pip install "dalijax[{extra}]"' in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_repr_says_where_an_iterator_stands(jpegs):
+    stream = train.stream(None, jpegs, batch_size=5)
+    assert repr(stream.iterator) == (
+        "<DALIGenericIterator of graph: epoch 0, step 0, not built yet, "
+        "outputs ['images', 'labels']>"
+    )
+    iterator = train(jpegs, batch_size=5)
+    told = "<DALIGenericIterator of graph: epoch {}, step {} of {}, batch 5, device cpu, outputs "
+    told += "['images', 'labels']{}>"
+    assert repr(iterator) == told.format(0, 0, 3, "")
+    next(iterator)
+    iterator.peek()
+    assert repr(iterator) == told.format(0, 1, 3, "")
+    assert len(list(iterator)) == 2
+    iterator.reset()
+    assert repr(iterator) == told.format(1, 0, len(iterator), "")
+    last = len(iterator)
+    iterator.close()
+    assert repr(iterator) == told.format(1, 0, last, ", closed")
+    pipelines = [
+        pipeline_def(graph)(jpegs, s, 2, batch_size=3, num_threads=1, device_id=None)
+        for s in (0, 1)
+    ]
+    assert NUM_FILES == 12
+    made = DALIGenericIterator(pipelines, ["a", "b"], reader_name="reader")
+    assert repr(made) == (
+        "<DALIGenericIterator of 2 pipelines: epoch 0, step 0 of 2, batch 3 x 2 pipelines, device "
+        "cpu, outputs ['a', 'b']>"
+    )
+    unknown = data_iterator(lambda: fn.random.uniform(), ["u"])(batch_size=2)
+    assert "of <lambda>: epoch 0, step 0, batch 2, device cpu" in repr(unknown)

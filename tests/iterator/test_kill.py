@@ -1,0 +1,92 @@
+"""A training process that is killed again and again loses no sample and sees none twice."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import write_jpegs
+
+SEED = int(os.environ.get("DALIJAX_SEED", random.SystemRandom().randrange(2**31)))
+FILES, EPOCHS, EVERY, KILLS = 158, 2, 4, 5
+STEPS = 2 * 40  # in batches of 4, the last one padded
+SCRIPT = str(pathlib.Path(__file__).parents[1] / "support" / "kill_trainer.py")
+
+
+class Trainer:
+    """A training process; it goes on from the checkpoint where there is one."""
+
+    def __init__(self, folder, checkpoint):
+        command = [sys.executable, "-W", "error", SCRIPT, str(folder), str(checkpoint)]
+        self.checkpoint = checkpoint
+        self.process = subprocess.Popen(
+            [*command, str(EPOCHS), str(EVERY)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def kill(self, steps, more, delay):
+        """Kills it after so many steps of its own and a moment, in which it may do more.
+
+        Returns:
+            The steps of the whole run that it is known to have done.
+        """
+        self.process.stdin.write("\n" * (steps + more))
+        self.process.stdin.flush()
+        for _ in range(steps):
+            reached = int(self.process.stdout.readline())
+        time.sleep(delay)
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+        assert self.process.returncode == -signal.SIGKILL
+        return reached
+
+    def finish(self):
+        out, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, errors
+        assert "Traceback" not in errors
+        return out.split(), json.loads(self.checkpoint.read_text())
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train") / "pictures"
+    write_jpegs(folder, FILES)
+    return folder
+
+
+def test_killed_again_and_again(pictures, tmp_path):
+    print(f"DALIJAX_SEED={SEED}")  # noqa: T201
+    chance = random.Random(SEED)
+    checkpoint = tmp_path / "killed.json"
+    for kill in range(KILLS):
+        # Without a delay it is killed in the step, or in the middle of saving after it.
+        steps, more = chance.randint(EVERY + 2, 11), chance.randint(0, 3)
+        reached = Trainer(pictures, checkpoint).kill(steps, more, chance.choice([0, 0.001, 0.003]))
+        saved = json.loads(checkpoint.read_text())  # never half a file
+        print(f"kill {kill}: after step {reached}, saved at {len(saved['log'])}")  # noqa: T201
+        assert reached - EVERY <= len(saved["log"]) <= reached + more
+        assert saved["state"]["epoch"] * STEPS // EPOCHS + saved["state"]["step"] == len(
+            saved["log"]
+        )
+    assert reached + more < STEPS
+    done, killed = Trainer(pictures, checkpoint).finish()
+    assert len(done) < STEPS  # it did go on, not start again
+
+    done, whole = Trainer(pictures, tmp_path / "whole.json").finish()
+    assert len(done) == STEPS
+    assert killed["state"] == whole["state"]
+    assert killed["log"] == whole["log"]
+    for epoch in range(EPOCHS):
+        seen = [i for b in killed["log"] if b["epoch"] == epoch for i in b["samples"]]
+        assert sorted(seen) == list(range(FILES))
+    assert seen != sorted(seen)
+    assert len({b["image"] for b in killed["log"]}) == len({b["u"] for b in killed["log"]}) == STEPS

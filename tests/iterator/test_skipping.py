@@ -1,0 +1,248 @@
+"""skip(n) stands where n calls of next() stand."""
+
+import itertools
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+from nvidia.dali import Pipeline, fn, types
+
+from dalijax import LastBatchPolicy, data_iterator
+from dalijax.core.epochs import EpochPlan
+from dalijax.core.state.fingerprint import wire_fields, wire_message
+
+N, BATCH = 59, 3
+
+
+def graph(
+    files, shard_id=0, num_shards=1, shuffle="", padded=True, stick=True, readers=1, fill=1024
+):
+    image, label = fn.readers.file(
+        files=files[:N],
+        labels=list(range(N)),
+        name="reader",
+        shard_id=shard_id,
+        num_shards=num_shards,
+        random_shuffle=shuffle == "buffer",
+        shuffle_after_epoch=shuffle == "epoch",
+        initial_fill=fill,
+        pad_last_batch=padded,
+        stick_to_shard=stick,
+    )
+    crop = fn.random_resized_crop(fn.decoders.image(image), size=(2, 2))
+    others = [fn.readers.file(files=files[:5], name=f"other{k}")[1] for k in range(1, readers)]
+    return label, fn.random.uniform(), fn.random.normal(shape=[2]), crop, *others
+
+
+def stream_of(jpegs, policy="FILL", epochs=3, **options):
+    names = ["x", "u", "n", "crop", *(f"o{k}" for k in range(1, options.get("readers", 1)))]
+    iterator_fn = data_iterator(
+        graph, names, reader_name="reader", mask="mask", last_batch_policy=LastBatchPolicy[policy]
+    )
+    call = {"files": jpegs, "batch_size": BATCH, "num_threads": 1, "as_numpy": True, "seed": 5}
+    return iterator_fn.stream(epochs, **call, **options)
+
+
+@pytest.fixture(scope="module")
+def pictures(jpegs):
+    """Paths: pictures that decode, over and over."""
+    return list(itertools.islice(itertools.cycle(jpegs), N))
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The runs of DALI pipelines, one entry for each whose outputs were taken."""
+    seen, share = [], Pipeline.share_outputs
+    monkeypatch.setattr(Pipeline, "share_outputs", lambda own: (seen.append(1), share(own))[1])
+    return seen
+
+
+def frozen(batch):
+    return {name: np.array(value).tolist() for name, value in batch.items()}
+
+
+OPTIONS = [
+    {},
+    {"shuffle": "buffer"},
+    {"shuffle": "epoch", "stick": False},
+    {"shuffle": "buffer", "fill": 4},
+    {"padded": False, "stick": False},
+    {"padded": False, "stick": False, "shuffle": "buffer"},
+    {"policy": "DROP", "shuffle": "epoch", "stick": False},
+    {"policy": "DROP", "padded": False, "stick": False},
+    {"policy": "PARTIAL", "shuffle": "buffer"},
+    {"policy": "PARTIAL", "padded": False},
+    {"num_shards": 2, "shard_id": 1, "stick": False},
+    {"num_shards": 2, "shard_id": 0, "stick": False, "padded": False, "shuffle": "buffer"},
+    {"num_shards": 2, "shard_id": 1, "stick": True, "padded": False, "shuffle": "buffer"},
+    {"readers": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_skip_stands_where_next_does(pictures, options, request):
+    seed = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**31)
+    request.node.add_report_section("setup", "seed", str(seed))  # shown where it fails
+    chance = random.Random(seed)
+    with_all = stream_of(pictures, **options)
+    batches = [frozen(batch) for batch in with_all]
+    assert len(batches) == len(with_all) > 20
+    for _ in range(6):
+        stream, at = stream_of(pictures, **options), 0
+        while at < len(batches):
+            for _ in range(chance.choice([0, 1, 2, 5])):
+                if at < len(batches):
+                    assert frozen(next(stream)) == batches[at]
+                    at += 1
+            if at < len(batches) and chance.random() < 0.3:
+                assert frozen(stream.peek()) == batches[at]
+            count = chance.choice([0, 1, 3, 8, 9, 10, 20, 25])
+            assert stream.skip(count) == min(count, len(batches) - at)
+            at = min(at + count, len(batches))
+            if chance.random() < 0.5:
+                state = json.loads(json.dumps(stream.get_state()))
+                stream.close()
+                stream = stream_of(pictures, **options)
+                stream.set_state(state)
+            if at < len(batches) and chance.random() < 0.5:
+                assert frozen(next(stream)) == batches[at]
+                at += 1
+        with pytest.raises(StopIteration):
+            next(stream)
+        stream.close()
+
+
+def test_skip_within_an_epoch_and_past_its_end(jpegs):
+    def many(files):
+        return fn.readers.file(
+            files=files, labels=list(range(len(files))), name="reader", random_shuffle=True
+        )[1]
+
+    files = jpegs * 100
+    made = data_iterator(many, ["x"], reader_name="reader")
+    iterator = made(files, batch_size=2, num_threads=1)
+    expected = [np.asarray(batch["x"]).tolist() for batch in itertools.islice(iterator, 503)][-1]
+    other = made(files, batch_size=2, num_threads=1)
+    assert other.skip(502) == 502 and other.step == 502
+    assert np.asarray(next(other)["x"]).tolist() == expected
+    assert other.skip(10_000) == len(other) - 503 and other.skip(1) == 0
+    with pytest.raises(StopIteration):
+        next(other)
+
+
+def test_skip_over_python_sources():
+    def source(info):
+        return np.array([info.iteration, info.epoch_idx], np.int32)[None].repeat(BATCH, 0)
+
+    def pipe():
+        return fn.external_source(source, batch_info=True, dtype=types.INT32), fn.random.uniform()
+
+    made = data_iterator(pipe, ["x", "u"], size=40 * BATCH)
+    expected = [frozen(b) for b in made(batch_size=BATCH, num_threads=1)]
+    iterator = made(batch_size=BATCH, num_threads=1)
+    assert iterator.skip(30) == 30
+    assert [frozen(b) for b in iterator] == expected[30:]
+
+
+def test_skip_where_only_the_source_knows_its_end():
+    def pipe():
+        return fn.external_source(iter(np.arange(12, dtype=np.int32).reshape(6, 2, 1)))
+
+    iterator = data_iterator(pipe, ["x"])(batch_size=2, num_threads=1)
+    assert iterator.skip(4) == 4
+    assert frozen(next(iterator)) == {"x": [[8], [9]]}
+    assert iterator.skip(9) == 1 and iterator.skip(1) == 0
+
+
+def test_skip_counts_a_batch_that_fails(jpegs, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no picture")
+    files = [*jpegs[:2], str(broken), *jpegs[3:]] * 3
+    made = data_iterator(
+        lambda: fn.decoders.image(fn.readers.file(files=files, name="reader")[0]),
+        ["x"],
+        reader_name="reader",
+    )
+    whole = made(batch_size=1, num_threads=1, device_id=None)
+    for count in (3, 5, 20):
+        iterator = made(batch_size=1, num_threads=1, device_id=None)
+        assert iterator.skip(count) == count
+        got = frozen(next(iterator))
+        assert got["x"][0][0][0] == [8 * ((count) % len(jpegs))] * 3
+    whole.close()
+
+
+def test_wire_message_is_what_wire_fields_read():
+    fields = [(1, b"text"), (2, 0), (3, 127), (3, 128), (15, 1 << 40), (16, b""), (200, b"x" * 300)]
+    assert list(wire_fields(wire_message(fields))) == fields
+
+
+def test_a_skip_that_fails_and_is_tried_again(runs):
+    for fails in ([0], [1], [2], [0, 0], [1, 2], [3]):
+        left = list(fails)
+
+        def source(info):
+            if left and info.iteration == left[0]:
+                left.pop(0)
+                raise OSError("for now")
+            return np.full((2, 1), info.iteration, np.int32)
+
+        def pipe():
+            return (
+                fn.external_source(source, batch_info=True, dtype=types.INT32),
+                fn.random.uniform(),
+            )
+
+        made = data_iterator(pipe, ["x", "u"], size=80, prepare_first_batch=False)
+        call = {"batch_size": 2, "num_threads": 1, "prefetch_queue_depth": 1}
+        iterator, done = made(**call), 0
+        while done < 30:
+            try:
+                done += iterator.skip(30 - done)
+            except OSError:
+                done = iterator.step
+        got = frozen(next(iterator))
+        assert not left or fails == [3]  # batch 3 is not produced
+        left.clear()
+        assert got == [frozen(b) for b in made(**call)][30], fails
+
+
+def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no picture")
+    files = [*jpegs[:3], str(broken), *jpegs[4:]] * 3
+
+    def pipe():
+        image, label = fn.readers.file(files=files, labels=list(range(36)), name="reader")
+        return fn.decoders.image(image)[0, 0, 0], label
+
+    made = data_iterator(pipe, ["p", "x"], reader_name="reader", on_error="skip")
+    for count in (1, 3, 10, 20, 50):
+        one, other = (made(batch_size=1, num_threads=1) for _ in range(2))
+        assert one.skip(count) == sum(1 for _ in itertools.islice(other, count))
+        assert one.get_state() == other.get_state() and one.errors == other.errors
+
+
+def test_skip_takes_whole_numbers(jpegs):
+    iterator = stream_of(jpegs * 5).iterator
+    assert iterator.skip(np.int64(9)) == 9
+    for own in (iterator, stream_of(jpegs * 5)):
+        for wrong in (2.5, "3"):
+            with pytest.raises(TypeError, match="must be a whole number of batches"):
+                own.skip(wrong)
+        with pytest.raises(ValueError, match=r"0 or more.*set_state\(\) go back\), not -1"):
+            own.skip(-1)
+        assert own.skip(0) == 0
+
+
+def test_total_is_the_sum_of_all_epochs():
+    for n, shards, batch in itertools.product((1, 3, 7, 11), (1, 2, 3), (1, 2, 4)):
+        options = itertools.product(LastBatchPolicy, *[(False, True)] * 3)
+        for policy, padded, stick, alone in options if n >= shards else ():
+            plan = EpochPlan(n, shards, batch, policy, padded, stick, alone)
+            for stream in range(shards):
+                lengths = [plan.delivered(epoch, stream) for epoch in range(60)]
+                for epochs in (0, 1, 2, 5, 12, 37, 60):
+                    assert plan.total(epochs, stream) == sum(lengths[:epochs]), (plan, epochs)

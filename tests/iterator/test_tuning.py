@@ -1,0 +1,225 @@
+"""The autotuner: what it concludes from figures, and that it measures real pipelines."""
+
+import functools
+import inspect
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn
+from PIL import Image
+
+from dalijax import data_iterator
+from dalijax.core.tuning.tune import choose, thread_counts
+from dalijax.tune import tune as tune_within
+
+# On a busy machine the builds may take longer than is measured.
+tune = functools.partial(tune_within, max_seconds=float("inf"))
+
+
+@pytest.mark.parametrize(
+    "rates,before,value,clear",
+    [
+        # The fastest, where it is clearly so.
+        ({1: [100, 101, 99], 2: [200, 199, 202], 4: [300, 299, 305]}, 1, 4, True),
+        # The cheapest of those that are alike.
+        ({1: [100, 101, 99], 2: [298, 300, 302], 4: [300, 299, 305]}, 1, 2, True),
+        ({1: [300, 301, 299], 2: [298, 300, 302]}, 2, 1, True),
+        # Too noisy to tell: what was there stays.
+        ({1: [100, 300, 200], 2: [150, 350, 220], 4: [100, 320, 210]}, 4, 4, False),
+        # Noisy, but what was there is far behind.
+        ({1: [10, 11, 9], 2: [150, 350, 220], 4: [100, 320, 210]}, 1, 2, True),
+        ({4: [5.0]}, 4, 4, True),
+    ],
+)
+def test_choices(rates, before, value, clear):
+    choice = choose(rates, before)
+    assert (choice.value, choice.clear) == (value, clear)
+    assert choice.rate == np.median(rates[value])
+
+
+def test_thread_counts():
+    assert thread_counts(1) == [1] and thread_counts(2) == [1, 2]
+    assert thread_counts(6) == [1, 2, 4, 6] and thread_counts(16) == [1, 2, 4, 8, 16]
+
+
+def pictures(files, hw_decoder_load=0.65, shard_id=0, num_shards=1):
+    image, label = fn.readers.file(
+        files=files,
+        labels=list(range(len(files))),
+        name="reader",
+        pad_last_batch=True,
+        shard_id=shard_id,
+        num_shards=num_shards,
+    )
+    # As a graph for a GPU would hand it to its decoder, where it is between 0 and 1.
+    if not 0 <= hw_decoder_load <= 1:
+        raise ValueError(f"hw_decoder_load={hw_decoder_load}")
+    return fn.resize(fn.decoders.image(image), size=(16, 16)), label
+
+
+PICTURES = data_iterator(pictures, ["image", "x"], reader_name="reader")
+
+
+def test_it_measures_every_setting_and_keeps_what_fails_out(jpegs):
+    seen = []
+    found = tune(
+        PICTURES,
+        batch_size=4,
+        seconds=0.5,
+        num_threads=[1, 2],
+        hw_decoder_load=[0.0, 2.0],
+        prefetch_queue_depth=[1, 2],
+        batch_sizes=[2],
+        progress=lambda done, total, what: seen.append((done, total, what)),
+        files=jpegs,
+    )
+    assert {name: sorted(rates) for name, rates in found.measured.items()} == {
+        "num_threads": [1, 2, 4],
+        "hw_decoder_load": [0.0, 0.65],
+        "prefetch_queue_depth": [1, 2],
+        "batch_size": [2, 4],
+    }
+    for rates in found.measured.values():
+        assert all(len(own) == 3 and min(own) > 0 for own in rates.values())
+    assert found.failures == ["hw_decoder_load=2.0: hw_decoder_load=2.0"]
+    assert set(found.settings) == set(found.measured)
+    begun = {"num_threads": 4, "hw_decoder_load": 0.65, "prefetch_queue_depth": 2, "batch_size": 4}
+    gains = [
+        np.median(rates[found.settings[name]]) / np.median(rates[begun[name]])
+        for name, rates in found.measured.items()
+    ]
+    assert found.rate > 0
+    np.testing.assert_allclose(found.rate / found.before, np.prod(gains))
+    assert seen[0] == (0, 30, "num_threads=1") and seen[-1] == (30, 30, "done")
+    assert found.line.startswith("iterator = pictures(..., num_threads=")
+    for name, value in found.settings.items():
+        assert f"| {name} | **{value}** |" in found.table()
+    # The line works as it stands.
+    scope = {"pictures": PICTURES}
+    exec(found.line.replace("...", f"files={jpegs!r}"), scope)  # noqa: S102 - made above
+    assert next(scope["iterator"])["image"].shape == (found.settings["batch_size"], 16, 16, 3)
+    scope["iterator"].close()
+
+
+def test_when_the_time_is_over_nothing_new_is_begun(jpegs):
+    seen = []
+    found = tune_within(
+        PICTURES,
+        batch_size=4,
+        seconds=0.1,
+        max_seconds=0.0,
+        num_threads=[2],
+        progress=lambda done, total, what: seen.append(what),
+        files=jpegs,
+    )
+    assert found.measured == {} and seen == ["done"]
+    assert [line.split(":")[0] for line in found.failures] == [
+        "num_threads was not tried",
+        "hw_decoder_load was not tried",
+        "prefetch_queue_depth was not tried",
+    ]
+    assert not found.clear and found.settings["num_threads"] == 4
+
+
+def test_what_was_there_failing_is_an_error(jpegs):
+    wrong = data_iterator(
+        functools.partial(pictures, hw_decoder_load=3.0), ["image", "x"], reader_name="reader"
+    )
+    with pytest.raises(ValueError, match="hw_decoder_load=3"):
+        tune(wrong, batch_size=4, seconds=0.1, files=jpegs)
+    with pytest.raises(TypeError, match="decorate it with dalijax.data_iterator"):
+        tune(pictures, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "default,first", ((0.9, 0.9), (None, 0.65), (inspect.Parameter.empty, 0.65))
+)
+def test_it_begins_with_the_function_s_own_settings(jpegs, default, first):
+    seen = []
+
+    def graph(hw_decoder_load):
+        seen.append(hw_decoder_load)
+        return pictures(jpegs, hw_decoder_load)
+
+    if default is not inspect.Parameter.empty:
+        graph.__defaults__ = (default,)
+    found = tune(
+        data_iterator(graph, ["image", "x"], reader_name="reader"),
+        batch_size=4,
+        seconds=0.1,
+        num_threads=[2],
+        hw_decoder_load=[0.0],
+        prefetch_queue_depth=[2],
+    )
+    assert seen[0] == first
+    assert list(found.measured["hw_decoder_load"]) == [0.0, first]
+
+
+def test_shardings(jpegs):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    found = tune(
+        PICTURES,
+        batch_size=4,
+        seconds=0.2,
+        num_threads=[1],
+        hw_decoder_load=[0.65],
+        prefetch_queue_depth=[2],
+        files=jpegs,
+        sharding=sharding,
+    )
+    assert found.rate > 0 and found.settings["batch_size"] == 4
+
+
+def test_the_command(tmp_path):
+    for number in range(8):
+        Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / f"{number}.jpg")
+    (tmp_path / "my_data.py").write_text(
+        """
+from nvidia.dali import fn
+from dalijax import data_iterator
+
+@data_iterator(output_map=["images"], reader_name="reader")
+def train(folder, side=8):
+    files = [f"{k}.jpg" for k in range(8)]
+    image, _ = fn.readers.file(file_root=folder, files=files, name="reader")
+    return fn.resize(fn.decoders.image(image), size=(side, side))
+"""
+    )
+    command = [sys.executable, "-m", "dalijax.tune", "my_data:train", "--batch-size", "4"]
+    command += [
+        "--arg",
+        f"folder={tmp_path}",
+        "--arg",
+        "side=12",
+        "--seconds",
+        "0.3",
+        "--max-seconds",
+        "inf",
+    ]
+    command += ["--threads", "1,2", "--plot", "tune.png", "--json", "tune.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "| num_threads |" in done.stdout and "iterator = train(..., num_threads=" in done.stdout
+    assert "prefetch_queue_depth=4" in done.stderr  # the progress bar
+    written = json.loads((tmp_path / "tune.json").read_text())
+    assert [value for value, _ in written["measured"]["num_threads"]] == [1, 2, 4]
+    low, high = Image.open(tmp_path / "tune.png").convert("L").getextrema()
+    assert high - low > 50
+    for wrong, words in (
+        ("my_data", "write module:function"),
+        ("my_data:nothing", "can't be loaded"),
+        ("my_data:fn", "decorate it with dalijax.data_iterator"),
+    ):
+        failed = subprocess.run(
+            [*command[:3], wrong, *command[4:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert failed.returncode != 0 and words in failed.stderr

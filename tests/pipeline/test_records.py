@@ -1,0 +1,452 @@
+"""Records: what a graph takes of them, what passes it by, and what is said of those that differ."""
+
+import collections
+import dataclasses
+import pathlib
+
+import grain
+import numpy as np
+import pytest
+from grain.experimental import ShapeDtypeStruct
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nvidia.dali import fn
+
+import dalijax
+from conftest import write_jpegs
+from dalijax.adapters.grain import DALITransform
+from dalijax.core.pipeline.schema import Column, described, leaf, learn, stacked
+
+I8 = np.dtype(np.uint8)
+I32 = np.dtype(np.int32)
+
+
+def held(value):
+    """Bytes in the way that NumPy keeps their trailing NULs."""
+    array = np.empty((), object)
+    array[()] = value
+    return array
+
+
+# Pure
+
+
+@pytest.mark.parametrize("data", (b"", b"a", b"a\0\0", b"\0", bytes(range(256))))
+@pytest.mark.parametrize("kind", (bytes, bytearray, memoryview, held))
+def test_bytes_are_uint8_of_their_full_length(data, kind):
+    array = leaf(kind(data))
+    assert array.dtype == I8 and array.tolist() == list(data)
+
+
+def test_memoryviews_of_any_order_are_their_bytes():
+    array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    for view in (memoryview(array), memoryview(array).toreadonly()):
+        assert leaf(view).tobytes() == bytes(view)
+
+
+@pytest.mark.parametrize("text", ("", "a", "é😀\0"))
+def test_text_is_utf8(text):
+    assert leaf(text).tolist() == list(text.encode()) == leaf(np.str_(text)).tolist()
+
+
+@pytest.mark.parametrize(
+    "value", (3, 2.5, True, np.float16(2), [1, 2], [[1.0]], np.zeros((2, 0), np.int8))
+)
+def test_numbers_are_what_numpy_makes_of_them(value):
+    array = leaf(value)
+    np.testing.assert_array_equal(array, np.asarray(value))
+    assert array.dtype == np.asarray(value).dtype
+
+
+@pytest.mark.parametrize("value", (None, 1j, ["a"], np.array([b"x"]), np.array([None])))
+def test_what_no_pipeline_takes_is_refused_with_its_value(value):
+    with pytest.raises(TypeError, match="nothing that a pipeline takes") as error:
+        leaf(value)
+    assert repr(value)[:20] in str(error.value)
+
+
+RECORD = {"image": b"abc", "number": np.int32(3), "name": "x"}
+LEARNT = [
+    (lambda image: 0, RECORD, {}, ("image",), ("number", "name")),
+    (lambda name, image: 0, RECORD, {}, ("image", "name"), ("number",)),
+    (lambda image, size=3: 0, RECORD, {}, ("image",), ("number", "name")),
+    (lambda image, number=3: 0, RECORD, {}, ("image", "number"), ("name",)),
+    (lambda image, size: 0, RECORD, {"size": 3}, ("image",), ("number", "name")),
+    (lambda *, image: 0, RECORD, {}, ("image",), ("number", "name")),
+    (lambda record: 0, RECORD, {}, None, ()),
+    (lambda record, size=3: 0, RECORD, {}, None, ()),
+    (lambda data: 0, b"abc", {}, None, ()),
+    (lambda data, size=3: 0, b"abc", {}, None, ()),
+    (lambda data, size: 0, b"abc", {"size": 3}, None, ()),
+    (lambda data=None: 0, b"abc", {}, None, ()),
+]
+
+
+@pytest.mark.parametrize("function,record,call,taken,passed", LEARNT)
+def test_parameters_take_keys_and_the_rest_passes(function, record, call, taken, passed):
+    schema = learn(record, function, call)
+    assert schema.taken == taken and schema.passed == passed
+    kinds = {"image": (I8, 1), "number": (I32, 0), "name": (I8, 1), "": (I8, 1)}
+    for column in schema.columns:
+        assert (column.dtype, column.ndim) == kinds["/".join(column.path)]
+    whole = taken is None and isinstance(record, dict)
+    paths = [(k,) for k in (sorted(record) if whole else taken or ())]
+    assert [column.path for column in schema.columns] == (paths or [()])
+
+
+REFUSED = [
+    (lambda image, size: 0, RECORD, {}, r"needs \['size'\] of the record's keys"),
+    (lambda a, b: 0, RECORD, {}, r"needs \['a', 'b'\]"),
+    (lambda: 0, RECORD, {}, "needs at least one of the record's keys.*image.*name.*number"),
+    (lambda image: 0, RECORD, {"image": 3}, "given.*image.*records have such keys, too"),
+    (lambda a, b: 0, b"abc", {}, r"must have one parameter.*\['a', 'b'\]"),
+    (lambda: 0, b"abc", {}, "must have one parameter"),
+    (lambda name: 0, {"name": None}, {}, "nothing that a pipeline takes"),
+]
+
+
+@pytest.mark.parametrize("function,record,call,words", REFUSED)
+def test_functions_that_fit_no_record_are_refused(function, record, call, words):
+    with pytest.raises(TypeError, match=words):
+        learn(record, function, call)
+
+
+LEAVES = st.one_of(
+    st.binary(max_size=5), st.text(max_size=5), st.integers(-9, 9), st.floats(-9, 9), st.booleans()
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, min_size=1),
+    max_leaves=8,
+)
+
+
+def flat(tree, path=()):
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {k: v for key in tree for k, v in flat(tree[key], (*path, key)).items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(TREES)
+def test_the_function_gets_the_record_s_structure(tree):
+    schema = learn(tree, lambda whole: 0, {})
+    args, kwargs = schema.arguments([column.path for column in schema.columns])
+    assert kwargs == {} and len(args) == 1
+    assert flat(args[0]) == {path: path for path in flat(tree)}
+    assert [column.path for column in schema.columns] == sorted(flat(tree))
+    for made, (path, value) in zip(
+        schema.inputs([tree, tree]), sorted(flat(tree).items()), strict=True
+    ):
+        for array in made:
+            np.testing.assert_array_equal(array, leaf(value), str(path))
+
+
+def test_a_given_spec_stands_for_the_first_record():
+    spec = {"a": ShapeDtypeStruct((None, 3), np.int16), "b": np.zeros(2), "c": b""}
+    schema = learn({"ignored": 1}, lambda a, b: 0, {}, spec)
+    assert schema.columns == (
+        Column(("a",), np.dtype(np.int16), 2),
+        Column(("b",), np.dtype(np.float64), 1),
+    )
+    assert schema.passed == ("c",)
+
+
+OTHERS = [
+    ({"a": {}}, "record 1 of the batch has no 'a/b', which the first record had"),
+    ({"a": 3}, "record 1 of the batch has no 'a/b'"),
+    ({}, "record 1 of the batch has no 'a/b'"),
+    ({"a": {"b": np.int64(3)}}, "a/b is int64 of 0 dimensions in record 1.*int32 of 0"),
+    ({"a": {"b": np.zeros(2, np.int32)}}, "a/b is int32 of 1 dimensions in record 1"),
+]
+
+
+@pytest.mark.parametrize("other,words", OTHERS)
+def test_records_unlike_the_first_are_named(other, words):
+    first = {"a": {"b": np.int32(3)}}
+    schema = learn(first, lambda whole: 0, {})
+    with pytest.raises(ValueError, match=words):
+        schema.inputs([first, other])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(st.binary(max_size=4), st.text(max_size=4)), min_size=1, max_size=5))
+def test_texts_and_bytes_are_batched_as_they_are(values):
+    for own in (values, [held(value) for value in values]):
+        made = stacked(own, "k")
+        assert made.dtype == object and made.shape == (len(values),)
+        assert [type(v) for v in made] == [type(v) for v in values] and list(made) == values
+
+
+@pytest.mark.parametrize("dtype", (np.bool_, np.int8, np.float16, np.int64))
+@pytest.mark.parametrize("shape", ((), (1,), (2, 0), (2, 3)))
+def test_numbers_are_stacked(dtype, shape):
+    values = [np.full(shape, k % 2, dtype) for k in range(3)]
+    made = stacked([{"n": {"k": v}} for v in values], "top")["n"]["k"]
+    np.testing.assert_array_equal(made, np.stack(values))
+    assert made.dtype == dtype
+
+
+def test_tuples_are_kept():
+    pair = collections.namedtuple("pair", ["a", "b"])
+    assert type(stacked([(1, b"x"), (2, b"y")], "top")) is tuple
+    made = stacked([pair(1, b"x"), pair(2, b"y")], "top")
+    assert type(made) is pair and made.a.tolist() == [1, 2] and made.b.tolist() == [b"x", b"y"]
+
+
+def test_shapes_that_differ_are_named():
+    with pytest.raises(ValueError, match=r"'top/k' passes the graph by.*\(2,\).*\(3,\)"):
+        stacked([{"k": np.zeros(2)}, {"k": np.zeros(3)}], "top")
+
+
+SAID = [
+    (b"abc\0", r"bytes of 4 bytes, first b'abc\x00'"),
+    ({"image": b"x" * 40}, f"image of 40 bytes, first b'{'x' * 12}'"),
+    ({"image": held(b"abc")}, "image of 3 bytes, first b'abc'"),
+    ({"image": np.frombuffer(b"abc", np.uint8)}, "image of 3 bytes, first b'abc'"),
+    ({"a": {"key": "x.jpg"}, "n": 3}, "a/key 'x.jpg'; n 3"),
+    (np.zeros((2, 3)), "array of shape (2, 3)"),
+    ({"long": "x" * 500}, "long 'xxxx"),
+]
+
+
+@pytest.mark.parametrize("record,words", SAID)
+def test_a_record_is_described_in_few_words(record, words):
+    assert described(record).startswith(words) and len(described(record)) < 200
+
+
+# Through Grain and DALI
+
+
+def through(records, graph, names, **options):
+    options = {"batch_size": 2, "num_threads": 1, **options}
+    transform = DALITransform(graph, output_map=names, **options)
+    return iter(grain.MapDataset.source(records).pipe(transform))
+
+
+def test_ragged_bytes_keep_their_nulls_in_the_graph_and_beside_it():
+    data = [b"a\0\0", b"\0", b"abcdef\0", b"x"]
+    records = [{"data": d, "beside": d, "text": f"é{i}"} for i, d in enumerate(data)]
+    batches = list(through(records, lambda data: (data.shape(), fn.pad(data)), ["n", "x"]))
+    for k, batch in enumerate(batches):
+        own = data[2 * k : 2 * k + 2]
+        assert batch["n"].ravel().tolist() == [len(d) for d in own]
+        assert [row.tobytes() for row in batch["x"]] == [
+            d.ljust(max(map(len, own)), b"\0") for d in own
+        ]
+        assert list(batch["beside"]) == own and batch["beside"].dtype == object
+        assert list(batch["text"]) == [f"é{2 * k}", f"é{2 * k + 1}"]
+
+
+@pytest.mark.parametrize(
+    "dtype", (np.bool_, np.uint8, np.int16, np.int64, np.float16, np.float32, np.float64)
+)
+@pytest.mark.parametrize("shape", ((), (3,), (2, 1, 2)))
+def test_every_dtype_and_rank_comes_through(dtype, shape):
+    arrays = [np.full(shape, k % 2, dtype) for k in range(3)]
+    got = list(through(arrays, lambda one: one, ["x"]))
+    assert [len(batch["x"]) for batch in got] == [2, 1]
+    made = np.concatenate([batch["x"] for batch in got])
+    np.testing.assert_array_equal(made, np.stack(arrays))
+    assert made.dtype == dtype
+
+
+def test_nested_records_arrive_as_they_are_nested():
+    records = [{"in": {"a": np.int32(k), "b": {"c": [k, k]}}, "out": {"d": k}} for k in range(4)]
+
+    def graph(whole):
+        return whole["in"]["a"] + 1, whole["in"]["b"]["c"], whole["out"]["d"]
+
+    for k, batch in enumerate(through(records, graph, ["a", "c", "d"])):
+        assert batch["a"].ravel().tolist() == [2 * k + 1, 2 * k + 2]
+        assert batch["c"].tolist() == [[2 * k] * 2, [2 * k + 1] * 2]
+        assert set(batch) == {"a", "c", "d"}
+
+
+def test_arguments_of_the_graph_are_no_keys():
+    records = [{"x": np.int32(k), "factor": k} for k in range(2)]
+    without = [{"x": record["x"]} for record in records]
+    (batch,) = through(without, lambda x, factor: x * factor, ["y"], factor=3)
+    assert batch["y"].ravel().tolist() == [0, 3]
+    with pytest.raises(TypeError, match="given.*factor"):
+        next(through(records, lambda x, factor: x * factor, ["y"], factor=3))
+
+
+def test_a_spec_says_what_the_first_record_does_not():
+    # The first record says int64; without a spec the second one would be the wrong one.
+    records = [np.int64(1), np.int32(2), np.int32(3)]
+    with pytest.raises(ValueError, match="int64 of 0 dimensions in record 0"):
+        next(through(records, lambda x: x, ["y"], element_spec=ShapeDtypeStruct((), np.int32)))
+    with pytest.raises(ValueError, match="int32 of 0 dimensions in record 1.*int64"):
+        next(through(records, lambda x: x, ["y"]))
+
+
+WRONG = [
+    ([{"x": 1, "k": 1}, {"k": 1}], "record 1 of the batch has no 'x'"),
+    ([{"x": 1, "k": 1}, {"x": 1.5, "k": 1}], "x is float64 of 0 dimensions in record 1"),
+    ([{"x": [1], "k": 1}, {"x": [1, 2], "k": 1}], "output 'y' is ragged"),
+    (
+        [{"x": 1, "k": [1]}, {"x": 1, "k": [1, 2]}],
+        "'k' passes the graph by.*several",
+    ),
+    ([{"x": 1, "y": 1}, {"x": 1, "y": 1}], "key 'y' passes the graph by, and an output"),
+    ([{"x": 1, "k": 1}, {"x": 1}], "k"),
+    ([{"x": np.complex64(1)}], "nothing that a pipeline takes"),
+]
+
+
+@pytest.mark.parametrize("records,words", WRONG)
+def test_records_that_make_no_batch_are_named(records, words):
+    with pytest.raises((ValueError, TypeError, KeyError), match=words):
+        next(through(records, lambda x: x, ["y"]))
+
+
+def test_a_missing_key_that_passes_is_said_like_any_other():
+    with pytest.raises(ValueError, match="record 1 of the batch has no 'k'"):
+        next(through([{"x": 1, "k": 1}, {"x": 1}], lambda x: x, ["y"]))
+
+
+def test_a_passed_key_of_another_dtype_is_refused():
+    with pytest.raises(ValueError, match="k"):
+        next(through([{"x": 1, "k": 1}, {"x": 1, "k": 1.5}], lambda x: x, ["y"]))
+
+
+def test_paths_are_opened_in_the_graph(tmp_path):
+    paths = write_jpegs(tmp_path / ("é" * 60), 6)  # the end of a long path is in the error
+
+    def opened(path):
+        return fn.decoders.image(dalijax.fn.read_file(path))[0, 0, 0]
+
+    got = through(paths, opened, ["x"], batch_size=4)
+    assert [batch["x"].tolist() for batch in got] == [[0, 8, 16, 24], [32, 40]]
+    pathlib.Path(paths[5]).unlink()
+    iterator = through([{"path": path} for path in paths], opened, ["x"], batch_size=4)
+    next(iterator)
+    with pytest.raises(RuntimeError, match=r"record 5 of the stream \(path '/.*00005.jpg'\)"):
+        next(iterator)
+
+
+def test_a_records_own_error_is_no_end_of_the_data():
+    class Lazy(dict):
+        def __getitem__(self, key):
+            if key == "x" and dict.__getitem__(self, "i") == 5:
+                raise KeyError("blob 5 is not in the store")
+            return dict.__getitem__(self, key)
+
+    records = [Lazy(x=np.full(2, i, np.int32), i=i) for i in range(12)]
+    iterator = iter(
+        grain.MapDataset.source(records).pipe(
+            DALITransform(lambda x: x + 0, batch_size=4, output_map=["y"], num_threads=1)
+        )
+    )
+    assert next(iterator)["y"][:, 0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(KeyError, match="blob 5 is not in the store"):
+        next(iterator)
+
+
+def test_arrays_may_lie_in_memory_as_they_like():
+    plain = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    for array in (plain[:, ::-1], np.asfortranarray(plain), plain[::2], plain.astype(">i4")):
+        ds = grain.MapDataset.source([{"x": array}] * 4).pipe(
+            DALITransform(lambda x: x + 0, batch_size=4, output_map=["y"], num_threads=1)
+        )
+        np.testing.assert_array_equal(next(iter(ds))["y"], np.stack([array] * 4))
+
+
+def test_records_unlike_the_first_are_named_masked_or_left_out():
+    records = [{"x": np.full(2, i, np.int32)} for i in range(16)]
+    records[5] = {"x": np.zeros(2, np.float32)}
+    records[9] = {"y": 3}
+
+    def over(**options):
+        made = DALITransform(
+            lambda x: x + 0, batch_size=4, output_map=["y"], num_threads=1, **options
+        )
+        return iter(grain.MapDataset.source(records).pipe(made))
+
+    iterator, got = over(), []
+    for _ in range(4):
+        try:
+            got.append(next(iterator)["y"][:, 0].tolist())
+        except ValueError as error:
+            got.append(str(error))
+    assert got[0] == [0, 1, 2, 3] and got[3] == [12, 13, 14, 15]
+    assert "can't take record 5 of the stream" in got[1] and "float32" in got[1]
+    assert "can't take record 9 of the stream" in got[2] and "has no 'x'" in got[2]
+    left = [batch["y"][:, 0].tolist() for batch in over(on_error="skip")]
+    assert left == [[0, 1, 2, 3], [12, 13, 14, 15]]
+    masked = list(over(on_error="mask", pad="mask"))
+    assert [batch["mask"].tolist() for batch in masked[1:3]] == [[1, 0, 1, 1]] * 2
+    assert [batch["y"][batch["mask"]][:, 0].tolist() for batch in masked[1:3]] == [
+        [4, 6, 7],
+        [8, 10, 11],
+    ]
+
+
+def test_what_passes_keeps_its_structure():
+    assert stacked([("cat", 3), ("dog", 4)], "k")[0].tolist() == ["cat", "dog"]
+    assert stacked([("cat", 3), ("dog", 4)], "k")[1].tolist() == [3, 4]
+    for values, words in (
+        ([{"a": 1}, {"a": 1, "b": 2}], "has not the keys"),
+        ([{"a": 1}, {}], "has not the keys"),
+        (["ab", 5], "text in some records"),
+        ([(1,), (1, 2)], "several lengths"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            stacked(values, "k")
+
+
+def huggingface(i, path=None):
+    return {"image": {"bytes": bytes([i, i]), "path": path}, "label": i}
+
+
+def test_values_of_nested_records_that_the_graph_does_not_use_need_be_no_arrays():
+    records = [huggingface(i, path) for i, path in enumerate([None, "a.jpg", None, "b", None])]
+
+    def graph(image):
+        return image["bytes"] + 1
+
+    got = list(through(records, graph, ["y"]))
+    assert [batch["y"].tolist() for batch in got] == [[[1, 1], [2, 2]], [[3, 3], [4, 4]], [[5, 5]]]
+    assert [batch["label"].tolist() for batch in got] == [[0, 1], [2, 3], [4]]
+    whole = list(through(records, lambda record: record["image"]["bytes"] + 1, ["y"]))
+    assert [batch["y"].tolist() for batch in whole] == [batch["y"].tolist() for batch in got]
+    for of_another in (records[::-1], records[1:]):  # whichever comes first
+        assert len(list(through(of_another, graph, ["y"]))) == -(-len(of_another) // 2)
+
+
+def test_a_value_of_a_nested_record_that_the_graph_uses_is_named():
+    def graph(image):
+        return image["bytes"] + 1, image["path"].shape()
+
+    records = [huggingface(0), huggingface(1, "a")]
+    with pytest.raises(ValueError, match="None .dtype object. is nothing that a pipeline takes"):
+        next(through(records, graph, ["y", "n"]))
+    records = [huggingface(0, "b"), huggingface(1, "a"), huggingface(2), huggingface(3, "c")]
+    iterator = through(records, graph, ["y", "n"], on_error="mask", pad="mask")
+    assert [batch["mask"].tolist() for batch in iterator] == [[True, True], [False, True]]
+
+
+Pair = collections.namedtuple("Pair", "x label")
+
+
+@dataclasses.dataclass
+class Record:
+    x: bytes
+    label: int
+
+
+@pytest.mark.parametrize(
+    "record,way,keyed",
+    (
+        ((b"a", 1), r"ds.map\(lambda r: {'image': r\[0\]}\)", lambda r: {"x": r[0]}),
+        (Pair(b"a", 1), r"ds.map\(lambda r: r._asdict\(\)\)", lambda r: r._asdict()),
+        (Record(b"a", 1), r"ds.map\(vars\)", vars),
+    ),
+)
+def test_records_without_keys_say_how_to_give_them_some(record, way, keyed):
+    for function in (lambda x: x + 0, lambda x, label: (x + 0, label + 0)):
+        with pytest.raises(TypeError, match=way):
+            next(through([record], function, ["y", "z"]))
+    (batch,) = through([keyed(record)], lambda x: x + 0, ["y"])
+    assert batch["y"].tolist() == [[97]]

@@ -1,0 +1,119 @@
+"""Packed records: what comes out is what went in, through shared memory as well."""
+
+import pickle
+
+import grain
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as nps
+
+from dalijax.adapters.grain import PackedRecords, pack_records
+from dalijax.adapters.grain.packing import has_room
+
+DTYPES = st.sampled_from(["u1", "<i4", ">i4", "<f2", ">f8", "?", "c8", "M8[s]", "S3", "U2"])
+NUMBERS = st.one_of(st.booleans(), st.integers(), st.floats(), st.integers(-3, 3).map(np.int16))
+OTHERS = st.one_of(
+    st.none(), st.just({}), st.lists(st.integers(), max_size=2), st.just(np.str_("a"))
+)
+ARRAYS = nps.arrays(DTYPES, nps.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=3))
+LEAVES = st.one_of(st.binary(max_size=5), st.text(max_size=5), NUMBERS, ARRAYS, OTHERS)
+RECORDS = st.recursive(
+    LEAVES, lambda inner: st.dictionaries(st.sampled_from(["a", "b", "c"]), inner), max_leaves=5
+)
+
+
+def alike(kinds):
+    """Batches whose records have the keys and types of one another."""
+    made = {k: st.lists(one, min_size=4, max_size=4) for k, one in kinds.items()}
+    return st.fixed_dictionaries(made).map(
+        lambda columns: [dict(zip(columns, row)) for row in zip(*columns.values())]
+    )
+
+
+LIKE = alike(
+    {
+        "bytes": st.binary(max_size=5),
+        "text": st.text(max_size=5),
+        "int": st.integers(),
+        "float": st.floats(),
+        "bool": st.booleans(),
+        "ragged": nps.arrays(">i4", nps.array_shapes(min_dims=2, min_side=0, max_dims=2)),
+        "stacked": nps.arrays(">f4", (2, 3)),
+        "scalar": st.floats(width=32).map(np.float32),
+        "nested": st.fixed_dictionaries({"x": st.binary(max_size=3), "y": st.none()}),
+        "some": st.one_of(st.integers(), st.floats(), st.binary(max_size=2)),
+    }
+)
+
+
+def told(value):
+    """What can be compared of a value: its type, and what it says to the last bit."""
+    if isinstance(value, memoryview):
+        value = bytes(value)
+    if isinstance(value, dict):
+        return {k: told(own) for k, own in value.items()}
+    if isinstance(value, list):
+        return [told(own) for own in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.kind in "biufc":  # the bytes of a number may be swapped
+            value = value.astype(value.dtype.newbyteorder("="))
+        return (isinstance(value, np.ndarray), value.shape, value.dtype.str, value.tobytes())
+    return (type(value), pickle.dumps(value))
+
+
+def handed_over(packed):
+    """Through what Grain does with an element between processes."""
+    from grain._src.python.ipc import shared_memory_array
+
+    sent = pickle.dumps(shared_memory_array.copy_to_shm(packed))
+    return shared_memory_array.open_from_shm(pickle.loads(sent))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.lists(RECORDS, max_size=4), LIKE))
+def test_what_is_packed_comes_out(records):
+    assert told(pack_records(records).records()) == told(records)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.one_of(st.lists(RECORDS, max_size=4), LIKE))
+def test_so_it_does_in_another_process(records):
+    assert told(handed_over(pack_records(records)).records()) == told(records)
+
+
+@pytest.mark.parametrize("size,arrays", ((1, 0), (10_000, 1)))
+def test_alike_records_are_one_array_and_few_ones_a_byte_string(size, arrays):
+    records = [
+        {"image": bytes(size), "name": "x" * i, "label": i, "box": {"at": np.zeros((i % 3, 4))}}
+        for i in range(64)
+    ]
+    leaves = jax.tree.leaves(pack_records(records))
+    assert sum(isinstance(one, np.ndarray) for one in leaves) == arrays
+    assert len(leaves) < 50
+
+
+def test_little_shared_memory_is_left_to_others():
+    assert has_room(2 << 20, 64 << 20)  # what a container has without a word
+    assert not has_room((2 << 20) + 1, 64 << 20)
+    assert not has_room(1, 0)
+
+
+def test_views_keep_the_memory_alive():
+    records = [{"image": bytes([i]) * (1 << 16)} for i in range(8)]
+    images = [one["image"] for one in handed_over(pack_records(records)).records()]
+    assert [bytes(one) for one in images] == [one["image"] for one in records]
+    with pytest.raises(TypeError, match="read-only"):
+        images[0][0] = 1
+
+
+def test_it_is_a_batch_function_of_grain():
+    ds = grain.MapDataset.range(10).map(lambda i: {"i": i, "text": str(i)})
+    made = list(ds.batch(4, batch_fn=pack_records))
+    assert all(isinstance(one, PackedRecords) for one in made)
+    assert [one.size for one in made] == [4, 4, 2]
+    assert [r for one in made for r in one.records()] == [
+        {"i": i, "text": str(i)} for i in range(10)
+    ]

@@ -1,0 +1,462 @@
+"""Damaged and crafted states: refused as StateError, and nothing has changed."""
+
+import base64
+import copy
+import dataclasses
+import json
+import pathlib
+import random
+
+import grain
+import numpy as np
+import pytest
+from nvidia.dali import fn
+
+from dalijax import LastBatchPolicy, data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
+from dalijax.adapters.tfdata import DALIDataset
+from dalijax.core.state import codec as state_lib
+from dalijax.core.state.fingerprint import StateError, unknown
+
+VALUES = [None, True, -1, 0, 7, 1.5, 2**31, 2**53, 2**70, "", "x", "7", b"x", [], [3], ["x"], {}]
+VALUES += [[[]], {"a": 1}, [None]]
+
+
+def deep(levels=100_000):
+    made = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+DEEP = deep()
+DEEP_TEXT = "[" * 100_000 + "]" * 100_000
+
+
+def graph(files, shuffle=True, pad=True, shard_id=0, num_shards=1):
+    x = fn.readers.file(
+        files=files,
+        labels=list(range(len(files))),
+        name="reader",
+        random_shuffle=shuffle,
+        pad_last_batch=pad,
+        stick_to_shard=True,
+        shard_id=shard_id,
+        num_shards=num_shards,
+    )[1]
+    return x, fn.random.uniform(range=(0.0, 1.0))
+
+
+def function(**config):
+    return data_iterator(graph, ["x", "u"], reader_name="reader", **config)
+
+
+def signed(state):
+    """The state with the digest that its content has, where it has a content."""
+    try:
+        own = {**state["fingerprint"]}
+        plain = {k: v for k, v in state.items() if k != "digest"} | {"fingerprint": own}
+        now = tuple(state_lib.unpack(text) for text in state["checkpoints"])
+        texts = state_lib._beside(state["epoch_checkpoints"], now)
+        before = tuple(state_lib.unpack(text, like) for text, like in texts)
+        own["operators"] = state_lib._readable(own["operators"])
+        plain["checkpoints"] = state_lib._to_text(now)
+        plain["epoch_checkpoints"] = state_lib._to_text(before)
+        return {**state, "digest": state_lib._digest(plain)}
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return state
+
+
+def changes(value):
+    """A dict, with each of its values, at any depth, left out or another one."""
+    for key in value:
+        yield {k: v for k, v in value.items() if k != key}
+        for other in VALUES:
+            if type(other) is not type(value[key]) or other != value[key]:
+                yield {**value, key: other}
+        if isinstance(value[key], dict):
+            for inner in changes(value[key]):
+                yield {**value, key: inner}
+        elif isinstance(value[key], list) and value[key]:
+            for other in VALUES:
+                if other != value[key][0]:
+                    yield {**value, key: [other, *value[key][1:]]}
+            yield {**value, key: value[key][1:]}
+            yield {**value, key: [*value[key], value[key][0]]}
+
+
+def plain(batch):
+    return {k: np.asarray(v).tolist() for k, v in batch.items()}
+
+
+def refused(iterator, state):
+    """Whether an iterator refuses a state, by StateError alone."""
+    try:
+        iterator.set_state(state)
+    except StateError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("built", (False, True))
+def test_each_field_of_a_state(jpegs_many, built):
+    iterator_fn = function(as_numpy=True)
+    call = dict(files=jpegs_many[:10], batch_size=3)
+    saved = iterator_fn(**call)
+    for _ in range(5 if built else 2):
+        next(saved, None)
+    state = saved.get_state()
+    stream, reference = (iterator_fn.stream(None, **call) for _ in range(2))
+    if built:
+        next(stream), next(reference)
+    first, taken, count = stream.get_state(), set(), 0
+    for damaged in changes(state):
+        assert refused(stream, damaged), [k for k in damaged if damaged[k] != state[k]]
+        # With a digest of its own a state of another step, say, is one like any other.
+        if not refused(stream, signed(damaged)):
+            own, saved = (one | one["fingerprint"] for one in (damaged, state))
+            taken |= {key for key in own if own[key] != saved[key]} - {"fingerprint"}
+            stream.set_state(first)
+        count += 1
+    assert stream.get_state() == first
+    # Where it stood, within reach; what nobody compares; and lists with something twice.
+    free = {"epoch", "step", "errors", "lag", "epoch_lag", "epoch_checkpoints"}
+    free |= {"dali", "digest", "seed", "sources", "unchecked"}
+    assert count > 500 and taken <= free, taken
+    for _ in range(6):
+        assert plain(next(stream)) == plain(next(reference))
+
+
+def test_counts_out_of_range(jpegs_many):
+    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
+    iterator = iterator_fn(**call)
+    next(iterator)
+    state = iterator.get_state()
+    for change in (
+        dict(lag=-1),
+        dict(lag=9),
+        dict(lag=2**31),
+        dict(epoch_lag=-1),
+        dict(epoch_lag=2**31),
+        dict(step=-1),
+        dict(step=5),
+        dict(step=2**31),
+        dict(epoch=-1),
+        dict(errors=-1),
+        dict(errors=2**60),
+        dict(lag=2**31, errors=2**31),
+        dict(epoch_checkpoints=[]) | dict(checkpoints=[]),
+        dict(checkpoints=state["checkpoints"] * 2),
+        dict(epoch_checkpoints=state["epoch_checkpoints"] * 2),
+    ):
+        for fresh in (iterator_fn.stream(None, **call), iterator):
+            before = fresh.get_state()
+            with pytest.raises(StateError, match="damaged"):
+                fresh.set_state(signed({**state, **change}))
+            assert fresh.get_state() == before
+    assert (
+        next(iterator)["x"].ravel().tolist()
+        == next(again(iterator_fn, call, state))["x"].ravel().tolist()
+    )
+
+
+def again(iterator_fn, call, state):
+    iterator = iterator_fn(**call)
+    iterator.set_state(state)
+    return iterator
+
+
+def test_deep_json(jpegs_many):
+    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
+    iterator = iterator_fn(**call)
+    state = iterator.get_state()
+    short = state_lib.shortened(state)
+    text = json.dumps(state)
+    packed = state_lib.pack(DEEP_TEXT.encode())
+    inside = state_lib.deflate(DEEP_TEXT.encode(), state_lib._COMMON)
+    for bad in (
+        DEEP,
+        DEEP_TEXT,
+        DEEP_TEXT.encode(),
+        '{"a":' * 100_000,
+        {"format": "dalijax", "a": DEEP},
+        {**state, "fingerprint": DEEP},
+        {**state, "outputs": DEEP},
+        {**state, "version": DEEP},
+        {**state, "fingerprint": {**state["fingerprint"], "operators": DEEP}},
+        {**state, "fingerprint": {**state["fingerprint"], "operators": [packed]}},
+        {**short, "dali": DEEP},
+        {**short, "version": DEEP},
+        {**short, "dali": base64.b85encode(inside).decode()},
+        text[:-20],
+        text[: len(text) // 2].encode(),
+        b"\xff\xfe" + text.encode(),
+        "9" * 10_000,
+        3,
+        {3: 4},
+    ):
+        assert refused(iterator, bad), str(bad)[:80] if bad is not DEEP else "deep"
+    assert iterator.get_state() == state
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flipped_bits_of_dalis_checkpoints(jpegs_many, seed):
+    """What is not refused goes on, and never waits for ever."""
+    rng = random.Random(seed)
+    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
+    saved = iterator_fn(**call)
+    for _ in range(seed + 1):
+        next(saved)
+    state = saved.get_state()
+    position, own = state_lib.decode(state, state["outputs"], unknown())
+    (checkpoint,) = position.checkpoints.data
+    stream, reference = (iterator_fn.stream(None, **call) for _ in range(2))
+    first, count = stream.get_state(), 0
+    for _ in range(60):
+        data = bytearray(checkpoint)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        checkpoints = dataclasses.replace(position.checkpoints, data=(bytes(data),))
+        bad = state_lib.encode(
+            dataclasses.replace(position, checkpoints=checkpoints), state["outputs"], own
+        )
+        if refused(stream, bad):
+            count += 1
+            assert stream.get_state() == first
+        else:  # another number, which is as good as any
+            next(stream)
+            stream.set_state(first)
+    assert count > 30
+    assert plain(next(stream)) == plain(next(reference))
+
+
+def test_the_reader_s_part_of_a_checkpoint(jpegs_many):
+    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
+    saved = iterator_fn(**call)
+    next(saved)
+    state = saved.get_state()
+    position, own = state_lib.decode(state, state["outputs"], unknown())
+    (checkpoint,) = position.checkpoints.data
+    start = checkpoint.index(b"\x12\x12\n\x10\n\n")  # the state of the reader
+    digits = checkpoint[start + 6 : start + 16]
+    assert digits.isdigit()
+    bad = [
+        checkpoint.replace(digits, b"0" * 10),  # its generator would give 0 for ever
+        checkpoint.replace(digits, b"x" + digits[1:]),
+        checkpoint[: start + 4] + b"\x12" + checkpoint[start + 5 :],  # no generator
+        checkpoint[:start] + b"\x32" + checkpoint[start + 1 :],  # no state
+        checkpoint[: start + 19] + b"\x7f" + checkpoint[start + 20 :],  # more than it can have read
+        b"",
+        b"garbage",
+        b"\xff" * 100_000,
+    ]
+    for data in bad:
+        for name in ("checkpoints", "epoch_start"):
+            checkpoints = dataclasses.replace(getattr(position, name), data=(data,))
+            other = dataclasses.replace(position, **{name: checkpoints})
+            stream = iterator_fn.stream(None, **call)
+            assert refused(stream, state_lib.encode(other, state["outputs"], own)), data[:80]
+            assert plain(next(stream)) == plain(next(iterator_fn(**call)))
+
+
+def test_checkpoints_as_bytes(jpegs_many):
+    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
+    iterator = iterator_fn(**call)
+    next(iterator)
+    (good,) = iterator.checkpoints()
+
+    def enveloped(content):
+        from dalijax.core.state.dali_checkpoints import _field
+
+        return _field(2, _field(2, content))
+
+    envelope = {"part": 0, "parts": 1, "state": "{}"}
+    bad = [json.dumps(own).encode() for own in changes(envelope) if _is_json(own)]
+    bad += [DEEP_TEXT.encode(), b"{", b"[]", b"3"]
+    bad += [
+        json.dumps({**envelope, "state": text}).encode() for text in (DEEP_TEXT, "[]", "{", "3")
+    ]
+    bad += [json.dumps({**envelope, "parts": 2**40}).encode()]
+    dali = {"_counter": 0, "_counter_per_gpu": [0], "_shard_sizes_per_gpu": [10], "_shards_id": [0]}
+    for own in changes(dali):
+        # A whole number more is what another iterator may have saved.
+        if _is_json(own) and any(type(own.get(k)) is not type(v) for k, v in dali.items()):
+            bad.append(json.dumps(own).encode())
+    for content in bad:
+        with pytest.raises(StateError):
+            iterator_fn(**call, checkpoints=[enveloped(content)])
+    for pieces in (good, [good[:-3]], [good, good], [b""], [b"\xff" * 40], ["text"], [None], 3):
+        with pytest.raises((StateError, TypeError)):
+            iterator_fn(**call, checkpoints=pieces)
+    assert plain(next(iterator_fn(**call, checkpoints=[good]))) == plain(next(iterator))
+
+
+def _is_json(value):
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+def test_a_drop_of_dalis_own_is_behind_what_it_drops(jpegs_many):
+    """The only lag below 0, at the end of an epoch."""
+    from nvidia.dali.plugin.jax import data_iterator as dali_data_iterator
+
+    options = dict(reader_name="reader", last_batch_policy=LastBatchPolicy.DROP)
+    theirs = dali_data_iterator(graph, ["x", "u"], **options)(
+        jpegs_many[:10],
+        batch_size=4,
+        num_threads=1,
+        device_id=None,
+        seed=0,
+        enable_checkpointing=True,
+    )
+    assert len(list(theirs)) == 2
+    ours = data_iterator(graph, ["x", "u"], **options)
+    iterator = ours(jpegs_many[:10], batch_size=4, checkpoints=theirs.checkpoints())
+    state = iterator.get_state()
+    other = ours.stream(None, jpegs_many[:10], batch_size=4)
+    other.set_state(state)
+    assert other.get_state() == state
+    if state["step"]:  # it stands at the end
+        with pytest.raises(StateError, match="batches to drop"):
+            other.set_state(signed({**state, "step": 1, "lag": -1}))
+    iterator.reset()
+    assert plain(next(other)) == plain(next(iterator))
+
+
+def test_files_of_clu(jpegs_many, tmp_path):
+    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
+    saved = DALIDatasetIterator(iterator_fn, **call)
+    next(saved)
+    saved.save(tmp_path / "good")
+    text = (tmp_path / "good").read_bytes()
+    other = DALIDatasetIterator(function(), **{**call, "files": jpegs_many[1:11]})
+    for content in (b"", b"\xff\xfe", text[:-10], DEEP_TEXT.encode(), text):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(StateError, match="bad: "):
+            other.restore(tmp_path / "bad")
+    fresh = DALIDatasetIterator(function(), **{**call, "files": jpegs_many[1:11]})
+    assert plain(next(other)) == plain(next(fresh))
+
+
+def chained(files):
+    return iter(DALIDataset(function(), files=files, batch_size=3).repeat().skip(2).enumerate())
+
+
+def test_chains_of_tf_data(jpegs_many):
+    files = jpegs_many[:10]
+    saved, other, reference = (chained(files) for _ in range(3))
+    for _ in range(6):
+        next(saved)
+    state, first = saved.get_state(), other.get_state()
+    taken = 0
+    for damaged in changes({k: v for k, v in state.items() if k != "stream"}):
+        taken += not refused(other, {**damaged, "stream": state["stream"]})
+        if taken:
+            other.set_state(first)
+    assert taken == 0
+    for bad in (DEEP, DEEP_TEXT, {**state, "steps": DEEP}, {**state, "stream": DEEP}):
+        assert refused(other, bad)
+    assert other.get_state() == first
+    assert plain(next(other)[1]) == plain(next(reference)[1])
+    other.set_state(state)
+    assert other.get_state() == state
+    assert plain(next(other)[1]) == plain(next(saved)[1])
+
+
+def decode(image):
+    return fn.decoders.image(image), fn.random.uniform(range=(0.0, 1.0))
+
+
+def read(path):
+    return pathlib.Path(path).read_bytes()
+
+
+def transformed(jpegs):
+    ds = grain.MapDataset.source(jpegs).map(read)
+    return ds.pipe(DALITransform(decode, batch_size=2, output_map=["images", "u"], seed=1))
+
+
+class Loaded:
+    """A loader's iterator over the files."""
+
+    def __new__(cls, jpegs):
+        ds = grain.MapDataset.source(jpegs).map(read)
+        sampler = grain.samplers.IndexSampler(len(jpegs), num_epochs=1, seed=0)
+        return DALIDataLoader(
+            ds, sampler, pipeline_fn=decode, output_map=["images", "u"], batch_size=2
+        )
+
+
+@pytest.mark.parametrize("built", (False, True))
+@pytest.mark.parametrize("kind", (transformed, Loaded))
+def test_states_over_grains_records(jpegs, kind, built):
+    saved, other, reference = (iter(kind(jpegs)) for _ in range(3))
+    next(saved), next(saved)
+    if built:
+        next(other), next(reference)
+    state, first = saved.get_state(), other.get_state()
+    kept = copy.deepcopy(state)
+    left = []
+    for damaged in changes(state):
+        if not refused(other, damaged):
+            left.append({k: v for k, v in damaged.items() if v != state.get(k)})
+            other.set_state(first)
+    # Another step, count of records or position of the parent is a state like any other; what
+    # belongs to the graph is known once there is one.
+    free = (
+        {"step", "records", "parent", "skip", "failed"}
+        if kind is transformed
+        else {"step", "random", "shards", "seed"}  # a seed that was not given is the state's
+    )
+    free |= {"random", "graph"}
+    assert {key for own in left for key in own} <= free, left
+    for bad in (DEEP, {**state, "parent": DEEP}, {**state, "step": DEEP}, 3, None, [state]):
+        assert refused(other, bad)
+    assert state == kept
+    assert plain(next(other)) == plain(next(reference))
+
+
+def test_a_restore_before_the_first_batch_refuses_at_once(jpegs_many, tmp_path):
+    """And leaves an iterator without pipelines, which delivers what it would have delivered."""
+    builds = []
+
+    def counted(files, size):
+        builds.append(size)
+        x, u = graph(files)
+        return x, u * size
+
+    iterator_fn = data_iterator(counted, ["x", "u"], reader_name="reader")
+    call = dict(files=jpegs_many[:10], batch_size=3)
+    saved = iterator_fn(**call, size=1.0)
+    next(saved)
+    state, want = saved.get_state(), plain(next(saved))
+    (tmp_path / "state").write_text(json.dumps(state))
+    kinds = {
+        "clu": lambda size: DALIDatasetIterator(iterator_fn, **call, size=size),
+        "grain": lambda size: iter(DALIIterDataset(iterator_fn, pad="mask", **call, size=size)),
+        "tfdata": lambda size: iter(DALIDataset(iterator_fn, **call, size=size)),
+        "stream": lambda size: iterator_fn.stream(None, **call, size=size),
+    }
+    for name, make in kinds.items():
+        other = make(2.0)
+        first = other.get_state()
+        builds.clear()
+        with pytest.raises(StateError, match="saved -> now"):
+            if name == "clu":
+                other.restore(tmp_path / "state")
+            else:
+                other.set_state(state)
+        assert len(builds) == 1
+        assert other.get_state() == first
+        assert plain(next(other)) == plain(next(make(2.0)))
+        other = make(1.0)
+        builds.clear()
+        other.get_state()
+        assert not builds
+        other.set_state(state)
+        assert builds == [1.0]  # once, at the checkpoint
+        batch = plain(next(other))
+        assert {k: batch[k] for k in want} == want and builds == [1.0], name

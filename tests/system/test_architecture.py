@@ -1,0 +1,67 @@
+"""The layers: imports run down only, and siblings do not import one another."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# From below to above. Modules of the first row may import one another, those of others may not.
+LAYERS = (
+    (
+        *("core.arguments", "core.config", "core.cuda_queues", "core.epochs"),
+        *("core.extras", "core.placement", "core.seeds", "core.stats"),
+    ),
+    ("core.state",),
+    ("core.pipeline",),
+    ("core.iterator", "core.records", "core.functions"),
+    ("core.tuning",),
+    ("adapters",),
+    ("__init__", "fn", "tune"),
+)
+SOURCES = sorted(
+    file for pattern in ("*.py", "core/**/*.py", "adapters/**/*.py") for file in ROOT.glob(pattern)
+)
+
+
+def room_of(module):
+    """The layer's number and the room that a module is in; None for what is no module of ours."""
+    for number, rooms in enumerate(LAYERS):
+        for room in rooms:
+            if module == room or module.startswith(room + "."):
+                return number, room
+    return None
+
+
+def imports_of(file):
+    """The modules, or names of modules, that a file imports from this package."""
+    package = file.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - (node.level - 1)]
+            module = ".".join([*base, *filter(None, [node.module])])
+            for alias in node.names:
+                yield f"{module}.{alias.name}" if module else alias.name
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_imports_run_down_only(file):
+    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    if module in ("core.__init__", "adapters.__init__"):
+        return
+    here = room_of(module)
+    assert here is not None, f"{module} is in no layer: give it a room"
+    for other in imports_of(file):
+        there = room_of(other)
+        assert there is not None, f"{module} imports {other}, which is in no layer"
+        assert there[0] <= here[0], f"{module} imports {other}, which is above it"
+        beside = there[0] == here[0] and there[1] != here[1]
+        assert not beside or here[0] in (0, len(LAYERS) - 1), f"{module} imports {other} beside it"
+
+
+def test_packages_say_what_lives_there():
+    for folder in sorted({file.parent for file in SOURCES} - {ROOT}):
+        if folder.name in ("core", "adapters"):
+            continue
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert text and len(text) > 100, f"{folder.name}/__init__.py does not say what lives there"

@@ -1,0 +1,76 @@
+"""The examples run as a user runs them."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import tensorflow as tf
+from PIL import Image
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+
+def test_getting_started(tmp_path):
+    # From a copy, so that its pictures are drawn anew and land there.
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    for script in EXAMPLES.glob("*.py"):
+        (folder / script.name).write_text(script.read_text())
+    done = subprocess.run(
+        [sys.executable, "-W", "error", folder / "getting_started.py"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    pictures = sorted((folder / "out" / "getting_started").glob("*.png"))
+    assert len(pictures) >= 10
+    for picture in pictures:
+        low, high = Image.open(picture).convert("L").getextrema()
+        assert high - low > 50, picture  # something is drawn on it
+    assert "NamedSharding" in done.stdout and "images/s" in done.stdout
+
+
+def run(name, folder, *options):
+    """What an example says on a CPU."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, "--cache", folder / "cache", *options],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def clu_train(folder, steps, out):
+    run(
+        *("clu_train.py", folder, "--count", "120", "--batch-size", "16", "--save-every", "6"),
+        *("--report-every", "3", "--steps", str(steps), "--out", folder / out),
+    )
+    lines = (folder / out / "losses.jsonl").read_text().splitlines()
+    return {one["step"]: one["loss"] for one in map(json.loads, lines)}
+
+
+def test_clu_train_goes_on_where_it_was_and_reports_its_input(tmp_path):
+    straight = clu_train(tmp_path, 18, "straight")
+    assert sorted(straight) == list(range(1, 19))
+    clu_train(tmp_path, 12, "stopped")
+    assert clu_train(tmp_path, 18, "stopped") == straight
+    steps = set()
+    for file in (tmp_path / "stopped").glob("events.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(file)):
+            steps |= {event.step for value in event.summary.value if "input/epoch" in value.tag}
+    assert steps == {3, 6, 9, 12, 15, 18}
+    assert Image.open(tmp_path / "stopped" / "losses.png").convert("L").getextrema()[0] < 100
+
+
+def test_functions_draw_a_picture_each_and_resume(tmp_path):
+    told = run("functions.py", tmp_path, "--count", "60", "--out", tmp_path)
+    assert "takes up the state gives the same batch: True" in told
+    for name in ("mixup", "cutmix", "swirl", "solarized"):
+        low, high = Image.open(tmp_path / f"{name}.png").convert("L").getextrema()
+        assert high - low > 50, name

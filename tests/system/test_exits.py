@@ -1,0 +1,29 @@
+"""A program that ends, or forks, while an iterator is open."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import exit_worker
+import fork_worker
+import pytest
+
+TIMES = 10 if os.environ.get("DALIJAX_FULL") == "1" else 1
+FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"
+
+
+@pytest.mark.parametrize("ending", exit_worker.ENDS)
+@pytest.mark.parametrize("how", exit_worker.HOWS)
+def test_a_program_ends_as_if_nothing_were_open(how, ending):
+    assert [exit_worker.run(how, ending) for _ in range(TIMES)] == [""] * TIMES
+
+
+@pytest.mark.parametrize("what", fork_worker.WHAT)
+@pytest.mark.parametrize("which", fork_worker.WHICH)
+def test_a_forked_child_has_a_parents_iterator(which, what):
+    command = [sys.executable, "-W", "error::UserWarning", FORK_WORKER, which, what]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=exit_worker.HANGS)
+    assert program.returncode == 0, program.stderr
+    assert program.stdout == "as it must be\n"
+    assert "Traceback" not in program.stderr

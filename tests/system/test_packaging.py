@@ -1,0 +1,175 @@
+"""The wheel: complete, importable by itself, and light. Packages are listed by hand, so that a
+new folder is easily forgotten; tests of the editable install would not notice."""
+
+import email
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Imported in tests/pax, which needs another Python.
+ELSEWHERE = {"dalijax.adapters.pax"}
+
+
+def run(*arguments, cwd, **env):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | env
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def sources():
+    """The package's files, relative to its root."""
+    found = [
+        *ROOT.glob("*.py"),
+        *(f for d in ("core", "adapters") for f in ROOT.glob(f"{d}/**/*.py")),
+    ]
+    return {file.relative_to(ROOT).as_posix() for file in found}
+
+
+def modules():
+    parts = [pathlib.PurePath("dalijax", file).with_suffix("").parts for file in sources()]
+    return sorted(".".join(p[:-1] if p[-1] == "__init__" else p) for p in parts)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel built of a copy of the sources: a build leaves its own folders behind."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "py.typed", *sources()):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+    try:
+        here = int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
+    except importlib.metadata.PackageNotFoundError:
+        here = False
+    offline = ["--no-build-isolation"] if here else []
+    run("-m", "pip", "wheel", "-q", "--no-deps", *offline, "-w", out, source, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory):
+    """The folder of the installed wheel."""
+    site = tmp_path_factory.mktemp("site")
+    run("-m", "pip", "install", "-q", "--no-index", "--no-deps", "-t", site, wheel, cwd=site)
+    return site
+
+
+@pytest.fixture(scope="module")
+def python(site, tmp_path_factory):
+    """Runs code that sees the installed wheel, and neither the repository nor its folder."""
+    empty = tmp_path_factory.mktemp("empty")
+
+    # The finder of an editable install would fill in what the wheel lacks.
+    check = f"""
+import pathlib, sys
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] == "dalijax":
+        assert pathlib.Path({str(site)!r}) in pathlib.Path(module.__file__).parents, module
+"""
+
+    def execute(code, *arguments):
+        return run("-c", code + check, *arguments, cwd=empty, PYTHONPATH=str(site))
+
+    return execute
+
+
+def test_the_wheel_has_every_source_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    packed = {name for name in names if ".dist-info/" not in name}
+    assert packed == {f"dalijax/{name}" for name in {*sources(), "py.typed"}}
+
+
+def test_the_wheel_has_the_licence(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        licence = archive.read(f"{info}/licenses/LICENSE").decode()
+        metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+    assert licence == (ROOT / "LICENSE").read_text()
+    assert licence.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_every_module_imports(python):
+    names = [name for name in modules() if name not in ELSEWHERE]
+    assert len(names) == len(modules()) - len(ELSEWHERE)
+    python("import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)", *names)
+
+
+def test_the_version_is_that_of_the_metadata(python):
+    code = (
+        "import dalijax, importlib.metadata as m; print(dalijax.__version__, m.version('dalijax'))"
+    )
+    version, installed = python(code).split()
+    assert version == installed
+
+
+def test_import_needs_dali_jax_and_numpy_only(python):
+    code = """
+import json, sys
+import jax.numpy, numpy, nvidia.dali.fn, nvidia.dali.plugin.base_iterator
+before = set(sys.modules)
+import dalijax
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    loaded = json.loads(python(code))
+    assert "dalijax.core" in loaded
+    assert "nvidia.dali.plugin.jax" not in loaded  # it asserts a newer JAX than Pax has
+    packages = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
+    assert packages <= {"dalijax", "jax", "numpy", "nvidia"}
+
+
+# What a user's type checker sees. Where it must object there is an ignore of that error, and strict
+# mypy objects to one that is not needed.
+TYPED = """
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from dalijax import DALIGenericIterator, data_iterator
+from dalijax.adapters.clu import DALIDatasetIterator
+
+
+def graph(data_dir: str) -> object: ...
+
+
+def each(sharding: NamedSharding) -> dict[str, Sharding | PartitionSpec]:
+    return {"x": sharding, "y": PartitionSpec("data")}
+
+
+def use(sharding: NamedSharding) -> None:
+    train = data_iterator(output_map=["x", "y"], sharding=sharding, on_error="skip")(graph)
+    data_iterator(graph, ["x", "y"], sharding=each(sharding), on_error="raise")
+    data_iterator(graph, ["x", "y"], sharding=PartitionSpec())  # type: ignore[call-overload]
+    data_iterator(graph, ["x"], on_error="skipp")  # type: ignore[call-overload]
+    data_iterator(graph, ["x"], auto_rest=True)  # type: ignore[call-overload]
+    train("train", batch_size="8")  # type: ignore[arg-type]
+    train("train", batch_size=8, device_id="gpu")  # type: ignore[arg-type]
+    train("train", batch_size=8, seed=None, num_threads=2, shard_id=3, mask="mask")
+    with train("train", batch_size=8) as iterator:
+        kept: DALIGenericIterator = iterator
+        again: DALIGenericIterator = iter(iterator)
+        other: DALIDatasetIterator = iterator  # type: ignore[assignment]
+    DALIGenericIterator([], ["x"], on_error="mask")  # type: ignore[arg-type]
+"""
+
+
+def test_the_types_that_a_user_sees(site, tmp_path):
+    (tmp_path / "typed.py").write_text(TYPED)
+    cache = ROOT / ".mypy_cache"  # shared with make lint: JAX takes a minute
+    told = run(
+        *("-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", cache, "typed.py"),
+        cwd=tmp_path,
+        MYPYPATH=str(site),
+    )
+    assert "Success: no issues found in 1 source file" in told

@@ -1,0 +1,182 @@
+"""Several processes through jax.distributed on loopback: each builds its own shards only."""
+
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from oracle import Case
+
+WORKER = pathlib.Path(__file__).parents[1] / "support" / "process_worker.py"
+SOURCE_WORKER = pathlib.Path(__file__).parents[1] / "support" / "source_worker.py"
+FUNCTION_WORKER = pathlib.Path(__file__).parents[1] / "support" / "function_worker.py"
+PROCESSES, DEVICES = 2, 4
+
+CONFIGS = [
+    # name, order, shape, spec, data shards, pipelines of each process
+    ("rows", range(8), (8, 1), ["a"], 8, (4, 4)),
+    ("replicas", range(8), (4, 2), ["a"], 4, (2, 2)),
+    ("reversed", range(7, -1, -1), (4, 2), ["a"], 4, (2, 2)),
+    ("over processes", (0, 4, 1, 5, 2, 6, 3, 7), (4, 2), ["a"], 4, (4, 4)),
+    ("two axes", (3, 0, 6, 5, 1, 7, 2, 4), (4, 2), [["b", "a"]], 8, (4, 4)),
+    ("whole", range(8), (4, 2), [], 1, (1, 1)),
+]
+
+
+def configs():
+    for policy in ("FILL", "DROP"):
+        for pad in (False, True):
+            for name, order, shape, spec, shards, pipelines in CONFIGS:
+                yield {
+                    "name": f"{name} {policy} {pad}".replace(" ", "_"),
+                    "order": list(order),
+                    "shape": list(shape),
+                    "spec": spec,
+                    "policy": policy,
+                    "pad": pad,
+                    "n": 3 * shards + 1,
+                    "batch": 2 * shards,
+                    "steps": 8,
+                    "save": 2,
+                    "shards": shards,
+                    "pipelines": pipelines,
+                }
+
+
+def run(tmp_path, files, resume):
+    options = {
+        "devices": DEVICES,
+        "states": str(tmp_path),
+        "configs": list(configs()),
+        "resume": resume,
+    }
+    return started(WORKER, tmp_path, files, options)
+
+
+def started(worker, tmp_path, files, options):
+    """The reports of the processes that run a worker."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    running = []
+    for process in range(PROCESSES):
+        own = {
+            "port": port,
+            "processes": PROCESSES,
+            "process": process,
+            "files": files,
+            "report": str(tmp_path / f"report{process}.json"),
+        }
+        command = [sys.executable, worker, json.dumps(options | own)]
+        running.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    for process in running:
+        try:
+            output, _ = process.communicate(timeout=240)
+        finally:
+            for other in running:
+                if process.poll() != 0:
+                    other.kill()
+        told = [line for line in output.splitlines() if "[Gloo]" not in line]
+        assert process.returncode == 0, "\n".join(told[-40:])
+    return [json.loads((tmp_path / f"report{p}.json").read_text()) for p in range(PROCESSES)]
+
+
+def expected(config):
+    """Rows and mask of each batch, and 'stop' at the end of an epoch."""
+    case = Case(
+        config["n"],
+        config["shards"],
+        config["batch"] // config["shards"],
+        config["policy"],
+        config["pad"],
+        False,
+    )
+    events = []
+    for number, streams in case.epochs(9):
+        for own in zip(*streams):
+            rows = [s[0] for piece in own for s in piece]
+            mask = [m for piece in own for m in case.mask(piece, number)]
+            events.append((rows, mask))
+        events.append("stop")
+    return events
+
+
+def holders(config):
+    """The row range of each device, by the mesh alone."""
+    grid = np.array(config["order"]).reshape(config["shape"])
+    spec = config["spec"]
+    for index, device in np.ndenumerate(grid):
+        where = 0
+        axes = spec[0] if spec and isinstance(spec[0], list) else spec[:1]
+        for axis in axes:
+            k = "ab".index(axis)
+            where = where * grid.shape[k] + index[k]
+        yield int(device), where
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory, jpegs_many):
+    folder = tmp_path_factory.mktemp("processes")
+    return run(folder, jpegs_many, False), run(folder, jpegs_many, True)
+
+
+@pytest.mark.parametrize("index", range(24))
+def test_two_processes_of_four_devices(reports, index):
+    whole, resumed = reports
+    config = list(configs())[index]
+    want = expected(config)
+    per_shard = config["batch"] // config["shards"]
+    assert [r[index]["pipelines"] for r in whole] == list(config["pipelines"])
+    assert all(r[index]["shape"] == [config["batch"], 1] for r in whole)
+    for step in range(config["steps"]):
+        events = [r[index]["events"][step] for r in whole]
+        if want[step] == "stop":
+            assert events == ["stop", "stop"]
+            continue
+        rows, mask = want[step]
+        seen = set()
+        for event in events:
+            assert event["sum"] == sum(rows)
+            for device, (start, values) in event["x"].items():
+                where = dict(holders(config))[int(device)] * per_shard
+                assert start == where, (config["name"], step, device)
+                assert [v[0] for v in values] == rows[where : where + per_shard]
+                assert event["mask"][device][1] == mask[where : where + per_shard]
+                seen.add(int(device))
+        assert seen == set(range(PROCESSES * DEVICES))
+    # Saved in one run, resumed in another: batches, random numbers, masks and ends.
+    for before, after in zip(whole, resumed, strict=True):
+        rest = before[index]["events"][config["save"] :]
+        assert after[index]["events"][: len(rest)] == rest
+
+
+@pytest.mark.parametrize("devices,steps", ((1, 60), (2, 200)))
+def test_functions_of_global_arrays_beside_a_step(tmp_path, jpegs_many, devices, steps):
+    """Each process checks its rows: collectives of both must be started in the same order.
+
+    One of them is slower by 0.35 s at one batch in ten; threads that take batches are refused.
+    """
+    options = {"devices": devices, "steps": steps, "slow": 0.1}
+    first, second = started(FUNCTION_WORKER, tmp_path, jpegs_many[:24], options)
+    assert first == second and len(first) >= steps
+
+
+def test_a_source_that_ends_by_itself(tmp_path, jpegs_many):
+    """Each process has one pipeline, and no size: its source's StopIteration is the end."""
+    reports = started(SOURCE_WORKER, tmp_path, jpegs_many, {})
+    starts = [10, 20, 30]
+    for process, report in enumerate(reports):
+        own = [100 * process + start for start in starts]
+        assert report["epochs"] == [[[[start, start + 1]] for start in own]] * 2
+        assert report["sums"] == [[2 * (2 * start + 1) + 200 for start in starts]] * 2
+        assert report["pipelines"] == 1
+        assert "a batch of 1 samples, not of 2: over several processes" in report["short"]
+        shard = f"made for shard {process} of 2"
+        assert process == 0 or shard in report["forgotten"]
+        assert "reads shard 0 of 1 in the pipeline" in report["forgotten"]
