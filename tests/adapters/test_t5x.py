@@ -11,11 +11,11 @@ import pytest
 from clu.data import dataset_iterator
 from jax.sharding import Mesh, PartitionSpec
 from nvidia.dali import fn, types
-from test_processes import started
 
 from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
+from processes import started
 
 N, LENGTH = 11, 8
 WORKER = pathlib.Path(__file__).parents[1] / "support" / "t5x_worker.py"

@@ -1,20 +1,17 @@
 """Several processes through jax.distributed on loopback: each builds its own shards only."""
 
-import json
 import pathlib
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from oracle import Case
+from processes import PROCESSES, started
 
 WORKER = pathlib.Path(__file__).parents[1] / "support" / "process_worker.py"
 SOURCE_WORKER = pathlib.Path(__file__).parents[1] / "support" / "source_worker.py"
 FUNCTION_WORKER = pathlib.Path(__file__).parents[1] / "support" / "function_worker.py"
-PROCESSES, DEVICES = 2, 4
+DEVICES = 4
 
 CONFIGS = [
     # name, order, shape, spec, data shards, pipelines of each process
@@ -55,36 +52,6 @@ def run(tmp_path, files, resume):
         "resume": resume,
     }
     return started(WORKER, tmp_path, files, options)
-
-
-def started(worker, tmp_path, files, options):
-    """The reports of the processes that run a worker."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    running = []
-    for process in range(PROCESSES):
-        own = {
-            "port": port,
-            "processes": PROCESSES,
-            "process": process,
-            "files": files,
-            "report": str(tmp_path / f"report{process}.json"),
-        }
-        command = [sys.executable, worker, json.dumps(options | own)]
-        running.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    for process in running:
-        try:
-            output, _ = process.communicate(timeout=240)
-        finally:
-            for other in running:
-                if process.poll() != 0:
-                    other.kill()
-        told = [line for line in output.splitlines() if "[Gloo]" not in line]
-        assert process.returncode == 0, "\n".join(told[-40:])
-    return [json.loads((tmp_path / f"report{p}.json").read_text()) for p in range(PROCESSES)]
 
 
 def expected(config):
