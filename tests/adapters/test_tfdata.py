@@ -663,7 +663,7 @@ def test_what_tf_data_does_with_numbers(jpegs_many):
     assert len(ds.take(np.int64(2))) == 2
     for call in (ds.take, ds.skip, ds.repeat, ds.enumerate):
         for wrong in (3.7, "3"):
-            with pytest.raises(TypeError, match="whole number|integer"):
+            with pytest.raises(TypeError, match="whole number"):
                 call(wrong)
 
 
