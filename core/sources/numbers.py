@@ -1,0 +1,70 @@
+"""Random numbers that belong to a record: pure functions of (seed, epoch, record, name).
+
+Integers alone decide the bits, so that no CPU, and no version of NumPy, changes them. The hash is
+the step of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+Its values are part of the format of states: a test has some of them by heart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bits = NDArray[np.uint64]
+
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
+
+
+def mix(x: Any) -> Bits:
+    """Hashes each number of an array to 64 bits; a bijection of the numbers of 64 bits."""
+    with np.errstate(over="ignore"):
+        x = np.asarray(x, np.uint64) + _INCREMENT
+        x = (x ^ x >> np.uint64(30)) * _FIRST
+        x = (x ^ x >> np.uint64(27)) * _SECOND
+        return np.asarray(x ^ x >> np.uint64(31))
+
+
+def fold(*parts: Any) -> Bits:
+    """Hashes some numbers together, in their order; arrays are broadcast.
+
+    A sum of hashes would make epoch 3 of record 7 equal to epoch 7 of record 3.
+
+    Args:
+        *parts: Whole numbers of at most 64 bits, negative ones in two's complement, or arrays.
+    """
+    state = np.zeros((), np.uint64)
+    for part in parts:
+        if isinstance(part, int):
+            part = np.uint64(part & _MASK)
+        state = mix(state ^ np.asarray(part).astype(np.uint64))
+    return state
+
+
+def name_key(name: str) -> int:
+    """A number of 64 bits for a name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def column_keys(name: str, count: int) -> Bits:
+    """A key for each of the numbers that one draw takes, shape [count]."""
+    return fold(name_key(name), np.arange(count, dtype=np.uint64))
+
+
+def uniform(records: Bits, keys: Bits) -> NDArray[np.float32]:
+    """Numbers from 0 up to and without 1, of 24 bits each.
+
+    Args:
+        records: A hash of each record's seed, epoch and number (see `fold`), shape [rows].
+        keys: The columns' keys, shape [columns].
+
+    Returns:
+        A float32 array of shape [rows, columns].
+    """
+    bits = mix(records[:, None] ^ keys)
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)

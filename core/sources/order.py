@@ -1,0 +1,67 @@
+"""The order of an epoch: a bijection of positions and records that follows from seed and epoch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .numbers import fold, mix
+
+Indices = NDArray[np.int64]
+
+# Feistel networks are not uniform over few positions (5 of them: p = 0.0000 with 8 rounds), a
+# sorted list of hashes is. Above this number a list would cost memory and the epoch's first batch.
+MOST_LISTED = 1 << 16
+_ROUNDS = 8
+
+
+def shuffled(positions: Any, count: int, seed: int, epoch: int) -> Indices:
+    """The records at some positions of an epoch.
+
+    Args:
+        positions: Positions from 0 to ``count - 1``.
+        count: Number of records.
+        seed: The seed.
+        epoch: The epoch.
+    """
+    positions = np.asarray(positions, np.int64)
+    if count <= MOST_LISTED:
+        return _listed(count, seed, epoch)[positions]
+    return _feistel(positions, count, seed, epoch)
+
+
+@functools.lru_cache(8)
+def _listed(count: int, seed: int, epoch: int) -> Indices:
+    """All records of an epoch in their order."""
+    hashes = mix(fold(seed, epoch, count) ^ mix(np.arange(count, dtype=np.uint64)))
+    order = np.argsort(hashes, kind="stable")
+    order.setflags(write=False)
+    return order
+
+
+def _feistel(positions: Indices, count: int, seed: int, epoch: int) -> Indices:
+    """A Feistel network over the pairs (left, right), left < a and right < b.
+
+    a * b is barely above the count. What is mapped beyond it is mapped again until it is not
+    (cycle walking), which keeps it a bijection.
+    """
+    a = math.isqrt(count - 1) + 1
+    b = -(-count // a)
+    keys = [fold(seed, epoch, count, turn) for turn in range(_ROUNDS)]
+    lefts, rights = np.uint64(a), np.uint64(b)
+    values = positions.astype(np.uint64)
+    todo = np.arange(len(values))
+    while len(todo):
+        left, right = np.divmod(values[todo], rights)
+        for turn, key in enumerate(keys):
+            if turn % 2:
+                right = (right + mix(left ^ key) % rights) % rights
+            else:
+                left = (left + mix(right ^ key) % lefts) % lefts
+        values[todo] = mapped = left * rights + right
+        todo = todo[mapped >= np.uint64(count)]
+    return values.astype(np.int64)

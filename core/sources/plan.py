@@ -1,0 +1,145 @@
+"""Which samples each batch has: pure arithmetic over an endless stream of samples.
+
+Sample ``t`` of the stream is position ``t % N`` of epoch ``t // N``. A batch has the next samples
+of the stream; what becomes of the epoch's last one is as with a reader of one shard that makes
+global batches (`dalijax.core.epochs`)::
+
+    N = 7, batches of 2     unpadded    0 1|2 3|4 5|6 7|8 9|...     runs on into the next epoch
+                            padded      0 1|2 3|4 5|6 6|7 8|...
+
+A position is (epoch, start, sample) and says nothing of the batch size, which may be another one
+when a state is restored; nor of shards, which slice the rows of each batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplePosition:
+    """The next sample to deliver.
+
+    Attributes:
+        epoch: The consumer's epoch, from 0.
+        start: The sample of the stream that this epoch's first batch begins with.
+        sample: The sample of the stream that the next batch begins with.
+    """
+
+    epoch: int = 0
+    start: int = 0
+    sample: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Some rows of a batch.
+
+    Attributes:
+        samples: The sample of the stream in each row.
+        valid: Whether it belongs to the consumer's epoch and is no padding.
+    """
+
+    samples: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplePlan:
+    """The batches of a stream.
+
+    Attributes:
+        num_samples: Samples of an epoch (N), at least 1.
+        batch_size: Rows of a global batch, at least 1.
+        policy: What becomes of an epoch's last batch.
+        padded: Whether the last batch repeats the epoch's last sample, rather than running on.
+    """
+
+    num_samples: int
+    batch_size: int
+    policy: LastBatchPolicy = LastBatchPolicy.FILL
+    padded: bool = False
+
+    def end(self, here: SamplePosition) -> int:
+        """The sample behind the last one of the consumer's epoch."""
+        if self.policy is LastBatchPolicy.DROP:  # whole batches from where the epoch began
+            return here.start + self.num_samples
+        return (here.epoch + 1) * self.num_samples
+
+    def remaining(self, here: SamplePosition) -> int:
+        """Number of batches that the epoch still delivers."""
+        rest = max(0, self.end(here) - here.sample)
+        if self.policy is LastBatchPolicy.DROP:
+            return rest // self.batch_size
+        return -(-rest // self.batch_size)
+
+    def step(self, here: SamplePosition) -> int:
+        """Number of batches of the present size that lie behind in the epoch, the last begun."""
+        return -(-(here.sample - here.start) // self.batch_size)
+
+    def length(self, here: SamplePosition) -> int:
+        """Number of batches of the epoch: those delivered, and those to come."""
+        return self.step(here) + self.remaining(here)
+
+    def rows(self, here: SamplePosition, first: int = 0, last: int | None = None) -> Rows:
+        """Rows of the next batch, of which there must be one.
+
+        Args:
+            here: The position.
+            first: The first of the rows.
+            last: The row behind the last; None: up to the batch's end. Under PARTIAL the rows
+                behind the epoch's end are left out.
+        """
+        last = self.batch_size if last is None else last
+        end = self.end(here)
+        if self.policy is LastBatchPolicy.PARTIAL:
+            last = min(last, end - here.sample)
+        samples = here.sample + np.arange(first, max(first, last), dtype=np.int64)
+        valid = samples < end
+        return Rows(np.minimum(samples, end - 1) if self.padded else samples, valid)
+
+    def skip(self, here: SamplePosition, batches: int) -> SamplePosition:
+        """The position behind so many of the epoch's batches, which must be there."""
+        sample = here.sample + batches * self.batch_size
+        if self.padded:
+            sample = min(sample, self.end(here))
+        return dataclasses.replace(here, sample=sample)
+
+    def next_epoch(self, here: SamplePosition) -> SamplePosition:
+        """The start of the epoch behind the one that a position is in, at whose end it is.
+
+        Epochs without a batch, which an unpadded stream has already read, are left out.
+        """
+        epoch, end = here.epoch + 1, self.end(here)
+        if self.padded:
+            return SamplePosition(epoch, end, end)
+        sample = here.sample
+        if self.policy is not LastBatchPolicy.DROP:
+            epoch = max(epoch, sample // self.num_samples)
+        elif sample < end:  # the batch that is dropped
+            sample += self.batch_size
+        return SamplePosition(epoch, sample, sample)
+
+    def seek(self, epoch: int, step: int = 0) -> SamplePosition:
+        """The position of a batch, counted from the stream's beginning in batches of this size.
+
+        Raises:
+            ValueError: If the epoch has no such batch; its number of batches is that of the end.
+        """
+        n, b = self.num_samples, self.batch_size
+        if self.padded:
+            start = epoch * n
+        elif self.policy is LastBatchPolicy.DROP:
+            start = epoch * -(-n // b) * b
+        else:
+            start = -(-epoch * n // b) * b
+        begin = SamplePosition(epoch, start, start)
+        if epoch < 0 or not 0 <= step <= self.remaining(begin):
+            raise ValueError(
+                f"there is no batch {step} in epoch {epoch}, which has {self.remaining(begin)}"
+            )
+        return self.skip(begin, step)
