@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import operator
 
+from .hashing import fold
+
 # Two iterators that are built alike deliver alike; DALI would draw a seed for each build.
 DEFAULT_SEED = 0
-_BITS = (1 << 64) - 1
-
-
-def _mixed(number: int) -> int:
-    """A hash of 64 bits: the step of splitmix64, a bijection."""
-    number = (number + 0x9E3779B97F4A7C15) & _BITS
-    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _BITS
-    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _BITS
-    return number ^ number >> 31
 
 
 def shard_seed(seed: int, shard: int) -> int:
@@ -30,7 +23,7 @@ def shard_seed(seed: int, shard: int) -> int:
     """
     if shard == 0:
         return seed
-    return 1 << 31 | _mixed(_mixed(seed & _BITS) ^ shard) >> 33
+    return 1 << 31 | int(fold(seed, shard)) >> 33
 
 
 class ShardSeed(int):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .numbers import fold, mix
+from ..hashing import fold, mix
 from .order import Indices
 
 MOST_EXACT = 1000  # samples of a window

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from dalijax.core.hashing import column_keys, fold, mix, name_key, uniform
 from dalijax.core.sources import order
 from dalijax.core.sources.mixture import Proportions, window_counts
-from dalijax.core.sources.numbers import column_keys, fold, mix, name_key, uniform
 from dalijax.core.sources.order import shuffled
 
 MASK = (1 << 64) - 1

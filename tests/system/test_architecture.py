@@ -10,14 +10,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = (
     (
         *("core.arguments", "core.config", "core.cuda_queues", "core.epochs"),
-        *("core.extras", "core.placement", "core.seeds", "core.stats"),
+        *("core.extras", "core.hashing", "core.placement", "core.seeds", "core.stats"),
     ),
     ("core.state",),
     ("core.pipeline",),
-    ("core.iterator", "core.records", "core.functions"),
+    ("core.iterator", "core.records", "core.functions", "core.sources"),
     ("core.tuning",),
     ("adapters",),
-    ("__init__", "fn", "tune"),
+    ("__init__", "fn", "sources", "tune"),
 )
 SOURCES = sorted(
     file for pattern in ("*.py", "core/**/*.py", "adapters/**/*.py") for file in ROOT.glob(pattern)

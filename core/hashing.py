@@ -1,4 +1,4 @@
-"""Random numbers that belong to a record: pure functions of (seed, epoch, record, name).
+"""Hashes of numbers, and random numbers that belong to a record: of (seed, epoch, record, name).
 
 Integers alone decide the bits, so that no CPU, and no version of NumPy, changes them. The hash is
 the step of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).

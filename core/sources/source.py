@@ -1,0 +1,100 @@
+"""What a source is: records by number, and the order in which an epoch takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .order import Indices, shuffled
+
+# Of samples of the stream: the record of each, and the epoch whose random numbers it draws.
+Order = Callable[[Indices], tuple[Indices, Indices]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """What the records of a source have under one name.
+
+    Attributes:
+        dtype: Of the array of one record; None for text, dicts and the like, which pass the graph
+            by.
+        ndim: Number of its dimensions: 1 for encoded bytes, 0 for a label.
+        is_path: Whether it is the path of a file whose bytes DALI reads in the graph.
+    """
+
+    dtype: np.dtype[Any] | None
+    ndim: int = 0
+    is_path: bool = False
+
+
+class Source(Protocol):
+    """Records by number, from 0 to ``len(source) - 1``.
+
+    Its methods may be called from several threads at once. It pickles: what it opens, it opens when
+    it is first used.
+
+    Attributes:
+        fields: The names and the kinds of what a record has.
+    """
+
+    fields: Mapping[str, Field]
+
+    def __len__(self) -> int:
+        """Number of records, at least 1."""
+        ...
+
+    def read(self, indices: Indices, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        """Fields of some records, in their order.
+
+        What it gives is not written to again: DALI may read it later, without a copy.
+
+        Args:
+            indices: Numbers of records; one may come twice.
+            names: The fields that are wanted.
+
+        Raises:
+            OSError, ValueError: If a record can't be read; the message names it.
+        """
+        ...
+
+    def name(self, index: int) -> str:
+        """What to call a record in errors: its path, or archive and member."""
+        ...
+
+    def identity(self) -> str:
+        """A digest that is alike where the records are alike, wherever they lie."""
+        ...
+
+
+def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
+    """The order of a source's epochs, one after another.
+
+    Args:
+        count: Number of records.
+        seed: The seed.
+        shuffle: Whether each epoch has an order of its own; else all are sequential.
+    """
+
+    def order(samples: Indices) -> tuple[Indices, Indices]:
+        epochs, positions = np.divmod(samples, count)
+        if not shuffle:
+            return positions, epochs
+        records = np.empty_like(positions)
+        for epoch in np.unique(epochs):  # a batch is of one epoch, or of few
+            chosen = epochs == epoch
+            records[chosen] = shuffled(positions[chosen], count, seed, int(epoch))
+        return records, epochs
+
+    return order
+
+
+def order_of(source: Any, seed: int, shuffle: bool) -> Order:
+    """The order of a source: its own, which a mixture has, or that of its epochs."""
+    own = getattr(source, "order", None)
+    if own is None:
+        return epoch_order(len(source), seed, shuffle)
+    order: Order = own(seed, shuffle)
+    return order
