@@ -1,0 +1,228 @@
+"""`Draw`: random numbers of a graph that belong to the records of a batch.
+
+A number is a function of (seed, epoch, record, name), computed in NumPy and handed to the graph as
+an input: so it is the same on whatever shard, device or batch the record lies, and needs no state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali import fn
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
+
+from ..hashing import Bits, column_keys, uniform
+from .arrays import dali_type
+
+# Numbers from 0 up to and without 1, float32 [rows, columns], and the pictures' heights and widths,
+# int32 [rows, 2], or None: to an array [rows, ...].
+Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
+_FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawRows:
+    """The rows of one run of a pipeline, as far as drawing goes.
+
+    Attributes:
+        records: A hash of the seed, epoch and record of each row, shape [rows].
+        sizes: Heights and widths of the pictures of a field, int32 [rows, 2].
+    """
+
+    records: Bits
+    sizes: Callable[[str], NDArray[np.int32]]
+
+
+class Draw:
+    """Draws numbers that belong to records: the ``draw`` of a graph over a source.
+
+    Each method gives a DataNode, an input of operators, with one value for each sample::
+
+        angle = draw.uniform(-10, 10)
+        images = fn.rotate(images, angle=angle)
+
+    A draw has a name. Those without one are numbered in the order of their calls, so that a draw
+    that is added in front of them changes the numbers of all that follow; a name keeps them.
+
+    Args:
+        rows: The rows of a run of the pipeline, by its number.
+        fields: The field of each input of the graph, by the name of its node.
+    """
+
+    def __init__(self, rows: Callable[[int], DrawRows], fields: Mapping[str, str]):
+        self._rows = rows
+        self._fields = fields
+        self._names: set[str] = set()
+
+    @do_not_convert
+    def uniform(
+        self,
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        shape: Sequence[int] = (),
+        name: str | None = None,
+    ) -> DataNode:
+        """Numbers from ``low`` up to and without ``high``, float32 of the given shape.
+
+        Args:
+            low: The least.
+            high: The bound.
+            shape: Shape for each sample; (): a scalar.
+            name: The draw's name.
+        """
+        width = float(high) - float(low)
+        if not math.isfinite(width) or width < 0:
+            raise ValueError(f"low must be at most high, and both finite: not {low}, {high}")
+
+        def scaled(u: NDArray[np.float32], _: Any) -> NDArray[np.float32]:
+            # In double precision, and rounded once: alike on every CPU.
+            return (u.astype(np.float64) * width + low).astype(np.float32)
+
+        return self.compute(scaled, shape, _FLOAT, name=name)
+
+    @do_not_convert
+    def normal(
+        self,
+        mean: float = 0.0,
+        stddev: float = 1.0,
+        *,
+        shape: Sequence[int] = (),
+        name: str | None = None,
+    ) -> DataNode:
+        """Numbers of a normal distribution, float32 of the given shape; at most 5.8 stddev off.
+
+        Args:
+            mean: The mean.
+            stddev: The standard deviation, 0 or more.
+            shape: Shape for each sample; (): a scalar.
+            name: The draw's name.
+        """
+        if not (math.isfinite(mean) and math.isfinite(stddev) and stddev >= 0):
+            raise ValueError(
+                f"mean and stddev must be finite, stddev not below 0: {mean}, {stddev}"
+            )
+
+        def box_muller(u: NDArray[np.float32], _: Any) -> NDArray[np.float32]:
+            first, second = np.split(u.astype(np.float64), 2, axis=1)
+            radius = np.sqrt(-2.0 * np.log(1.0 - first))
+            return (radius * np.cos(2 * np.pi * second) * stddev + mean).astype(np.float32)
+
+        return self.compute(box_muller, shape, _FLOAT, columns=2 * math.prod(shape), name=name)
+
+    @do_not_convert
+    def coin_flip(
+        self, probability: float = 0.5, *, shape: Sequence[int] = (), name: str | None = None
+    ) -> DataNode:
+        """1 with a probability, else 0: int32 of the given shape, as ``fn.random.coin_flip``.
+
+        Args:
+            probability: From 0 to 1.
+            shape: Shape for each sample; (): a scalar.
+            name: The draw's name.
+        """
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability must be from 0 to 1, not {probability}")
+        return self.compute(lambda u, _: u < probability, shape, _INT, name=name)
+
+    @do_not_convert
+    def choice(
+        self,
+        values: Sequence[float] | NDArray[Any],
+        *,
+        p: Sequence[float] | None = None,
+        shape: Sequence[int] = (),
+        name: str | None = None,
+    ) -> DataNode:
+        """One of some numbers: int32 where they are whole, else float32, of the given shape.
+
+        Args:
+            values: The numbers.
+            p: The probability of each; None: all alike.
+            shape: Shape for each sample; (): a scalar.
+            name: The draw's name.
+        """
+        table = np.asarray(values)
+        if table.ndim != 1 or not len(table) or table.dtype.kind not in "biuf":
+            raise ValueError(f"values must be a list of numbers, at least one, not {values!r}")
+        shares = np.ones(len(table)) if p is None else np.asarray(p, np.float64)
+        if shares.shape != table.shape or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
+            raise ValueError(f"p must have a probability for each of {len(table)} values, not {p}")
+        bounds = np.cumsum(shares / shares.sum())[:-1]
+        dtype = _FLOAT if table.dtype.kind == "f" else _INT
+
+        def chosen(u: NDArray[np.float32], _: Any) -> NDArray[Any]:
+            return table[np.searchsorted(bounds, u.astype(np.float64), side="right")]
+
+        return self.compute(chosen, shape, dtype, name=name)
+
+    @do_not_convert
+    def compute(
+        self,
+        function: Compute,
+        shape: Sequence[int] = (),
+        dtype: Any = _FLOAT,
+        *,
+        columns: int | None = None,
+        images: DataNode | None = None,
+        name: str | None = None,
+    ) -> DataNode:
+        """What a function makes of uniform numbers, and of the sizes of pictures.
+
+        Args:
+            function: Called with float32 [rows, columns] and the heights and widths of the
+                pictures, int32 [rows, 2] (None without ``images``), gives an array of
+                [rows, *shape]. It must do the same each time it is called with the same.
+            shape: Shape for each sample.
+            dtype: The dtype that the result gets.
+            columns: Numbers that it takes for each sample; None: as many as the shape has.
+            images: What ``fn.decoders.image`` gave of a field.
+            name: The draw's name.
+
+        Raises:
+            ValueError: If the name is taken.
+            TypeError: If nothing says the sizes of the images.
+        """
+        dtype, shape = np.dtype(dtype), tuple(shape)
+        if name is None:
+            name = f"#{len(self._names)}"
+        if name in self._names:
+            raise ValueError(f"two draws have the name {name!r}: give each one of its own")
+        self._names.add(name)
+        keys = column_keys(name, math.prod(shape) if columns is None else columns)
+        field = None if images is None else self._field_of(images)
+        rows_of = self._rows
+
+        @do_not_convert
+        def source(run: int) -> NDArray[Any]:
+            rows = rows_of(run)
+            sizes = None if field is None else rows.sizes(field)
+            values = np.asarray(function(uniform(rows.records, keys), sizes))
+            return values.astype(dtype).reshape(len(rows.records), *shape)
+
+        node: DataNode = fn.external_source(
+            source=source, batch=True, dtype=dali_type(dtype), ndim=len(shape)
+        )
+        return node
+
+    def _field_of(self, images: DataNode) -> str:
+        """The field that pictures were decoded from."""
+        decoder = getattr(images, "source", None)
+        # Not public: the operator's name in DALI, and its arguments.
+        operator = getattr(decoder, "_op", None)
+        kind = str(getattr(operator, "schema_name", "another value"))
+        if decoder is not None and kind.endswith("decoders__Image"):
+            field = self._fields.get(decoder.inputs[0].name)
+            turned = getattr(operator, "_init_args", {}).get("adjust_orientation", True)
+            if field is not None and turned:
+                return field
+        raise TypeError(
+            "the sizes of pictures are known for what fn.decoders.image gives of a record's field, "
+            f"with adjust_orientation=True, and not behind {kind}: call it right behind the decoder"
+        )

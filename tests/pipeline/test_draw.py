@@ -1,0 +1,116 @@
+"""Numbers of records in a graph: against NumPy, and the same in whatever batch a record lies."""
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+from dalijax.core.hashing import column_keys, fold, uniform
+from dalijax.core.pipeline.draw import Draw, DrawRows
+
+ROWS = 6
+
+
+def run(graph, records, seed=3, epoch=1, sizes=None):
+    """What a graph of draws gives for some records."""
+
+    def rows(_):
+        return DrawRows(fold(seed, epoch, np.asarray(records)), lambda field: sizes[field])
+
+    @pipeline_def(batch_size=len(records), num_threads=1, device_id=None)
+    def pipeline():
+        return graph(Draw(rows, {}))
+
+    built = pipeline()
+    built.build()
+    return [np.asarray(one.as_tensor()) for one in built.run()]
+
+
+def numbers(records, name, count, seed=3, epoch=1):
+    return uniform(fold(seed, epoch, np.asarray(records)), column_keys(name, count)).astype(float)
+
+
+def test_draws_are_functions_of_seed_epoch_record_and_name():
+    def graph(draw):
+        return (
+            draw.uniform(-2, 4),
+            draw.uniform(shape=(2, 3), name="many"),
+            draw.normal(5, 2, shape=[2]),
+            draw.coin_flip(0.3, shape=[50]),
+            draw.choice([1.5, 2.5, 9], p=[1, 2, 1], shape=[50]),
+            draw.choice([7, 9]),
+        )
+
+    records = [4, 0, 10**10, 2, 2, 77]
+    plain, many, normal, coins, chosen, whole = run(graph, records)
+    np.testing.assert_allclose(plain, numbers(records, "#0", 1)[:, 0] * 6 - 2, rtol=1e-6)
+    np.testing.assert_allclose(many.reshape(ROWS, 6), numbers(records, "many", 6), rtol=1e-6)
+    u = numbers(records, "#2", 4)
+    expected = np.sqrt(-2 * np.log1p(-u[:, :2])) * np.cos(2 * np.pi * u[:, 2:]) * 2 + 5
+    np.testing.assert_allclose(normal, expected, rtol=1e-6)
+    np.testing.assert_array_equal(coins, numbers(records, "#3", 50) < 0.3)
+    share = numbers(records, "#4", 50)
+    np.testing.assert_array_equal(
+        chosen, np.where(share < 0.25, 1.5, np.where(share < 0.75, 2.5, 9))
+    )
+    np.testing.assert_array_equal(whole, np.where(numbers(records, "#5", 1)[:, 0] < 0.5, 7, 9))
+    assert [a.dtype.name for a in (plain, normal, coins, chosen, whole)] == [
+        *("float32", "float32", "int32", "float32", "int32")
+    ]
+    again = run(graph, records[3:])
+    for a, b in zip((plain, many, normal, coins, chosen, whole), again):
+        np.testing.assert_array_equal(a[3:], b)
+
+
+def test_distributions():
+    records = np.arange(4000)
+    normal, coins = run(
+        lambda d: (d.normal(1, 3, shape=[10]), d.coin_flip(0.2, shape=[10])), records
+    )
+    assert abs(normal.mean() - 1) < 5 * 3 / 200
+    assert abs(normal.std() - 3) < 5 * 3 / 200 / np.sqrt(2)
+    assert abs(np.corrcoef(normal[:, 0], normal[:, 1])[0, 1]) < 5 / np.sqrt(4000)
+    assert abs(coins.mean() - 0.2) < 5 * 0.4 / 200
+
+
+def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
+    sizes = np.array([[3, 4], [5, 6]], np.int32)
+    white = np.full((8, 8, 3), 255, np.uint8)
+    bytes_ = np.frombuffer(b"P6 8 8 255\n" + white.tobytes(), np.uint8)
+
+    @pipeline_def(batch_size=2, num_threads=1, device_id=None)
+    def pipeline(behind):
+        data = fn.external_source(source=lambda: [bytes_] * 2, batch=True)
+        draw = Draw(
+            lambda _: DrawRows(fold(0, np.arange(2)), lambda field: sizes), {data.name: "data"}
+        )
+        images = behind(fn.decoders.image, data)
+        return draw.compute(lambda u, hw: hw * 10, (2,), np.int32, images=images, columns=0)
+
+    built = pipeline(lambda decode, data: decode(data))
+    built.build()
+    np.testing.assert_array_equal(np.asarray(built.run()[0].as_tensor()), sizes * 10)
+    for behind, kind in (
+        (lambda decode, data: fn.resize(decode(data), size=4), "Resize"),
+        (lambda decode, data: data, "another value"),
+        (lambda decode, data: decode(data, adjust_orientation=False), "decoders__Image"),
+    ):
+        with pytest.raises(TypeError, match=f"not behind .*{kind}.*right behind the decoder"):
+            pipeline(behind)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda d: d.uniform(2, 1), "low must be at most high"),
+        (lambda d: d.uniform(0, np.inf), "both finite"),
+        (lambda d: d.normal(stddev=-1), "stddev"),
+        (lambda d: d.coin_flip(1.5), "from 0 to 1, not 1.5"),
+        (lambda d: d.choice([]), "at least one"),
+        (lambda d: d.choice(["a"]), "list of numbers"),
+        (lambda d: d.choice([1, 2], p=[1]), "each of 2 values"),
+        (lambda d: (d.coin_flip(name="a"), d.uniform(name="a")), "two draws have the name 'a'"),
+    ],
+)
+def test_what_can_not_be_drawn_is_refused(call, text):
+    with pytest.raises(ValueError, match=text):
+        run(call, [0])
