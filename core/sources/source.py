@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .order import Indices, shuffled
 
@@ -57,6 +58,19 @@ class Source(Protocol):
 
         Raises:
             OSError, ValueError: If a record can't be read; the message names it.
+        """
+        ...
+
+    def sizes(self, indices: Indices, name: str, data: Sequence[Any]) -> NDArray[np.int32]:
+        """Heights and widths of pictures as DALI's decoder gives them, EXIF's turning included.
+
+        Args:
+            indices: Numbers of records.
+            name: A field of encoded pictures.
+            data: What `read` gave of the field.
+
+        Returns:
+            int32 of shape [records, 2]; -1 where the header doesn't say it.
         """
         ...
 
