@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from ..core.errors import StateError
 from ..core.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator
-from ..core.state.fingerprint import StateError
 from ..core.stats import InputStats
 
 with extra("clu", "dalijax.adapters.clu"):

@@ -36,11 +36,11 @@ import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.arguments import whole_number
+from ..core.errors import StateError
 from ..core.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
 from ..core.pipeline.arrays import check_width
-from ..core.state.fingerprint import StateError
 from ..core.stats import InputStats
 
 with extra("pax", "dalijax.adapters.pax, which wants Python 3.10,"):

@@ -11,11 +11,12 @@ import grain
 import numpy as np
 
 from ...core.config import IteratorConfig
+from ...core.errors import StateError
 from ...core.pipeline.batch import fed_pipelines
 from ...core.pipeline.record_queue import Place, Pulled
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
-from ...core.state.fingerprint import StateError, digest
+from ...core.state.fingerprint import digest
 from ...core.stats import InputStats
 from .loader_steps import Steps, pack_rows, row_name
 from .packing import unpacked

@@ -13,6 +13,7 @@ from grain.experimental import ShapeDtypeStruct
 
 from ...core.arguments import checked_arguments, whole_number
 from ...core.config import IteratorConfig, difference_names
+from ...core.errors import StateError
 from ...core.pipeline.arrays import writable
 from ...core.pipeline.batch import fed_pipelines
 from ...core.pipeline.function_source import default_device_id
@@ -20,7 +21,6 @@ from ...core.pipeline.record_queue import Place, Pulled, check_fed
 from ...core.records.decoder import Decoder
 from ...core.seeds import ShardSeed
 from ...core.state.codec import brief
-from ...core.state.fingerprint import StateError
 from ...core.stats import InputStats
 from .reading import Position, Reader, RecordLists
 

@@ -14,6 +14,7 @@ from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
+from ..errors import StateError
 from ..pipeline import advice
 from ..pipeline.batch import Batch, BatchMaker, choose_layout
 from ..pipeline.culprits import Culprits
@@ -31,15 +32,7 @@ from ..pipeline.runner import (
 )
 from ..pipeline.source import PipelineSource
 from ..state.codec import Saved
-from ..state.fingerprint import (
-    Fingerprint,
-    StateError,
-    check_names,
-    fingerprint,
-    not_allowed,
-    renamed,
-    unknown,
-)
+from ..state.fingerprint import Fingerprint, check_names, fingerprint, not_allowed, renamed, unknown
 from ..state.position import Checkpoints, FailedBatch, Position
 from ..state.random_state import check_form, grafted
 from ..state.reader_files import READERS, reader_of

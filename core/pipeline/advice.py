@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from nvidia.dali import Pipeline, backend
 from nvidia.dali.data_node import DataNode
 
-from ..state.fingerprint import operators_of
+from ..state.operators import operators_of
 
 _ARRAYS = ("jax", "jaxlib", "numpy")
 _NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')

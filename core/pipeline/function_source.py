@@ -20,9 +20,9 @@ from nvidia.dali.data_node import DataNode
 from .. import cuda_queues
 from ..arguments import checked_arguments, name_of
 from ..arguments import function_parameters as function_parameters
+from ..errors import StateError
 from ..seeds import DEFAULT_SEED as DEFAULT_SEED
 from ..seeds import ShardSeed, shard_seed
-from ..state.fingerprint import StateError
 from ..state.random_state import moved
 from . import advice
 from .deferred import deferred_of, deferring, plan_calls

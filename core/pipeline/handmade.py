@@ -8,7 +8,7 @@ from typing import Any
 
 from nvidia.dali import Pipeline
 
-from ..state.fingerprint import serialized_operators
+from ..state.operators import serialized_operators
 from .function_source import DEFAULT_SEED, at_checkpoint, build_pipeline, can_checkpoint
 from .lifetime import calls
 from .notes import FunctionsOfPipelines

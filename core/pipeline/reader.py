@@ -13,7 +13,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..placement import DataShard
-from ..state.fingerprint import Operator, operators_of, serialized_operators
+from ..state.operators import Operator, operators_of, serialized_operators
 from .source import PipelineSource
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from nvidia.dali import Pipeline
 
-from ..state.fingerprint import StateError
+from ..errors import StateError
 
 Define = Callable[[bytes | None], Pipeline]
 

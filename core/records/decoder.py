@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..config import IteratorConfig
+from ..errors import StateError
 from ..pipeline.arrays import narrowed
 from ..pipeline.bad_record import runs
 from ..pipeline.batch import Batch, BatchMaker, choose_layout
@@ -33,7 +34,6 @@ from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, stacked, values_of
 from ..placement import GlobalLayout
 from ..state import random_state as randomness
-from ..state.fingerprint import StateError
 from ..state.position import FailedBatch
 from ..stats import InputStats
 

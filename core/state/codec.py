@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 import nvidia.dali
 
-from .fingerprint import Difference, Fingerprint, StateError, differences, unknown
+from ..errors import Difference, StateError
+from .fingerprint import Fingerprint, differences, unknown
 from .position import Checkpoints, Position
 
 T = TypeVar("T")

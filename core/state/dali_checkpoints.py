@@ -13,20 +13,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..epochs import EpochPlan
+from ..errors import StateError
+from . import protobuf
 from .codec import brief, decode, pack, parsed, unpack
-from .fingerprint import Fingerprint, StateError, wire_fields
+from .fingerprint import Fingerprint
 from .position import Checkpoints, Position
 
 _CONTEXT, _ITERATOR_DATA = 2, 2
 
 
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited protobuf field."""
-    length, rest = b"", len(content)
-    while rest > 127:
-        length += bytes([rest & 127 | 128])
-        rest >>= 7
-    return bytes([number << 3 | 2]) + length + bytes([rest]) + content
+def _context(text: bytes) -> bytes:
+    """A checkpoint's field that has an iterator's text."""
+    return protobuf.message([(_CONTEXT, protobuf.message([(_ITERATOR_DATA, text)]))])
 
 
 def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
@@ -36,7 +34,7 @@ def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
     for part, text in enumerate(state["checkpoints"]):
         own = json.dumps({"part": part, "parts": len(state["checkpoints"]), "state": shared})
         # A field that comes again is merged with the first: the pipeline's text stays.
-        context = _field(_CONTEXT, _field(_ITERATOR_DATA, own.encode()))
+        context = _context(own.encode())
         pieces.append(unpack(text) + context)
     return pieces
 
@@ -49,9 +47,9 @@ def iterator_data(piece: bytes) -> dict[str, Any]:
     """
     text = b""
     try:
-        for number, content in wire_fields(piece):
+        for number, content in protobuf.fields(piece):
             if number == _CONTEXT:
-                text = dict(wire_fields(content)).get(_ITERATOR_DATA, text)
+                text = dict(protobuf.fields(content)).get(_ITERATOR_DATA, text)
         data = json.loads(text)
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise StateError(
@@ -97,7 +95,7 @@ def from_bytes(pieces: Sequence[bytes]) -> dict[str, Any] | None:
 
 
 def _added(own: Mapping[str, Any]) -> int:
-    return len(_field(_CONTEXT, _field(_ITERATOR_DATA, json.dumps(own).encode())))
+    return len(_context(json.dumps(own).encode()))
 
 
 def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[int]) -> Position:

@@ -11,7 +11,6 @@ import difflib
 import hashlib
 import json
 import re
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -19,56 +18,11 @@ from typing import Any, NamedTuple, Protocol
 from nvidia.dali import Pipeline
 
 from ..epochs import EpochPlan
+from ..errors import Difference
 from . import reader_files
+from .operators import read_operators, serialized_operators
 
 Fingerprint = dict[str, Any]
-
-
-class Difference(NamedTuple):
-    """One thing that a state and the pipelines do not have in common.
-
-    Attributes:
-        name: What it is called: a field of the fingerprint, a source's argument ("reader.files"),
-            an operator ("operators.resize") or its argument ("operators.resize.size").
-        before, after: What the state has, and what the pipelines have.
-        fixed: Whether positions are counted in it, so that nothing can go on where it differs.
-    """
-
-    name: str
-    before: str
-    after: str
-    fixed: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.before} -> {self.after}"
-
-
-class StateError(ValueError):
-    """A state that was refused; the iterator is as it was."""
-
-    @classmethod
-    def of_other_data(cls, found: Sequence[Difference | str], allowed: bool = False) -> StateError:
-        """The error for a state of other data.
-
-        Args:
-            found: What differs.
-            allowed: Whether the caller may go on by naming what differs (``allow=``).
-        """
-        cure = "Make the iterator as it was when the state was saved, or start anew without it"
-        fixed = sorted({one.name for one in found if isinstance(one, Difference) and one.fixed})
-        names = sorted({one.name for one in found if isinstance(one, Difference)} - {*fixed})
-        if allowed and fixed:
-            cure += f". allow= can't waive {', '.join(fixed)}: positions are counted in them"
-        elif allowed and names:
-            cure += (
-                f". To go on all the same, pass allow={names} to set_state(), or "
-                f"allow_changes={names} to data_iterator"
-            )
-        lines = "\n  ".join(map(str, found))
-        return cls(
-            "the state was saved by an iterator of other data; what differs (saved -> now):\n  "
-            f"{lines}\n{cure}"
-        )
 
 
 # Arguments that change how fast data comes, not which.
@@ -159,7 +113,7 @@ def fingerprint(
     if serialized:
         operators = list(serialized_operators(serialized[0]))
     else:
-        operators, unchecked = _operators(first)
+        operators, unchecked = read_operators(first)
     labels = _labels([(kind, name) for kind, name, _ in operators])
     producers = {name: label for (_, name, _), label in zip(operators, labels)}
     before = ""
@@ -374,153 +328,3 @@ def _names(fingerprints: Iterable[Fingerprint]) -> set[str]:
             names.add(f"operators.{operator.label}")
             names |= {f"operators.{operator.label}.{k}" for k in operator.arguments}
     return names
-
-
-Operator = tuple[str, str, Mapping[str, Any]]
-
-
-def _operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
-    """Kind, name and arguments of each operator in order, and what could not be read."""
-    try:
-        return list(serialized_operators(pipeline.serialize())), []
-    except RuntimeError:
-        pass  # a graph with Python operators doesn't serialise
-    found: list[Operator] = []
-    unchecked: list[str] = []
-    # Not public: where a DALI has no such list, the graph goes unchecked, and the state says so.
-    instances = getattr(pipeline, "_ops", None)
-    if not instances:
-        return [], ["the operators of the graph"]
-    for instance in instances:
-        arguments = _printed_arguments(str(getattr(instance, "spec", "")))
-        kind = _kind(arguments, type(instance).__name__)
-        # As they were given: a list of paths is not printed so that it can be read.
-        given = getattr(getattr(instance, "_op", None), "_init_args", {})
-        paths = reader_files.READERS.get(reader_files.reader_of(kind), {})
-        arguments |= {name: given[name] for name in paths if given.get(name)}
-        found.append((kind, instance.name, arguments))
-        if "function_id" in arguments or ("function" in kind and "run_fn" not in arguments):
-            unchecked.append(f"the Python function of {instance.name}")
-    return found, unchecked
-
-
-def operators_of(pipeline: Pipeline) -> list[Operator]:
-    """Kind, name and arguments of each operator in order, as far as they can be read."""
-    return _operators(pipeline)[0]
-
-
-def _kind(arguments: Mapping[str, Any], schema: str) -> str:
-    """An operator's name as users write it, e.g. readers.file."""
-    module = str(arguments.get("_module", "")).partition("nvidia.dali.fn")[2].strip(".")
-    name = str(arguments.get("_display_name", schema))
-    return f"{module}.{name}" if module else name
-
-
-def _printed_arguments(spec: str) -> dict[str, Any]:
-    """Arguments as DALI prints an operator's spec: '    name: value' below 'Arguments:'."""
-    lines = spec.partition("Arguments:")[2].splitlines()
-    pairs = (line.strip().partition(": ") for line in lines if ": " in line)
-    return {name: value for name, _, value in pairs}
-
-
-def serialized_operators(serialized: bytes) -> Iterator[Operator]:
-    """The operators of a serialised pipeline (dali.proto: PipelineDef.op, OpDef)."""
-    for field, value in wire_fields(serialized):
-        if field != 5 or not isinstance(value, bytes):
-            continue
-        schema, name, arguments, inputs = "", "", {}, []
-        for part, content in wire_fields(value):
-            if part == 1:
-                schema = content.decode()
-            elif part == 2:
-                own = dict(wire_fields(content))  # {1: name, 2: device, 3: ..., 4: its argument}
-                inputs.append([own.get(k, b"").decode() for k in (1, 4)])
-            elif part == 4:
-                key, argument = _argument(content)
-                arguments[key] = argument
-            elif part == 5:
-                name = content.decode()
-        if inputs:
-            arguments["inputs"] = inputs
-        yield _kind(arguments, schema), name, arguments
-
-
-def _argument(content: bytes) -> tuple[str, Any]:
-    """Name and value of a serialised argument; a list's elements are arguments, too."""
-    name, values, is_list = "", [], False
-    for field, value in wire_fields(content):
-        if field == 1:
-            name = value.decode()
-        elif field == 3:
-            values.append(struct.unpack("<f", value)[0])
-        elif field == 4:
-            values.append(value - (1 << 64) if value >> 63 else value)
-        elif field == 5:
-            values.append(value.decode(errors="replace"))
-        elif field == 6:
-            values.append(bool(value))
-        elif field == 7:
-            values.append(_argument(value)[1])
-        elif field == 8:
-            is_list = bool(value)
-    return name, values if is_list or len(values) != 1 else values[0]
-
-
-def wire_fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a protobuf message (protobuf.dev, 'Encoding').
-
-    Raises:
-        ValueError: If the bytes are no protobuf message.
-    """
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while shift < 70:  # no number of protobuf's is longer
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-        raise ValueError(f"no protobuf message: a number of 11 bytes before byte {at}")
-
-    def take(count: int) -> bytes:
-        nonlocal at
-        piece = data[at : at + count]
-        if len(piece) < count:
-            raise IndexError
-        at += count
-        return piece
-
-    try:
-        while at < len(data):
-            key = varint()
-            kind = key & 7
-            if kind == 0:
-                yield key >> 3, varint()
-            elif kind in (1, 5):
-                yield key >> 3, take(8 if kind == 1 else 4)
-            elif kind == 2:
-                yield key >> 3, take(varint())
-            else:
-                raise ValueError(f"no protobuf message: wire type {kind} at byte {at}")
-    except IndexError:
-        raise ValueError("no protobuf message: it ends inside a field") from None
-
-
-def wire_message(fields: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """A protobuf message of numbered fields, each a varint or bytes."""
-
-    def varint(value: int) -> bytes:
-        most = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
-        return bytes([*(digit | 128 for digit in most[:-1]), most[-1]])
-
-    made = b""
-    for number, value in fields:
-        if isinstance(value, bytes):
-            made += varint(number << 3 | 2) + varint(len(value)) + value
-        else:
-            made += varint(number << 3) + varint(value)
-    return made

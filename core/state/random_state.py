@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..errors import StateError
+from . import protobuf
 from .codec import deflate, inflate
-from .fingerprint import StateError, wire_fields, wire_message
 
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
 _COPY = re.compile("__(MakeContiguous|Copy)_(Cpu|Gpu)To(Cpu|Gpu)_")
@@ -33,7 +34,9 @@ def operators(checkpoint: bytes) -> dict[str, bool]:
 
 def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
     """What a checkpoint has of each operator, by its name: {1: name, 2: state}."""
-    found = (dict(wire_fields(own)) for number, own in wire_fields(checkpoint) if number == 1)
+    found = (
+        dict(protobuf.fields(own)) for number, own in protobuf.fields(checkpoint) if number == 1
+    )
     return {fields[1].decode(): fields for fields in found}
 
 
@@ -52,8 +55,8 @@ def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
     """
     names: list[str] = []
     try:
-        for number, content in wire_fields(checkpoint):
-            fields = dict(wire_fields(content))
+        for number, content in protobuf.fields(checkpoint):
+            fields = dict(protobuf.fields(content))
             if number == 2:
                 counts = json.loads(fields[1]) if fields.get(1) else {}
                 known = [counts[name] for name in ("iter", "epoch_idx") if name in counts]
@@ -75,8 +78,8 @@ def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
 
 def _check_reader(name: str, state: bytes, most: int) -> None:
     """Raises ValueError where a reader's state has counts that it never reaches."""
-    outer = dict(wire_fields(state))
-    snapshot = dict(wire_fields(outer[1]))
+    outer = dict(protobuf.fields(state))
+    snapshot = dict(protobuf.fields(outer[1]))
     if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
         raise ValueError(f"{name} has no state of a reader")
     generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
@@ -103,7 +106,7 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
     """
     try:
         had, has = _contents(checkpoint), _contents(start)
-        rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
+        rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
     except (ValueError, TypeError, LookupError) as error:
         raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
     # At its start an operator may have no state yet; the other way round DALI would begin anew.
@@ -116,8 +119,8 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
     lost, gained = _outputs(had) - _copied(has), _outputs(has) - _copied(had)
     if lost and gained:
         raise StateError(f"its outputs were {sorted(lost)} where they are {sorted(gained)} now")
-    named = [(1, wire_message(had.get(name, fields).items())) for name, fields in has.items()]
-    return wire_message([*named, *rest])
+    named = [(1, protobuf.message(had.get(name, fields).items())) for name, fields in has.items()]
+    return protobuf.message([*named, *rest])
 
 
 def grafted(checkpoint: bytes, start: bytes, names: Mapping[str, str]) -> bytes:
@@ -133,7 +136,7 @@ def grafted(checkpoint: bytes, start: bytes, names: Mapping[str, str]) -> bytes:
     """
     try:
         had, has = _contents(checkpoint), _contents(start)
-        rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
+        rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
     except (ValueError, TypeError, LookupError) as error:
         raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
     fields: list[tuple[int, Any]] = []
@@ -141,8 +144,8 @@ def grafted(checkpoint: bytes, start: bytes, names: Mapping[str, str]) -> bytes:
         kept = had.get(names.get(name, ""))
         if kept is not None and own.get(2) and not kept.get(2):
             raise StateError(f"{name} has a state now, and had none when the state was saved")
-        fields.append((1, wire_message(((kept or own) | {1: name.encode()}).items())))
-    return wire_message([*fields, *rest])
+        fields.append((1, protobuf.message(((kept or own) | {1: name.encode()}).items())))
+    return protobuf.message([*fields, *rest])
 
 
 def trimmed(checkpoint: bytes, start: bytes) -> bytes:
@@ -153,9 +156,9 @@ def trimmed(checkpoint: bytes, start: bytes) -> bytes:
         start: That of the other pipeline, at its start.
     """
     had, has = _contents(checkpoint), _contents(start)
-    rest = [field for field in wire_fields(checkpoint) if field[0] != 1]
-    return wire_message(
-        [*((1, wire_message(had.get(k, own).items())) for k, own in has.items()), *rest]
+    rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
+    return protobuf.message(
+        [*((1, protobuf.message(had.get(k, own).items())) for k, own in has.items()), *rest]
     )
 
 

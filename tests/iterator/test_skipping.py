@@ -11,7 +11,7 @@ from nvidia.dali import Pipeline, fn, types
 
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.core.epochs import EpochPlan
-from dalijax.core.state.fingerprint import wire_fields, wire_message
+from dalijax.core.state import protobuf
 
 N, BATCH = 59, 3
 
@@ -174,9 +174,9 @@ def test_skip_counts_a_batch_that_fails(jpegs, tmp_path):
     whole.close()
 
 
-def test_wire_message_is_what_wire_fields_read():
+def test_protobuf_messages_are_what_their_fields_say():
     fields = [(1, b"text"), (2, 0), (3, 127), (3, 128), (15, 1 << 40), (16, b""), (200, b"x" * 300)]
-    assert list(wire_fields(wire_message(fields))) == fields
+    assert list(protobuf.fields(protobuf.message(fields))) == fields
 
 
 def test_a_skip_that_fails_and_is_tried_again(runs):

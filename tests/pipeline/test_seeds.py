@@ -14,8 +14,8 @@ from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
+from dalijax.core.errors import StateError
 from dalijax.core.seeds import ShardSeed, shard_seed
-from dalijax.core.state.fingerprint import StateError
 
 
 def read(files, shard_id=0, num_shards=1):

@@ -16,8 +16,10 @@ from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
+from dalijax.core.errors import StateError
 from dalijax.core.state import codec as state_lib
-from dalijax.core.state.fingerprint import StateError, unknown
+from dalijax.core.state import protobuf
+from dalijax.core.state.fingerprint import unknown
 
 VALUES = [None, True, -1, 0, 7, 1.5, 2**31, 2**53, 2**70, "", "x", "7", b"x", [], [3], ["x"], {}]
 VALUES += [[[]], {"a": 1}, [None]]
@@ -266,9 +268,7 @@ def test_checkpoints_as_bytes(jpegs_many):
     (good,) = iterator.checkpoints()
 
     def enveloped(content):
-        from dalijax.core.state.dali_checkpoints import _field
-
-        return _field(2, _field(2, content))
+        return protobuf.message([(2, protobuf.message([(2, content)]))])
 
     envelope = {"part": 0, "parts": 1, "state": "{}"}
     bad = [json.dumps(own).encode() for own in changes(envelope) if _is_json(own)]

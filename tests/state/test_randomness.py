@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, RandomInputs
-from dalijax.core.state.fingerprint import StateError, wire_fields, wire_message
+from dalijax.core.errors import StateError
+from dalijax.core.state import protobuf
 from dalijax.core.state.random_state import after, applied, difference, moved, operators
 
 BATCH = 3
@@ -180,8 +181,8 @@ def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
         with pytest.raises(StateError, match=name.decode() + ".*in one of the two graphs alone"):
             moved(*both)
     assert moved(checkpoints(plain, 2)[2], checkpoints(plain, 0)[0]) == checkpoints(plain, 2)[2]
-    known = dict(wire_fields(next(c for n, c in wire_fields(real) if b"__Uniform_1" in c)))
-    without = wire_message([(1, wire_message([(1, known[1]), (2, b"")]))])
+    known = dict(protobuf.fields(next(c for n, c in protobuf.fields(real) if b"__Uniform_1" in c)))
+    without = protobuf.message([(1, protobuf.message([(1, known[1]), (2, b"")]))])
     # What comes last of a name counts.
     with pytest.raises(StateError, match="__Uniform_1 is, or has a state, in one"):
         moved(real + without, start)
@@ -190,8 +191,8 @@ def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
 
 def test_a_checkpoint_moves_to_no_other_output_of_its_operators():
     def made(names):
-        content = [(1, wire_message([(1, name), (2, b"")])) for name in names]
-        return wire_message([*content, (2, wire_message([(1, b"{}")]))])
+        content = [(1, protobuf.message([(1, name), (2, b"")])) for name in names]
+        return protobuf.message([*content, (2, protobuf.message([(1, b"{}")]))])
 
     a = made([b"x", b"y", b"__MakeContiguous_CpuToCpu_x"])
     for names in ([b"__Copy_GpuToCpu_x"], [b"__MakeContiguous_GpuToGpu_x", b"__Copy_GpuToCpu_y"]):

@@ -14,7 +14,8 @@ from nvidia.dali import fn, pipeline_def
 from conformance import Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.core.state import codec as state_lib
-from dalijax.core.state.fingerprint import serialized_operators, unknown
+from dalijax.core.state.fingerprint import unknown
+from dalijax.core.state.operators import serialized_operators
 
 BASE = dict(
     n=10, shuffle=False, after=False, pad=True, stick=True, fill=8, shard_id=0, shards=1, gain=2.0

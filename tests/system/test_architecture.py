@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # From below to above. Modules of the first row may import one another, those of others may not.
 LAYERS = (
     (
-        *("core.arguments", "core.config", "core.cuda_queues", "core.epochs"),
+        *("core.arguments", "core.config", "core.cuda_queues", "core.epochs", "core.errors"),
         *("core.extras", "core.hashing", "core.placement", "core.seeds", "core.stats"),
     ),
     ("core.state",),

@@ -1,0 +1,53 @@
+"""Errors that all layers raise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Difference(NamedTuple):
+    """One thing that a state and the pipelines do not have in common.
+
+    Attributes:
+        name: What it is called: a field of the fingerprint, a source's argument ("reader.files"),
+            an operator ("operators.resize") or its argument ("operators.resize.size").
+        before, after: What the state has, and what the pipelines have.
+        fixed: Whether positions are counted in it, so that nothing can go on where it differs.
+    """
+
+    name: str
+    before: str
+    after: str
+    fixed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.before} -> {self.after}"
+
+
+class StateError(ValueError):
+    """A state that was refused; the iterator is as it was."""
+
+    @classmethod
+    def of_other_data(cls, found: Sequence[Difference | str], allowed: bool = False) -> StateError:
+        """The error for a state of other data.
+
+        Args:
+            found: What differs.
+            allowed: Whether the caller may go on by naming what differs (``allow=``).
+        """
+        cure = "Make the iterator as it was when the state was saved, or start anew without it"
+        fixed = sorted({one.name for one in found if isinstance(one, Difference) and one.fixed})
+        names = sorted({one.name for one in found if isinstance(one, Difference)} - {*fixed})
+        if allowed and fixed:
+            cure += f". allow= can't waive {', '.join(fixed)}: positions are counted in them"
+        elif allowed and names:
+            cure += (
+                f". To go on all the same, pass allow={names} to set_state(), or "
+                f"allow_changes={names} to data_iterator"
+            )
+        lines = "\n  ".join(map(str, found))
+        return cls(
+            "the state was saved by an iterator of other data; what differs (saved -> now):\n  "
+            f"{lines}\n{cure}"
+        )

@@ -1,0 +1,102 @@
+"""The operators of a pipeline, with their names and arguments, as DALI tells them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nvidia.dali import Pipeline
+
+from . import protobuf, reader_files
+
+Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
+
+
+def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
+    """The operators of a pipeline in order, and lines that say what could not be read."""
+    try:
+        return list(serialized_operators(pipeline.serialize())), []
+    except RuntimeError:
+        pass  # a graph with Python operators doesn't serialise
+    operators: list[Operator] = []
+    unchecked: list[str] = []
+    # Not public: where a DALI has no such list, the graph goes unchecked, and the state says so.
+    instances = getattr(pipeline, "_ops", None)
+    if not instances:
+        return [], ["the operators of the graph"]
+    for instance in instances:
+        arguments = _printed_arguments(str(getattr(instance, "spec", "")))
+        kind = _kind(arguments, type(instance).__name__)
+        # Not public either: a list of paths is not printed so that it can be read.
+        originals = getattr(getattr(instance, "_op", None), "_init_args", {})
+        paths = reader_files.READERS.get(reader_files.reader_of(kind), {})
+        arguments |= {name: originals[name] for name in paths if originals.get(name)}
+        operators.append((kind, instance.name, arguments))
+        if "function_id" in arguments or ("function" in kind and "run_fn" not in arguments):
+            unchecked.append(f"the Python function of {instance.name}")
+    return operators, unchecked
+
+
+def operators_of(pipeline: Pipeline) -> list[Operator]:
+    """The operators of a pipeline in order, as far as they can be read."""
+    return read_operators(pipeline)[0]
+
+
+def _kind(arguments: Mapping[str, Any], schema: str) -> str:
+    """An operator's name as users write it, e.g. readers.file."""
+    module = str(arguments.get("_module", "")).partition("nvidia.dali.fn")[2].strip(".")
+    name = str(arguments.get("_display_name", schema))
+    return f"{module}.{name}" if module else name
+
+
+def _printed_arguments(spec: str) -> dict[str, Any]:
+    """Arguments as DALI prints an operator's spec: '    name: value' below 'Arguments:'."""
+    lines = spec.partition("Arguments:")[2].splitlines()
+    pairs = (line.strip().partition(": ") for line in lines if ": " in line)
+    return {name: value for name, _, value in pairs}
+
+
+def serialized_operators(serialized: bytes) -> Iterator[Operator]:
+    """The operators of a serialised pipeline (dali.proto: PipelineDef.op, OpDef)."""
+    for field, value in protobuf.fields(serialized):
+        if field != 5 or not isinstance(value, bytes):
+            continue
+        schema, name, arguments, inputs = "", "", {}, []
+        for part, content in protobuf.fields(value):
+            if part == 1:
+                schema = content.decode()
+            elif part == 2:
+                tensor = dict(
+                    protobuf.fields(content)
+                )  # {1: name, 2: device, 4: its argument, ...}
+                inputs.append([tensor.get(k, b"").decode() for k in (1, 4)])
+            elif part == 4:
+                key, argument = _argument(content)
+                arguments[key] = argument
+            elif part == 5:
+                name = content.decode()
+        if inputs:
+            arguments["inputs"] = inputs
+        yield _kind(arguments, schema), name, arguments
+
+
+def _argument(content: bytes) -> tuple[str, Any]:
+    """Name and value of a serialised argument; a list's elements are arguments, too."""
+    name, values, is_list = "", [], False
+    for field, value in protobuf.fields(content):
+        if field == 1:
+            name = value.decode()
+        elif field == 3:
+            values.append(struct.unpack("<f", value)[0])
+        elif field == 4:
+            values.append(value - (1 << 64) if value >> 63 else value)
+        elif field == 5:
+            values.append(value.decode(errors="replace"))
+        elif field == 6:
+            values.append(bool(value))
+        elif field == 7:
+            values.append(_argument(value)[1])
+        elif field == 8:
+            is_list = bool(value)
+    return name, values if is_list or len(values) != 1 else values[0]
