@@ -12,8 +12,14 @@ from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 TensorList = TensorListCPU | TensorListGPU
 
 # What JAX makes of these where jax_enable_x64 is off, without a word.
-_NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
-
+_NARROWED: dict[Any, str] = {
+    "int64": "int32",
+    "uint64": "uint32",
+    "float64": "float32",
+    "complex128": "complex64",
+}
+# By dtype, too: str(dtype) takes 3 to 6 us, for each output of each batch.
+_NARROWED |= {np.dtype(name): narrow for name, narrow in _NARROWED.items()}
 
 _DALI_TYPES = {
     np.dtype(types.to_numpy_type(one)): one
@@ -22,7 +28,7 @@ _DALI_TYPES = {
         *(types.INT8, types.INT16, types.INT32, types.INT64, types.FLOAT, types.FLOAT64),
     )
 }
-_WIDE = {one for dtype, one in _DALI_TYPES.items() if dtype.name in _NARROWED}
+_WIDE = {one for dtype, one in _DALI_TYPES.items() if dtype in _NARROWED}
 
 
 def dali_type(dtype: np.dtype[Any]) -> types.DALIDataType:
@@ -59,7 +65,7 @@ def check_uniform(tensors: TensorList, name: str) -> None:
 
 def check_width(dtype: Any, name: str, what: str = "output") -> None:
     """Raises TypeError where JAX would narrow the dtype of an output, or so, silently."""
-    narrow = _NARROWED.get(str(dtype))
+    narrow = _NARROWED.get(dtype)
     if narrow is not None and not jax.config.jax_enable_x64:
         raise TypeError(
             f"{what} {name!r} is {dtype}, which JAX would narrow to {narrow}. Cast it in the "
@@ -74,7 +80,7 @@ def narrowed(values: np.ndarray, name: str) -> np.ndarray:
     Raises:
         TypeError: If it would change one.
     """
-    narrow = _NARROWED.get(str(values.dtype))
+    narrow = _NARROWED.get(values.dtype)
     if narrow is None or jax.config.jax_enable_x64:
         return values
     made = values.astype(narrow)
