@@ -149,7 +149,7 @@ def _put(piece: Any, device: jax.Device) -> jax.Array:
     return jax.device_put(piece, device)
 
 
-class GlobalLayout:
+class GlobalPlacement:
     """Batches as global arrays, each output placed by its sharding.
 
     Nothing is concatenated: each device gets its rows from the pipeline of its data shard,
@@ -267,7 +267,7 @@ class GlobalLayout:
         return jax.make_array_from_single_device_arrays(shape, sharding, ordered)
 
 
-class LocalLayout:
+class LocalPlacement:
     """Batches where the pipelines left them; what several pipelines give is put together.
 
     Args:
@@ -319,8 +319,8 @@ class LocalLayout:
             return batch | jax.device_put(on_host)
 
 
-def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalLayout:
-    """A layout that cuts dimension 0 over devices, in their order.
+def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalPlacement:
+    """A placement that cuts dimension 0 over devices, in their order.
 
     Raises:
         TypeError: If they are no devices.
@@ -338,4 +338,4 @@ def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalL
             "pass sharding for global arrays instead"
         )
     mesh = jax.sharding.Mesh(np.array(devices, dtype=object), ("device",))
-    return GlobalLayout(NamedSharding(mesh, PartitionSpec("device")), names)
+    return GlobalPlacement(NamedSharding(mesh, PartitionSpec("device")), names)

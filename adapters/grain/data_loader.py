@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.config import IteratorConfig
 from ...core.errors import StateError
-from ...core.pipeline.batch import fed_pipelines
+from ...core.pipeline.batch import choose_placement
 from ...core.pipeline.record_queue import Place, Pulled
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
@@ -124,7 +124,8 @@ class DALIDataLoader:
         self.shard = index
         if sharding is not None:
             config = IteratorConfig(output_map=tuple(output_map), sharding=sharding)
-            _, size, shards = fed_pipelines(config, batch_size, call)
+            shards = choose_placement(config).shards
+            size = shards[0].batch_size(batch_size)
             rows = [range(s.shard_id * size, (s.shard_id + 1) * size) for s in shards]
             self.num_shards = shards[0].num_shards
         self._steps = Steps(

@@ -15,9 +15,10 @@ from ...core.arguments import checked_arguments, whole_number
 from ...core.config import IteratorConfig, difference_names
 from ...core.errors import StateError
 from ...core.pipeline.arrays import writable
-from ...core.pipeline.batch import fed_pipelines
+from ...core.pipeline.batch import choose_placement
 from ...core.pipeline.function_source import default_device_id
 from ...core.pipeline.record_queue import Place, Pulled, check_fed
+from ...core.pipeline.shards import shard_pipelines
 from ...core.records.decoder import Decoder
 from ...core.seeds import ShardSeed
 from ...core.state.codec import brief
@@ -180,8 +181,9 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
 
     def local_rows(self) -> int:
         """Number of records that this process feeds for a batch."""
-        each, rows, _ = fed_pipelines(IteratorConfig(**self._settings), self.batch_size, self._call)
-        return rows * len(each)
+        shards = choose_placement(IteratorConfig(**self._settings)).shards
+        each = shard_pipelines(shards, self.batch_size, self._call)
+        return sum(one["batch_size"] for one in each)
 
     def seed(self, default: int) -> int:
         """The seed of the graph's random operators, where the dataset has this one."""
@@ -222,11 +224,20 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
             refuse_gpu_in_worker(on_gpu)
         as_numpy = None if self._settings["sharding"] is not None else not on_gpu
         config = IteratorConfig(**self._settings, as_numpy=as_numpy)
-        each, rows, _ = fed_pipelines(config, self.batch_size, call)
+        each = shard_pipelines(choose_placement(config).shards, self.batch_size, call)
         for name in each[0]:
             call.pop(name, None)
         return Decoder(
-            self._fn, config, call, each, rows, pull, seek, self._on_error, self._spec, by_step
+            self._fn,
+            config,
+            call,
+            each,
+            each[0]["batch_size"],
+            pull,
+            seek,
+            self._on_error,
+            self._spec,
+            by_step,
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ..pipeline.arrays import check_width
-from ..placement import GlobalLayout, rows_sharding
+from ..placement import GlobalPlacement, rows_sharding
 from . import checks as callbacks
 from .jax_callbacks import on_device
 from .ragged import Called
@@ -111,13 +111,13 @@ class OnOneDevice:
         self.num_outputs = called.num_outputs
         self.takes_views = called.takes_views
         self._called = called
-        self._layout = GlobalLayout(sharding, ["input"])
+        self._placement = GlobalPlacement(sharding, ["input"])
         self._rows = rows_sharding(sharding)
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
         """This process's rows of the outputs, for its rows of the inputs."""
         more = {"key": self._called.key(np.asarray(arrays.pop()))} if self._called.keyed else {}
-        placed = [self._layout.place("input", [one]) for one in arrays]
+        placed = [self._placement.place("input", [one]) for one in arrays]
         made = self._called(placed, placed[0].shape[0] if placed else None, **more)
         outputs = [on_device(self.name, k, one, self._rows) for k, one in enumerate(made)]
         return tuple(

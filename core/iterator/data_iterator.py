@@ -14,7 +14,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..arguments import checked_arguments, knows_its_names
 from ..config import IteratorConfig, OnError, Shardings
-from ..pipeline.batch import choose_layout
+from ..pipeline.batch import choose_placement
 from ..pipeline.function_source import (
     DEFAULT_NUM_THREADS,
     DEFAULT_SEED,
@@ -22,7 +22,8 @@ from ..pipeline.function_source import (
     default_device_id,
     function_parameters,
 )
-from ..placement import DataShard, GlobalLayout
+from ..pipeline.shards import shard_pipelines
+from ..placement import DataShard
 from ..seeds import ShardSeed, shard_seed
 from .epoch_stream import BatchStream
 from .iterator import DALIGenericIterator
@@ -221,39 +222,29 @@ class IteratorFunction:
         own = function_parameters(self.pipeline_fn)
         config = self._configured({k: kwargs.pop(k) for k in _CONFIG - own if k in kwargs})
         kwargs = checked_arguments(self.pipeline_fn, kwargs, _CONFIG)
-        layout = choose_layout(config)
+        shards = choose_placement(config).shards
         each: list[dict[str, Any]] = [{}]
-        if isinstance(layout, GlobalLayout):
-            each = self._placed(layout.shards, own, kwargs)
+        if shards:
+            each = self._of_shards(shards, kwargs)
         elif "device_id" not in own:
             kwargs.setdefault("device_id", default_device_id())
         return FunctionSource(self.pipeline_fn, args, kwargs, each, config.on_host), config
 
-    def _placed(
-        self, shards: Sequence[DataShard], own: frozenset[str], kwargs: dict[str, Any]
+    def _of_shards(
+        self, shards: Sequence[DataShard], kwargs: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """What differs between the pipelines of the data shards; takes it out of ``kwargs``."""
+        """Arguments in which the pipelines of the shards differ; takes them out of ``kwargs``."""
         set_here = sorted({"shard_id", "num_shards"} & set(kwargs))
         if set_here:
             raise ValueError(f"{set_here} come from the sharding or the devices: leave them out")
         if not isinstance(kwargs.get("batch_size"), int):
             raise ValueError("batch_size, the global one, must be passed with sharding or devices")
-        if isinstance(kwargs.get("device_id"), int):
-            raise ValueError(
-                f"device_id={kwargs['device_id']} with sharding or devices, which say it: leave "
-                "it out, or pass None for pipelines on the CPU"
-            )
-        on_cpu = "device_id" in kwargs
+        each = shard_pipelines(shards, kwargs.pop("batch_size"), kwargs)
         kwargs.pop("device_id", None)
-        size = shards[0].batch_size(kwargs.pop("batch_size"))
-        each: list[dict[str, Any]] = []
-        for shard in shards:
-            one: dict[str, Any] = dict(self._named(shard.shard_id, shard.num_shards))
-            one |= {"batch_size": size, "device_id": None if on_cpu else shard.device_id}
-            if "seed" not in own:
-                # One seed for all would give every shard the same random augmentations.
-                one["seed"] = ShardSeed.of(kwargs.get("seed"), shard.shard_id)
-            each.append(one)
+        for shard, arguments in zip(shards, each):
+            arguments |= self._named(shard.shard_id, shard.num_shards)
+            if "seed" in function_parameters(self.pipeline_fn):
+                del arguments["seed"]
         return each
 
     def _configured(self, given: dict[str, Any]) -> IteratorConfig:

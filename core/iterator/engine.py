@@ -16,7 +16,7 @@ from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..errors import StateError
 from ..pipeline import advice
-from ..pipeline.batch import Batch, BatchMaker, choose_layout
+from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.culprits import Culprits
 from ..pipeline.deferred import FunctionError
 from ..pipeline.function_source import check_outputs, of_mapping
@@ -90,7 +90,7 @@ class Engine:
     """
 
     def __init__(self, source: PipelineSource, config: IteratorConfig):
-        placement = choose_layout(config)
+        placement = choose_placement(config)
         self.source = source
         self.make_batch = BatchMaker(config, placement)
         self.position = Position()

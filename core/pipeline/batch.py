@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -12,8 +12,7 @@ from nvidia.dali.tensors import TensorListCPU
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
-from ..placement import DataShard, GlobalLayout, LocalLayout, over_devices
-from ..seeds import ShardSeed
+from ..placement import GlobalPlacement, LocalPlacement, over_devices
 from . import arrays
 from .deferred import DeferredCalls
 from .runner import Outputs
@@ -21,50 +20,13 @@ from .runner import Outputs
 Batch = dict[str, Any]
 
 
-def choose_layout(config: IteratorConfig) -> GlobalLayout | LocalLayout:
+def choose_placement(config: IteratorConfig) -> GlobalPlacement | LocalPlacement:
     """Where batches live, by the iterator's arguments."""
     if config.sharding is not None:
-        return GlobalLayout(config.sharding, config.output_map)
+        return GlobalPlacement(config.sharding, config.output_map)
     if config.devices is not None:
         return over_devices(config.devices, config.output_map)
-    return LocalLayout(None if config.as_numpy else jax.local_devices(backend="cpu")[0])
-
-
-def fed_pipelines(
-    config: IteratorConfig, batch_size: int, call: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], int, tuple[DataShard, ...]]:
-    """The pipelines of this process that are fed with records.
-
-    Args:
-        config: The iterator's arguments.
-        batch_size: The global batch with sharding, else that of this process.
-        call: Arguments of ``nvidia.dali.pipeline_def``.
-
-    Returns:
-        What differs between the pipelines, the rows of each, and the data shard of each (none
-        without sharding).
-
-    Raises:
-        ValueError: If the shards do not divide the batch, or device_id is given with them.
-    """
-    layout = choose_layout(config)
-    if not isinstance(layout, GlobalLayout):
-        return [{"batch_size": batch_size}], batch_size, ()
-    if isinstance(call.get("device_id"), int):
-        raise ValueError(
-            f"device_id={call['device_id']} with sharding, which says it: leave it out"
-        )
-    rows = layout.shards[0].batch_size(batch_size)
-    on_cpu = "device_id" in call
-    each = [
-        {
-            "batch_size": rows,
-            "device_id": None if on_cpu else shard.device_id,
-            "seed": ShardSeed.of(call.get("seed"), shard.shard_id),
-        }
-        for shard in layout.shards
-    ]
-    return each, rows, layout.shards
+    return LocalPlacement(None if config.as_numpy else jax.local_devices(backend="cpu")[0])
 
 
 class BatchMaker:
@@ -72,15 +34,15 @@ class BatchMaker:
 
     Args:
         config: The iterator's arguments.
-        layout: Where batches live.
+        placement: Where batches live.
     """
 
-    def __init__(self, config: IteratorConfig, layout: GlobalLayout | LocalLayout):
+    def __init__(self, config: IteratorConfig, placement: GlobalPlacement | LocalPlacement):
         self._names = config.output_map
         self._mask = config.mask
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
-        self._layout = layout
+        self._placement = placement
         self._placed = config.sharding is not None or config.devices is not None
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
@@ -117,12 +79,12 @@ class BatchMaker:
             return [self._piece(own[k], name, n, copy, axis) for own, n in zip(outputs, kept)]
 
         batch: Batch
-        if deferred is not None and isinstance(self._layout, GlobalLayout):
-            rows = kept[0] * self._layout.shards[0].num_shards
-            batch = deferred.batch(self._names, pieces, self._layout, rows)
+        if deferred is not None and isinstance(self._placement, GlobalPlacement):
+            rows = kept[0] * self._placement.shards[0].num_shards
+            batch = deferred.batch(self._names, pieces, self._placement, rows)
         else:
             batch = {
-                name: self._layout.place(name, pieces(k, name))
+                name: self._placement.place(name, pieces(k, name))
                 for k, name in enumerate(self._names)
             }
         if self._mask is not None:
@@ -131,8 +93,8 @@ class BatchMaker:
             ]
             if axis:
                 masks = [mask[None] for mask in masks]
-            batch[self._mask] = self._layout.place_mask(self._mask, masks)
-        return self._layout.finish(batch)
+            batch[self._mask] = self._placement.place_mask(self._mask, masks)
+        return self._placement.finish(batch)
 
     def _piece(
         self, tensors: arrays.TensorList, name: str, kept: int, copy: bool, axis: bool

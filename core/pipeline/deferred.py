@@ -28,7 +28,7 @@ from nvidia.dali import _conditionals as conditionals
 from nvidia.dali.data_node import DataNode
 
 from ..config import IteratorConfig
-from ..placement import GlobalLayout
+from ..placement import GlobalPlacement
 
 _CURE = "make it the last step of the graph, or apply it to the batch"
 _CALLS = "_dalijax_calls"  # attributes of pipelines: a table of ours would keep both for good
@@ -232,7 +232,7 @@ class DeferredCalls:
         self,
         names: Sequence[str],
         pieces: Callable[[int, str], list[Any]],
-        layout: GlobalLayout,
+        placement: GlobalPlacement,
         rows: int,
     ) -> dict[str, Any]:
         """The batch: what the pipelines made, and what the functions make of it.
@@ -240,7 +240,7 @@ class DeferredCalls:
         Args:
             names: The names of the graph's outputs.
             pieces: Each pipeline's rows of one of its outputs, by its number and a name.
-            layout: Places them.
+            placement: Places them.
             rows: Rows of the global batch.
 
         Raises:
@@ -257,10 +257,10 @@ class DeferredCalls:
 
         def value(source: _Source, name: str, sharding: Any) -> jax.Array:
             if source.call >= 0:
-                return layout.reshard(name, results[source.call][source.number], rows, sharding)
-            key = source.number, sharding or layout.sharding(name)
+                return placement.reshard(name, results[source.call][source.number], rows, sharding)
+            key = source.number, sharding or placement.sharding(name)
             if key not in placed:  # once, so that a donated one is not delivered
-                placed[key] = layout.place(name, pieces_of(source.number, name), sharding)
+                placed[key] = placement.place(name, pieces_of(source.number, name), sharding)
             return placed[key]
 
         for one in self._calls:
@@ -272,7 +272,7 @@ class DeferredCalls:
             if one.words is not None:
                 own = pieces_of(one.words.number, "key")
                 local = function.sharding.is_fully_addressable
-                words = own[0] if local else layout.place_mask("key", own)
+                words = own[0] if local else placement.place_mask("key", own)
             results.append(_called(function, arrays, words))
             del arrays
         return {name: value(one, name, None) for name, one in zip(names, self.outputs)}

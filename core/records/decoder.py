@@ -17,7 +17,7 @@ from ..config import IteratorConfig
 from ..errors import StateError
 from ..pipeline.arrays import narrowed
 from ..pipeline.bad_record import runs
-from ..pipeline.batch import Batch, BatchMaker, choose_layout
+from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.deferred import FunctionError
 from ..pipeline.lifetime import calls, check_process
 from ..pipeline.record_pipelines import FedPipelines, Marks
@@ -32,7 +32,7 @@ from ..pipeline.record_queue import (
 )
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, stacked, values_of
-from ..placement import GlobalLayout
+from ..placement import GlobalPlacement
 from ..state import random_state as randomness
 from ..state.position import FailedBatch
 from ..stats import InputStats
@@ -86,7 +86,7 @@ class Decoder:
         self._rows = rows * len(each)
         self._on_error = on_error
         self._by_step = by_step
-        self._layout = choose_layout(config)
+        self._layout = choose_placement(config)
         self._make = BatchMaker(config, self._layout)
         self._config = config
         self._tape = Tape(pull, len(each))
@@ -279,7 +279,7 @@ class Decoder:
     def _placed(self, name: str, values: Any, lengths: Sequence[int]) -> Any:
         """What passed the graph by, beside its outputs; text and dicts stay on the host."""
         numeric = isinstance(values, np.ndarray) and values.dtype.kind in "biufc"
-        if not numeric or not isinstance(self._layout, GlobalLayout):
+        if not numeric or not isinstance(self._layout, GlobalPlacement):
             return values
         values = narrowed(values, name)
         return self._layout.place_mask(name, np.split(values, np.cumsum(lengths)[:-1]))
