@@ -51,7 +51,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from ..core.config import Separate
+from ..core.config import EpochRules
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.seeds import ShardSeed
 from .clu import DALIDatasetIterator
@@ -239,13 +239,13 @@ def eval_get_dataset_fn(
     ) -> dict[str, EvalDataset]:
         del feature_converter_cls, rest, more
         iterator_fn.check_in_step(call, num_shards)
-        separate = Separate(num_epochs=1)
+        epoch_rules = EpochRules(num_epochs=1)
         fitted = iterator_fn.adapted(
             "eval_get_dataset_fn",
             auto_reset=False,
             last_batch_policy=LastBatchPolicy.FILL,
             mask=weights,
-            separate=separate,
+            epoch_rules=epoch_rules,
         )
         whole = {**call, **_of_host(iterator_fn, cfg, shard_id, num_shards)}
         dataset = EvalDataset(fitted, whole, weights, masked, eval_steps)

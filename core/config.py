@@ -41,22 +41,21 @@ def _parse_auto_reset(value: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Separate:
-    """That each epoch is batched by itself and each shard keeps its samples.
+class EpochRules:
+    """An ecosystem's rules: an epoch is batched by itself, and a shard keeps its samples.
 
-    Everyone but DALI has it so; DALI's readers run on into the next epoch and shard unless told
-    otherwise.
+    DALI's readers run on into the next epoch and shard by default.
 
     Attributes:
         num_epochs: Number of epochs that will be read; None for no end.
         equal_shards: A number of shards that must divide the samples.
-        alone: Whether each shard may have its own number of batches, where nothing is placed
+        per_shard: Whether each shard may have its own number of batches, where nothing is placed
             over several of them.
     """
 
     num_epochs: int | None = 1
     equal_shards: int = 1
-    alone: bool = False
+    per_shard: bool = False
 
     def check(self, reader: str, plan: EpochPlan | None) -> None:
         """Checks a reader's epochs.
@@ -68,7 +67,7 @@ class Separate:
         Raises:
             ValueError: If its epochs run into one another, its shards rotate, or are unequal.
         """
-        told = f"reader {reader!r}" if reader else "the source"
+        what = f"reader {reader!r}" if reader else "the source"
         if plan is None:
             raise ValueError(
                 "nothing says where an epoch ends: pass reader_name (or size) beside output_map"
@@ -79,19 +78,19 @@ class Separate:
         fits = self.num_epochs == 1 or all(size % batch == 0 for size in sizes)
         if not plan.padded and not (drops and fits):
             raise ValueError(
-                f"{told} runs on into the next epoch to fill an epoch's last batch: pass "
+                f"{what} runs on into the next epoch to fill an epoch's last batch: pass "
                 f"{'pad_last_batch=True to it' if reader else 'last_batch_padded=True'}, which "
                 "only fills up what is then masked, cut off or dropped"
             )
         if samples % self.equal_shards:
             raise ValueError(
-                f"{self.equal_shards} shards do not divide the {samples} samples of {told}, and "
+                f"{self.equal_shards} shards do not divide the {samples} samples of {what}, and "
                 "DALI leaves out none of them to make the shards equal: leave drop_remainder out "
                 "of the shard options, or use another number of files"
             )
         if shards > 1 and not plan.stick:
             raise ValueError(
-                f"{told} gives each of {shards} shards other samples in each epoch: pass "
+                f"{what} gives each of {shards} shards other samples in each epoch: pass "
                 "stick_to_shard=True to it"
             )
 
@@ -119,14 +118,15 @@ class IteratorConfig:
     as_numpy: bool | None = None
     on_error: OnError = "raise"
     allow_changes: Sequence[str] = ()
-    separate: Separate | None = None  # no argument of DALI's: only adapters set it
-    on_host: bool = False  # nor this: outputs on a GPU are copied to the host by DALI
+    # Set by adapters alone.
+    epoch_rules: EpochRules | None = None
+    on_host: bool = False  # outputs on a GPU are copied to the host by DALI
 
     @property
     def over_processes(self) -> bool:
         """Whether batches are placed over devices of several processes."""
-        given = self.sharding.values() if isinstance(self.sharding, Mapping) else [self.sharding]
-        return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in given)
+        every = self.sharding.values() if isinstance(self.sharding, Mapping) else [self.sharding]
+        return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in every)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__

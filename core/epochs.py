@@ -1,17 +1,17 @@
 """Epoch arithmetic: how many batches an epoch has and which of their samples belong to it.
 
-Nothing here touches a pipeline; every function is pure. A *stream* is the endless sequence
-of samples that the pipeline of one shard reads. With N samples, S shards and batch size B,
-shard i holds the samples [floor(N*i/S), floor(N*(i+1)/S))::
+Nothing here touches a pipeline; every function is pure. Shard i of S holds the samples
+[floor(N*i/S), floor(N*(i+1)/S)) of N. Its reader, the one with ``shard_id=i``, reads it in epoch 0,
+and goes on without end. With batches of B samples::
 
     N = 7, S = 2, B = 2          shard 0: 0 1 2      shard 1: 3 4 5 6
 
-    stream 0, not padded         0 1|2 3|4 5|6 0|1 2|...      runs on into its next shard
-    stream 0, padded             0 1|2 2|3 4|5 6|0 1|...      whole batches for each shard
+    reader 0, not padded         0 1|2 3|4 5|6 0|1 2|...      runs on into its next shard
+    reader 0, padded             0 1|2 2|3 4|5 6|0 1|...      whole batches for each shard
                                  epoch 0|epoch 1|epoch 2
 
-A stream reads shard ``stream`` in every epoch where the reader sticks to its shard, and
-shard ``(stream + epoch) % S`` where it does not.
+A reader that sticks to its shard reads it in every epoch; else it reads shard
+``(shard_id + epoch) % S``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class EpochPlan:
         policy: What happens to an epoch's last batch.
         padded: Whether the reader repeats a shard's last sample up to whole batches
             (``pad_last_batch``).
-        stick: Whether a stream reads the same shard in every epoch (``stick_to_shard``).
-        alone: Whether DROP looks at each stream's own shard, whose number of batches may then
-            differ from the others'; else all deliver as many as the smallest shard has.
+        stick: Whether a reader reads the same shard in every epoch (``stick_to_shard``).
+        per_shard: Whether shards may deliver different numbers of batches under DROP; else all
+            deliver as many as the smallest shard has.
 
     Raises:
         ValueError: If one of the counts is less than 1.
@@ -50,7 +50,7 @@ class EpochPlan:
     policy: LastBatchPolicy = LastBatchPolicy.FILL
     padded: bool = False
     stick: bool = False
-    alone: bool = False
+    per_shard: bool = False
 
     def __post_init__(self) -> None:
         for field in ("num_samples", "num_shards", "batch_size"):
@@ -62,19 +62,19 @@ class EpochPlan:
         n, s = self.num_samples, self.num_shards
         return n * (shard + 1) // s - n * shard // s
 
-    def shard_of(self, stream: int, epoch: int) -> int:
-        """The shard that a stream reads in an epoch."""
-        return stream if self.stick else (stream + epoch) % self.num_shards
+    def shard_of(self, shard_id: int, epoch: int) -> int:
+        """The shard that a reader reads in an epoch."""
+        return shard_id if self.stick else (shard_id + epoch) % self.num_shards
 
-    def stream_end(self, stream: int, epoch: int) -> int:
-        """Number of samples of a stream up to and with an epoch, padding not counted."""
+    def samples_until(self, shard_id: int, epoch: int) -> int:
+        """Number of samples that a reader gives up to and with an epoch, padding not counted."""
         if self.stick:
-            return (epoch + 1) * self.shard_size(stream)
+            return (epoch + 1) * self.shard_size(shard_id)
         # S epochs read every shard once; what is left is a run of shards that may wrap.
         rounds, rest = divmod(epoch + 1, self.num_shards)
         n, s = self.num_samples, self.num_shards
-        end = stream + rest
-        run = n * min(end, s) // s - n * stream // s
+        end = shard_id + rest
+        run = n * min(end, s) // s - n * shard_id // s
         if end > s:
             run += n * (end - s) // s
         return rounds * n + run
@@ -85,7 +85,7 @@ class EpochPlan:
             return epoch * self._batches_per_epoch()
         if epoch == 0:
             return 0
-        longest = max(self.stream_end(s, epoch - 1) for s in range(self.num_shards))
+        longest = max(self.samples_until(s, epoch - 1) for s in range(self.num_shards))
         return _ceil_div(longest, self.batch_size)
 
     def _batches_per_epoch(self) -> int:
@@ -98,21 +98,21 @@ class EpochPlan:
         """Number of batches that a pipeline produces for an epoch, delivered or not."""
         return self.first_batch(epoch + 1) - self.first_batch(epoch)
 
-    def delivered(self, epoch: int, stream: int = 0) -> int:
+    def delivered(self, epoch: int, shard_id: int = 0) -> int:
         """Number of batches that an epoch delivers: the length of an iterator.
 
-        Only under PARTIAL does it depend on the stream: batches without a sample of the
-        epoch are consumed there, but not delivered; and under DROP where each is alone.
+        It depends on the shard under PARTIAL, which consumes batches without a sample of the
+        epoch and does not deliver them, and under DROP with ``per_shard``.
         """
-        if self.policy is LastBatchPolicy.DROP and self.alone:
-            return self.shard_size(self.shard_of(stream, epoch)) // self.batch_size
+        if self.policy is LastBatchPolicy.DROP and self.per_shard:
+            return self.shard_size(self.shard_of(shard_id, epoch)) // self.batch_size
         if self.policy is LastBatchPolicy.DROP:
             return self.num_samples // self.num_shards // self.batch_size
         if self.policy is LastBatchPolicy.PARTIAL:
-            return _ceil_div(self._valid_from(epoch, 0, stream), self.batch_size)
+            return _ceil_div(self._valid_from(epoch, 0, shard_id), self.batch_size)
         return self.consumed(epoch)
 
-    def total(self, epochs: int, stream: int = 0) -> int:
+    def total(self, epochs: int, shard_id: int = 0) -> int:
         """Number of batches that the first epochs deliver together; see `delivered`."""
         if self.policy is LastBatchPolicy.FILL:
             return self.first_batch(epochs)
@@ -123,7 +123,7 @@ class EpochPlan:
         rounds, rest = divmod(epochs, period)
 
         def of_first(count: int) -> int:
-            return sum(self.delivered(epoch, stream) for epoch in range(count))
+            return sum(self.delivered(epoch, shard_id) for epoch in range(count))
 
         return (rounds * of_first(period) if rounds else 0) + of_first(rest)
 
@@ -156,10 +156,10 @@ class EpochPlan:
             before -= 1
         if before < 0:
             return 0
-        least = min(self.delivered(before, stream) for stream in range(self.num_shards))
+        least = min(self.delivered(before, shard_id) for shard_id in range(self.num_shards))
         return start - self.first_batch(before) - least
 
-    def valid(self, epoch: int, step: int, stream: int) -> int:
+    def valid(self, epoch: int, step: int, shard_id: int) -> int:
         """Number of samples at the head of a batch that belong to its epoch.
 
         The samples behind them are padding or belong to the next epoch. A DROP batch is
@@ -168,7 +168,7 @@ class EpochPlan:
         Args:
             epoch: The epoch.
             step: Index of the batch in it, from 0.
-            stream: The stream that the batch comes from.
+            shard_id: The reader that the batch comes from.
 
         Returns:
             A count between 0 and ``batch_size``; the mask of the batch is
@@ -176,14 +176,14 @@ class EpochPlan:
         """
         if self.policy is LastBatchPolicy.DROP:
             return self.batch_size
-        return max(0, min(self.batch_size, self._valid_from(epoch, step, stream)))
+        return max(0, min(self.batch_size, self._valid_from(epoch, step, shard_id)))
 
-    def _valid_from(self, epoch: int, step: int, stream: int) -> int:
+    def _valid_from(self, epoch: int, step: int, shard_id: int) -> int:
         """Samples of an epoch from the start of one of its batches on (0 or less: none)."""
         if self.padded:
-            end = self.shard_size(self.shard_of(stream, epoch))
+            end = self.shard_size(self.shard_of(shard_id, epoch))
             start = step * self.batch_size
         else:
-            end = self.stream_end(stream, epoch)
+            end = self.samples_until(shard_id, epoch)
             start = (self.first_batch(epoch) + step) * self.batch_size
         return max(0, end - start)

@@ -9,7 +9,7 @@ import grain
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.arguments import whole_number
-from ...core.config import Separate
+from ...core.config import EpochRules
 from ...core.iterator.data_iterator import IteratorFunction, data_iterator
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.arrays import writable
@@ -22,7 +22,7 @@ __all__ = ["DALIIterDataset"]
 
 
 # What the adapter says by itself.
-_SET_HERE = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "separate"}
+_SET_HERE = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "epoch_rules"}
 
 _NO_INDEX = (
     "a DALI reader counts epochs and batches, and goes to none by one number: use get_state() and "
@@ -103,8 +103,8 @@ class DALIIterDataset(grain.IterDataset):
             last_batch_policy=LastBatchPolicy.DROP if drop_remainder else policy,
             mask="mask" if pad else None,
             sharding=sharding,
-            separate=Separate(
-                num_epochs, options.shard_count if options.drop_remainder else 1, alone=True
+            epoch_rules=EpochRules(
+                num_epochs, options.shard_count if options.drop_remainder else 1, per_shard=True
             ),
         )
         self._num_epochs = num_epochs

@@ -11,7 +11,7 @@ import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.arguments import whole_number
-from ...core.config import IteratorConfig, Separate
+from ...core.config import EpochRules, IteratorConfig
 from ...core.iterator.data_iterator import IteratorFunction, iterator_function
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.function_source import FunctionSource
@@ -251,8 +251,8 @@ class _Source:
     def _made(self, epochs: int | None) -> BatchStream:
         iterator_fn = self.iterator_fn
         if self.config.last_batch_policy is not LastBatchPolicy.FILL:
-            separate = Separate(epochs, alone=True)
-            iterator_fn = iterator_fn.adapted("DALIDataset", separate=separate)
+            epoch_rules = EpochRules(epochs, per_shard=True)
+            iterator_fn = iterator_fn.adapted("DALIDataset", epoch_rules=epoch_rules)
         return iterator_fn.for_host(self.call).stream(epochs, **self.call)
 
     def known(self, epochs: int | None) -> BatchStream:

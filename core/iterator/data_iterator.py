@@ -339,7 +339,7 @@ _CONFIG_DEFAULTS = {
     field.name: None if field.default is dataclasses.MISSING else field.default
     for field in dataclasses.fields(IteratorConfig)
 }
-_CONFIG = frozenset(_CONFIG_DEFAULTS) - {"separate", "on_host"}  # which adapters set
+_CONFIG = frozenset(_CONFIG_DEFAULTS) - {"epoch_rules", "on_host"}  # which adapters set
 
 
 @overload

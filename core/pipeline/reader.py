@@ -63,7 +63,7 @@ def epochs_of(
         ValueError: If the arguments do not fit the pipelines, or the reader.
     """
     samples, shards, padded, stick = config.size, len(built), config.last_batch_padded, False
-    streams = tuple(range(shards))
+    shard_ids = tuple(range(shards))
     if data_shards:
         if len(data_shards) != shards:
             raise ValueError(
@@ -71,12 +71,12 @@ def epochs_of(
                 f"there is {shards} pipeline{'s' * (shards > 1)}: pass one for each"
             )
         shards = data_shards[0].num_shards
-        streams = tuple(shard.shard_id for shard in data_shards)
+        shard_ids = tuple(shard.shard_id for shard in data_shards)
     if config.reader_name is not None:
         metas = reader_meta(built, config.reader_name)
         samples, shards = metas[0]["epoch_size"], metas[0]["number_of_shards"]
         padded, stick = bool(metas[0]["pad_last_batch"]), bool(metas[0]["stick_to_shard"])
-        streams = tuple(meta["shard_id"] for meta in metas)
+        shard_ids = tuple(meta["shard_id"] for meta in metas)
         if config.last_batch_padded and not padded:
             raise ValueError(
                 f"last_batch_padded=True, but reader {config.reader_name!r} has "
@@ -87,20 +87,20 @@ def epochs_of(
             f"{len(built)} pipelines without reader_name or size: only a single pipeline can "
             "end its epoch by StopIteration. Pass reader_name, or size"
         )
-    separate, plan = config.separate, None
-    alone = separate is not None and separate.alone and not data_shards
+    rules, plan = config.epoch_rules, None
+    per_shard = rules is not None and rules.per_shard and not data_shards
     if samples > 0:
         policy, rows = config.last_batch_policy, built[0].max_batch_size
-        plan = EpochPlan(samples, shards, rows, policy, padded, stick, alone)
+        plan = EpochPlan(samples, shards, rows, policy, padded, stick, per_shard)
         if policy is LastBatchPolicy.PARTIAL and len(built) > 1 and samples % shards:
             raise ValueError(
                 f"LastBatchPolicy.PARTIAL over {len(built)} pipelines, whose shards are unequal "
                 f"({samples} samples in {shards} shards): their last batches would differ in "
                 "length. Use LastBatchPolicy.FILL and mask='mask', which marks the padding"
             )
-    if separate is not None:
-        separate.check(config.reader_name or "", plan)
-    return plan, streams
+    if rules is not None:
+        rules.check(config.reader_name or "", plan)
+    return plan, shard_ids
 
 
 def check_shards(

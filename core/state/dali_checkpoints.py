@@ -167,7 +167,7 @@ def _epoch_of(
         read = [0] * plan.num_shards
         if runs_on and epoch:
             start = plan.first_batch(epoch) * plan.batch_size
-            read = [start - plan.stream_end(s, epoch - 1) for s in range(plan.num_shards)]
+            read = [start - plan.samples_until(s, epoch - 1) for s in range(plan.num_shards)]
         # DALI orders them by neither stream nor shard; epochs of one turn differ evenly in all.
         if turned == list(shards) and sorted(read) == sorted(ahead):
             return epoch

@@ -260,8 +260,8 @@ def test_elements_are_numpy_or_jax(jpegs_many):
 
 
 def test_a_graph_may_have_arguments_of_any_name(jpegs_many):
-    def graph(files, on_host="its own", as_numpy="its own", separate="its own"):
-        assert on_host == as_numpy == separate == "its own"
+    def graph(files, on_host="its own", as_numpy="its own", epoch_rules="its own"):
+        assert on_host == as_numpy == epoch_rules == "its own"
         return fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
 
     iterator_fn = data_iterator(graph, ["x"], reader_name="reader")

@@ -94,8 +94,8 @@ def test_laws_at_any_size(n, shards, batch, padded, stick, data):
     # Over one epoch the streams read each shard once.
     assert sorted(plan.shard_of(s, epoch) for s in range(shards)) == list(range(shards))
     for stream in {0, shards - 1, shards // 2}:
-        before = plan.stream_end(stream, epoch - 1) if epoch else 0
-        own = plan.stream_end(stream, epoch) - before
+        before = plan.samples_until(stream, epoch - 1) if epoch else 0
+        own = plan.samples_until(stream, epoch) - before
         assert own == plan.shard_size(plan.shard_of(stream, epoch))
         partial = EpochPlan(n, shards, batch, LastBatchPolicy.PARTIAL, padded, stick)
         length = partial.delivered(epoch, stream)
