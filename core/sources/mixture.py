@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..hashing import fold, mix
 from .order import Indices
+from .source import Field, Order, Source, Values, order_of
 
 MOST_EXACT = 1000  # samples of a window
 
@@ -78,3 +81,120 @@ class Proportions:
         np.put_along_axis(ranks, places, np.broadcast_to(self._ranks, places.shape), axis=1)
         component = components[row, slots]
         return component, windows * self._counts[component] + ranks[row, slots]
+
+
+class Mixture:
+    """Several sources as one, in exact proportions.
+
+    The records of each are numbered behind those of the sources before it. In each window of the
+    stream every source comes as often as its weight says; each has epochs of its own, which go on
+    over the ends of the mixture's.
+
+    Args:
+        sources: Pairs of a source and its weight. Whole weights whose sum, divided by their
+            greatest common divisor, is at most 1,000 are exact; others are rounded to thousandths.
+        length: Records of an epoch; None: as many as the sources have together.
+
+    Attributes:
+        fields: The names and kinds of the fields, which all sources share.
+        weights: The share of each source, as it is kept.
+
+    Raises:
+        ValueError: If the fields differ, or a weight is not above 0 or is rounded to 0.
+        TypeError: If one of the sources is a mixture: list its sources instead.
+    """
+
+    def __init__(self, sources: Sequence[tuple[Source, float]], length: int | None = None):
+        self._sources = tuple(source for source, _ in sources)
+        self._counts = window_counts([weight for _, weight in sources])
+        for source in self._sources:
+            if isinstance(source, Mixture):
+                raise TypeError("a Mixture can't be a part of another one: list its sources there")
+        _check_alike(self._sources)
+        if length is not None and (isinstance(length, bool) or length < 1):
+            raise ValueError(f"length must be at least 1, not {length!r}")
+        self.fields: Mapping[str, Field] = self._sources[0].fields
+        self.weights = tuple(count / sum(self._counts) for count in self._counts)
+        self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)
+        self._length = int(self._starts[-1]) if length is None else int(length)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"({s!r}, {w:g})" for s, w in zip(self._sources, self.weights))
+        return f"Mixture([{parts}], length={self._length:,})"
+
+    def order(self, seed: int, shuffle: bool) -> Order:
+        """The order of the stream; sample n of a source is position ``n % N`` of its epoch n // N.
+
+        Args:
+            seed: The seed; the proportions follow from it, and with a source's number its order.
+            shuffle: Whether the epochs of the sources have orders of their own; the sources take
+                turns in a shuffled way in either case.
+        """
+        proportions = Proportions(self._counts, seed)
+        orders = [
+            order_of(source, int(fold(seed, number)), shuffle)
+            for number, source in enumerate(self._sources)
+        ]
+
+        def order(samples: Indices) -> tuple[Indices, Indices]:
+            components, numbers = proportions(samples)
+            records, epochs = np.empty_like(numbers), np.empty_like(numbers)
+            for component in np.unique(components).tolist():
+                rows = components == component
+                positions, epochs[rows] = orders[component](numbers[rows])
+                records[rows] = positions + self._starts[component]
+            return records, epochs
+
+        return order
+
+    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
+        """See `dalijax.sources.Source`."""
+        columns: dict[str, list[Any]] = {name: [None] * len(indices) for name in names}
+        for source, rows, local in self._split(indices):
+            values = source.read(local, names)
+            for name, column in columns.items():
+                for row, value in zip(rows.tolist(), values[name], strict=True):
+                    column[row] = value
+        return dict(columns)
+
+    def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
+        """See `dalijax.sources.Source`."""
+        table = np.empty((len(indices), 2), np.int32)
+        for source, rows, local in self._split(indices):
+            table[rows] = source.sizes(local, name, [data[row] for row in rows.tolist()])
+        return table
+
+    def name(self, index: int) -> str:
+        """What the record's source calls it."""
+        ((source, _, local),) = self._split(np.array([index]))
+        return source.name(int(local[0]))
+
+    def identity(self) -> str:
+        """A digest of the identities and the proportions."""
+        parts = [self._length, *self._counts, *(source.identity() for source in self._sources)]
+        return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+
+    def _split(self, indices: Indices) -> Iterator[tuple[Source, Indices, Indices]]:
+        """For each source the rows that are its, and the numbers of their records there."""
+        components = np.searchsorted(self._starts, indices, side="right") - 1
+        for component in np.unique(components).tolist():
+            rows = np.flatnonzero(components == component)
+            yield self._sources[component], rows, indices[rows] - self._starts[component]
+
+
+def _check_alike(sources: Sequence[Source]) -> None:
+    first = sources[0].fields
+    for number, source in enumerate(sources):
+        lines = [
+            f"  {name}: {first.get(name, 'missing')} -> {source.fields.get(name, 'missing')}"
+            for name in sorted({*first, *source.fields})
+            if first.get(name) != source.fields.get(name)
+        ]
+        if lines:
+            raise ValueError(
+                "the sources of a mixture need the same fields, which source 0 -> source "
+                f"{number} have not:\n" + "\n".join(lines)
+            )

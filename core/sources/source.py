@@ -14,6 +14,10 @@ from .order import Indices, shuffled
 # Of samples of the stream: the record of each, and the epoch whose random numbers it draws.
 Order = Callable[[Indices], tuple[Indices, Indices]]
 
+# A field of some records: an array for each (what passes the graph by, as it is), or one array of
+# shape [records, ...].
+Values = Sequence[Any] | NDArray[Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class Field:
@@ -47,7 +51,7 @@ class Source(Protocol):
         """Number of records, at least 1."""
         ...
 
-    def read(self, indices: Indices, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+    def read(self, indices: Indices, names: Sequence[str]) -> Mapping[str, Values]:
         """Fields of some records, in their order.
 
         What it gives is not written to again: DALI may read it later, without a copy.
@@ -61,7 +65,7 @@ class Source(Protocol):
         """
         ...
 
-    def sizes(self, indices: Indices, name: str, data: Sequence[Any]) -> NDArray[np.int32]:
+    def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
         """Heights and widths of pictures as DALI's decoder gives them, EXIF's turning included.
 
         Args:

@@ -154,7 +154,7 @@ def _files(paths: Sequence[str]) -> str:
     """Files by their names below the folder that all of them are in, and their sizes."""
     remote = [path for path in paths if "://" in path]
     whole = list(paths) if remote else [os.path.abspath(path) for path in paths]
-    return _sized(_below_common_root(whole), whole.__getitem__)
+    return _sized(below_common_root(whole), whole.__getitem__)
 
 
 def _folder(root: str, matches: Callable[[str], Any] | None) -> str:
@@ -196,7 +196,7 @@ def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] |
     return re.compile(joined, re.IGNORECASE).match
 
 
-def _below_common_root(paths: Sequence[str]) -> list[str]:
+def below_common_root(paths: Sequence[str]) -> list[str]:
     """Paths, or lines that begin with one, without the folder that all of them begin with."""
     first, last = min(paths), max(paths)  # what these two begin with, all do
     alike = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
@@ -212,7 +212,7 @@ def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
         path_of: The path of the file of a name, by its place.
     """
     count = min(len(names), _MOST_SIZES)
-    sizes = _sizes([path_of(i * len(names) // count) for i in range(count)])
+    sizes = file_sizes([path_of(i * len(names) // count) for i in range(count)])
     known = sum(size for size in sizes if size > 0)
     text = _digest((*map(os.fsencode, names), *(b"%d" % size for size in sizes)))
     asked = "" if count == len(names) else f" in {count:,} of them"
@@ -220,7 +220,7 @@ def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
     return f"{len(names):,} files, {known:,} bytes{asked}{missing} #{text}"
 
 
-def _sizes(paths: Sequence[str]) -> list[int]:
+def file_sizes(paths: Sequence[str]) -> list[int]:
     """The sizes of files, asked for once in this process."""
     # A folder's time changes with what it lists, so that files that come or go are seen.
     folders = {os.path.dirname(path) for path in paths}
@@ -304,7 +304,7 @@ def _list_digest(path: str, stamp: _Stamp, reader: str, root: str) -> str:
     names = [name for name, _ in entries]
     rests = [rest for _, rest in entries]
     if all(name.startswith("/") for name in names):
-        short = _below_common_root(names)
+        short = below_common_root(names)
         rests = short if rests == names else [f"{s} {r}" for s, r in zip(short, rests)]
     elif rests != names:
         rests = [f"{n} {r}" for n, r in zip(names, rests)]

@@ -1,0 +1,82 @@
+"""Rows of arrays as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .base import BaseSource
+from .order import Indices
+from .source import Field, Values
+from .values import as_scalars, kind_of
+
+
+class Arrays(BaseSource):
+    """Rows of arrays, all of one length; those of a ``np.memmap`` are read as they are wanted.
+
+    Numbers of one-dimensional arrays become those of 32 bits; texts pass the graph by.
+
+    Args:
+        arrays: Arrays of shape [records, ...] by the field's name.
+        identity: What stands for the digest of 64 rows in states.
+
+    Attributes:
+        fields: The names and kinds of the rows.
+
+    Raises:
+        ValueError: If there is none, or they have no rows or different numbers of them.
+        TypeError: If one has a dtype that no pipeline takes.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], *, identity: str | None = None):
+        if not isinstance(arrays, Mapping):
+            raise TypeError(f"Arrays takes a dict of arrays, not a {type(arrays).__name__}")
+        self._arrays = {name: np.asanyarray(array) for name, array in arrays.items()}
+        shapes = {name: array.shape for name, array in self._arrays.items()}
+        lengths = {shape[:1] for shape in shapes.values()}
+        if len(lengths) != 1 or lengths & {(), (0,)}:
+            raise ValueError(
+                f"arrays need rows, and all as many of them: their shapes are {shapes}"
+            )
+        fields: dict[str, Field] = {}
+        for name, array in self._arrays.items():
+            if array.dtype.kind not in "biufUS":
+                raise TypeError(
+                    f"{name!r} is an array of {array.dtype}: give it numbers or text, or wrap "
+                    "records of objects in dalijax.sources.Records"
+                )
+            fields[name] = Field(array.dtype.newbyteorder("="), array.ndim - 1)
+            if array.dtype.kind in "US":
+                fields[name] = Field(None)
+            elif array.ndim == 1:
+                fields[name] = kind_of(np.zeros((), array.dtype))
+        super().__init__(fields, identity)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __repr__(self) -> str:
+        return f"Arrays({', '.join(self._arrays)}: {len(self):,} rows)"
+
+    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
+        """See `dalijax.sources.Source`."""
+        return {name: self._rows(name, indices) for name in names}
+
+    def _rows(self, name: str, indices: Indices) -> Values:
+        dtype = self.fields[name].dtype
+        rows = np.asarray(self._arrays[name][indices])  # a copy, which nobody writes to
+        if dtype is None:
+            return rows.tolist()
+        if rows.ndim > 1:
+            return rows.astype(dtype, copy=False)
+        try:
+            return as_scalars(rows.astype(rows.dtype.newbyteorder("="), copy=False), dtype)
+        except ValueError as error:
+            bad = indices[rows.astype(dtype) != rows]
+            raise ValueError(f"{name!r} of {self.name(int(bad[0]))} {error}") from None
+
+    def name(self, index: int) -> str:
+        """The number of a row."""
+        return f"row {index}"

@@ -1,0 +1,194 @@
+"""Files of a folder, or of a list, as records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..state.reader_files import below_common_root, file_sizes
+from .base import BaseSource
+from .identity import spread
+from .names import Names
+from .order import Indices
+from .source import Field, Values
+
+# The default of DALI's readers.file; whatever their case.
+EXTENSIONS = (
+    *("jpg", "jpeg", "png", "bmp", "tif", "tiff", "pnm", "ppm", "pgm", "pbm", "jp2", "webp"),
+    *("flac", "ogg", "wav"),
+)
+_MOST_CHECKED = 1000  # paths of a list that must be files when the source is opened
+_MOST_SIZES = 100_000  # of files whose sizes are part of the identity
+
+
+class Files(BaseSource):
+    """Files as records: class folders, a flat folder, or a list of paths.
+
+    Of class folders a record has ``data``, the bytes of the file, and ``label``, an int32 scalar:
+    the number of its folder among the sorted ones, as with ``fn.readers.file``, whose order the
+    records are in. Of a flat folder, or a list without labels, it has ``data`` alone. DALI's
+    threads read the files (`dalijax.fn.read_file`), so that `read` gives their paths.
+
+    Args:
+        folder: The folder. Links are followed; deeper folders are not looked at.
+        paths: Paths of files instead, in their order.
+        labels: Their labels, whole numbers of 32 bits.
+        extensions: Which files of the folder are records, whatever the case; empty: all.
+        identity: What stands for the digest of names, sizes and contents in states.
+
+    Attributes:
+        fields: ``data`` (uint8 [bytes]), and ``label`` (int32) where there are labels.
+        classes: Names of the class folders; empty where there are none.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: If the folder, or a file of the list, is not there;
+            of long lists 1,000 evenly spread ones are looked at.
+        ValueError: If there are no files, files beside class folders, or as many labels as paths
+            are missing.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        paths: Sequence[str | os.PathLike[str]] | None = None,
+        labels: Sequence[int] | NDArray[np.integer[Any]] | None = None,
+        extensions: Sequence[str] = EXTENSIONS,
+        identity: str | None = None,
+    ):
+        if (folder is None) == (paths is None):
+            raise TypeError("Files takes a folder, or paths= (and labels=)")
+        self.classes: tuple[str, ...] = ()
+        self._labels: NDArray[np.int32] | None = None
+        if paths is not None:
+            if isinstance(paths, (str, bytes, os.PathLike)):
+                raise TypeError(f"paths must be a list: Files({paths!r}) takes a folder")
+            if not len(paths):
+                raise ValueError("paths is empty: Files needs one at least")
+            whole = [os.path.abspath(os.fspath(path)) for path in paths]
+            below = below_common_root(whole)
+            self._root = os.fsencode(whole[0][: len(whole[0]) - len(below[0])])
+            self._names = Names(map(os.fsencode, below))
+            if labels is not None:
+                self._labels = _as_labels(labels, len(self._names))
+            self._check_files()
+        else:
+            if labels is not None:
+                raise TypeError("labels= goes with paths=; class folders have labels of their own")
+            self._root = os.path.join(os.fsencode(os.path.abspath(folder or ".")), b"")
+            self._list(_suffixes(extensions))
+        fields = {"data": Field(np.dtype(np.uint8), 1, is_path=True)}
+        if self._labels is not None:
+            fields["label"] = Field(np.dtype(np.int32))
+        super().__init__(fields, identity)
+
+    def _list(self, suffixes: tuple[bytes, ...]) -> None:
+        """Lists the folder."""
+        files, folders = _listed(self._root, suffixes)
+        root = os.fsdecode(self._root)
+        if not folders:
+            self._names = Names(files)
+            if not files:
+                raise ValueError(f"{root} has neither class folders nor {_wanted(suffixes)}")
+            return
+        if files:
+            raise ValueError(
+                f"{root} has class folders ({_few(folders)}) and files beside them "
+                f"({_few(files)}): move those away, or list what you want by paths= and labels="
+            )
+        counts = []
+
+        def below() -> Iterable[bytes]:
+            for folder in folders:
+                names, _ = _listed(self._root + folder, suffixes)
+                counts.append(len(names))
+                start = folder + b"/"
+                yield from [start + name for name in names]
+
+        self._names = Names(below())
+        if not len(self._names):
+            raise ValueError(
+                f"the {len(folders)} class folders of {root} have no {_wanted(suffixes)}"
+            )
+        self._labels = np.repeat(np.arange(len(folders), dtype=np.int32), counts)
+        self.classes = tuple(map(os.fsdecode, folders))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        where = f"{os.fsdecode(self._root)!r}, " if self._root else ""
+        return f"Files({where}{len(self):,} records)"
+
+    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
+        """See `dalijax.sources.Source`."""
+        columns: dict[str, Values] = {}
+        for name in names:
+            if name == "label" and self._labels is not None:
+                columns[name] = self._labels[indices]
+            else:
+                root, table = self._root, self._names
+                columns[name] = [np.frombuffer(root + table[i], np.uint8) for i in indices.tolist()]
+        return columns
+
+    def name(self, index: int) -> str:
+        """The path of a record."""
+        return os.fsdecode(self._root + self._names[index])
+
+    def _content(self) -> tuple[Any, ...]:
+        sizes = file_sizes([self.name(i) for i in spread(len(self), _MOST_SIZES).tolist()])
+        labels = b"" if self._labels is None else self._labels
+        return self._names.joined, self._names.ends, labels, sizes
+
+    def _check_files(self) -> None:
+        for index in spread(len(self), _MOST_CHECKED).tolist():
+            path = self.name(index)
+            if not os.path.isfile(path):
+                there = "no file" if os.path.exists(path) else "not there"
+                raise FileNotFoundError(f"paths[{index}] is {there}: {path}")
+
+
+def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:
+    if isinstance(extensions, str):
+        raise TypeError(f"extensions must be a list, like [{extensions!r}]")
+    return tuple(
+        os.fsencode("." + one.removeprefix("*").removeprefix(".").lower()) for one in extensions
+    )
+
+
+def _listed(folder: bytes, suffixes: tuple[bytes, ...]) -> tuple[list[bytes], list[bytes]]:
+    """The sorted names of the files that are wanted, and of the folders, in a folder."""
+    files, folders = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif not suffixes or entry.name.lower().endswith(suffixes):
+                files.append(entry.name)
+    files.sort()
+    folders.sort()
+    return files, folders
+
+
+def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:
+    array = np.asarray(labels)
+    if array.shape != (count,):
+        raise ValueError(
+            f"there are {count} paths, and labels of shape {array.shape}: one for each"
+        )
+    if array.dtype.kind not in "iub" or not np.array_equal(array, array.astype(np.int32)):
+        raise ValueError(f"labels must be whole numbers of 32 bits, not {array.dtype}")
+    return array.astype(np.int32)
+
+
+def _wanted(suffixes: tuple[bytes, ...]) -> str:
+    return f"files that end in {', '.join(map(os.fsdecode, suffixes))}" if suffixes else "files"
+
+
+def _few(names: Sequence[bytes]) -> str:
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(repr(os.fsdecode(name)) for name in names[:3]) + more

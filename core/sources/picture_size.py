@@ -1,0 +1,196 @@
+"""Heights and widths of encoded pictures, from their headers alone."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+_HEAD = 1024  # bytes of a file that are read at once
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that swap height and width
+_NO_LENGTH = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a segment
+_NO_FRAME = (0xC4, 0xC8, 0xCC)  # in the range of the frame headers' markers, but none
+_WHOLE = {1: "B", 3: "H", 4: "I"}  # TIFF's whole numbers
+
+Size = tuple[int, int]
+# The bytes at an offset, so many; EOFError where they are not there.
+_Take = Callable[[int, int], bytes]
+
+
+def picture_size(data: Any) -> Size | None:
+    """Height and width of a picture as DALI's decoders give it.
+
+    JPEG, PNG, WebP, BMP, TIFF and GIF. An EXIF orientation that turns the picture swaps them.
+
+    Args:
+        data: The bytes of the picture; anything with the buffer protocol.
+
+    Returns:
+        None if the format is another one, or the header is damaged or cut off.
+    """
+    view = memoryview(data).cast("B")
+
+    def take(at: int, count: int) -> bytes:
+        piece = bytes(view[at : at + count])
+        if len(piece) < count:
+            raise EOFError
+        return piece
+
+    return _size(take)
+
+
+def file_picture_size(path: str | bytes) -> Size | None:
+    """`picture_size` of a file, of which little more than the header is read.
+
+    Raises:
+        OSError: If it can't be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        head = file.read(_HEAD)
+
+        def take(at: int, count: int) -> bytes:
+            piece = head[at : at + count]
+            if len(piece) < count:
+                piece = os.pread(file.fileno(), count, at)
+            if len(piece) < count:
+                raise EOFError
+            return piece
+
+        return _size(take)
+
+
+def _size(take: _Take) -> Size | None:
+    try:
+        start = take(0, 12)
+        for magic, of in _FORMATS:
+            if start.startswith(magic):
+                size = of(take)
+                return size if size is not None and min(size) > 0 else None
+    except (EOFError, struct.error):  # cut off
+        pass
+    return None
+
+
+def _turned(height: int, width: int, orientation: int) -> Size:
+    return (width, height) if orientation in _TURNED else (height, width)
+
+
+def _jpeg(take: _Take) -> Size | None:
+    """Walks the segments up to the frame header, which is behind the EXIF data."""
+    at, orientation = 2, 1
+    while True:
+        fill, marker = take(at, 2)
+        if fill != 0xFF:
+            return None
+        if marker == 0xFF:  # any number of them may fill up
+            at += 1
+            continue
+        at += 2
+        if marker in _NO_LENGTH:
+            continue
+        (length,) = struct.unpack(">H", take(at, 2))
+        if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
+            height, width = struct.unpack(">HH", take(at + 3, 4))
+            return _turned(height, width, orientation)
+        if marker in (0xD9, 0xDA) or length < 2:  # the end, or the scan
+            return None
+        if marker == 0xE1 and length >= 16 and take(at + 2, 6) == b"Exif\0\0":
+            orientation = _orientation(take, at + 8)
+        at += length
+
+
+def _png(take: _Take) -> Size | None:
+    """The orientation may be in any chunk, so that the others are passed."""
+    width, height = struct.unpack(">II", take(16, 8))
+    at, orientation = 8, 1
+    try:
+        while True:
+            length, kind = struct.unpack(">I4s", take(at, 8))
+            if kind == b"IEND":
+                break
+            if kind == b"eXIf":
+                orientation = _orientation(take, at + 8)
+                break
+            at += 12 + length
+    except EOFError:  # the pixels are cut off, which the decoder says
+        pass
+    return _turned(height, width, orientation)
+
+
+def _webp(take: _Take) -> Size | None:
+    if take(8, 4) != b"WEBP":
+        return None
+    form = take(12, 4)
+    if form == b"VP8L":
+        (bits,) = struct.unpack("<I", take(21, 4))
+        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    if form == b"VP8 ":
+        width, height = struct.unpack("<HH", take(26, 4))
+        return height & 0x3FFF, width & 0x3FFF
+    if form != b"VP8X":
+        return None
+    # The canvas, in 24 bits each less one; EXIF data is behind the pixels.
+    width, height = (int.from_bytes(take(at, 3), "little") + 1 for at in (24, 27))
+    at, orientation = 30, 1
+    try:
+        while take(20, 1)[0] & 8:
+            kind, length = struct.unpack("<4sI", take(at, 8))
+            if kind == b"EXIF":
+                orientation = _orientation(take, at + 8)
+                break
+            at += 8 + length + length % 2
+    except EOFError:
+        pass
+    return _turned(height, width, orientation)
+
+
+def _bmp(take: _Take) -> Size | None:
+    old = struct.unpack("<I", take(14, 4))[0] == 12
+    width, height = struct.unpack(*("<HH", take(18, 4)) if old else ("<ii", take(18, 8)))
+    return abs(height), width  # below 0 where the top row comes first
+
+
+def _gif(take: _Take) -> Size | None:
+    width, height = struct.unpack("<HH", take(6, 4))
+    return height, width
+
+
+def _tiff(take: _Take) -> Size | None:
+    tags = _tags(take, 0)
+    return _turned(tags.get(0x101, 0), tags.get(0x100, 0), tags.get(0x112, 1))
+
+
+def _orientation(take: _Take, start: int) -> int:
+    """The orientation of EXIF data: a TIFF header and directory; 1 where it is damaged."""
+    try:
+        return _tags(take, start).get(0x112, 1)
+    except EOFError:
+        return 1
+
+
+def _tags(take: _Take, start: int) -> dict[int, int]:
+    """The whole numbers of a TIFF's first directory."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(take(start, 4))
+    tags: dict[int, int] = {}
+    if order is not None:
+        (directory,) = struct.unpack(order + "I", take(start + 4, 4))
+        (count,) = struct.unpack(order + "H", take(start + directory, 2))
+        for entry in range(count):
+            tag, kind, _, value = struct.unpack(
+                order + "HHI4s", take(start + directory + 2 + 12 * entry, 12)
+            )
+            if kind in _WHOLE:
+                tags[tag] = struct.unpack_from(order + _WHOLE[kind], value)[0]
+    return tags
+
+
+_FORMATS: tuple[tuple[bytes, Callable[[_Take], Size | None]], ...] = (
+    (b"\xff\xd8", _jpeg),
+    (b"\x89PNG\r\n\x1a\n", _png),
+    (b"RIFF", _webp),
+    (b"BM", _bmp),
+    (b"GIF8", _gif),
+    (b"II*\0", _tiff),
+    (b"MM\0*", _tiff),
+)

@@ -1,0 +1,126 @@
+"""Anything with numbered records as a source: Grain's data sources, TFDS, HuggingFace, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .base import BaseSource
+from .order import Indices
+from .source import Field, Values
+from .values import as_kind, kind_of
+
+
+class Records(BaseSource):
+    """Records of an object that has a length and gives them by number.
+
+    What the fields are is taken from the first record: its keys; or ``data`` where a record is no
+    dict. Bytes are uint8 [length]; numbers are scalars of 32 bits; text, dicts and what else no
+    pipeline takes pass the graph by. Where the object has ``__getitems__`` (ArrayRecord,
+    HuggingFace) it is called with the numbers of a whole batch.
+
+    Args:
+        records: The object, with ``__len__`` and ``__getitem__``; its methods may be called from
+            several threads at once.
+        fields: The field of each key that is wanted; ``"image/bytes"`` is the key ``bytes`` of
+            the dict under ``image``. None: every key, under its own name.
+        kinds: Kinds of fields, where the first record does not say them.
+        identity: What stands for the digest of 64 records in states.
+
+    Attributes:
+        fields: The names and kinds of the fields.
+
+    Raises:
+        ValueError: If there are no records, or the first one lacks a key.
+        TypeError: If the object has no length, or its records are tuples or the like.
+    """
+
+    def __init__(
+        self,
+        records: Any,
+        fields: Mapping[str, str] | None = None,
+        *,
+        kinds: Mapping[str, Field] | None = None,
+        identity: str | None = None,
+    ):
+        if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
+            raise TypeError(
+                f"a {type(records).__name__} has no length, or no records by number: "
+                "dalijax.sources.Records needs both"
+            )
+        self._records = records
+        self._count = len(records)
+        if not self._count:
+            raise ValueError(f"the {type(records).__name__} has no records")
+        first = records[0]
+        if fields is None:
+            fields = _keys(first)
+        self._paths = {name: tuple(filter(None, key.split("/"))) for key, name in fields.items()}
+        if fields is not None and not self._paths:
+            raise ValueError("fields is empty: the records would have none")
+        found: dict[str, Field] = {}
+        for name, path in self._paths.items():
+            field = (kinds or {}).get(name)
+            found[name] = kind_of(self._value(first, path, 0)) if field is None else field
+        super().__init__(found, identity)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"Records({type(self._records).__name__} of {self._count:,} records)"
+
+    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
+        """See `dalijax.sources.Source`."""
+        numbers = indices.tolist()
+        many = getattr(self._records, "__getitems__", None)
+        records = many(numbers) if many is not None else [self._records[i] for i in numbers]
+        if len(records) != len(numbers):
+            raise ValueError(
+                f"__getitems__ of the {type(self._records).__name__} gave {len(records)} records "
+                f"for {len(numbers)} numbers"
+            )
+        columns: dict[str, Values] = {}
+        for name in names:
+            path, field = self._paths[name], self.fields[name]
+            values = []
+            for number, record in zip(numbers, records):
+                value = self._value(record, path, number)
+                try:
+                    values.append(as_kind(value, field))
+                except (TypeError, ValueError) as error:
+                    raise ValueError(
+                        f"{name!r} of {self.name(number)} {error}, as the first record has it: "
+                        f"make them alike, or say what it is by kinds={{{name!r}: Field(...)}}"
+                    ) from error
+            columns[name] = values
+        return columns
+
+    def name(self, index: int) -> str:
+        """The number of a record."""
+        return f"record {index}"
+
+    def _value(self, record: Any, path: tuple[str, ...], number: int) -> Any:
+        for key in path:
+            if not isinstance(record, Mapping) or key not in record:
+                has = sorted(map(str, record)) if isinstance(record, Mapping) else type(record)
+                raise ValueError(f"{self.name(number)} has no {'/'.join(path)!r}, but {has}")
+            record = record[key]
+        return record
+
+
+def _keys(record: Any) -> dict[str, str]:
+    """The fields of a record of which nothing was said: its keys."""
+    if isinstance(record, Mapping):
+        odd = [key for key in record if not isinstance(key, str) or "/" in key or not key]
+        if odd or not record:
+            raise ValueError(
+                f"the keys of records are {list(record)}: name those that you want by fields="
+            )
+        return {key: key for key in record}
+    if isinstance(record, (tuple, list)) or hasattr(record, "__dataclass_fields__"):
+        raise TypeError(
+            f"records are {type(record).__name__}s, whose parts have no names: make them dicts, "
+            "like {'image': record[0], 'label': record[1]}"
+        )
+    return {"": "data"}

@@ -1,0 +1,17 @@
+"""Sources of records by number, for batches that do not depend on the machine.
+
+- `Files`: files of class folders, of a flat folder, or of a list.
+- `Records`: anything with a length and records by number (Grain's sources, TFDS, HuggingFace).
+- `Arrays`: rows of arrays.
+- `Mixture`: several sources in exact proportions.
+- `Source` and `Field`: the protocol, for sources of your own.
+"""
+
+from .core.sources.arrays import Arrays as Arrays
+from .core.sources.files import Files as Files
+from .core.sources.mixture import Mixture as Mixture
+from .core.sources.records import Records as Records
+from .core.sources.source import Field as Field
+from .core.sources.source import Source as Source
+
+__all__ = ["Arrays", "Field", "Files", "Mixture", "Records", "Source"]

@@ -1,0 +1,165 @@
+"""Files of folders and lists against DALI's own reader."""
+
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+from dalijax.sources import Files
+
+NAMES = [
+    "b/2.jpg",
+    "b/10.jpg",
+    "b/1.PNG",
+    "a/x.jpg",
+    "a/.hid.jpg",
+    "c.d/z.jpeg",
+    "é/ü.jpg",
+    "B/y.jpg",
+]
+
+
+@pytest.fixture
+def classes(tmp_path):
+    root = tmp_path / "root"
+    for number, name in enumerate([*NAMES, "a/note.txt", "readme.md"]):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"%d" % number)
+    (root / "empty").mkdir()  # it counts as a class for DALI, too
+    (root / "a" / "folder.jpg").mkdir()
+    os.symlink("../b/2.jpg", root / "a" / "link.jpg")
+    os.symlink("b", root / "linked")
+    return root
+
+
+def listed_by_dali(root):
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def graph():
+        data, label = fn.readers.file(file_root=str(root), name="reader")
+        return fn.get_property(data, key="source_info"), label
+
+    pipeline = graph()
+    pipeline.build()
+    for _ in range(pipeline.reader_meta("reader")["epoch_size"]):
+        path, label = pipeline.run()
+        yield np.array(path[0]).tobytes().decode(), int(np.array(label[0])[0])
+
+
+def paths_of(source):
+    read = source.read(np.arange(len(source)), ["data"])["data"]
+    return [path.tobytes().decode() for path in read]
+
+
+def test_class_folders_are_listed_as_by_dali(classes):
+    source = Files(classes)
+    labels = source.read(np.arange(len(source)), ["label"])["label"]
+    relative = [os.path.relpath(path, classes) for path in paths_of(source)]
+    assert list(zip(relative, labels.tolist())) == list(listed_by_dali(classes))
+    assert labels.dtype == np.int32 and labels[0].shape == ()
+    assert source.classes == ("B", "a", "b", "c.d", "empty", "linked", "é")
+    assert source.fields["data"].is_path and source.fields["label"].dtype == np.int32
+    assert source.name(0) == str(classes / "B/y.jpg")
+
+
+def test_records_are_read_in_the_order_of_the_indices_and_may_come_twice(classes):
+    source = Files(classes)
+    whole = paths_of(source)
+    values = source.read(np.array([3, 0, 3]), ["data", "label"])
+    assert [v.tobytes().decode() for v in values["data"]] == [whole[3], whole[0], whole[3]]
+    assert set(source.read(np.array([1]), ["data"])) == {"data"}
+
+
+def test_a_flat_folder_and_other_extensions(tmp_path):
+    for name in ("2.npy", "1.npy", "x.jpg"):
+        (tmp_path / name).write_bytes(b"1")
+    assert [os.path.basename(p) for p in paths_of(Files(tmp_path))] == ["x.jpg"]
+    npy = Files(tmp_path, extensions=["npy"])
+    assert [os.path.basename(p) for p in paths_of(npy)] == ["1.npy", "2.npy"]
+    assert len(Files(tmp_path, extensions=[])) == 3
+    assert set(npy.fields) == {"data"} and npy.classes == ()
+    with pytest.raises(TypeError, match=r"\['npy'\]"):
+        Files(tmp_path, extensions="npy")
+
+
+def test_a_list_keeps_its_order_and_labels(classes):
+    paths = [classes / name for name in reversed(NAMES)]
+    source = Files(paths=paths, labels=range(len(paths)))
+    assert paths_of(source) == [str(path) for path in paths]
+    assert list(source.read(np.arange(3), ["label"])["label"]) == [0, 1, 2]
+    assert set(Files(paths=paths).fields) == {"data"}
+    assert paths_of(Files(paths=paths[:1])) == [str(paths[0])]
+
+
+def test_relative_paths_outlive_a_change_of_the_folder(classes, monkeypatch):
+    monkeypatch.chdir(classes)
+    sources = Files("."), Files(paths=[NAMES[0]])
+    monkeypatch.chdir("/")
+    for source in sources:
+        assert all(os.path.isfile(path) for path in paths_of(source))
+
+
+def test_what_can_not_be_listed_is_refused_with_its_name(classes, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Files(tmp_path / "nowhere")
+    with pytest.raises(NotADirectoryError, match=r"x\.jpg"):
+        Files(classes / "a/x.jpg")
+    (tmp_path / "void").mkdir()
+    with pytest.raises(ValueError, match=r"void.* has neither class folders nor files.*\.jpg"):
+        Files(tmp_path / "void")
+    (tmp_path / "void" / "class").mkdir()
+    with pytest.raises(ValueError, match="1 class folders of .*void"):
+        Files(tmp_path / "void")
+    (classes / "top.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"'B', 'a', 'b' and 4 more\) and files.*'top\.jpg'"):
+        Files(classes)
+    with pytest.raises(FileNotFoundError, match=r"paths\[1\] is not there: .*gone\.jpg"):
+        Files(paths=[classes / NAMES[0], classes / "gone.jpg"])
+    with pytest.raises(FileNotFoundError, match=r"paths\[0\] is no file: .*/a$"):
+        Files(paths=[classes / "a"])
+    with pytest.raises(ValueError, match="paths is empty"):
+        Files(paths=[])
+    with pytest.raises(TypeError, match="takes a folder"):
+        Files(paths=str(classes))
+    with pytest.raises(TypeError, match="a folder, or paths="):
+        Files()
+    with pytest.raises(TypeError, match="labels= goes with paths="):
+        Files(classes, labels=[1])
+    for labels, words in (
+        ([1, 2], r"1 paths, and labels of shape \(2,\)"),
+        ([0.5], "whole"),
+        ([1 << 40], "32 bits"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Files(paths=[classes / NAMES[0]], labels=labels)
+
+
+def test_the_identity_is_that_of_the_content_wherever_it_lies(classes, tmp_path):
+    identity = Files(classes).identity()
+    copy = tmp_path / "elsewhere" / "copy"
+    shutil.copytree(classes, copy, symlinks=True)
+    assert Files(copy).identity() == identity
+    paths = [os.path.join(copy, name) for name in NAMES]
+    by_list = Files(paths=paths, labels=range(8)).identity()
+    assert by_list == Files(paths=[classes / n for n in NAMES], labels=range(8)).identity()
+    assert by_list != Files(paths=paths, labels=[0] * 8).identity()
+    assert by_list != Files(paths=paths[::-1], labels=range(8)).identity()
+    (copy / NAMES[3]).write_bytes(b"x")  # as long as it was
+    assert Files(copy).identity() != identity
+    assert Files(copy, identity="mine").identity() == "mine"
+
+
+def test_a_source_pickles(classes):
+    source = pickle.loads(pickle.dumps(Files(classes)))
+    assert paths_of(source) == paths_of(Files(classes))
+    assert source.identity() == Files(classes).identity()
+
+
+def test_many_names_take_little_memory():
+    from dalijax.core.sources.names import Names
+
+    table = Names(b"%07d.jpg" % i for i in range(10_000))
+    assert len(table) == 10_000 and table[0] == b"0000000.jpg" and table[9_999] == b"0009999.jpg"
+    assert len(table.joined) + table.ends.nbytes == 10_000 * (11 + 8)

@@ -1,0 +1,89 @@
+"""Mixtures against their sources, counted and read one by one."""
+
+import numpy as np
+import pytest
+
+from dalijax.core.hashing import fold
+from dalijax.core.sources.order import shuffled
+from dalijax.core.sources.source import order_of
+from dalijax.sources import Arrays, Mixture
+
+SIZES = (5, 70, 13)
+
+
+def components():
+    starts = np.cumsum([0, *SIZES])
+    return [
+        Arrays({"x": np.arange(n) + start, "y": np.zeros((n, 2))})
+        for n, start in zip(SIZES, starts)
+    ]
+
+
+def test_records_are_numbered_behind_those_of_the_sources_before():
+    mixture = Mixture(list(zip(components(), (1, 2, 3))))
+    assert len(mixture) == sum(SIZES)
+    indices = np.random.default_rng(0).permutation(sum(SIZES))
+    values = mixture.read(indices, ["x", "y"])
+    np.testing.assert_array_equal(values["x"], indices)
+    assert np.shape(values["y"]) == (sum(SIZES), 2)
+    assert (
+        mixture.name(4) == "row 4" and mixture.name(5) == "row 0" and mixture.name(87) == "row 12"
+    )
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_each_source_goes_through_epochs_of_its_own(shuffle):
+    mixture = Mixture(list(zip(components(), (1, 2, 3))), length=10)
+    assert len(mixture) == 10
+    records, epochs = order_of(mixture, 7, shuffle)(np.arange(6 * 40))
+    windows = np.searchsorted(np.cumsum(SIZES), records, side="right").reshape(-1, 6)
+    assert (np.sort(windows) == [0, 1, 1, 2, 2, 2]).all()
+    start = 0
+    for number, size in enumerate(SIZES):
+        rows = (records >= start) & (records < start + size)
+        turn = np.arange(rows.sum())
+        expected = [
+            shuffled(n % size, size, int(fold(7, number)), n // size) if shuffle else n % size
+            for n in turn.tolist()
+        ]
+        np.testing.assert_array_equal(records[rows] - start, expected)
+        np.testing.assert_array_equal(epochs[rows], turn // size)
+        start += size
+
+
+def test_the_order_of_some_samples_is_that_of_all():
+    order = Mixture(list(zip(components(), (0.3, 0.5, 0.2)))).order(3, True)
+    whole = np.stack(order(np.arange(5000)))
+    chosen = np.random.default_rng(1).integers(0, 5000, 100)
+    np.testing.assert_array_equal(np.stack(order(chosen)), whole[:, chosen])
+
+
+def test_weights_are_shown_as_they_are_kept():
+    assert Mixture(list(zip(components(), (1, 2, 3)))).weights == (1 / 6, 2 / 6, 3 / 6)
+    assert Mixture(list(zip(components(), (1, 1, 1.0004)))).weights == (0.333, 0.333, 0.334)
+
+
+def test_mixtures_that_can_not_be_are_refused():
+    a, b, _ = components()
+    with pytest.raises(TypeError, match="list its sources there"):
+        Mixture([(Mixture([(a, 1)]), 1), (b, 1)])
+    other = Arrays({"x": np.zeros(3, np.float32), "z": np.zeros((3, 1))})
+    with pytest.raises(
+        ValueError, match=r"(?s)same fields.*x: .*int32.*float32.*y: .*missing.*z: missing"
+    ):
+        Mixture([(a, 1), (other, 1)])
+    with pytest.raises(ValueError, match="at least"):
+        Mixture([(a, 1)], length=0)
+    with pytest.raises(ValueError, match="needs a source"):
+        Mixture([])
+    with pytest.raises(ValueError, match="above 0"):
+        Mixture([(a, 0)])
+
+
+def test_the_identity_is_of_sources_proportions_and_length():
+    a, b, c = components()
+    one = Mixture([(a, 1), (b, 2)]).identity()
+    assert one == Mixture([(a, 10), (b, 20)]).identity()
+    others = [[(a, 2), (b, 1)], [(b, 2), (a, 1)], [(a, 1), (c, 2)]]
+    assert len({one, *(Mixture(other).identity() for other in others)}) == 4
+    assert one != Mixture([(a, 1), (b, 2)], length=3).identity()

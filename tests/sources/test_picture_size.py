@@ -1,0 +1,163 @@
+"""Sizes of pictures against Pillow's, and against what DALI decodes."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+from PIL import Image
+
+from dalijax.core.sources.picture_size import file_picture_size, picture_size
+from dalijax.sources import Arrays, Files, Mixture, Records
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (37, 61, 3), np.uint8)
+ORIENTATION = 0x0112
+
+
+def encoded(form, orientation=None, mode="RGB", pixels=PIXELS, **options):
+    buffer = io.BytesIO()
+    if orientation is not None:
+        options["exif"] = Image.Exif()
+        options["exif"][ORIENTATION] = orientation
+    Image.fromarray(pixels).convert(mode).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def directory(order, orientation, kind=3):
+    """EXIF data of one entry."""
+    value = struct.pack(order + {1: "Bxxx", 3: "Hxx", 4: "I"}[kind], orientation)
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "I", 8)
+    return head + struct.pack(order + "HHHI", 1, ORIENTATION, kind, 1) + value + bytes(4)
+
+
+def jpeg_with(*segments):
+    data = encoded("JPEG")
+    parts = [b"\xff\xe1" + struct.pack(">H", len(s) + 2) + s for s in segments]
+    return data[:2] + b"".join(parts) + data[2:]
+
+
+def png_with(exif, before):
+    data = encoded("PNG")
+    at = data.index(before) - 4
+    crc = struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    return data[:at] + struct.pack(">I", len(exif)) + b"eXIf" + exif + crc + data[at:]
+
+
+EXIF = b"Exif\0\0"
+PICTURES = {
+    **{
+        f"{form} {orientation} {options}": encoded(form, orientation, **options)
+        for form, several in {
+            "JPEG": ({}, {"progressive": True}, {"mode": "L"}, {"mode": "CMYK"}),
+            "PNG": ({}, {"mode": "P"}, {"mode": "RGBA"}),
+            "WEBP": ({}, {"lossless": True}),
+            "TIFF": ({},),
+        }.items()
+        for options in several
+        for orientation in (None, 1, 3, 5, 6, 7, 8)
+    },
+    "BMP": encoded("BMP"),
+    "JPEG, restarts": encoded("JPEG", restart_marker_rows=1),
+    "JPEG, filled up": b"\xff\xd8" + b"\xff" * 5 + encoded("JPEG")[3:],
+    "JPEG, comment": encoded("JPEG", comment=b"\xff\xc0" * 2000),
+    "JPEG, thumbnail": jpeg_with(EXIF + directory("<", 6) + encoded("JPEG", pixels=PIXELS[:8, :8])),
+    "JPEG, profile": encoded("JPEG", 8, icc_profile=bytes(200_000)),
+    "JPEG, LONG": jpeg_with(EXIF + directory("<", 6, 4)),
+    "JPEG, BYTE": jpeg_with(EXIF + directory("<", 6, 1)),
+    "JPEG, big endian": jpeg_with(EXIF + directory(">", 8)),
+    "JPEG, last of two": jpeg_with(EXIF + directory("<", 6), EXIF + directory(">", 1)),
+    "JPEG, XMP before": jpeg_with(b"http://ns.adobe.com/xap/1.0/\0<x/>", EXIF + directory("<", 6)),
+    "JPEG, cut EXIF": jpeg_with(EXIF + directory("<", 6)[:12]),
+    "JPEG, odd magic": jpeg_with(EXIF + b"XX" + directory("<", 6)[2:]),
+    "JPEG, far directory": jpeg_with(EXIF + b"II*\0" + b"\xff" * 20),
+    "PNG, EXIF first": png_with(directory("<", 6), b"IDAT"),
+    "PNG, EXIF last": png_with(directory(">", 5), b"IEND"),
+}
+
+
+def shape_by_dali(data):
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def graph():
+        encoded = fn.external_source(source=lambda: [np.frombuffer(data, np.uint8)], batch=True)
+        return fn.decoders.image(encoded), fn.peek_image_shape(encoded)
+
+    pipeline = graph()
+    pipeline.build()
+    pixels, shape = pipeline.run()
+    return tuple(pixels.shape()[0][:2]), tuple(np.array(shape[0])[:2].tolist())
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_sizes_are_those_of_dali(name, tmp_path):
+    size = picture_size(PICTURES[name])
+    assert (size, size) == shape_by_dali(PICTURES[name])
+    (tmp_path / "picture").write_bytes(PICTURES[name])
+    assert file_picture_size(str(tmp_path / "picture")) == size
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (700, 5), (255, 256)])
+def test_sizes_are_those_of_pillow(form, shape):
+    data = encoded(form, pixels=np.zeros((*shape, 3), np.uint8))
+    assert Image.open(io.BytesIO(data)).size[::-1] == shape
+    assert picture_size(data) == picture_size(np.frombuffer(data, np.uint8)) == shape
+
+
+def test_a_picture_upside_down():
+    data = bytearray(encoded("BMP"))
+    data[22:26] = struct.pack("<i", -37)
+    assert picture_size(data) == (37, 61)
+
+
+@pytest.mark.parametrize("name", ["JPEG None {}", "PNG 6 {}", "WEBP 6 {}", "TIFF None {}", "BMP"])
+def test_cut_off_or_damaged_headers_have_no_size(name, tmp_path):
+    data = PICTURES[name]
+    rng = np.random.default_rng(0)
+    known = {picture_size(data), None, (37, 61)}
+    for end in [*range(40), len(data) // 2]:
+        assert picture_size(data[:end]) in known
+    assert picture_size(data[:10]) is None
+    for _ in range(300):  # never another error, nor a size below 1
+        damaged = bytearray(data)
+        damaged[rng.integers(0, min(len(data), 700))] = rng.integers(0, 256)
+        size = picture_size(damaged)
+        assert size is None or min(size) > 0
+
+
+def test_what_is_no_picture_has_no_size(tmp_path):
+    for data in (
+        b"",
+        b"\xff\xd8",
+        b"some text",
+        b"RIFF1234WAVEfmt ",
+        bytes(1000),
+        b"\xff\xd8\xff\xd9",
+    ):
+        assert picture_size(data) is None
+        (tmp_path / "x").write_bytes(data)
+        assert file_picture_size(str(tmp_path / "x")) is None
+
+
+def test_sources_have_the_sizes_of_their_pictures(tmp_path):
+    names = ["JPEG 6 {}", "PNG None {}", "JPEG, profile", "BMP"]
+    paths = [tmp_path / f"{i}.jpg" for i in range(5)]
+    for path, name in zip(paths, names):
+        path.write_bytes(PICTURES[name])
+    paths[4].write_bytes(b"text")
+    expected = [(61, 37), (37, 61), (61, 37), (37, 61), (-1, -1)]
+    files = Files(paths=paths)
+    records = Records([{"data": path.read_bytes()} for path in paths])
+    for source in (files, records, Mixture([(records, 1)])):
+        indices = np.array([4, 0, 2, 0, 1, 3])
+        sizes = source.sizes(indices, "data", source.read(indices, ["data"])["data"])
+        assert sizes.dtype == np.int32
+        np.testing.assert_array_equal(sizes, [expected[i] for i in indices])
+    for path in paths:
+        path.unlink()  # they are known by now
+    data = files.read(np.arange(5), ["data"])["data"]
+    np.testing.assert_array_equal(files.sizes(np.arange(5), "data", data), expected)
+    other = Arrays({"x": np.zeros((3, 4), np.uint8)})
+    rows = other.read(np.arange(2), ["x"])["x"]
+    np.testing.assert_array_equal(other.sizes(np.arange(2), "x", rows), [[-1, -1]] * 2)

@@ -1,0 +1,177 @@
+"""Records and arrays against what they are made of."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+from dalijax.sources import Arrays, Field, Records
+
+ROWS = [
+    {
+        "data": bytes([i] * i),
+        "label": i,
+        "score": i / 3,
+        "box": np.arange(4.0) + i,
+        "text": f"t{i}",
+        "meta": {"n": i},
+    }
+    for i in range(1, 8)
+]
+
+
+def equal(values, expected):
+    assert len(values) == len(expected)
+    for value, other in zip(values, expected):
+        np.testing.assert_array_equal(value, other, strict=True)
+
+
+def test_fields_are_those_of_the_first_record():
+    source = Records(ROWS)
+    assert dict(source.fields) == {
+        "data": Field(np.dtype(np.uint8), 1),
+        "label": Field(np.dtype(np.int32)),
+        "score": Field(np.dtype(np.float32)),
+        "box": Field(np.dtype(np.float64), 1),
+        "text": Field(None),
+        "meta": Field(None),
+    }
+    indices = np.array([6, 0, 6])
+    values = source.read(indices, list(source.fields))
+    equal(values["data"], [np.frombuffer(ROWS[i]["data"], np.uint8) for i in indices])
+    equal(values["label"], [np.array(ROWS[i]["label"], np.int32) for i in indices])
+    equal(values["score"], [np.array(ROWS[i]["score"], np.float32) for i in indices])
+    equal(values["box"], [ROWS[i]["box"] for i in indices])
+    assert values["text"] == ["t7", "t1", "t7"] and values["meta"][1] == {"n": 1}
+    assert set(source.read(indices, ["text"])) == {"text"}
+
+
+def test_keys_are_chosen_and_reached_by_their_paths():
+    rows = [{"image": {"bytes": b"ab", "path": None}, "label": np.int64(3)}]
+    assert Records(rows).fields["image"] == Field(None)
+    source = Records(rows, fields={"image/bytes": "data", "label": "label"})
+    assert source.fields["data"] == Field(np.dtype(np.uint8), 1)
+    equal(source.read(np.array([0]), ["data"])["data"], [np.array([97, 98], np.uint8)])
+    with pytest.raises(ValueError, match=r"record 0 has no 'image/jpeg', but \['bytes', 'path'\]"):
+        Records(rows, fields={"image/jpeg": "data"})
+    with pytest.raises(ValueError, match="would have none"):
+        Records(rows, fields={})
+
+
+def test_records_that_are_no_dicts():
+    source = Records([b"ab", b"c"])
+    equal(source.read(np.array([1]), ["data"])["data"], [np.array([99], np.uint8)])
+    with pytest.raises(TypeError, match="make them dicts"):
+        Records([(1, 2)])
+
+
+def test_whole_batches_are_asked_for_where_the_object_can():
+    class Many(list):
+        def __getitems__(self, numbers):
+            asked.append(numbers)
+            return [self[i] for i in numbers]
+
+    asked = []
+    assert list(Records(Many(ROWS)).read(np.array([2, 5]), ["label"])["label"]) == [3, 6]
+    assert asked == [[2, 5]]
+
+
+def test_array_record_files(tmp_path):
+    array_record = pytest.importorskip("array_record.python.array_record_module")
+    grain = pytest.importorskip("grain")
+    path = str(tmp_path / "a.array_record")
+    writer = array_record.ArrayRecordWriter(path, "group_size:1")
+    for row in ROWS:
+        writer.write(row["data"])
+    writer.close()
+    source = Records(grain.sources.ArrayRecordDataSource(path))
+    values = source.read(np.array([4, 1]), ["data"])["data"]
+    equal(values, [np.full(5, 5, np.uint8), np.full(2, 2, np.uint8)])
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"x": 1.5}, r"'x' of record 1 is float64, not int32"),
+        ({"x": 1 << 40}, r"'x' of record 1 has a number that does not fit into int32"),
+        ({"x": b"ab"}, r"'x' of record 1 is uint8 of 1 dimensions, not int32 of 0"),
+        ({"x": None}, r"'x' of record 1 None .*nothing that a pipeline takes"),
+        ({"y": 1}, r"record 1 has no 'x', but \['y'\]"),
+    ],
+)
+def test_a_record_that_is_not_like_the_first_is_named(row, words):
+    source = Records([{"x": 1}, row])
+    with pytest.raises(ValueError, match=words):
+        source.read(np.array([0, 1]), ["x"])
+    assert list(source.read(np.array([0]), ["x"])["x"]) == [1]
+
+
+def test_kinds_that_the_first_record_does_not_say():
+    source = Records([{"x": 1}, {"x": 1 << 40}], kinds={"x": Field(np.dtype(np.int64))})
+    equal(source.read(np.array([1]), ["x"])["x"], [np.array(1 << 40)])
+
+
+def test_what_has_no_records_is_refused():
+    with pytest.raises(ValueError, match="list has no records"):
+        Records([])
+    with pytest.raises(TypeError, match="generator has no length"):
+        Records(i for i in range(3))
+
+
+def test_the_identity_of_records_is_that_of_their_bytes():
+    assert Records(ROWS).identity() == Records(list(ROWS)).identity()
+    assert Records(ROWS).identity() != Records(ROWS[:-1]).identity()
+    assert Records(ROWS).identity() != Records(ROWS[::-1]).identity()
+    assert Records(ROWS, identity="mine").identity() == "mine"
+    assert Records([{"x": object()}]).identity() == Records([{"x": object()}]).identity()
+
+
+ARRAYS = {
+    "x": np.arange(24, dtype=np.float16).reshape(6, 2, 2),
+    "label": np.arange(6) * 5,
+    "weight": np.arange(6) / 4,
+    "text": np.array(["a", "b", "c", "d", "e", "f"]),
+}
+
+
+def test_rows_of_arrays():
+    source = Arrays(ARRAYS)
+    assert source.fields["x"] == Field(np.dtype(np.float16), 2)
+    assert source.fields["label"] == Field(np.dtype(np.int32))
+    values = source.read(np.array([5, 0, 5]), list(ARRAYS))
+    equal(values["x"], ARRAYS["x"][[5, 0, 5]])
+    equal(values["label"], np.array([25, 0, 25], np.int32))
+    equal(values["weight"], np.array([1.25, 0, 1.25], np.float32))
+    assert values["text"] == ["f", "a", "f"]
+
+
+def test_rows_are_copies(tmp_path):
+    array = np.zeros((3, 2))
+    rows = Arrays({"x": array}).read(np.array([0]), ["x"])["x"]
+    array[:] = 1
+    np.testing.assert_array_equal(rows[0], [0, 0])
+
+
+def test_a_memory_map_and_its_copy_agree(tmp_path):
+    np.save(tmp_path / "a.npy", ARRAYS["x"].astype(">f2"))
+    shutil.copy(tmp_path / "a.npy", tmp_path / "b.npy")
+    first, second = (
+        Arrays({"x": np.load(tmp_path / f, mmap_mode="r")}) for f in ("a.npy", "b.npy")
+    )
+    rows = first.read(np.array([1]), ["x"])["x"]
+    equal(rows, ARRAYS["x"][[1]])  # in native order
+    assert type(rows) is np.ndarray and first.identity() == second.identity()
+    assert pickle.loads(pickle.dumps(first)).identity() == first.identity()
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"\(3,\).*\(4,\)"):
+        Arrays({"x": np.zeros(3), "y": np.zeros(4)})
+    for arrays in ({}, {"x": np.zeros((0, 3))}, {"x": np.zeros(())}):
+        with pytest.raises(ValueError, match="need rows"):
+            Arrays(arrays)
+    with pytest.raises(TypeError, match="'x' is an array of object"):
+        Arrays({"x": np.array([None, 1])})
+    with pytest.raises(ValueError, match="'x' of row 1 has a number that does not fit into int32"):
+        Arrays({"x": np.array([1, 1 << 40])}).read(np.array([0, 1]), ["x"])
