@@ -92,7 +92,7 @@ class IteratorFunction:
             prefetch_queue_depth: Batches that DALI prepares ahead, at the cost of their memory;
                 2 where it is left out.
             exec_dynamic: Whether DALI's newer executor runs the pipeline (its default); False
-                costs a copy of each batch.
+                costs a copy of each batch, and nothing runs after a batch that fails.
             enable_conditionals: Whether ``if`` of the pipeline function chooses for each sample.
             checkpoints: What an iterator's ``checkpoints()`` gave, to go on from.
             **more: Further arguments of the pipeline function, of ``nvidia.dali.pipeline_def``, and

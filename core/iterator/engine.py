@@ -46,6 +46,10 @@ _MOST_TO_DROP = 8
 # The readers whose states are known; those of videos need a GPU, and are DALI's to judge.
 _KNOWN_STATES = READERS.keys() - {"video", "video_resize"}
 _MOST_SAMPLES = 1 << 31  # of a reader's pass, where nothing says how many it has
+_STOPPED = (
+    "can't be produced: with exec_dynamic=False nothing runs after a failure, of this batch or of "
+    "one prefetched behind it. Leave exec_dynamic=False out, and the next call goes on behind it"
+)
 # What skip() takes.
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
 CLOSED = "the iterator is closed: make a new one"
@@ -144,7 +148,7 @@ class Engine:
         """Whether every batch of the epoch is behind the consumer."""
         peeked = self._outcome
         if peeked is not None:  # failed batches that are left out lie before an end behind them
-            return peeked.ended and peeked.after == self._with_start(self.position)
+            return peeked.ended and peeked.after.step == self.position.step
         return self._is_end(self.position)
 
     def next_epoch(self) -> None:
@@ -556,6 +560,11 @@ class Engine:
                     cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
                 what = f"can't be read{cure}; the next call tries it again"
                 raise _described(failed, here, what, RuntimeError) from failed
+            if (
+                isinstance(failed, RuntimeError) and self.runner().stopped
+            ):  # by this batch, or by one prefetched behind it
+                self._stand_again_at(here)
+                raise _described(failed, here, _STOPPED, RuntimeError) from failed
             error = failed
             if isinstance(failed, RuntimeError):
                 counts = "failed, and counts as delivered; the next call goes on with the next one"

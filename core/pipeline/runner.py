@@ -121,6 +121,8 @@ class Runner:
 
     Attributes:
         deferred: What the graph leaves to be called on each batch, if anything.
+        stopped: Whether a run has failed after which no other runs: DALI's older executor, without
+            ``exec_dynamic``, never goes on.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Runner:
         self.pipelines = tuple(pipelines)
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.to_drop = to_drop
+        self.stopped = False
         self._lanes = [_Lane(pipeline, gradual) for pipeline in pipelines]
         self.deferred = deferred_of(self.pipelines)
         self._process, self._calls = os.getpid(), calls
@@ -233,6 +236,7 @@ class Runner:
                     outputs.append(lane.share())
                 except Exception as error:
                     failure = failure or error
+                    self.stopped = not self.dynamic
                     continue
                 if early:
                     # Its outputs stay valid for as long as they are referred to, so that it goes

@@ -186,6 +186,26 @@ def test_without_checkpoints_or_a_reader_the_error_is_dalis(broken):
         assert caught.value.files == () and "jpg" not in str(caught.value)
 
 
+@pytest.mark.parametrize("broken", [(4,)], indirect=True)
+@pytest.mark.parametrize("on_error", ("raise", "skip"))
+def test_where_the_executor_stops_at_a_failure_no_good_batch_counts_as_failed(broken, on_error):
+    train = data_iterator(decode, NAMES, reader_name="reader", on_error=on_error, auto_reset=True)
+    call = {"batch_size": BATCH, "prefetch_queue_depth": 1}
+    with train(broken[0], exec_dynamic=False, **call) as iterator:
+        assert np.asarray(next(iterator)["x"]).ravel().tolist() == [0, 1, 2]
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="batch 1 of epoch 0 .* Leave exec_dyn"):
+                next(iterator)
+        assert (iterator.step, iterator.errors) == (1, ())
+        state = iterator.get_state()
+    with train(broken[0], **call) as iterator:
+        iterator.set_state(state)
+        if on_error == "raise":
+            with pytest.raises(RuntimeError, match="batch 1 of epoch 0 failed"):
+                next(iterator)
+        assert np.asarray(next(iterator)["x"]).ravel().tolist() == [6, 7, 8]
+
+
 @pytest.mark.parametrize("broken", [(4, 7)], indirect=True)
 def test_peek_raises_it_and_next_again(broken):
     paths, _ = broken

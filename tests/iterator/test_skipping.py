@@ -132,6 +132,19 @@ def test_skip_within_an_epoch_and_past_its_end(jpegs):
         next(other)
 
 
+def test_a_state_asked_for_behind_the_end_does_not_move_it(jpegs_many):
+    def labels():
+        return fn.readers.file(files=jpegs_many[:6], name="reader")[1]
+
+    for go_on in (lambda it: it.reset(), iter):
+        with data_iterator(labels, ["x"], reader_name="reader")(batch_size=2) as iterator:
+            next(iterator)
+            assert iterator.skip(9) == 2
+            iterator.get_state()
+            go_on(iterator)
+            assert (iterator.epoch, iterator.step) == (1, 0)
+
+
 def test_skip_over_python_sources():
     def source(info):
         return np.array([info.iteration, info.epoch_idx], np.int32)[None].repeat(BATCH, 0)
