@@ -87,7 +87,7 @@ def _seed(cfg: Any) -> int:
     drawn = np.int32(secrets.randbits(31))
     if jax.process_count() > 1:
         drawn = multihost_utils.broadcast_one_to_all(drawn)
-    return ShardSeed(int(drawn), 0, given=False)
+    return ShardSeed(int(drawn), 0, is_default=True)
 
 
 def _of_host(

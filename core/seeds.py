@@ -27,14 +27,13 @@ def shard_seed(seed: int, shard: int) -> int:
 
 
 class ShardSeed(int):
-    """The seed of one shard, which knows what it follows from.
+    """The seed of one shard, and what it follows from.
 
-    ``ShardSeed(seed, 0, given=False)`` in the place of a seed is a default, one that was drawn say.
-
-    Attributes:
+    Args:
         seed: The seed of all shards.
         shard: The shard.
-        given: Whether the caller gave it; a default gives way to the seed of a state.
+        is_default: Whether the caller left it out (it may have been drawn): it gives way to the
+            seed of a state.
 
     Raises:
         TypeError: If the seed is no whole number.
@@ -43,25 +42,25 @@ class ShardSeed(int):
 
     seed: int
     shard: int
-    given: bool
+    is_default: bool
 
-    def __new__(cls, seed: int, shard: int, given: bool) -> ShardSeed:  # noqa: D102
+    def __new__(cls, seed: int, shard: int, is_default: bool = False) -> ShardSeed:  # noqa: D102
         try:
             seed = operator.index(seed)
         except TypeError:
             raise TypeError(f"seed must be a whole number, not {seed!r}") from None
         if not -(1 << 63) <= seed < 1 << 63:
             raise ValueError(f"seed must be a whole number of at most 64 bits, not {seed}")
-        made = super().__new__(cls, shard_seed(seed, shard))
-        made.seed, made.shard, made.given = seed, shard, given
-        return made
+        self = super().__new__(cls, shard_seed(seed, shard))
+        self.seed, self.shard, self.is_default = seed, shard, is_default
+        return self
 
     @classmethod
     def of(cls, seed: int | None, shard: int) -> ShardSeed:
-        """The seed of a shard, of the seed of all: one that was given, a default one, or None."""
+        """The seed of a shard, by the seed of all shards; None: the default."""
         if isinstance(seed, ShardSeed):
-            return cls(seed.seed, shard, seed.given)
-        return cls(DEFAULT_SEED if seed is None else seed, shard, seed is not None)
+            return cls(seed.seed, shard, seed.is_default)
+        return cls(DEFAULT_SEED if seed is None else seed, shard, seed is None)
 
     def __getnewargs__(self) -> tuple[int, int, bool]:  # type: ignore[override]
-        return self.seed, self.shard, self.given
+        return self.seed, self.shard, self.is_default

@@ -9,9 +9,9 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.pipeline.function_source import DEFAULT_SEED
 from ...core.pipeline.record_queue import Place, Pulled, RecordError
 from ...core.records.decoder import Decoder
+from ...core.seeds import DEFAULT_SEED
 from .transform import DALITransform
 
 __all__ = ["DALIBatch", "RandomInputs"]

@@ -8,12 +8,12 @@ from typing import Any
 import grain
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from ...core.arguments import whole_number
+from ...core.arguments import function_parameters, whole_number
 from ...core.config import EpochRules
 from ...core.iterator.data_iterator import IteratorFunction, data_iterator
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.arrays import writable
-from ...core.pipeline.function_source import default_device_id, function_parameters
+from ...core.pipeline.function_source import default_device_id
 from ...core.state import codec as state_lib
 from ...core.stats import InputStats
 from .transform import check_policy, element_spec, refuse_gpu_in_worker

@@ -192,7 +192,7 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
 
     def takes_seed(self, default: int) -> bool:
         """Whether nobody gave a seed, the dataset neither, so that a state may say it."""
-        left_out = isinstance(default, ShardSeed) and not default.given
+        left_out = isinstance(default, ShardSeed) and default.is_default
         return left_out and self._call.get("seed") is None
 
     def made(self, seed: int) -> str:

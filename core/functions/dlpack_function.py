@@ -15,8 +15,8 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..pipeline.arrays import check_width
-from ..pipeline.function_source import queue_depth
-from ..pipeline.held import holder
+from ..pipeline.dali_pipeline import queue_depth
+from ..pipeline.function_notes import live_outputs
 from . import checks as callbacks
 from .checks import plugin
 from .dali_operators import dlpack_operator
@@ -222,7 +222,7 @@ def _operator(
         renewed = awaited and not each
         samples = num_outputs * pipeline.max_batch_size
         most = samples if awaited else samples * queue_depth(pipeline)
-        held = holder(pipeline, None if renewed else most)
+        held = live_outputs(pipeline, None if renewed else most)
         copies = held if awaited else None
         # By position: with keywords, or as a function, it takes half as long again or twice.
         take = functools.partial(DLTensor, pipeline.device_id, copies)

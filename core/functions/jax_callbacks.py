@@ -12,8 +12,8 @@ from jax.sharding import Sharding
 from nvidia.dali import Pipeline
 
 from ..pipeline.arrays import check_width
-from ..pipeline.function_source import queue_depth
-from ..pipeline.held import holder
+from ..pipeline.dali_pipeline import queue_depth
+from ..pipeline.function_notes import live_outputs
 from ..placement import gpu_ordinal
 from .dlpack import header, owning_view
 
@@ -102,7 +102,7 @@ def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
     device: jax.Device | None = None
     owner = weakref.ref(pipeline)
     # So many batches later DALI has delivered what it made of it, for which it was waited.
-    held = holder(pipeline, queue_depth(pipeline))
+    held = live_outputs(pipeline, queue_depth(pipeline))
 
     def run(stream: int, *tensors: Any) -> tuple[Any, ...] | None:
         nonlocal device

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..pipeline import notes
+from ..pipeline import function_notes
 
 # Their wrappers and modules keep caches and nothing that an output depends on.
 _LIBRARIES = frozenset({"flax", "jax", "jaxlib", "numba", "numpy", "nvidia"})
@@ -58,7 +58,7 @@ Memory = Mapping[str, str]
 
 @dataclasses.dataclass
 class FunctionNote:
-    """A Python function of a graph; see `dalijax.core.pipeline.notes`.
+    """A Python function of a graph; see `dalijax.core.pipeline.function_notes`.
 
     Attributes:
         function: The function.
@@ -90,7 +90,8 @@ def note(function: Callable[..., Any], stateful: bool | None) -> None:
         function: The function.
         stateful: What its author says; None: what can be seen of it.
     """
-    notes.add(FunctionNote(function, stateful, memory(function) if stateful is None else {}))
+    before = memory(function) if stateful is None else {}
+    function_notes.add(FunctionNote(function, stateful, before))
 
 
 def changes(before: Memory, after: Memory) -> str:

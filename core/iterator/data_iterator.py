@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Any, overload
 import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from ..arguments import checked_arguments, knows_its_names
+from ..arguments import checked_arguments, function_parameters, knows_its_names
 from ..config import IteratorConfig, OnError, Shardings
 from ..pipeline.batch import choose_placement
-from ..pipeline.function_source import (
-    DEFAULT_NUM_THREADS,
-    DEFAULT_SEED,
-    FunctionSource,
-    default_device_id,
-    function_parameters,
-)
+from ..pipeline.function_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
 from ..pipeline.shards import shard_pipelines
 from ..placement import DataShard
-from ..seeds import ShardSeed, shard_seed
+from ..seeds import DEFAULT_SEED, ShardSeed, shard_seed
 from .epoch_stream import BatchStream
 from .iterator import DALIGenericIterator
 

@@ -18,8 +18,9 @@ from ..errors import StateError
 from ..pipeline import advice
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.culprits import Culprits
+from ..pipeline.dali_pipeline import check_outputs, is_unmappable
 from ..pipeline.deferred import FunctionError
-from ..pipeline.function_source import check_outputs, of_mapping
+from ..pipeline.pipeline_source import PipelineSource
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
     BatchError,
@@ -30,7 +31,6 @@ from ..pipeline.runner import (
     SourceError,
     discard,
 )
-from ..pipeline.source import PipelineSource
 from ..state.codec import Saved
 from ..state.fingerprint import Fingerprint, check_names, fingerprint, not_allowed, renamed, unknown
 from ..state.position import Checkpoints, FailedBatch, Position
@@ -553,7 +553,7 @@ class Engine:
                 # DALI's readers never run again after an error: new ones stand there again.
                 stands = self._stand_again_at(here)
                 cure = ""
-                if of_mapping(failed):
+                if is_unmappable(failed):
                     if stands and self.source.unmap():
                         # It fails alone now, and not those before it.
                         return self._outcome_at(here, convert)

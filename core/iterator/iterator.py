@@ -14,9 +14,9 @@ from ..arguments import knows_its_names, whole_number
 from ..config import IteratorConfig, OnError, Shardings, difference_names
 from ..epochs import EpochPlan
 from ..pipeline.batch import Batch
-from ..pipeline.handmade import GivenSource
+from ..pipeline.handmade_source import HandmadeSource
 from ..pipeline.lifetime import calls, check_process
-from ..pipeline.source import PipelineSource, check_resumable
+from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..state import codec, dali_checkpoints
 from ..state.fingerprint import unknown
 from ..state.position import FailedBatch
@@ -107,7 +107,7 @@ class DALIGenericIterator:
             as_numpy=as_numpy,
             on_error=on_error,
         )
-        self._open(GivenSource(pipelines), config)
+        self._open(HandmadeSource(pipelines), config)
 
     @classmethod
     def from_source(

@@ -14,10 +14,10 @@ from nvidia.dali.tensors import TensorListCPU
 
 from ..state.position import Checkpoints
 from ..state.random_state import trimmed
-from .function_source import operators_behind
+from .dali_pipeline import operators_behind
 from .lifetime import calls
+from .pipeline_source import Define, PipelineSource
 from .runner import BatchError, Outputs, Runner, SourceError, discard
-from .source import Define, PipelineSource
 
 # Where DALI's own decoder, on the CPU, tells which sample another one of its operators refused.
 _DECODES_IMAGES = re.compile(

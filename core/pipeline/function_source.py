@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
 import operator
-import os
 import re
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
-from .. import cuda_queues
-from ..arguments import checked_arguments, name_of
-from ..arguments import function_parameters as function_parameters
-from ..errors import StateError
-from ..seeds import DEFAULT_SEED as DEFAULT_SEED
-from ..seeds import ShardSeed, shard_seed
-from ..state.random_state import moved
+from ..arguments import checked_arguments, function_parameters, name_of
+from ..seeds import DEFAULT_SEED, ShardSeed, shard_seed
 from . import advice
-from .deferred import deferred_of, deferring, plan_calls
+from .dali_pipeline import (
+    FreedAnywhere,
+    at_checkpoint,
+    build_pipeline,
+    is_unmappable,
+    unmap_readers,
+)
+from .deferred import deferring, plan_calls
 from .lifetime import calls
-from .notes import FunctionsOfPipelines
-from .source import Define, check_resumable
+from .pipeline_source import Define, PipelineSource, check_resumable
 
 # Documented as "not to be considered optimised", in DALI's plugin as here.
 DEFAULT_NUM_THREADS = 4
@@ -39,14 +37,9 @@ _SOURCE_CURE = (
     "index), use a reader, or keep the position yourself"
 )
 _NO_SOURCE_STATE = "Checkpointing enabled in a pipeline with external source"
-# What DALI says of a graph that it has no checkpoints of, and of a checkpoint of another graph. Its
-# errors quote the user's files and lines, too, which may well have the word "checkpoint".
+# What DALI says of a graph that it has no checkpoints of. Its errors quote the user's files and
+# lines, too, which may well have the word "checkpoint".
 _UNSUPPORTED = re.compile(r"Checkpointing is not (supported|implemented)|not support checkpointing")
-_OF_ANOTHER = re.compile(
-    "might come from another pipeline|no checkpoint for operator|match the graph structure|"
-    "superfluous operator states|Failed to deserialize|Philox state"
-)
-_UNMAPPABLE = re.compile("File mapping failed: (.*)")
 
 
 def default_device_id() -> int | None:
@@ -54,88 +47,7 @@ def default_device_id() -> int | None:
     return 0 if backend.GetCUDADeviceCount() > 0 else None
 
 
-def queue_depth(pipeline: Pipeline) -> int:
-    """Batches that DALI schedules ahead of the consumer."""
-    if not pipeline.exec_pipelined:
-        return 1
-    if pipeline.exec_separated:
-        return max(pipeline.cpu_queue_size, pipeline.gpu_queue_size)
-    depth: int = pipeline.prefetch_queue_depth
-    return depth
-
-
-class _Owned(Pipeline):
-    """A pipeline that Python may collect in a thread of DALI's, which can't wait for its end.
-
-    A Python function of a graph runs there, and so may Python's cyclic gc within it.
-    """
-
-    def _shutdown(self) -> None:
-        if isinstance(threading.current_thread(), threading._DummyThread):
-            threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
-        else:
-            super()._shutdown()  # type: ignore[no-untyped-call]
-
-
-def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
-    """Builds a pipeline; what is known to be missing is said with its cure.
-
-    Args:
-        pipeline: The pipeline.
-        name: What defined it, for messages.
-    """
-    if pipeline.device_id is not None and backend.GetCUDADeviceCount() > 0:
-        cuda_queues.warn_if_too_late()
-    try:
-        pipeline.build()
-    except (NotImplementedError, TypeError) as error:
-        if cure := advice.of_outputs(error, name):
-            raise TypeError(cure) from error
-        raise
-    except RuntimeError as error:
-        text = str(error)
-        if backend.GetCUDADeviceCount() == 0 and ("CUDA" in text or "GPU" in text):
-            raise RuntimeError(
-                f"the pipeline needs a GPU (device_id={pipeline.device_id}) and DALI sees none "
-                "on this machine. For the CPU, use device='cpu' for its decoders, no .gpu(), "
-                f"and leave device_id out or pass None. DALI says: {text}"
-            ) from error
-        if cure := advice.of_readers(error, pipeline):
-            raise RuntimeError(f"{cure} DALI says: {text}") from error
-        raise
-
-
-def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | None) -> Pipeline:
-    """A built pipeline that stands at a checkpoint, be it one of the same graph on another device.
-
-    Args:
-        make: Builds one, at a checkpoint or at its start.
-        checkpoint: The checkpoint; None for the start.
-
-    Raises:
-        StateError: If the checkpoint is one of another graph.
-    """
-    try:
-        return make(checkpoint)
-    except (RuntimeError, ValueError) as error:
-        refusal = str(error)
-        if checkpoint is None or not _OF_ANOTHER.search(refusal):
-            raise
-    start = make(None)
-    begun = start.checkpoint()
-    del start  # a GPU may not have room for two
-    try:
-        return make(moved(checkpoint, begun))
-    except (RuntimeError, ValueError) as error:
-        if not isinstance(error, StateError) and not _OF_ANOTHER.search(str(error)):
-            raise
-        raise StateError(
-            f"the state is one of other operators: {error}. Make the iterator as it was when the "
-            f"state was saved. DALI says: {refusal}"
-        ) from None
-
-
-class FunctionSource:
+class FunctionSource(PipelineSource):
     """Pipelines from a graph function, rebuilt as often as needed.
 
     Args:
@@ -151,11 +63,6 @@ class FunctionSource:
         TypeError: If a keyword belongs neither to the function nor to pipeline_def.
     """
 
-    rebuildable = True
-    owned = True
-    serialized: list[bytes] = []  # noqa: RUF012 - never changed
-    restored: list[bytes] = []  # noqa: RUF012 - never changed
-
     def __init__(
         self,
         pipeline_fn: Callable[..., Any],
@@ -164,9 +71,7 @@ class FunctionSource:
         each: Sequence[Mapping[str, Any]] = ({},),
         on_host: bool = False,
     ):
-        self.name: str = getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__)
-        self._unresumable = ""
-        self._functions = FunctionsOfPipelines()
+        super().__init__(getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__))
         self._on_host = on_host
         self._mapped = True  # whether readers map their files, where nobody has said it
         self._fn = pipeline_fn
@@ -191,39 +96,34 @@ class FunctionSource:
             self._unresumable = "enable_checkpointing=False was passed"
 
     @property
-    def unresumable(self) -> str:
-        """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
-        self._unresumable = self._unresumable or self._functions.kept_state()
-        return self._unresumable
+    def _first_call(self) -> dict[str, Any]:
+        """The arguments of the first pipeline."""
+        return {**self._kwargs, **self._each[0]}
 
     @property
-    def seed(self) -> int | None:
-        """The seed that those of the shards follow from; None where it is the pipeline's own."""
+    def seed(self) -> int | None:  # noqa: D102
         if self._saved_seed is not None:
             return self._saved_seed
-        own = {**self._kwargs, **self._each[0]}.get("seed")
-        return own.seed if isinstance(own, ShardSeed) else None
+        seed = self._first_call.get("seed")
+        return seed.seed if isinstance(seed, ShardSeed) else None
 
-    def takes_seed(self) -> bool:
-        """Whether nobody gave a seed, so that a state's may stand for the default."""
-        own = {**self._kwargs, **self._each[0]}.get("seed")
-        if self._own_seed or own is not None:
-            return isinstance(own, ShardSeed) and not own.given
+    def takes_seed(self) -> bool:  # noqa: D102
+        seed = self._first_call.get("seed")
+        if self._own_seed or seed is not None:
+            return isinstance(seed, ShardSeed) and seed.is_default
         # The function's own decorator may have set it.
         decorated = getattr(self._fn, "_is_pipeline_def", False)
         if decorated and self._decorated_seed is None:
             with deferring():
-                pipeline = self._fn(*self._args, **self._kwargs, **self._each[0])
+                pipeline = self._fn(*self._args, **self._first_call)
             self._decorated_seed = pipeline.seed
         return self._decorated_seed is None
 
-    def set_seed(self, seed: int | None) -> int | None:
-        """See `PipelineSource.set_seed`."""
+    def set_seed(self, seed: int | None) -> int | None:  # noqa: D102
         before, self._saved_seed = self._saved_seed, seed
         return before
 
-    def shards(self) -> list[tuple[int, int] | None]:
-        """Shard and number of shards that the function gets for each pipeline, if it takes them."""
+    def shards(self) -> list[tuple[int, int] | None]:  # noqa: D102
         shards: list[tuple[int, int] | None] = []
         for one in self._each:
             values = self._bound(one).arguments
@@ -238,25 +138,22 @@ class FunctionSource:
         call = {k: v for k, v in {**self._kwargs, **one}.items() if k in own}
         return inspect.signature(self._fn).bind_partial(*self._args, **call)
 
-    def of_another_shard(self) -> Pipeline:
-        """The first pipeline as it would be of the next shard; it is not built."""
+    def of_another_shard(self) -> Pipeline:  # noqa: D102
         shard, count = self.shards()[0] or (0, 1)
-        call = {**self._kwargs, **self._each[0]}
         bound = self._bound(self._each[0])
         bound.arguments["shard_id"] = (shard + 1) % count
-        rest = {k: v for k, v in call.items() if k not in function_parameters(self._fn)}
+        rest = {k: v for k, v in self._first_call.items() if k not in function_parameters(self._fn)}
         other = copy.copy(self)
         other._args, other._kwargs = bound.args, rest | bound.kwargs
         return other.define()
 
-    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """New pipelines; see `PipelineSource.build`."""
+    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:  # noqa: D102
         if checkpoints and not self._checkpointing:
             check_resumable(self)
         try:
             built = self._build_all(checkpoints)
         except RuntimeError as error:  # a reader at a checkpoint has files open
-            if not of_mapping(error) or not self.unmap():
+            if not is_unmappable(error) or not self.unmap():
                 raise
             built = self._build_all(checkpoints)
         self._functions.add(built)
@@ -270,13 +167,12 @@ class FunctionSource:
                 built.append(self._build_one(one, checkpoint))
         return built
 
-    def unmap(self) -> bool:
-        """Has readers read their files from the next build on; False if they do already."""
+    def unmap(self) -> bool:  # noqa: D102
         before, self._mapped = self._mapped, False
         return before
 
     def _build_one(self, one: Mapping[str, Any], checkpoint: bytes | None) -> Pipeline:
-        def made(checkpoint: bytes | None) -> Pipeline:
+        def built(checkpoint: bytes | None) -> Pipeline:
             pipeline = self.define(one, checkpoint)
             build_pipeline(pipeline, name_of(self._fn))
             return pipeline
@@ -284,7 +180,7 @@ class FunctionSource:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                pipeline = at_checkpoint(made, checkpoint)
+                pipeline = at_checkpoint(built, checkpoint)
             except RuntimeError as error:
                 if not self._may_fall_back or not _UNSUPPORTED.search(str(error)):
                     raise
@@ -294,13 +190,14 @@ class FunctionSource:
                     check_resumable(self)
                 self._checkpointing = False
                 try:
-                    pipeline = made(None)
+                    pipeline = built(None)
                 except BaseException:
                     self._checkpointing = True  # it was not that alone
                     raise
                 self._may_fall_back, self._unresumable = False, why
+        # Not public: without it nothing waits where Python collects a pipeline.
         if type(pipeline) is Pipeline and hasattr(Pipeline, "_shutdown"):
-            pipeline.__class__ = _Owned
+            pipeline.__class__ = FreedAnywhere
         for warning in {(str(w.message), w.lineno, w.filename): w for w in caught}.values():
             # Said where a state is asked for: such a pipeline iterates well without one.
             if str(warning.message).startswith(_NO_SOURCE_STATE):
@@ -311,8 +208,7 @@ class FunctionSource:
                 )
         return pipeline
 
-    def definitions(self) -> list[Define]:
-        """See `PipelineSource.definitions`."""
+    def definitions(self) -> list[Define]:  # noqa: D102
         depth = {"prefetch_queue_depth": 1}
         more = {} if function_parameters(self._fn) & {*depth} else depth
         return [functools.partial(self.define, {**one, **more}) for one in self._each]
@@ -344,7 +240,7 @@ class FunctionSource:
             if any(isinstance(node, DataNode) and node.device == "gpu" for node in outputs):
                 pipeline.set_outputs(*(n.cpu() if isinstance(n, DataNode) else n for n in outputs))
         if not self._mapped:
-            _unmap(pipeline)
+            unmap_readers(pipeline)
         return pipeline
 
     def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
@@ -379,52 +275,3 @@ def _no_batch_size(pipeline_fn: Callable[..., Any]) -> ValueError:
         f"batch_size is missing: pass the number of samples of a batch where the iterator is made, "
         f"as by {getattr(pipeline_fn, '__name__', 'iterator_fn')}(..., batch_size=128)"
     )
-
-
-def of_mapping(error: Exception) -> bool:
-    """Whether DALI could not map a file that is there, as it can't an empty one."""
-    failed = _UNMAPPABLE.search(str(error))
-    return failed is not None and os.path.exists(failed[1])
-
-
-def operators_behind(node: Any) -> Iterator[Any]:
-    """The operators that an output depends on."""
-    todo, seen = [node], set()
-    while todo:
-        one = getattr(todo.pop(), "source", None)
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            todo += one.inputs
-            yield one
-
-
-def _unmap(pipeline: Pipeline) -> None:
-    """Has the readers of a pipeline that is not built read their files instead of mapping them."""
-    # Not public: a DALI without it maps files as it did.
-    ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
-    every = {id(one): one for node in ends for one in operators_behind(node)}
-    for instance in every.values():
-        schema = getattr(getattr(instance, "_op", None), "schema_name", None)
-        if schema and backend.GetSchema(schema).HasArgument("dont_use_mmap"):
-            with contextlib.suppress(RuntimeError):  # it is there: the graph's function says it
-                instance.spec.AddArg("dont_use_mmap", True)
-
-
-def can_checkpoint(pipeline: Pipeline) -> bool:
-    """Whether a built pipeline was made with enable_checkpointing; no property says it."""
-    try:
-        pipeline.checkpoint()
-    except RuntimeError:
-        return False
-    return True
-
-
-def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
-    """Raises ValueError where a built pipeline has another number of outputs than names."""
-    deferred = deferred_of([pipeline])
-    outputs = pipeline.num_outputs if deferred is None else len(deferred.outputs)
-    if outputs != len(output_map):
-        raise ValueError(
-            f"output_map names {len(output_map)} outputs, {list(output_map)}, "
-            f"but the pipeline has {outputs}: give each of them one name"
-        )

@@ -14,7 +14,7 @@ from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..placement import DataShard
 from ..state.operators import Operator, operators_of, serialized_operators
-from .source import PipelineSource
+from .pipeline_source import PipelineSource
 
 
 def reader_names(pipeline: Pipeline) -> list[str]:

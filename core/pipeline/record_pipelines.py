@@ -10,15 +10,17 @@ from typing import Any
 
 from nvidia.dali import fn
 
+from ..arguments import function_parameters
 from ..state import random_state as randomness
 from ..state.fingerprint import digest, fingerprint
 from .arrays import dali_type
 from .bad_record import Prober
-from .function_source import FunctionSource, check_outputs, function_parameters
+from .dali_pipeline import check_outputs
+from .function_source import FunctionSource
+from .pipeline_source import check_resumable
 from .record_queue import Pulled, Tape, no_more
 from .runner import Runner, discard
 from .schema import Column, Schema, learn
-from .source import check_resumable
 
 Marks = tuple[bytes, ...]
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 from nvidia.dali import Pipeline
 
 from .arrays import TensorList
+from .dali_pipeline import can_checkpoint, queue_depth
 from .deferred import deferred_of
-from .function_source import can_checkpoint, queue_depth
-from .held import release
+from .function_notes import release
 from .lifetime import calls
 
 T = TypeVar("T")

@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..arguments import function_parameters
 from ..iterator.data_iterator import IteratorFunction, iterator_function
 from ..iterator.epoch_stream import BatchStream
-from ..pipeline.function_source import DEFAULT_NUM_THREADS, function_parameters
+from ..pipeline.function_source import DEFAULT_NUM_THREADS
 
 _SMALLEST = 0.03  # shares of the rate below which candidates are alike
 _TOO_NOISY = 0.15

@@ -22,7 +22,7 @@ import dalijax
 import function_cells
 from dalijax import LastBatchPolicy, data_iterator, fn
 from dalijax.core.functions.dlpack import DLTensor, Exported, aligned
-from dalijax.core.pipeline.held import holder, release
+from dalijax.core.pipeline.function_notes import live_outputs, release
 
 BATCH = 4
 
@@ -1658,12 +1658,12 @@ def test_dalis_own_callback_is_not_around_it(batch):
     assert "look" in above and "function_wrapper_batch" not in above
 
 
-def test_what_is_held_for_a_pipeline_goes_when_it_is_closed():
+def test_outputs_that_a_pipeline_keeps_alive_go_when_it_is_closed():
     places = []
 
     def graph():
         pipeline = Pipeline.current()
-        places.extend([holder(pipeline), holder(pipeline, 3)])
+        places.extend([live_outputs(pipeline), live_outputs(pipeline, 3)])
         return dali_fn.random.uniform(shape=[2])
 
     iterator = data_iterator(graph, ["x"], size=-1)(batch_size=2)

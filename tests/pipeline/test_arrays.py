@@ -49,13 +49,13 @@ def test_jax_arrays_are_placed_without_a_copy():
         pointers: list[int] = []
 
     iterator = DALIGenericIterator(pipelines[1], ["x"], 200)
-    place = iterator._engine.make_batch._layout.place
+    place = iterator._engine.make_batch._placement.place
 
     def recorded(name, pieces):
         Seen.pointers.append(pieces[0].ctypes.data)
         return place(name, pieces)
 
-    iterator._engine.make_batch._layout.place = recorded
+    iterator._engine.make_batch._placement.place = recorded
     held = [next(iterator)["x"] for _ in range(20)]
     assert [x.unsafe_buffer_pointer() for x in held] == Seen.pointers
     assert [float(x[0, 0, 0]) for x in held] == list(range(20))

@@ -50,16 +50,16 @@ def test_no_two_seeds_or_shards_share_a_seed():
 
 
 def test_a_seed_of_a_shard_pickles():
-    one = ShardSeed.of(ShardSeed(7, 0, given=False), 3)
+    one = ShardSeed.of(ShardSeed(7, 0, is_default=True), 3)
     again = pickle.loads(pickle.dumps(one))
-    assert (again, again.seed, again.shard, again.given) == (shard_seed(7, 3), 7, 3, False)
-    assert ShardSeed.of(5, 0) == 5 and ShardSeed.of(5, 0).given
+    assert (again, again.seed, again.shard, again.is_default) == (shard_seed(7, 3), 7, 3, True)
+    assert ShardSeed.of(5, 0) == 5 and not ShardSeed.of(5, 0).is_default
     assert type(ShardSeed.of(np.int64(3), 1).seed) is int
     with pytest.raises(TypeError, match="seed must be a whole number, not 'a'"):
         ShardSeed.of("a", 1)
     with pytest.raises(ValueError, match="of at most 64 bits, not 1180591620717411303424"):
         ShardSeed.of(1 << 70, 1)
-    assert ShardSeed.of(None, 0) == 0 and not ShardSeed.of(None, 0).given
+    assert ShardSeed.of(None, 0) == 0 and ShardSeed.of(None, 0).is_default
 
 
 def draws(iterator, batches=2):
@@ -134,7 +134,7 @@ def host(files, **seed):
 
 
 def drawn(files, **seed):
-    call = READ.of_shard(1, 2, ShardSeed(seed.get("seed", 9), 0, given=bool(seed)))
+    call = READ.of_shard(1, 2, ShardSeed(seed.get("seed", 9), 0, is_default=not seed))
     return DALIDatasetIterator(READ, files=files, batch_size=3, num_threads=1, **call)
 
 

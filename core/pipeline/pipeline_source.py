@@ -1,47 +1,60 @@
-"""Where iterators have their pipelines from."""
+"""Where iterators have their pipelines from: the base of both kinds of sources."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from nvidia.dali import Pipeline
 
 from ..errors import StateError
+from .function_notes import FunctionsOfPipelines
 
 Define = Callable[[bytes | None], Pipeline]
 
 
-class PipelineSource(Protocol):
+class PipelineSource(abc.ABC):
     """Where an iterator has its pipelines from.
 
+    Args:
+        name: What to call it in messages.
+
     Attributes:
-        name: What to call it.
         rebuildable: Whether `build` may be called again.
-        serialized: What DALI serialises of each pipeline, where they were given so.
+        serialized: What DALI serialises of each pipeline, where they are built of it.
         restored: The checkpoints that the first pipelines built stand at by themselves.
         owned: Whether the pipelines built last belong to nobody else.
     """
 
-    name: str
-    rebuildable: bool
-    serialized: list[bytes]
-    restored: list[bytes]
-    owned: bool
+    def __init__(self, name: str):
+        self.name = name
+        self.rebuildable = True
+        self.serialized: list[bytes] = []
+        self.restored: list[bytes] = []
+        self.owned = True
+        self._unresumable = ""
+        self._functions = FunctionsOfPipelines()
 
     @property
     def unresumable(self) -> str:
         """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
-        ...
+        self._unresumable = self._unresumable or self._functions.kept_state()
+        return self._unresumable
+
+    @abc.abstractmethod
+    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
+        """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
+
+    # What only those who define the pipelines know
 
     @property
     def seed(self) -> int | None:
         """The seed that those of the shards follow from; None where it is the pipeline's own."""
-        ...
+        return None
 
     def takes_seed(self) -> bool:
-        """Whether nobody gave a seed, so that a state's may stand for the default."""
-        ...
+        """Whether nobody chose a seed, so that a state's may stand for the default."""
+        return False
 
     def set_seed(self, seed: int | None) -> int | None:
         """Has what is built from now on have the seed of a state, or None: the default.
@@ -49,30 +62,26 @@ class PipelineSource(Protocol):
         Returns:
             What was set before.
         """
-        ...
+        return None
 
     def shards(self) -> list[tuple[int, int] | None]:
-        """Shard and number of shards that each pipeline was made for, as far as it is known."""
-        ...
+        """Shard and number of shards that each pipeline is for, as far as it is known."""
+        return []
 
     def of_another_shard(self) -> Pipeline | None:
         """The first pipeline as it would be of another shard, not built, where that is known."""
-        ...
-
-    def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
-        ...
+        return None
 
     def definitions(self) -> list[Define]:
         """Of each pipeline, what defines another one like it, at a checkpoint, and builds nothing.
 
         It prepares one batch ahead. There are none where pipelines can't be had unbuilt.
         """
-        ...
+        return []
 
     def unmap(self) -> bool:
         """Has the readers of what is built next read files, not map them; False if it can't."""
-        ...
+        return False
 
 
 def check_resumable(source: PipelineSource) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from nvidia.dali import Pipeline
 
+from ..seeds import DEFAULT_SEED
 from ..state.operators import serialized_operators
-from .function_source import DEFAULT_SEED, at_checkpoint, build_pipeline, can_checkpoint
+from .dali_pipeline import at_checkpoint, build_pipeline, can_checkpoint
 from .lifetime import calls
-from .notes import FunctionsOfPipelines
-from .source import Define
+from .pipeline_source import PipelineSource
 
 
-class GivenSource:
+class HandmadeSource(PipelineSource):
     """Pipelines that the caller made; one or a list of them.
 
     Those made with ``checkpoint=`` start where the iterator stood that gave it. All are built
@@ -34,66 +34,38 @@ class GivenSource:
                 "a function: decorate a graph's function with dalijax.data_iterator and call it, "
                 "or pass what one of nvidia.dali.pipeline_def returns, pipe(batch_size=...)"
             )
-        given = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)
-        if not given:
+        handmade = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)
+        if not handmade:
             raise ValueError("pipelines is empty: pass a Pipeline or a list of them")
-        for pipeline in given:
+        for pipeline in handmade:
             if not isinstance(pipeline, Pipeline):
                 raise TypeError(f"pipelines must hold nvidia.dali.Pipeline, not {pipeline!r}")
-        sizes = [pipeline.max_batch_size for pipeline in given]
+        sizes = [pipeline.max_batch_size for pipeline in handmade]
         if len(set(sizes)) > 1:
             raise ValueError(f"all pipelines must have one batch_size, not {sizes}")
-        self.name = "a pipeline" if len(given) == 1 else f"{len(given)} pipelines"
-        self._unresumable = ""
-        self._functions = FunctionsOfPipelines()
-        self.rebuildable = False
-        self.serialized: list[bytes] = []
-        self.restored: list[bytes] = []
-        self.owned = False
-        self._given = given
+        super().__init__("a pipeline" if len(handmade) == 1 else f"{len(handmade)} pipelines")
+        self.rebuildable = self.owned = False
+        self._handmade = handmade  # until they are built
         self._arguments: list[dict[str, Any]] = []
-        self._used = False
-
-    @property
-    def unresumable(self) -> str:
-        """Why a checkpoint can't tell where the pipelines stand, or "" where it can."""
-        self._unresumable = self._unresumable or self._functions.kept_state()
-        return self._unresumable
-
-    seed: int | None = None  # each has its own
-
-    def takes_seed(self) -> bool:
-        """Never: the caller made the pipelines."""
-        return False
-
-    def set_seed(self, seed: int | None) -> None:
-        """Nothing; see `takes_seed`."""
-
-    def shards(self) -> list[tuple[int, int] | None]:
-        """Nothing says what shards they were made for."""
-        return []
-
-    def of_another_shard(self) -> None:
-        """The caller made the pipelines."""
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """The pipelines handed in at first, then new ones like them."""
-        if not self._used:
-            self._used = True
-            given, self._given = self._given, []
-            for pipeline in given:
+        """The caller's pipelines at first, then new ones like them."""
+        if self._handmade:
+            pipelines, self._handmade = self._handmade, []
+            for pipeline in pipelines:
                 build_pipeline(pipeline)
             # Not public: where a DALI doesn't keep it, the position can't be told, and it is
             # as if the pipelines stood at their start, as in DALI's own iterator.
-            kept = [getattr(p, "_checkpoint", None) for p in given if p.is_restored_from_checkpoint]
-            self.restored = [one for one in kept if one]
-            self._keep_definitions(given)
-            self._functions.add(given)
-            if all(can_checkpoint(pipeline) for pipeline in given):
-                return given
+            restored = [p for p in pipelines if p.is_restored_from_checkpoint]
+            kept = [getattr(pipeline, "_checkpoint", None) for pipeline in restored]
+            self.restored = [checkpoint for checkpoint in kept if checkpoint]
+            self._keep_definitions(pipelines)
+            self._functions.add(pipelines)
+            if all(can_checkpoint(pipeline) for pipeline in pipelines):
+                return pipelines
             if not self.rebuildable:
                 self._unresumable = "pass enable_checkpointing=True to the pipelines"
-                return given
+                return pipelines
         if not self.rebuildable:
             raise RuntimeError(
                 "these pipelines can't be built again: DALI does not serialise their Python "
@@ -110,17 +82,9 @@ class GivenSource:
                 )
             ]
 
-    def unmap(self) -> bool:
-        """False: nobody else than their maker says how they read."""
-        return False
-
-    def definitions(self) -> list[Define]:
-        """None: what DALI serialises of a pipeline is built whole."""
-        return []
-
-    def _keep_definitions(self, given: Sequence[Pipeline]) -> None:
+    def _keep_definitions(self, pipelines: Sequence[Pipeline]) -> None:
         try:
-            self.serialized = [pipeline.serialize() for pipeline in given]
+            self.serialized = [pipeline.serialize() for pipeline in pipelines]
         except (RuntimeError, NotImplementedError):  # Python functions; already deserialised
             return
         kinds = {kind for text in self.serialized for kind, _, _ in serialized_operators(text)}
@@ -141,7 +105,7 @@ class GivenSource:
                 if pipeline.exec_separated
                 else pipeline.prefetch_queue_depth,
             }
-            for pipeline in given
+            for pipeline in pipelines
         ]
 
     @staticmethod

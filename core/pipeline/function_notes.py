@@ -1,14 +1,18 @@
-"""What the Python functions of a graph leave with the pipeline that is being defined."""
+"""What Python functions of a graph leave with its pipeline: notes of their state, live outputs."""
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from nvidia.dali import Pipeline
 
+# Attributes of pipelines, since what they hold may refer to the pipeline: a table of ours would
+# keep both for good.
 _NOTES = "_dalijax_functions"
+_OUTPUTS = "_dalijax_outputs"
 
 
 class FunctionNote(Protocol):
@@ -34,8 +38,6 @@ def add(note: FunctionNote) -> None:
     """Leaves a note with the pipeline that is being defined, if there is one."""
     pipeline = Pipeline.current()
     if pipeline is not None:  # else DALI says that one is missing
-        # An attribute, since it may refer to the pipeline: a table of ours would keep both for
-        # good.
         vars(pipeline).setdefault(_NOTES, []).append(note)
 
 
@@ -50,10 +52,10 @@ class FunctionsOfPipelines:
     def add(self, pipelines: Sequence[Pipeline]) -> None:
         """Adds pipelines that were just built, one of each shard."""
         notes = [vars(pipeline).get(_NOTES, []) for pipeline in pipelines]
-        self._before = self._before or [[one.before for one in own] for own in notes]
+        self._before = self._before or [[note.before for note in each] for each in notes]
         # What was changed between two builds is state, too.
-        for own, known in zip(notes, self._before):
-            for note, before in zip(own, known):
+        for each, known in zip(notes, self._before):
+            for note, before in zip(each, known):
                 note.before = before
         self._pipelines.update(pipelines)
 
@@ -62,13 +64,31 @@ class FunctionsOfPipelines:
         for pipeline in list(self._pipelines):
             for note in vars(pipeline).get(_NOTES, ()):
                 if why := note.kept_state():
-                    return _refusal(note.name, why)
+                    return (
+                        f"its function {note.name}() keeps state ({why}), which DALI's checkpoints "
+                        "do not have. Let it depend on its arguments alone (a keyword-only `key`, "
+                        "or `rng` of DLPack functions, has random numbers that resume), or pass "
+                        "stateful=False where that is so"
+                    )
         return ""
 
 
-def _refusal(name: str, why: str) -> str:
-    return (
-        f"its function {name}() keeps state ({why}), which DALI's checkpoints do not have. Let "
-        "it depend on its arguments alone (a keyword-only `key`, or `rng` of DLPack functions, "
-        "has random numbers that resume), or pass stateful=False where that is so"
-    )
+def live_outputs(pipeline: Pipeline, most: int | None = None) -> deque[Any]:
+    """A place that keeps a function's last outputs on a GPU alive until DALI has read them.
+
+    DALI drops a DLPack tensor as soon as what reads it waits in its stream, and its library gives
+    the memory to the next array that somebody makes.
+
+    Args:
+        pipeline: The pipeline that is being defined.
+        most: Number of outputs that it keeps, the last ones; None: any number.
+    """
+    outputs: deque[Any] = deque(maxlen=most)
+    vars(pipeline).setdefault(_OUTPUTS, []).append(outputs)
+    return outputs
+
+
+def release(pipeline: Pipeline) -> None:
+    """Frees the outputs of a pipeline that delivers nothing more; it is in cycles itself."""
+    for outputs in vars(pipeline).pop(_OUTPUTS, ()):
+        outputs.clear()

@@ -1,0 +1,156 @@
+"""What DALI's pipelines leave to do: errors with their cures, checkpoints, queues, operators."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nvidia.dali import Pipeline, backend
+
+from .. import cuda_queues
+from ..errors import StateError
+from ..state.random_state import moved
+from . import advice
+from .deferred import deferred_of
+
+# What DALI says of a checkpoint of another graph.
+_OF_ANOTHER = re.compile(
+    "might come from another pipeline|no checkpoint for operator|match the graph structure|"
+    "superfluous operator states|Failed to deserialize|Philox state"
+)
+_UNMAPPABLE = re.compile("File mapping failed: (.*)")
+
+
+def queue_depth(pipeline: Pipeline) -> int:
+    """Batches that DALI schedules ahead of the consumer."""
+    if not pipeline.exec_pipelined:
+        return 1
+    if pipeline.exec_separated:
+        return max(pipeline.cpu_queue_size, pipeline.gpu_queue_size)
+    depth: int = pipeline.prefetch_queue_depth
+    return depth
+
+
+class FreedAnywhere(Pipeline):
+    """A pipeline that Python may collect in a thread of DALI's, which can't wait for its end.
+
+    A Python function of a graph runs there, and so may Python's cyclic gc within it.
+    """
+
+    def _shutdown(self) -> None:
+        # Not public: the class of threads that Python did not start.
+        if isinstance(threading.current_thread(), threading._DummyThread):
+            threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
+        else:
+            super()._shutdown()  # type: ignore[no-untyped-call]
+
+
+def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
+    """Builds a pipeline; what is known to be missing is said with its cure.
+
+    Args:
+        pipeline: The pipeline.
+        name: What defined it, for messages.
+    """
+    if pipeline.device_id is not None and backend.GetCUDADeviceCount() > 0:
+        cuda_queues.warn_if_too_late()
+    try:
+        pipeline.build()
+    except (NotImplementedError, TypeError) as error:
+        if cure := advice.of_outputs(error, name):
+            raise TypeError(cure) from error
+        raise
+    except RuntimeError as error:
+        text = str(error)
+        if backend.GetCUDADeviceCount() == 0 and ("CUDA" in text or "GPU" in text):
+            raise RuntimeError(
+                f"the pipeline needs a GPU (device_id={pipeline.device_id}) and DALI sees none "
+                "on this machine. For the CPU, use device='cpu' for its decoders, no .gpu(), "
+                f"and leave device_id out or pass None. DALI says: {text}"
+            ) from error
+        if cure := advice.of_readers(error, pipeline):
+            raise RuntimeError(f"{cure} DALI says: {text}") from error
+        raise
+
+
+def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | None) -> Pipeline:
+    """A built pipeline that stands at a checkpoint, be it one of the same graph on another device.
+
+    Args:
+        make: Builds one, at a checkpoint or at its start.
+        checkpoint: The checkpoint; None for the start.
+
+    Raises:
+        StateError: If the checkpoint is one of another graph.
+    """
+    try:
+        return make(checkpoint)
+    except (RuntimeError, ValueError) as error:
+        refusal = str(error)
+        if checkpoint is None or not _OF_ANOTHER.search(refusal):
+            raise
+    start = make(None)
+    first = start.checkpoint()
+    del start  # a GPU may not have room for two
+    try:
+        return make(moved(checkpoint, first))
+    except (RuntimeError, ValueError) as error:
+        if not isinstance(error, StateError) and not _OF_ANOTHER.search(str(error)):
+            raise
+        raise StateError(
+            f"the state is one of other operators: {error}. Make the iterator as it was when the "
+            f"state was saved. DALI says: {refusal}"
+        ) from None
+
+
+def is_unmappable(error: Exception) -> bool:
+    """Whether DALI could not map a file that is there, as it can't an empty one."""
+    failed = _UNMAPPABLE.search(str(error))
+    return failed is not None and os.path.exists(failed[1])
+
+
+def operators_behind(node: Any) -> Iterator[Any]:
+    """The operators that an output depends on."""
+    todo, seen = [node], set()
+    while todo:
+        one = getattr(todo.pop(), "source", None)
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            todo += one.inputs
+            yield one
+
+
+def unmap_readers(pipeline: Pipeline) -> None:
+    """Has the readers of a pipeline that is not built read their files instead of mapping them."""
+    # Not public: a DALI without it maps files as it did.
+    ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
+    every = {id(one): one for node in ends for one in operators_behind(node)}
+    for instance in every.values():
+        schema = getattr(getattr(instance, "_op", None), "schema_name", None)
+        if schema and backend.GetSchema(schema).HasArgument("dont_use_mmap"):
+            with contextlib.suppress(RuntimeError):  # it is there: the graph's function says it
+                instance.spec.AddArg("dont_use_mmap", True)
+
+
+def can_checkpoint(pipeline: Pipeline) -> bool:
+    """Whether a built pipeline was made with enable_checkpointing; no property says it."""
+    try:
+        pipeline.checkpoint()
+    except RuntimeError:
+        return False
+    return True
+
+
+def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
+    """Raises ValueError where a built pipeline has another number of outputs than names."""
+    deferred = deferred_of([pipeline])
+    outputs = pipeline.num_outputs if deferred is None else len(deferred.outputs)
+    if outputs != len(output_map):
+        raise ValueError(
+            f"output_map names {len(output_map)} outputs, {list(output_map)}, "
+            f"but the pipeline has {outputs}: give each of them one name"
+        )
