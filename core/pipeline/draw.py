@@ -189,34 +189,73 @@ class Draw:
             ValueError: If the name is taken.
             TypeError: If nothing says the sizes of the images.
         """
-        dtype, shape = np.dtype(dtype), tuple(shape)
+        return self.compute_outputs(
+            lambda u, sizes: (function(u, sizes),),
+            [(shape, dtype)],
+            columns=math.prod(shape) if columns is None else columns,
+            images=images,
+            name=name,
+        )[0]
+
+    @do_not_convert
+    def compute_outputs(
+        self,
+        function: Callable[[NDArray[np.float32], Any], Sequence[NDArray[Any]]],
+        outputs: Sequence[tuple[Sequence[int], Any]],
+        *,
+        columns: int,
+        images: DataNode | None = None,
+        name: str | None = None,
+    ) -> tuple[DataNode, ...]:
+        """As `compute`, for a function of several outputs.
+
+        Args:
+            function: As in `compute`; gives an array of [rows, *shape] for each output.
+            outputs: Shape for each sample, and dtype, of each output.
+            columns: Numbers that it takes for each sample.
+            images: What ``fn.decoders.image`` gave of a field.
+            name: The draw's name.
+
+        Raises:
+            ValueError: If the name is taken.
+            TypeError: If nothing says the sizes of the images.
+        """
+        field = None if images is None else self._field_of(images)
         if name is None:
             name = f"#{len(self._names)}"
         if name in self._names:
             raise ValueError(f"two draws have the name {name!r}: give each one of its own")
         self._names.add(name)
-        keys = column_keys(name, math.prod(shape) if columns is None else columns)
-        field = None if images is None else self._field_of(images)
+        keys = column_keys(name, columns)
         rows_of = self._rows
+        forms = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]
 
         @do_not_convert
-        def source(run: int) -> NDArray[Any]:
+        def source(run: int) -> list[NDArray[Any]]:
             rows = rows_of(run)
             sizes = None if field is None else rows.sizes(field)
-            values = np.asarray(function(uniform(rows.records, keys), sizes))
-            return values.astype(dtype).reshape(len(rows.records), *shape)
+            arrays = function(uniform(rows.records, keys), sizes)
+            return [
+                np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
+                for values, (shape, dtype) in zip(arrays, forms)
+            ]
 
-        node: DataNode = fn.external_source(
-            source=source, batch=True, dtype=dali_type(dtype), ndim=len(shape)
+        nodes = fn.external_source(
+            source=source,
+            num_outputs=len(forms),
+            batch=True,
+            dtype=[dali_type(dtype) for _, dtype in forms],
+            ndim=[len(shape) for shape, _ in forms],
         )
-        return node
+        return tuple(nodes)
 
     def _field_of(self, images: DataNode) -> str:
         """The field that pictures were decoded from."""
-        decoder = getattr(images, "source", None)
+        decoder: Any = getattr(images, "source", None)
         # Not public: the operator's name in DALI, and its arguments.
+        while (kind := _kind(decoder)).endswith("_conditional__Split"):  # in a branch of if
+            decoder = decoder.inputs[0].source
         operator = getattr(decoder, "_op", None)
-        kind = str(getattr(operator, "schema_name", "another value"))
         if decoder is not None and kind.endswith("decoders__Image"):
             field = self._fields.get(decoder.inputs[0].name)
             turned = getattr(operator, "_init_args", {}).get("adjust_orientation", True)
@@ -226,3 +265,8 @@ class Draw:
             "the sizes of pictures are known for what fn.decoders.image gives of a record's field, "
             f"with adjust_orientation=True, and not behind {kind}: call it right behind the decoder"
         )
+
+
+def _kind(operator: Any) -> str:
+    """DALI's name of what gave a node."""
+    return str(getattr(getattr(operator, "_op", None), "schema_name", "another value"))

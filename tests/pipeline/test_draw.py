@@ -61,6 +61,19 @@ def test_draws_are_functions_of_seed_epoch_record_and_name():
         np.testing.assert_array_equal(a[3:], b)
 
 
+def test_a_function_may_have_several_outputs_in_any_order_of_memory():
+    def graph(draw):
+        forms = [((), np.float32), ((2,), np.int32)]
+        return draw.compute_outputs(
+            lambda u, _: (u.T[1], (u[:, :2] * 10).T[::-1].T), forms, columns=3, name="a"
+        )
+
+    first, second = run(graph, np.arange(5))
+    u = numbers(np.arange(5), "a", 3)
+    np.testing.assert_array_equal(first, u[:, 1].astype(np.float32))
+    np.testing.assert_array_equal(second, (u[:, 1::-1] * 10).astype(np.int32))
+
+
 def test_distributions():
     records = np.arange(4000)
     normal, coins = run(

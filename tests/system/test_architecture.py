@@ -14,10 +14,10 @@ LAYERS = (
     ),
     ("core.state",),
     ("core.pipeline",),
-    ("core.iterator", "core.records", "core.functions", "core.sources"),
+    ("core.augment", "core.iterator", "core.records", "core.functions", "core.sources"),
     ("core.tuning",),
     ("adapters",),
-    ("__init__", "fn", "sources", "tune"),
+    ("__init__", "augment", "fn", "sources", "tune"),
 )
 SOURCES = sorted(
     file for pattern in ("*.py", "core/**/*.py", "adapters/**/*.py") for file in ROOT.glob(pattern)

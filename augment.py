@@ -1,0 +1,28 @@
+"""Random augmentation in a graph over a source, whose numbers belong to records.
+
+An image's augmentation is a function of (seed, epoch, record, name): the same whatever batch,
+shard or device it comes in, and after a restore. Each function takes the graph's ``draw``::
+
+    from dalijax import augment
+
+    def train(data, label, *, draw):
+        images = fn.decoders.image(data, device="mixed")
+        images = augment.random_resized_crop(images, 224, draw=draw)
+        return augment.flip(images, draw=draw), label
+"""
+
+from .core.augment.colors import color_jitter as color_jitter
+from .core.augment.crops import center_crop as center_crop
+from .core.augment.crops import flip as flip
+from .core.augment.crops import random_crop as random_crop
+from .core.augment.crops import random_erasing as random_erasing
+from .core.augment.crops import random_resized_crop as random_resized_crop
+
+__all__ = [
+    "center_crop",
+    "color_jitter",
+    "flip",
+    "random_crop",
+    "random_erasing",
+    "random_resized_crop",
+]

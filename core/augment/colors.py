@@ -1,0 +1,87 @@
+"""Random changes of brightness, contrast, saturation and hue, in a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali import fn
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
+
+from ..pipeline.draw import Draw
+from .windows import Range
+
+_DEGREES = 360.0
+
+
+@do_not_convert
+def color_jitter(
+    images: DataNode,
+    *,
+    draw: Draw,
+    brightness: float | Range = 0,
+    contrast: float | Range = 0,
+    saturation: float | Range = 0,
+    hue: float | Range = 0,
+    name: str | None = None,
+) -> DataNode:
+    """Changes brightness, contrast, saturation and hue at random, by one ``fn.color_twist``.
+
+    The ranges are those of torchvision's ``ColorJitter``, and what is done differs from it in four
+    ways. The order is hue, saturation, contrast, brightness, and not another one for each image.
+    Contrast is about 128, and not about the image's mean gray. Hue is turned in YIQ, which is
+    linear, and not in HSV. Values are rounded and clipped once, at the end.
+
+    Args:
+        images: RGB images [height, width, 3], values from 0 to 255.
+        draw: The graph's ``draw``.
+        brightness: Factors, from and to; a number b: from max(0, 1 - b) to 1 + b; 0: 1.
+        contrast: Factors, as of brightness; 0 is gray.
+        saturation: Factors, as of brightness; 0 is gray.
+        hue: Turns of the hue, from and to, within -0.5 and 0.5, where 1 is the whole circle; a
+            number h: from -h to h.
+        name: The draw's name.
+
+    Returns:
+        Images of the same shape and dtype.
+
+    Raises:
+        ValueError: For a range that can't be.
+    """
+    ranges = {
+        "brightness": _range(brightness, "brightness"),
+        "contrast": _range(contrast, "contrast"),
+        "saturation": _range(saturation, "saturation"),
+        "hue": _range(hue, "hue", centre=0.0, least=-0.5, most=0.5),
+    }
+    bounds = np.array(list(ranges.values()))
+
+    def factors(u: NDArray[np.float32], _: object) -> list[NDArray[np.float64]]:
+        low, high = bounds.T
+        values = low + u.astype(np.float64) * (high - low)
+        values[:, -1] *= _DEGREES
+        return list(values.T)
+
+    drawn = draw.compute_outputs(factors, [((), np.float32)] * 4, columns=4, name=name)
+    arguments: dict[str, Any] = dict(zip(ranges, drawn))
+    return fn.color_twist(images, **arguments)
+
+
+def _range(
+    value: float | Range,
+    name: str,
+    *,
+    centre: float = 1.0,
+    least: float = 0.0,
+    most: float = np.inf,
+) -> Range:
+    """From and to of a factor, of a number about the centre or of both."""
+    if isinstance(value, (int, float)):
+        low, high = max(least, centre - value), centre + value
+    else:
+        low, high = value
+    if not least <= low <= high <= most or np.isinf(high):
+        raise ValueError(f"{name} must be a number from 0, or (low, high) in order, not {value!r}")
+    return low, high

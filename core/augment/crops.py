@@ -1,0 +1,308 @@
+"""Crops, flips and erased regions of images, in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali import fn, types
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
+
+from ..pipeline.draw import Draw
+from . import windows
+from .windows import Pair, Range
+
+_PIXELS = ((2,), np.float32)
+
+
+def _draw_windows(
+    draw: Draw,
+    function: Callable[[NDArray[np.float32], Any], Sequence[NDArray[Any]]],
+    outputs: Sequence[tuple[Sequence[int], Any]],
+    columns: int,
+    images: DataNode,
+    image_size: int | Pair | None,
+    name: str | None,
+) -> tuple[DataNode, ...]:
+    """What a function makes of random numbers and the images' sizes, one for all or their own."""
+    if image_size is None:
+        try:
+            return draw.compute_outputs(
+                function, outputs, columns=columns, images=images, name=name
+            )
+        except TypeError as error:
+            raise TypeError(
+                f"{error}; or pass image_size=(height, width) where all images have one size"
+            ) from None
+    size = np.array(windows.pair(image_size, "image_size"), np.int32)
+
+    def of_one_size(u: NDArray[np.float32], _: Any) -> Sequence[NDArray[Any]]:
+        return function(u, np.broadcast_to(size, (len(u), 2)))
+
+    return draw.compute_outputs(of_one_size, outputs, columns=columns, name=name)
+
+
+@do_not_convert
+def random_resized_crop(
+    images: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw,
+    scale: Range = (0.08, 1.0),
+    ratio: Range = (3 / 4, 4 / 3),
+    interp_type: Any = types.INTERP_LINEAR,
+    antialias: bool = True,
+    image_size: int | Pair | None = None,
+    name: str | None = None,
+) -> DataNode:
+    """A window of random area and ratio, resized: torchvision's ``RandomResizedCrop``.
+
+    As there, up to ten windows are tried, of whole pixels, and where none lies within the image it
+    is the largest in the centre with a ratio within the range. (``fn.random_resized_crop`` of DALI
+    has other windows.) Pixels at the window's edge are interpolated with their neighbours in the
+    image, as by Pillow's ``resize(box=...)``.
+
+    Args:
+        images: What ``fn.decoders.image`` gave of a field; or any images with ``image_size``;
+            [height, width, channels].
+        size: Height and width of the output, in pixels; an int: both.
+        draw: The graph's ``draw``.
+        scale: Share of the image's area, from and to.
+        ratio: Width over height, from and to; its logarithm is uniform.
+        interp_type: Interpolation, of ``nvidia.dali.types``.
+        antialias: Whether a filter goes before scaling down.
+        image_size: Height and width of all images, in pixels, where these are alike; None: each
+            image's own.
+        name: The draw's name.
+
+    Returns:
+        Images [*size, channels] of the same dtype.
+
+    Raises:
+        ValueError: For a size or range that can't be.
+        TypeError: If nothing says the sizes of the images.
+    """
+    size = windows.pair(size, "size")
+    windows.check_range(scale, "scale", most=1.0)
+    windows.check_range(ratio, "ratio")
+    start, end = _draw_windows(
+        draw,
+        lambda u, sizes: windows.resized_crops(u, sizes, scale, ratio),
+        [_PIXELS, _PIXELS],
+        windows.COLUMNS,
+        images,
+        image_size,
+        name,
+    )
+    return _resized(images, size, start, end, interp_type, antialias)
+
+
+@do_not_convert
+def random_crop(
+    images: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw,
+    padding: int | Sequence[int] = 0,
+    fill_value: float | Sequence[float] = 0,
+    image_size: int | Pair | None = None,
+    name: str | None = None,
+) -> DataNode:
+    """A window of one size at a random place: torchvision's ``RandomCrop``.
+
+    Args:
+        images: What ``fn.decoders.image`` gave of a field; or any images with ``image_size``;
+            [height, width, channels].
+        size: Height and width of the output, in pixels; an int: both.
+        draw: The graph's ``draw``.
+        padding: Pixels around the image: on all sides, (left and right, top and bottom), or
+            (left, top, right, bottom), as in torchvision.
+        fill_value: Their value, for all channels or each.
+        image_size: Height and width of all images, in pixels, where these are alike; None: each
+            image's own.
+        name: The draw's name.
+
+    Returns:
+        Images [*size, channels] of the same dtype. A run fails with ValueError for an image that
+        is smaller, with its padding, than ``size``.
+
+    Raises:
+        ValueError: For a size or padding that can't be.
+        TypeError: If nothing says the sizes of the images.
+    """
+    size = windows.pair(size, "size")
+    sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
+    if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
+        raise ValueError(f"padding must be one, two or four numbers of pixels, not {padding!r}")
+    sides *= 4 // len(sides)
+    (start,) = _draw_windows(
+        draw,
+        lambda u, sizes: (windows.crops(u, sizes, size, sides),),
+        [((2,), np.int32)],
+        2,
+        images,
+        image_size,
+        name,
+    )
+    return fn.slice(
+        images,
+        start=start,
+        shape=list(size),
+        axis_names="HW",
+        out_of_bounds_policy="pad",
+        fill_values=fill_value,
+    )
+
+
+@do_not_convert
+def center_crop(
+    images: DataNode,
+    size: int | Pair,
+    *,
+    draw: Draw,
+    resize: int | None = None,
+    interp_type: Any = types.INTERP_LINEAR,
+    antialias: bool = True,
+    image_size: int | Pair | None = None,
+) -> DataNode:
+    """The window in the centre, for evaluation: torchvision's ``Resize`` and ``CenterCrop``.
+
+    Its sizes and its place are rounded as there. Nothing is random: ``draw`` knows the images'
+    sizes.
+
+    Args:
+        images: What ``fn.decoders.image`` gave of a field; or any images with ``image_size``;
+            [height, width, channels].
+        size: Height and width of the output, in pixels; an int: both.
+        draw: The graph's ``draw``.
+        resize: Length that the image's shorter side gets before, in pixels; None: it keeps its.
+        interp_type: Interpolation, of ``nvidia.dali.types``.
+        antialias: Whether a filter goes before scaling down.
+        image_size: Height and width of all images, in pixels, where these are alike; None: each
+            image's own.
+
+    Returns:
+        Images [*size, channels] of the same dtype. A run fails with ValueError for an image that
+        is smaller than ``size``.
+
+    Raises:
+        ValueError: For a size that can't be.
+        TypeError: If nothing says the sizes of the images.
+    """
+    size = windows.pair(size, "size")
+    if resize is not None:
+        windows.pair(resize, "resize")
+    start, end = _draw_windows(
+        draw,
+        lambda _, sizes: windows.central_crops(sizes, size, resize),
+        [_PIXELS, _PIXELS],
+        0,
+        images,
+        image_size,
+        None,
+    )
+    return _resized(images, size, start, end, interp_type, antialias)
+
+
+def _resized(
+    images: DataNode, size: Pair, start: DataNode, end: DataNode, interp_type: Any, antialias: bool
+) -> DataNode:
+    resized: Any = fn.resize(
+        images,
+        size=list(size),
+        roi_start=start,
+        roi_end=end,
+        interp_type=interp_type,
+        antialias=antialias,
+    )
+    return resized
+
+
+@do_not_convert
+def flip(
+    images: DataNode,
+    *,
+    draw: Draw,
+    probability: float = 0.5,
+    vertical: bool = False,
+    name: str | None = None,
+) -> DataNode:
+    """Flips images at random: torchvision's ``RandomHorizontalFlip`` and ``RandomVerticalFlip``.
+
+    Where ``fn.crop_mirror_normalize`` follows, its ``mirror=draw.coin_flip()`` does the same
+    without an operator of its own.
+
+    Args:
+        images: Images [height, width, channels].
+        draw: The graph's ``draw``.
+        probability: Share of the images that are flipped.
+        vertical: Whether top and bottom change places, and not left and right.
+        name: The draw's name.
+
+    Returns:
+        Images of the same shape and dtype.
+
+    Raises:
+        ValueError: For a probability that is none.
+    """
+    flipped = draw.coin_flip(probability, name=name)
+    if vertical:
+        return fn.flip(images, horizontal=0, vertical=flipped)
+    return fn.flip(images, horizontal=flipped)
+
+
+@do_not_convert
+def random_erasing(
+    images: DataNode,
+    *,
+    draw: Draw,
+    probability: float = 0.5,
+    scale: Range = (0.02, 0.33),
+    ratio: Range = (0.3, 3.3),
+    value: float | Sequence[float] = 0,
+    image_size: int | Pair | None = None,
+    name: str | None = None,
+) -> DataNode:
+    """Erases a random rectangle: torchvision's ``RandomErasing`` (Zhong et al., 2017).
+
+    As there, up to ten rectangles are tried, of whole pixels, and where none is smaller than the
+    image nothing is erased. torchvision erases after normalization, where 0 is the mean: with
+    images of 0 to 255 that is ``value=(124, 116, 104)``, ImageNet's mean. There is no
+    ``value="random"``.
+
+    Args:
+        images: What ``fn.decoders.image`` gave of a field; or any images with ``image_size``, such
+            as those of ``random_resized_crop``; [height, width, channels].
+        draw: The graph's ``draw``.
+        probability: Share of the images with an erased rectangle.
+        scale: Share of the image's area, from and to.
+        ratio: Height over width, from and to; its logarithm is uniform.
+        value: The value of erased pixels, for all channels or each.
+        image_size: Height and width of all images, in pixels, where these are alike; None: each
+            image's own.
+        name: The draw's name.
+
+    Returns:
+        Images of the same shape and dtype.
+
+    Raises:
+        ValueError: For a probability or range that can't be.
+        TypeError: If nothing says the sizes of the images.
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability must be from 0 to 1, not {probability}")
+    windows.check_range(scale, "scale", most=1.0)
+    windows.check_range(ratio, "ratio")
+    start, extent = _draw_windows(
+        draw,
+        lambda u, sizes: windows.erased(u, sizes, probability, scale, ratio),
+        [_PIXELS, _PIXELS],
+        windows.COLUMNS + 1,
+        images,
+        image_size,
+        name,
+    )
+    return fn.erase(images, anchor=start, shape=extent, axis_names="HW", fill_value=value)

@@ -1,0 +1,182 @@
+"""Windows of images, as torchvision defines them, in pixels: NumPy alone, for a batch at once.
+
+All take random numbers from 0 up to and without 1, float32 [rows, columns], and the images'
+heights and widths, int32 [rows, 2], and compute in double precision: alike on every CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pair = tuple[int, int]
+Range = tuple[float, float]
+Uniform = NDArray[np.float32]
+Sizes = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+ATTEMPTS = 10
+COLUMNS = 2 * ATTEMPTS + 2  # an area and a ratio for each attempt, and a position
+
+
+def pair(value: int | Sequence[int], name: str) -> Pair:
+    """A height and a width, of an int where they are equal.
+
+    Raises:
+        ValueError: If they are no two whole numbers above 0.
+    """
+    numbers = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(numbers) != 2 or any(not isinstance(n, (int, np.integer)) or n < 1 for n in numbers):
+        raise ValueError(f"{name} must be pixels, or (height, width), above 0, not {value!r}")
+    return int(numbers[0]), int(numbers[1])
+
+
+def check_range(value: Range, name: str, *, above: float = 0.0, most: float = np.inf) -> None:
+    """Raises ValueError where a range does not lie within (above, most], or is turned round."""
+    if len(value) != 2 or not above < value[0] <= value[1] <= most or np.isinf(value[1]):
+        raise ValueError(f"{name} must be (low, high) with {above} < low <= high, not {value!r}")
+
+
+def _positions(u: Floats, room: Floats) -> Floats:
+    """A whole number from 0 up to and with each room."""
+    return np.floor(u * (room + 1))
+
+
+def _attempts(u: Floats, sizes: Sizes, scale: Range, ratio: Range, inverse: bool) -> Floats:
+    """Heights and widths of ten random windows, float64 [2, rows, 10]."""
+    area = np.prod(sizes, axis=1, dtype=np.float64)[:, None]
+    areas = area * (scale[0] + u[:, :ATTEMPTS] * (scale[1] - scale[0]))
+    low, high = np.log(ratio[0]), np.log(ratio[1])
+    ratios = np.exp(low + u[:, ATTEMPTS : 2 * ATTEMPTS] * (high - low))
+    flat, tall = np.sqrt(areas / ratios), np.sqrt(areas * ratios)
+    return np.rint(np.stack([tall, flat] if inverse else [flat, tall]))
+
+
+def _first_fit(windows: Floats, fits: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.bool_]]:
+    """The first window that fits, float64 [2, rows], and whether one does."""
+    first, rows = fits.argmax(axis=1), np.arange(len(fits))
+    return windows[:, rows, first], fits[rows, first]
+
+
+def resized_crops(
+    u: Uniform, sizes: Sizes, scale: Range, ratio: Range
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Windows of a random area and ratio: ten attempts, then a window in the centre.
+
+    Args:
+        u: [rows, `COLUMNS`].
+        sizes: [rows, 2].
+        scale: Share of the image's area, from and to.
+        ratio: Width over height, from and to.
+
+    Returns:
+        Where they begin and end, (y, x) in whole pixels: two float32 arrays [rows, 2].
+    """
+    numbers, whole = u.astype(np.float64), sizes.T.astype(np.float64)
+    windows = _attempts(numbers, sizes, scale, ratio, inverse=False)
+    fits = ((windows > 0) & (windows <= whole[..., None])).all(axis=0)
+    chosen, fitting = _first_fit(windows, fits)
+    extent = np.where(fitting, chosen, _central(whole, ratio))
+    room = whole - extent
+    position = numbers[:, 2 * ATTEMPTS :].T
+    start = np.where(fitting, _positions(position, room), room // 2)
+    return start.T.astype(np.float32), (start + extent).T.astype(np.float32)
+
+
+def _central(whole: Floats, ratio: Range) -> Floats:
+    """Height and width of the largest window with a ratio within the range, float64 [2, rows]."""
+    height, width = whole
+    limited = np.clip(width / height, *ratio)
+    narrow = width / height < ratio[0]
+    wide = width / height > ratio[1]
+    return np.maximum(
+        [
+            np.where(narrow, np.rint(width / limited), height),
+            np.where(wide, np.rint(height * limited), width),
+        ],
+        1.0,
+    )
+
+
+def erased(
+    u: Uniform, sizes: Sizes, probability: float, scale: Range, ratio: Range
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Windows to erase: ten attempts, then none.
+
+    Args:
+        u: [rows, `COLUMNS` + 1].
+        sizes: [rows, 2].
+        probability: Share of the images with a window.
+        scale: Share of the image's area, from and to.
+        ratio: Height over width, from and to.
+
+    Returns:
+        Where they begin, (y, x), and their heights and widths, 0 for none, in whole pixels: two
+        float32 arrays [rows, 2].
+    """
+    numbers, whole = u.astype(np.float64), sizes.T.astype(np.float64)
+    windows = _attempts(numbers, sizes, scale, ratio, inverse=True)
+    fits = (windows < whole[..., None]).all(axis=0)
+    chosen, fitting = _first_fit(windows, fits)
+    extent = np.where(fitting & (numbers[:, -1] < probability), chosen, 0.0)
+    start = _positions(numbers[:, 2 * ATTEMPTS : -1].T, whole - extent)
+    return start.T.astype(np.float32), extent.T.astype(np.float32)
+
+
+def crops(u: Uniform, sizes: Sizes, size: Pair, padding: Sequence[int]) -> NDArray[np.int32]:
+    """Where windows of one size begin in padded images, in pixels of the image without padding.
+
+    Args:
+        u: [rows, 2].
+        sizes: [rows, 2].
+        size: Height and width of the windows.
+        padding: Pixels on the left, at the top, on the right and at the bottom.
+
+    Returns:
+        (y, x), below 0 in the padding: int32 [rows, 2].
+
+    Raises:
+        ValueError: If an image with its padding is smaller than the window.
+    """
+    left, top, right, bottom = padding
+    room = sizes + np.array([top + bottom, left + right]) - np.array(size)
+    if (room < 0).any():
+        height, width = sizes[(room < 0).any(axis=1)][0]
+        raise ValueError(
+            f"an image of {height} x {width} pixels with padding {tuple(padding)} is smaller than "
+            f"the crop, {size[0]} x {size[1]}: pad it by more, or make it larger before"
+        )
+    return (_positions(u.astype(np.float64), room) - [top, left]).astype(np.int32)
+
+
+def central_crops(
+    sizes: Sizes, size: Pair, shorter: int | None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The window in the centre, of images whose shorter side is resized before.
+
+    Args:
+        sizes: [rows, 2].
+        size: Height and width of the window, in pixels of the resized image.
+        shorter: Length of the shorter side; None: they keep their size.
+
+    Returns:
+        Where they begin and end in the images, (y, x) in pixels: two float32 arrays [rows, 2].
+
+    Raises:
+        ValueError: If a resized image is smaller than the window.
+    """
+    whole = sizes.astype(np.float64)
+    resized = whole
+    if shorter is not None:
+        resized = np.floor(shorter * whole / whole.min(axis=1, keepdims=True))
+    if (resized < size).any():
+        height, width = resized[(resized < size).any(axis=1)][0].astype(int)
+        raise ValueError(
+            f"an image of {height} x {width} pixels is smaller than the crop, {size[0]} x "
+            f"{size[1]}: pass resize=, the length of its shorter side"
+        )
+    start = np.rint((resized - size) / 2)
+    back = whole / resized
+    return (start * back).astype(np.float32), ((start + size) * back).astype(np.float32)

@@ -1,0 +1,257 @@
+"""Crops, flips and erased regions: windows against loops of torchvision's definition."""
+
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dalijax import augment
+from dalijax.core.augment import windows
+from dalijax.core.augment.windows import COLUMNS
+from drawing import numbers, picture, run
+
+SIZES = [(375, 500), (500, 375), (40, 60), (7, 400), (400, 7), (1, 1), (2, 3), (1000, 30)]
+
+
+def many_sizes(count=600):
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(1, 600, (count - len(SIZES), 2))
+    return np.concatenate([np.array(SIZES), drawn]).astype(np.int32)
+
+
+def whole(u, count):
+    """A whole number below a count."""
+    return int(u * count)
+
+
+def plain_crop(u, height, width, scale=(0.08, 1), ratio=(3 / 4, 4 / 3)):
+    """RandomResizedCrop.get_params, of random numbers instead of a generator."""
+    areas, ratios, (i, j) = u[:10], u[10:20], u[20:]
+    for one, other in zip(areas, ratios):
+        target = height * width * (scale[0] + one * (scale[1] - scale[0]))
+        log = math.log(ratio[0]), math.log(ratio[1])
+        aspect = math.exp(log[0] + other * (log[1] - log[0]))
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return whole(i, height - h + 1), whole(j, width - w + 1), h, w
+    if width / height < min(ratio):
+        w, h = width, max(round(width / min(ratio)), 1)
+    elif width / height > max(ratio):
+        h, w = height, max(round(height * max(ratio)), 1)
+    else:
+        h, w = height, width
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def plain_erase(u, height, width, p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3)):
+    """RandomErasing.get_params, of random numbers instead of a generator."""
+    if u[22] >= p:
+        return 0, 0
+    for one, other in zip(u[:10], u[10:20]):
+        area = height * width * (scale[0] + one * (scale[1] - scale[0]))
+        log = math.log(ratio[0]), math.log(ratio[1])
+        aspect = math.exp(log[0] + other * (log[1] - log[0]))
+        h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if h < height and w < width:
+            return (h, w, whole(u[20], height - h + 1), whole(u[21], width - w + 1))
+    return 0, 0
+
+
+@pytest.mark.parametrize(
+    ("scale", "ratio"),
+    [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.9, 1.0), (2.0, 3.0)), ((1e-4, 2e-4), (0.2, 0.3))],
+)
+def test_resized_crops_are_torchvisions(scale, ratio):
+    sizes = many_sizes()
+    u = numbers(np.arange(len(sizes)), "crop", COLUMNS)
+    start, end = windows.resized_crops(u.astype(np.float32), sizes, scale, ratio)
+    expected = [plain_crop(*row, scale, ratio) for row in zip(u, *sizes.T.tolist())]
+    np.testing.assert_array_equal(np.hstack([start, end - start]), expected)
+    assert (start >= 0).all() and (end <= sizes).all() and (end > start).all()
+
+
+# Windows that are cut to the image, instead of tried again, would have 0.52 and 0.53.
+@pytest.mark.parametrize(("size", "mean"), [((375, 500), 0.432), ((400, 400), 0.478)])
+def test_areas_of_resized_crops_have_torchvisions_distribution(size, mean):
+    count = 20_000
+    sizes = np.full((count, 2), size, np.int32)
+    u = numbers(np.arange(count), "crop", COLUMNS).astype(np.float32)
+    start, end = windows.resized_crops(u, sizes, (0.08, 1.0), (3 / 4, 4 / 3))
+    areas = (end - start).prod(axis=1) / math.prod(size)
+    rng = np.random.default_rng(0)  # what the definition gives with another generator
+    plain = [plain_crop(rng.random(COLUMNS), *size) for _ in range(count)]
+    expected = np.array([h * w for _, _, h, w in plain]) / math.prod(size)
+    assert abs(areas.mean() - expected.mean()) < 5 * expected.std() * math.sqrt(2 / count)
+    assert abs(areas.mean() - mean) < 0.01
+    np.testing.assert_allclose(
+        np.quantile(areas, [0.1, 0.5, 0.9]), np.quantile(expected, [0.1, 0.5, 0.9]), atol=0.02
+    )
+
+
+def test_a_resized_crop_has_the_pixels_of_pillows_box():
+    shapes = [(60, 90), (120, 50), (40, 40), (33, 200)]
+    pictures = [picture(k, *shape) for k, shape in enumerate(shapes)]
+    (images,) = run(
+        lambda images, draw: augment.random_resized_crop(images, (24, 32), draw=draw, name="crop"),
+        pictures,
+    )
+    u = numbers(np.arange(4), "crop", COLUMNS)
+    for image, pixels, row in zip(images, pictures, u):
+        y, x, h, w = plain_crop(row, *pixels.shape[:2])
+        box = (x, y, x + w, y + h)
+        expected = Image.fromarray(pixels).resize((32, 24), Image.Resampling.BILINEAR, box=box)
+        assert image.shape == (24, 32, 3) and image.dtype == np.uint8
+        assert np.abs(image.astype(int) - np.asarray(expected)).max() <= 2
+
+
+@pytest.mark.parametrize("padding", (0, 4, (1, 2), (0, 3, 5, 7)))
+def test_random_crops_are_torchvisions(padding):
+    pictures = [picture(k, 32 + k, 40) for k in range(6)]
+    (images,) = run(
+        lambda images, draw: augment.random_crop(
+            images, (32, 34), draw=draw, padding=padding, fill_value=(9, 8, 7), name="crop"
+        ),
+        pictures,
+    )
+    sides = {0: (0,) * 4, 4: (4,) * 4, (1, 2): (1, 2, 1, 2)}.get(padding, padding)
+    left, top, right, bottom = sides
+    for image, pixels, (i, j) in zip(images, pictures, numbers(range(6), "crop", 2)):
+        height, width = pixels.shape[0] + top + bottom, pixels.shape[1] + left + right
+        padded = np.empty((height, width, 3), np.uint8)
+        padded[:] = (9, 8, 7)
+        padded[top : height - bottom, left : width - right] = pixels
+        y, x = whole(i, height - 32 + 1), whole(j, width - 34 + 1)
+        np.testing.assert_array_equal(image, padded[y : y + 32, x : x + 34])
+
+
+def test_random_crops_reach_every_place_alike():
+    sizes = np.full((6000, 2), (4, 5), np.int32)
+    u = numbers(np.arange(6000), "crop", 2).astype(np.float32)
+    start = windows.crops(u, sizes, (2, 4), (0, 0, 0, 0))
+    counts = np.bincount(start[:, 0] * 2 + start[:, 1], minlength=6)
+    assert len(counts) == 6 and (abs(counts - 1000) < 5 * math.sqrt(1000)).all()
+
+
+def test_a_center_crop_is_torchvisions():
+    shapes = [(60, 90), (91, 60), (77, 101), (64, 64)]
+    pictures = [picture(k, *shape) for k, shape in enumerate(shapes)]
+    plain, resized = run(
+        lambda images, draw: (
+            augment.center_crop(images, 33, draw=draw),
+            augment.center_crop(images, (32, 35), draw=draw, resize=40),
+        ),
+        pictures,
+    )
+    for one, other, pixels in zip(plain, resized, pictures):
+        height, width = pixels.shape[:2]
+        y, x = round((height - 33) / 2), round((width - 33) / 2)
+        np.testing.assert_array_equal(one, pixels[y : y + 33, x : x + 33])
+        short = min(height, width)
+        height, width = int(40 * height / short), int(40 * width / short)
+        whole_ = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR)
+        y, x = round((height - 32) / 2), round((width - 35) / 2)
+        expected = np.asarray(whole_)[y : y + 32, x : x + 35]
+        assert np.abs(other.astype(int) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("vertical", (False, True))
+def test_flips_are_those_of_the_coins(vertical):
+    pictures = [picture(k) for k in range(20)]
+    (images,) = run(
+        lambda images, draw: augment.flip(
+            images, draw=draw, probability=0.3, vertical=vertical, name="flip"
+        ),
+        pictures,
+    )
+    coins = numbers(range(20), "flip", 1)[:, 0] < 0.3
+    assert 0 < coins.sum() < 20
+    for image, pixels, coin in zip(images, pictures, coins):
+        flipped = pixels[::-1] if vertical else pixels[:, ::-1]
+        np.testing.assert_array_equal(image, flipped if coin else pixels)
+
+
+def test_erased_windows_are_torchvisions():
+    sizes = many_sizes()
+    u = numbers(np.arange(len(sizes)), "erase", COLUMNS + 1)
+    start, extent = windows.erased(u.astype(np.float32), sizes, 0.5, (0.02, 0.33), (0.3, 3.3))
+    expected = [plain_erase(*row) for row in zip(u, *sizes.T.tolist())]
+    np.testing.assert_array_equal(extent, [row[:2] for row in expected])
+    some = extent.prod(axis=1) > 0
+    assert 0.4 < some.mean() < 0.6
+    np.testing.assert_array_equal(start[some], [row[2:] for row, one in zip(expected, some) if one])
+    areas = (extent.prod(axis=1) / sizes.prod(axis=1))[some & (sizes.min(axis=1) > 100)]
+    assert areas.min() > 0.015 and areas.max() < 0.335
+
+
+def test_erased_pixels():
+    pictures = [picture(k) for k in range(12)]
+    (images,) = run(
+        lambda images, draw: augment.random_erasing(
+            images, draw=draw, probability=0.7, value=(1, 2, 3), name="erase"
+        ),
+        pictures,
+    )
+    erased = 0
+    for image, pixels, row in zip(images, pictures, numbers(range(12), "erase", COLUMNS + 1)):
+        expected = pixels.copy()
+        h, w, *place = plain_erase(row, 40, 60, p=0.7)
+        if h:
+            y, x = place
+            expected[y : y + h, x : x + w] = (1, 2, 3)
+            erased += 1
+        np.testing.assert_array_equal(image, expected)
+    assert 0 < erased < 12
+
+
+def test_sizes_are_known_of_decoded_images_or_given():
+    pictures = [picture(k) for k in range(3)]
+
+    def graph(images, draw):
+        crop = augment.random_resized_crop(images, (40, 60), draw=draw)
+        erased = augment.random_erasing(crop, draw=draw, image_size=(40, 60), name="erase")
+        return erased, augment.random_erasing(crop, draw=draw, image_size=(40, 60), name="other")
+
+    run(graph, pictures)
+    for call in (
+        lambda x, draw: augment.random_erasing(augment.flip(x, draw=draw), draw=draw),
+        lambda x, draw: augment.random_resized_crop(augment.flip(x, draw=draw), 8, draw=draw),
+    ):
+        with pytest.raises(TypeError, match=r"behind .*Flip.*image_size=\(height, width\)"):
+            run(call, pictures)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda x, d: augment.random_resized_crop(x, 0, draw=d), "above 0, not 0"),
+        (lambda x, d: augment.random_resized_crop(x, (1, 2, 3), draw=d), r"not \(1, 2, 3\)"),
+        (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(0, 1)), "scale must"),
+        (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(0.5, 1.5)), "scale must"),
+        (lambda x, d: augment.random_resized_crop(x, 8, draw=d, ratio=(2, 1)), "ratio must"),
+        (lambda x, d: augment.random_crop(x, 8, draw=d, padding=-1), "padding must .* not -1"),
+        (lambda x, d: augment.random_crop(x, 8, draw=d, padding=(1, 2, 3)), "two or four"),
+        (lambda x, d: augment.center_crop(x, 8, draw=d, resize=0), "resize must"),
+        (lambda x, d: augment.flip(x, draw=d, probability=2), "from 0 to 1, not 2"),
+        (lambda x, d: augment.random_erasing(x, draw=d, probability=-1), "from 0 to 1, not -1"),
+        (lambda x, d: augment.random_erasing(x, draw=d, ratio=(1,)), "ratio must"),
+    ],
+)
+def test_what_can_not_be_is_refused(call, text):
+    with pytest.raises(ValueError, match=text):
+        run(call, [picture(0)])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda x, d: augment.random_crop(x, 64, draw=d, padding=2),
+            r"40 x 60 pixels .*padding \(2, 2, 2, 2\).*64 x 64",
+        ),
+        (lambda x, d: augment.center_crop(x, 64, draw=d), "40 x 60 pixels.*64 x 64.*resize="),
+    ],
+)
+def test_an_image_that_is_too_small_fails(call, text):
+    with pytest.raises(Exception, match=text):
+        run(call, [picture(0)])

@@ -1,0 +1,70 @@
+"""Graphs of augmentation over pictures of a few records, and the numbers that they draw."""
+
+import io
+
+import numpy as np
+from nvidia.dali import fn, pipeline_def
+from PIL import Image
+
+from dalijax.core.hashing import column_keys, fold, uniform
+from dalijax.core.pipeline.draw import Draw, DrawRows
+
+SEED, EPOCH = 3, 1
+
+
+def picture(record, height=40, width=60):
+    """A colorful picture, smooth but for a few lines; its size is that given."""
+    rng = np.random.default_rng(record)
+    coarse = rng.integers(0, 256, (5, 6, 3), np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+    lines = smooth.copy()
+    lines[rng.integers(height), :] = rng.integers(0, 256, 3)
+    return lines
+
+
+def png(pixels):
+    """Its bytes as a PNG, which loses nothing."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def record_hashes(records, seed=SEED, epoch=EPOCH):
+    return fold(seed, epoch, np.asarray(records))
+
+
+def numbers(records, name, count, seed=SEED, epoch=EPOCH):
+    """The random numbers of some records, float64 [records, count]."""
+    return uniform(record_hashes(records, seed, epoch), column_keys(name, count)).astype(float)
+
+
+def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=EPOCH):
+    """What a graph of (images, draw) gives for pictures: a list of arrays for each output.
+
+    Args:
+        graph: Called with decoded images and a `Draw` that knows their sizes.
+        pictures: Arrays of pixels.
+        records: The record of each; None: 0, 1, 2, ...
+        gpu: Whether they are decoded to the GPU.
+        conditionals: The pipeline's enable_conditionals.
+        epoch: The epoch that they are drawn in.
+    """
+    records = np.arange(len(pictures)) if records is None else np.asarray(records)
+    sizes = np.array([one.shape[:2] for one in pictures], np.int32)
+    files = [png(one) for one in pictures]
+    rows = DrawRows(record_hashes(records, epoch=epoch), lambda field: sizes)
+
+    def define():
+        data = fn.external_source(source=lambda: files, batch=True)
+        draw = Draw(lambda _: rows, {data.name: "data"})
+        return graph(fn.decoders.image(data, device="mixed" if gpu else "cpu"), draw)
+
+    pipeline = pipeline_def(
+        define,
+        batch_size=len(pictures),
+        num_threads=2,
+        device_id=0 if gpu else None,
+        enable_conditionals=conditionals,
+    )()
+    pipeline.build()
+    return [[np.array(one) for one in output.as_cpu()] for output in pipeline.run()]
