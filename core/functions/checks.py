@@ -99,20 +99,20 @@ def check_signature(
 
 
 def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
-    """Where an operator runs: as said, else where its inputs are; the CPU without inputs.
+    """Where an operator runs: on ``device``, else where its inputs are, else on the CPU.
 
     Raises:
         ValueError: If the inputs are elsewhere.
     """
-    found = sorted({node.device for node in inputs if isinstance(node, DataNode)})
+    devices = sorted({node.device for node in inputs if isinstance(node, DataNode)})
     if device not in (None, "cpu", "gpu"):
         raise ValueError(f"device must be 'cpu', 'gpu' or None, not {device!r}")
-    if len(found) > 1 or (device == "cpu" and found == ["gpu"]):
+    if len(devices) > 1 or (device == "cpu" and devices == ["gpu"]):
         raise ValueError(
-            f"the inputs are on {found}, and the function on {device or 'one of them'}: all must "
+            f"the inputs are on {devices}, and the function on {device or 'one of them'}: all must "
             "be on one device. Use .gpu() for those on the CPU"
         )
-    return device or (found[0] if found else "cpu")
+    return device or (devices[0] if devices else "cpu")
 
 
 def key_words() -> DataNode:
@@ -143,9 +143,9 @@ def jax_key(words: np.ndarray) -> jax.Array:
 def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
     """The callback of a function without outputs: what it raises is logged, since DALI drops it."""
 
-    def run(*given: Any) -> Any:
+    def run(*tensors: Any) -> Any:
         try:
-            return callback(*given)
+            return callback(*tensors)
         except BaseException:
             _log.exception("%s(), which has no outputs, failed; the batch is delivered", name)
             raise
@@ -153,24 +153,31 @@ def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def results(name: str, made: Any, count: int) -> tuple[Any, ...]:
+def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
     """What a function returned, as a tuple of its outputs.
 
     Raises:
         ValueError: If it returned another number of them.
     """
-    if made is None:
-        given: tuple[Any, ...] = ()
-    else:
-        given = tuple(made) if isinstance(made, (tuple, list)) else (made,)
-    if len(given) != count:
+    outputs: tuple[Any, ...] = ()
+    if returned is not None:
+        outputs = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+    if len(outputs) != count:
         raise ValueError(
-            f"{name}() returned {len(given)} output{'s' * (len(given) != 1)}, and num_outputs is "
-            f"{count}: return "
+            f"{name}() returned {len(outputs)} output{'s' * (len(outputs) != 1)}, and num_outputs "
+            f"is {count}: return "
             f"{'nothing' if count == 0 else 'one array' if count == 1 else f'a tuple of {count}'}, "
-            f"or pass num_outputs={len(given)}"
+            f"or pass num_outputs={len(outputs)}"
         )
-    return given
+    return outputs
+
+
+def check_array(name: str, number: int, array: Any) -> str:
+    """Raises TypeError for an output that is no array; returns how to call it."""
+    what = f"output {number} of {name}()"
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise TypeError(f"{what} is a {type(array).__name__}, not an array")
+    return what
 
 
 def check_kind(name: str, number: int, array: Any) -> str:
@@ -179,22 +186,20 @@ def check_kind(name: str, number: int, array: Any) -> str:
     Raises:
         TypeError: If it is none.
     """
-    told = f"output {number} of {name}()"
-    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-        raise TypeError(f"{told} is a {type(array).__name__}, not an array")
+    what = check_array(name, number, array)
     try:
         dtype = np.dtype(array.dtype)
     except TypeError:
         raise TypeError(
-            f"{told} is {array.dtype}, for which DALI has no type: return numbers, of a key say "
+            f"{what} is {array.dtype}, for which DALI has no type: return numbers, of a key say "
             "jax.random.key_data"
         ) from None
     if dtype.char not in KINDS:
         raise TypeError(
-            f"{told} is {dtype.name}, for which DALI has no type: return float16 or float32, say "
+            f"{what} is {dtype.name}, for which DALI has no type: return float16 or float32, say "
             "by .astype(jnp.float32), and cast behind the iterator"
         )
-    return told
+    return what
 
 
 def check_output(name: str, number: int, array: Any, batch: int | None, layout: str | None) -> None:
@@ -204,26 +209,26 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
         TypeError: As `check_kind`.
         ValueError: If it has another number of samples, or dimensions than its layout.
     """
-    told = check_kind(name, number, array)
+    what = check_kind(name, number, array)
     shape = tuple(array.shape)
     if not shape or (batch is not None and shape[0] != batch):
         raise ValueError(
-            f"{told} has shape {shape}, and the batch has {batch or 'some'} samples: its first "
+            f"{what} has shape {shape}, and the batch has {batch or 'some'} samples: its first "
             "dimension must be the batch"
         )
     if layout and len(layout) != len(shape) - 1:
         raise ValueError(
-            f"{told} has {len(shape) - 1} dimensions without the batch, and its layout "
+            f"{what} has {len(shape) - 1} dimensions without the batch, and its layout "
             f"{layout!r} has {len(layout)}: pass other output_layouts"
         )
 
 
-def nodes_of(made: Any) -> Any:
+def nodes_of(outputs: Any) -> Any:
     """What an operator of DALI gives, several outputs as a tuple.
 
     DALI has a list then, which a pipeline function must not return as it is.
     """
-    return tuple(made) if isinstance(made, list) else made
+    return tuple(outputs) if isinstance(outputs, list) else outputs
 
 
 def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
@@ -231,13 +236,6 @@ def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
     if layouts is None:
         return {}
     return {"output_layouts": layouts if isinstance(layouts, str) else list(layouts)}
-
-
-def layout_of(layouts: str | Sequence[str] | None, number: int) -> str | None:
-    """The layout of an output: one for all, or a list, which may be shorter."""
-    if layouts is None or isinstance(layouts, str):
-        return layouts
-    return layouts[number] if number < len(layouts) else None
 
 
 def require_pipeline(what: str) -> Pipeline:
@@ -257,7 +255,7 @@ def require_pipeline(what: str) -> Pipeline:
 def arguments(
     seed: int, bytes_per_sample_hint: int | Sequence[int] | None, name: str | None
 ) -> dict[str, Any]:
-    """The arguments of any operator that were given."""
+    """The arguments that any operator takes, without those that were left out."""
     more: dict[str, Any] = {"seed": seed} if seed != -1 else {}
     if bytes_per_sample_hint is not None:
         more["bytes_per_sample_hint"] = bytes_per_sample_hint

@@ -7,17 +7,18 @@ import importlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..pipeline.arrays import check_width
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.function_notes import live_outputs
-from . import checks as callbacks
+from . import checks
 from .checks import plugin
 from .dali_operators import dlpack_operator
 from .dlpack import NO_WAIT, DLTensor, header
@@ -93,8 +94,8 @@ def dl_tensor_python_function(
         TypeError: For another number of inputs than it takes. When it is run: for what is no
             array, or of a dtype that DALI does not have.
     """
-    callbacks.require_pipeline("fn.dl_tensor_python_function")
-    where = callbacks.device_of(inputs, device)
+    checks.require_pipeline("fn.dl_tensor_python_function")
+    where = checks.device_of(inputs, device)
     if num_outputs < 0:
         raise ValueError(f"num_outputs={num_outputs}: 0 is the least")
     if batch_processing is None:
@@ -103,21 +104,21 @@ def dl_tensor_python_function(
     note(function, stateful)
     nodes = list(inputs)
     own = _Filled(_of_capsules(function, batch) if capsules else function, batch)
-    callbacks.check_signature(function, len(inputs), own.wanted, "rng or key")
+    checks.check_signature(function, len(inputs), own.wanted, "rng or key")
     if own.keyed:
         if where == "gpu" and not synchronize_stream:
             raise ValueError(
                 "synchronize_stream=False with a parameter rng or key: what they are made of is "
                 "not there yet when the function is called. Leave synchronize_stream out"
             )
-        words = callbacks.key_words()
+        words = checks.key_words()
         nodes.append(words.gpu() if where == "gpu" else words)
     if not nodes and not num_outputs:
         raise ValueError(
-            f"{callbacks.name_of(function)}() has neither inputs nor outputs, and DALI would not "
+            f"{checks.name_of(function)}() has neither inputs nor outputs, and DALI would not "
             "call it: give it an input"
         )
-    more = callbacks.arguments(seed, bytes_per_sample_hint, name)
+    more = checks.arguments(seed, bytes_per_sample_hint, name)
     more |= {} if synchronize_stream else {"synchronize_stream": False}
     called = own if own.keyed else own.function
     return _operator(called, nodes, batch, num_outputs, output_layouts, where, preserve, **more)
@@ -137,13 +138,13 @@ def _warn_of_default() -> None:
 def _of_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
     """A function of arrays for one of capsules."""
 
-    def handed(array: Any) -> Any:
+    def capsule(array: Any) -> Any:
         return array.__dlpack__() if isinstance(array, DLTensor) else plugin.ArrayToDLTensor(array)
 
     @functools.wraps(function)
     def of_arrays(*arrays: Any, **more: Any) -> Any:
-        given = [list(map(handed, own)) for own in arrays] if batch else map(handed, arrays)
-        return function(*given, **more)
+        inputs = [list(map(capsule, one)) for one in arrays] if batch else map(capsule, arrays)
+        return function(*inputs, **more)
 
     return of_arrays
 
@@ -152,22 +153,22 @@ class _Filled:
     """A function whose keyword-only parameters ``rng`` and ``key`` are filled in."""
 
     def __init__(self, function: Callable[..., Any], batch: bool):
-        self.__name__ = callbacks.name_of(function)
+        self.__name__ = checks.name_of(function)
         self.function = function
         self._batch = batch
-        self.wanted = [name for name in ("rng", "key") if callbacks.wants(function, name)]
+        self.wanted = [name for name in ("rng", "key") if checks.wants(function, name)]
         self.keyed = bool(self.wanted)
 
     def __call__(self, *arrays: Any) -> Any:
-        *given, words = arrays
+        *inputs, words = arrays
         word = np.asarray(_taken(words[0] if self._batch else words))
-        key = callbacks.key_of(word[None])
+        key = checks.key_of(word[None])
         more: dict[str, Any] = {}
         if "rng" in self.wanted:
             more["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
         if "key" in self.wanted:
-            more["key"] = callbacks.jax_key(key)
-        return self.function(*given, **more)
+            more["key"] = checks.jax_key(key)
+        return self.function(*inputs, **more)
 
 
 def _taken(tensor: Any) -> Any:
@@ -189,10 +190,107 @@ def batch_operator(
     @functools.wraps(function)
     def of_arrays(*inputs: Sequence[Any]) -> Any:
         for number, own in enumerate(inputs):  # from_dlpack does not say that it narrows
-            check_width(own[0].dtype, f"{number} of {callbacks.name_of(function)}()", "input")
+            check_width(own[0].dtype, f"{number} of {checks.name_of(function)}()", "input")
         return function(*([_taken(one) for one in own] for own in inputs))
 
     return _operator(of_arrays, nodes, True, num_outputs, layouts, where, preserve)
+
+
+class _Tensors(NamedTuple):
+    """How DALI's tensors come to a function, and its outputs back.
+
+    Attributes:
+        take: What the function gets for a capsule.
+        give: The capsule of an output of one sample, by the function's name and the output's
+            number.
+        give_all: The capsules of an output of a batch.
+        begin: Called before each batch.
+    """
+
+    take: Callable[[Any], Any]
+    give: Callable[[str, int, Any], Any]
+    give_all: Callable[[str, int, Any], list[Any]]
+    begin: Callable[[], None]
+
+
+def _on_gpu(pipeline: Pipeline, num_outputs: int, awaited: bool, renewed: bool) -> _Tensors:
+    """The tensors of a pipeline on a GPU, whose outputs are kept alive until DALI has read them.
+
+    Args:
+        awaited: Whether DALI waits for its stream before each call: it has then read the last
+            batch; else once it has delivered it.
+        renewed: Whether the outputs of the last batch go when the next one begins.
+    """
+    most = num_outputs * pipeline.max_batch_size * (1 if awaited else queue_depth(pipeline))
+    live = live_outputs(pipeline, None if renewed else most)
+    copies = live if awaited else None
+    # By position: with keywords, or as a function, it takes half as long again or twice.
+    take: Callable[[Any], Any] = functools.partial(DLTensor, pipeline.device_id, copies)
+    if pipeline.device_id is None:  # until it is built
+
+        def take(capsule: Any) -> DLTensor:
+            return DLTensor(header(capsule).device_id, copies, capsule)
+
+    begin = live.clear if renewed else _nothing
+    return _Tensors(take, functools.partial(_to_gpu, live), _AllToGpu(live), begin)
+
+
+def _nothing() -> None:
+    """Begins a batch before which nothing is freed."""
+
+
+def _callback(
+    function: Callable[..., Any], num_outputs: int, tensors: _Tensors, batch: bool, each: bool
+) -> Callable[..., Any]:
+    """What DALI's operator calls.
+
+    Args:
+        function: The function.
+        num_outputs: Number of its outputs.
+        tensors: How tensors come to it.
+        batch: Whether it takes lists of samples.
+        each: Whether DALI calls it for each sample.
+    """
+    name = checks.name_of(function)
+    take, give, give_all, begin = tensors
+
+    def of_batch(*capsules: Sequence[Any]) -> Any:
+        begin()
+        inputs = [list(map(take, one)) for one in capsules]
+        # DALI takes lists; an array of the whole batch gives its rows.
+        outputs = results(function(*inputs))
+        for number, output in enumerate(outputs):
+            if inputs and len(output) != len(inputs[0]):
+                raise ValueError(
+                    f"output {number} of {name}() has {len(output)} samples, and the batch has "
+                    f"{len(inputs[0])}: return as many"
+                )
+        return as_dali([give_all(name, k, output) for k, output in enumerate(outputs)])
+
+    def of_samples(*capsules: Sequence[Any]) -> Any:
+        begin()
+        outputs = [of_sample(*one) for one in zip(*capsules, strict=True)]
+        if num_outputs == 0:
+            return None
+        return tuple(map(list, zip(*outputs))) if num_outputs > 1 else outputs
+
+    def of_sample(*capsules: Any) -> Any:
+        output = function(*map(take, capsules))
+        if num_outputs == 1 and not (output is None or isinstance(output, (list, tuple))):
+            return give(name, 0, output)  # the usual case, without what need not be asked
+        return as_dali([give(name, k, one) for k, one in enumerate(results(output))])
+
+    def results(returned: Any) -> tuple[Any, ...]:
+        # A list is one output, of the samples of a batch; a tuple is several.
+        listed = (returned,) if isinstance(returned, list) else returned
+        return checks.results(name, listed, num_outputs)
+
+    def as_dali(outputs: list[Any]) -> Any:
+        # DALI takes a tuple, one output by itself, or nothing.
+        return tuple(outputs) if num_outputs > 1 else outputs[0] if outputs else None
+
+    callback = of_batch if batch else of_sample if each else of_samples
+    return callback if num_outputs else checks.logged(name, callback)
 
 
 def _operator(
@@ -205,84 +303,26 @@ def _operator(
     preserve: bool | None,
     **more: Any,
 ) -> Any:
-    name = callbacks.name_of(function)
-    pipeline = callbacks.require_pipeline(name)
+    """DALI's operator over a function, in the pipeline that is being defined."""
+    pipeline = checks.require_pipeline(checks.name_of(function))
     # DALI calls once for a batch, which costs less than once for each sample. Without inputs only
     # DALI knows how many samples there are.
     each = not batch and not nodes
-    take: Callable[[Any], Any] = plugin.DLTensorToArray
-    give: Callable[[str, int, Any], Any] = _to_host
-    give_all: Callable[[str, int, Any], list[Any]] = _all_to_host
-    held: deque[Any] = deque()
-    renewed = False
+    tensors = _Tensors(plugin.DLTensorToArray, _to_host, _all_to_host, _nothing)
     if where == "gpu":
-        # Where DALI waits for its stream, it has read the last batch when the next one begins;
-        # elsewhere once it has delivered it.
         awaited = more.get("synchronize_stream", True)
-        renewed = awaited and not each
-        samples = num_outputs * pipeline.max_batch_size
-        most = samples if awaited else samples * queue_depth(pipeline)
-        held = live_outputs(pipeline, None if renewed else most)
-        copies = held if awaited else None
-        # By position: with keywords, or as a function, it takes half as long again or twice.
-        take = functools.partial(DLTensor, pipeline.device_id, copies)
-        if pipeline.device_id is None:  # until it is built
-
-            def take(capsule: Any) -> DLTensor:
-                return DLTensor(header(capsule).device_id, copies, capsule)
-
-        give, give_all = functools.partial(_to_gpu, held), _AllToGpu(held)
-
-    def of_batch(*capsules: Sequence[Any]) -> Any:
-        if renewed:
-            held.clear()
-        given = [list(map(take, own)) for own in capsules]
-        # DALI takes lists; an array of the whole batch gives its rows.
-        made = results(function(*given))
-        for number, own in enumerate(made):
-            if given and len(own) != len(given[0]):
-                raise ValueError(
-                    f"output {number} of {name}() has {len(own)} samples, and the batch has "
-                    f"{len(given[0])}: return as many"
-                )
-        return returned([give_all(name, k, own) for k, own in enumerate(made)])
-
-    def results(made: Any) -> tuple[Any, ...]:
-        # A list is one output, of the samples of a batch; a tuple is several.
-        listed = (made,) if isinstance(made, list) else made
-        return callbacks.results(name, listed, num_outputs)
-
-    def returned(outputs: list[Any]) -> Any:
-        # DALI takes a tuple, one output by itself, or nothing.
-        return tuple(outputs) if num_outputs > 1 else outputs[0] if outputs else None
-
-    def of_sample(*capsules: Any) -> Any:
-        made = function(*map(take, capsules))
-        if num_outputs == 1 and not (made is None or isinstance(made, (list, tuple))):
-            return give(name, 0, made)  # the usual case, without what need not be asked
-        return returned([give(name, k, one) for k, one in enumerate(results(made))])
-
-    def of_samples(*capsules: Sequence[Any]) -> Any:
-        if renewed:
-            held.clear()
-        made = [of_sample(*one) for one in zip(*capsules, strict=True)]
-        if num_outputs == 0:
-            return None
-        return tuple(map(list, zip(*made))) if num_outputs > 1 else made
-
-    called = of_batch if batch else of_sample if each else of_samples
-
-    made = dlpack_operator()(
+        tensors = _on_gpu(pipeline, num_outputs, awaited, awaited and not each)
+    outputs = dlpack_operator()(
         *nodes,
-        function=called if num_outputs else callbacks.logged(name, called),
+        function=_callback(function, num_outputs, tensors, batch, each),
         batch_processing=not each,
         num_outputs=num_outputs,
         device=where,
         **({} if preserve is None else {"preserve": preserve}),
-        **callbacks.layout_argument(layouts),
+        **checks.layout_argument(layouts),
         **more,
     )
-    return callbacks.nodes_of(made)
+    return checks.nodes_of(outputs)
 
 
 def _is_capsule(value: Any) -> bool:
@@ -291,13 +331,13 @@ def _is_capsule(value: Any) -> bool:
 
 def _to_host(name: str, number: int, value: Any) -> Any:
     """An output on the CPU as a capsule."""
-    if type(value) is np.ndarray and value.dtype.char in callbacks.KINDS and value.dtype.isnative:
+    if type(value) is np.ndarray and value.dtype.char in checks.KINDS and value.dtype.isnative:
         return plugin.ArrayToDLTensor(value)  # of any strides
     if _is_capsule(value):
         return value
     if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, jax.Array)):
         value = np.from_dlpack(value)
-    callbacks.check_kind(name, number, value)
+    checks.check_kind(name, number, value)
     array = np.asarray(value)
     return plugin.ArrayToDLTensor(array.astype(array.dtype.newbyteorder("="), copy=False))
 
@@ -306,8 +346,8 @@ def _all_to_host(name: str, number: int, values: Any) -> list[Any]:
     return [_to_host(name, number, one) for one in values]
 
 
-def _to_gpu(held: deque[Any], name: str, number: int, value: Any) -> Any:
-    """An output on a GPU as a capsule, on whose work DALI's stream waits; it is held."""
+def _to_gpu(live: deque[Any], name: str, number: int, value: Any) -> Any:
+    """An output on a GPU as a capsule, on whose work DALI's stream waits; it is kept alive."""
     if _is_capsule(value):
         return value
     if isinstance(value, DLTensor):
@@ -318,27 +358,27 @@ def _to_gpu(held: deque[Any], name: str, number: int, value: Any) -> Any:
             "the GPU: return an array of JAX, CuPy or PyTorch that is there"
         )
     if isinstance(value, jax.Array):
-        callbacks.check_kind(name, number, value)
-    held.append(value)
+        checks.check_kind(name, number, value)
+    live.append(value)
     return value.__dlpack__(stream=_dalis_stream())
 
 
 class _AllToGpu:
     """The samples of a batch, as `_to_gpu`; of CuPy's, DALI's stream waits once for all."""
 
-    def __init__(self, held: deque[Any]):
-        self._held = held
+    def __init__(self, live: deque[Any]):
+        self._live = live
         self._events: dict[int, Any] = {}  # of CuPy, for each device that was the current one
 
     def __call__(self, name: str, number: int, values: Any) -> list[Any]:
         kinds = set(map(type, values)) if isinstance(values, list) else {type(values)}
         if {(kind.__module__, kind.__name__) for kind in kinds} != {("cupy", "ndarray")}:
-            return [_to_gpu(self._held, name, number, one) for one in values]
+            return [_to_gpu(self._live, name, number, one) for one in values]
         # CuPy makes the consumer's stream wait for its current one, whichever array is asked (its
         # core.pyx), by a new event and a new stream object for each, 20 to 30 us a time. One
         # event, behind them all, does the same, and a wait is for what was recorded before it.
         values = list(values)  # the rows of an array of the whole batch
-        self._held.extend(values)
+        self._live.extend(values)
         capsules = [one.__dlpack__(stream=NO_WAIT) for one in values]
         cuda: Any = importlib.import_module("cupy").cuda
         device = cuda.runtime.getDevice()

@@ -12,9 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ..pipeline.arrays import check_width
 from ..placement import GlobalPlacement, rows_sharding
-from . import checks as callbacks
-from .jax_callbacks import on_device
-from .ragged import Called
+from . import checks
+from .batch_function import BatchFunction, on_device
 
 
 class GlobalFunction:
@@ -36,7 +35,7 @@ class GlobalFunction:
         keyed: bool,
         preserve: bool,
     ):
-        self.name = callbacks.name_of(function)
+        self.name = checks.name_of(function)
         self.num_outputs = num_outputs
         self.sharding = sharding
         self.preserve = preserve
@@ -52,23 +51,22 @@ class GlobalFunction:
         """Its outputs, jax.Arrays of any shape."""
         # The caller's transfer_guard is meant for the caller's computations, whose thread this is.
         with jax.transfer_guard("allow"):
-            made = self._function(*arrays, **({"key": self._key(words)} if self.keyed else {}))
-            outputs = callbacks.results(self.name, made, self.num_outputs)
+            more = {"key": self._key(words)} if self.keyed else {}
+            returned = self._function(*arrays, **more)
+            outputs = checks.results(self.name, returned, self.num_outputs)
             return tuple(self._checked(k, one) for k, one in enumerate(outputs))
 
     def _key(self, words: Any) -> jax.Array:
         """The key of a batch: on no device, or on all of those of several processes."""
         if isinstance(words, np.ndarray):
-            return callbacks.jax_key(callbacks.key_of(words))
+            return checks.jax_key(checks.key_of(words))
         mesh: Any = self.sharding
         return _key_maker(NamedSharding(mesh.mesh, PartitionSpec()))(words)
 
     def _checked(self, number: int, array: Any) -> jax.Array:
         if isinstance(array, jax.Array):
             return array
-        told = f"output {number} of {self.name}()"
-        if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-            raise TypeError(f"{told} is a {type(array).__name__}, not an array")
+        checks.check_array(self.name, number, array)
         check_width(array.dtype, f"{number} of {self.name}()")
         return jax.device_put(np.array(array))  # a copy: the function may write its array again
 
@@ -82,44 +80,40 @@ def _key_maker(everywhere: Sharding) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(key, out_shardings=everywhere)
 
 
-class OnOneDevice:
+class OnOneDevice(BatchFunction):
     """A function of global arrays in a pipeline that was not defined by an iterator here.
 
     As DALI's documentation promises it: called in DALI's thread, with one local device.
 
     Args:
-        called: The function.
         sharding: The sharding.
+        *arguments: As for `BatchFunction`.
     """
 
-    def __init__(self, called: Called, sharding: Sharding):
+    def __init__(self, sharding: Sharding, *arguments: Any):
+        super().__init__(*arguments)
         local = len(sharding.addressable_devices)
         if local > 1:
             raise ValueError(
-                f"{called.name}() has a sharding over {local} devices of this process, and in "
+                f"{self.name}() has a sharding over {local} devices of this process, and in "
                 "the middle of a graph, or in a pipeline made by hand, DALI calls it for one "
                 "device in each process: make it the last step of a function of "
                 "dalijax.data_iterator, or apply it to the batch"
             )
-        if called.keyed and jax.process_count() > 1:
+        if self.keyed and jax.process_count() > 1:
             raise ValueError(
-                f"{called.name}() wants a key, which differs from process to process here: hand "
+                f"{self.name}() wants a key, which differs from process to process here: hand "
                 "it numbers that do not, by jax.random.key(step) say"
             )
-        self.name = called.name
-        self.inputs = called.inputs
-        self.num_outputs = called.num_outputs
-        self.takes_views = called.takes_views
-        self._called = called
         self._placement = GlobalPlacement(sharding, ["input"])
         self._rows = rows_sharding(sharding)
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
         """This process's rows of the outputs, for its rows of the inputs."""
-        more = {"key": self._called.key(np.asarray(arrays.pop()))} if self._called.keyed else {}
+        more = {"key": self.key(np.asarray(arrays.pop()))} if self.keyed else {}
         placed = [self._placement.place("input", [one]) for one in arrays]
-        made = self._called(placed, placed[0].shape[0] if placed else None, **more)
-        outputs = [on_device(self.name, k, one, self._rows) for k, one in enumerate(made)]
+        outputs = self(placed, placed[0].shape[0] if placed else None, **more)
+        outputs = tuple(on_device(self.name, k, o, self._rows) for k, o in enumerate(outputs))
         return tuple(
             on_device(self.name, k, one.addressable_shards[0].data, device)
             for k, one in enumerate(outputs)

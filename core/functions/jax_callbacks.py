@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
 from nvidia.dali import Pipeline
 
 from ..pipeline.arrays import check_width
 from ..pipeline.dali_pipeline import queue_depth
 from ..pipeline.function_notes import live_outputs
 from ..placement import gpu_ordinal
+from .batch_function import BatchFunction
 from .dlpack import header, owning_view
 
 
-class Body(Protocol):
-    """A function of batches; see `dalijax.core.functions.jax_function`."""
-
-    name: str
-    inputs: int
-    num_outputs: int
-    takes_views: bool
-
-    def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """The outputs of a batch, jax.Arrays on a device.
-
-        Args:
-            arrays: The inputs, and what lies behind them (words of a key, say). It may be changed.
-            device: The operator's.
-        """
-        ...
-
-
-def on_cpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
+def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
     """The callback of DALI's operator for batches on the CPU.
 
     Args:
         called: The function.
-        pipeline: Whose it is.
+        pipeline: Its pipeline.
     """
     cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
     # The older executors write the inputs' memory again, while a GPU's copies of an output that is
@@ -65,16 +47,18 @@ def on_cpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
             checked = True
         if len(tensors) > inputs:
             arrays += [view(one) for one in tensors[inputs:]]
-        owned = [] if dynamic else list(map(_addresses, arrays))
-        made = called.run(arrays, cpu)
-        if owned:
-            made = tuple(
-                one.copy() if any(one.unsafe_buffer_pointer() in own for own in owned) else one
-                for one in made
+        reused = [] if dynamic else list(map(_addresses, arrays))
+        outputs = called.run(arrays, cpu)
+        if reused:
+            outputs = tuple(
+                one.copy()
+                if any(one.unsafe_buffer_pointer() in memory for memory in reused)
+                else one
+                for one in outputs
             )
         # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
         # which DALI's have not after a failed run.
-        return tuple([one.block_until_ready().__dlpack__() for one in made]) or None
+        return tuple([one.block_until_ready().__dlpack__() for one in outputs]) or None
 
     return run
 
@@ -89,7 +73,7 @@ def _addresses(array: np.ndarray | jax.Array) -> range:
     return range(start, start + array.nbytes)
 
 
-def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
+def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
     """The callback of DALI's operator for batches on a GPU.
 
     Both sides' streams wait for one another by DLPack's protocol: each tensor is taken for a
@@ -97,26 +81,26 @@ def on_gpu(called: Body, pipeline: Pipeline) -> Callable[..., Any]:
 
     Args:
         called: The function.
-        pipeline: Whose it is.
+        pipeline: Its pipeline.
     """
     device: jax.Device | None = None
-    owner = weakref.ref(pipeline)
+    owner = weakref.ref(pipeline)  # its operator refers to this callback
     # So many batches later DALI has delivered what it made of it, for which it was waited.
-    held = live_outputs(pipeline, queue_depth(pipeline))
+    live = live_outputs(pipeline, queue_depth(pipeline))
 
     def run(stream: int, *tensors: Any) -> tuple[Any, ...] | None:
         nonlocal device
-        given: Sequence[Any] = tensors
+        inputs: Sequence[Any] = tensors
         if device is None:  # those of a graph are of one type: jax.dlpack does not say it narrows
-            given = [_Checked(one, f"{k} of {called.name}()") for k, one in enumerate(tensors)]
-        arrays = [jax.dlpack.from_dlpack(one) for one in given]
+            inputs = [_Checked(one, f"{k} of {called.name}()") for k, one in enumerate(tensors)]
+        arrays = [jax.dlpack.from_dlpack(one) for one in inputs]
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else _gpu(owner())
-        made = called.run(arrays, device)
-        if not made:  # what has read the inputs is told by an output else
+        outputs = called.run(arrays, device)
+        if not outputs:  # else an output tells when the inputs were read
             _one_more(jax.device_put(np.float32(0), device)).__dlpack__(stream=stream)
-        held.append(made)
-        return tuple([one.__dlpack__(stream=stream) for one in made]) or None
+        live.append(outputs)
+        return tuple([one.__dlpack__(stream=stream) for one in outputs]) or None
 
     return run
 
@@ -153,17 +137,3 @@ class _Checked:
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()
-
-
-def on_device(name: str, number: int, array: Any, where: jax.Device | Sharding) -> jax.Array:
-    """An output on the operator's device, or of a sharding, moved there where it is elsewhere.
-
-    Raises:
-        TypeError: For NumPy's arrays of 64 bits, where JAX would narrow them.
-    """
-    if isinstance(array, jax.Array):
-        return array if array.devices() == {where} else jax.device_put(array, where)
-    check_width(np.dtype(array.dtype), f"{number} of {name}()")
-    # A copy, since the function may write its array again, and device_put (even with
-    # may_alias=False, in JAX 0.12) makes a view of it on the CPU, or reads it later.
-    return jax.device_put(np.array(array), where)

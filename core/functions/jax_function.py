@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.arrays import check_width
 from ..pipeline.deferred import defer, is_deferring
-from . import checks as callbacks
+from . import checks
+from .batch_function import BatchFunction
 from .dali_operators import jax_operator
 from .dlpack_function import batch_operator
 from .global_function import GlobalFunction, OnOneDevice
-from .jax_callbacks import Body, on_cpu, on_device, on_gpu
+from .jax_callbacks import on_cpu, on_gpu
 from .ragged import by_groups, padded
 from .statefulness import note
 
@@ -121,150 +120,56 @@ def jax_function(
     @do_not_convert
     @functools.wraps(called)
     def operator(*inputs: DataNode) -> Any:
-        pipeline = callbacks.require_pipeline(f"{callbacks.name_of(called)}() of fn.jax_function")
+        pipeline = checks.require_pipeline(f"{checks.name_of(called)}() of fn.jax_function")
         note(called, stateful)
-        keyed = callbacks.wants(called, "key")
+        keyed = checks.wants(called, "key")
         if sharding is not None and is_deferring():
-            callbacks.check_signature(called, len(inputs), ["key"] * keyed, "key")
+            checks.check_signature(called, len(inputs), ["key"] * keyed, "key")
             deferred = GlobalFunction(called, num_outputs, sharding, keyed, preserve)
-            outputs = defer(deferred, inputs, callbacks.key_words() if keyed else None)
+            outputs = defer(deferred, inputs, checks.key_words() if keyed else None)
             return outputs[0] if num_outputs == 1 else outputs
-        where = callbacks.device_of(inputs, device)
+        where = checks.device_of(inputs, device)
         if not inputs and (ragged or not (num_outputs or keyed)):
             raise ValueError(
-                f"{callbacks.name_of(called)}() has no inputs with ragged={ragged!r} and "
+                f"{checks.name_of(called)}() has no inputs with ragged={ragged!r} and "
                 f"num_outputs={num_outputs}: DALI would not call it, or have no samples for it. "
                 "Give it an input"
             )
-        callbacks.check_signature(
+        checks.check_signature(
             called,
             len(inputs),
             ["key"] * keyed + ["lengths"] * (ragged == "pad"),
             "key",
         )
-        own = _Called(called, num_outputs, layouts, where, keyed, len(inputs))
-        nodes, extra = list(inputs), []
+        nodes = list(inputs)
         if keyed:
-            extra.append(callbacks.key_words())
-        body: Body = own
-        if sharding is not None:
-            body = OnOneDevice(own, sharding)
-        nodes += [node.gpu() if where == "gpu" else node for node in extra]
+            words = checks.key_words()
+            nodes.append(words.gpu() if where == "gpu" else words)
+        arguments = (called, num_outputs, layouts, where, keyed, len(inputs))
         if ragged:
-            fitted = padded(own, align) if ragged == "pad" else by_groups(own)
+            batched = BatchFunction(*arguments)
+            fitted = padded(batched, align) if ragged == "pad" else by_groups(batched)
             return batch_operator(fitted, nodes, num_outputs, layouts, where, preserve)
+        body = BatchFunction(*arguments) if sharding is None else OnOneDevice(sharding, *arguments)
         callback = on_cpu(body, pipeline) if where == "cpu" else on_gpu(body, pipeline)
-        made = jax_operator()(
-            function=callback if num_outputs else callbacks.logged(own.name, callback),
+        run = jax_operator()(
+            function=callback if num_outputs else checks.logged(body.name, callback),
             device=where,
             num_outputs=num_outputs,
             preserve=preserve,
-            **callbacks.layout_argument(layouts),
+            **checks.layout_argument(layouts),
         )
-        return callbacks.nodes_of(made(*nodes))
+        return checks.nodes_of(run(*nodes))
 
     return operator
 
 
-def _layouts(given: str | Sequence[str] | None, num_outputs: int) -> list[str] | None:
+def _layouts(layouts: str | Sequence[str] | None, num_outputs: int) -> list[str] | None:
     """A layout for each output, of one for all or of some for the first ones."""
-    if given is None:
+    if layouts is None:
         return None
-    if isinstance(given, str):
-        return [given] * num_outputs
-    if len(given) > num_outputs:
-        raise ValueError(f"output_layouts={list(given)}, and there are {num_outputs} outputs")
-    return [*given, *[""] * (num_outputs - len(given))]
-
-
-class _Called:
-    """A user's function with what is known of its arguments and its results.
-
-    Attributes:
-        name: Its name, for messages.
-        inputs: Number of its inputs.
-        num_outputs: Number of its outputs.
-        keyed: Whether it wants a key, whose words are then the input behind them.
-        where: "cpu" or "gpu".
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        num_outputs: int,
-        layouts: str | Sequence[str] | None,
-        where: str,
-        keyed: bool,
-        inputs: int,
-    ):
-        self.name = callbacks.name_of(function)
-        self.inputs = inputs
-        self.keyed = keyed
-        self.where = where
-        self._function = function
-        self.num_outputs = num_outputs
-        self._layouts = layouts
-        self._last: Any = None  # of what shapes, dtypes and places the last outputs were
-        # A compiled function takes NumPy views, which are made ten times faster than
-        # jax.Arrays; where the default device is no CPU they would be moved there.
-        self.takes_views = (
-            where == "cpu"
-            and isinstance(function, jax.stages.Wrapped)
-            and jax.default_backend() == "cpu"
-        )
-
-    def key(self, words: Any) -> jax.Array:
-        """The key of a batch, of its first sample's words: of NumPy's, a key on no device."""
-        if self.where == "cpu" or isinstance(words, np.ndarray):
-            return callbacks.jax_key(callbacks.key_of(np.asarray(words)))
-        return _key_of_words(words)
-
-    def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
-        """The outputs for arrays of a batch, checked; those of one GPU's are put there."""
-        devices = arrays[0].devices() if arrays and self.where == "gpu" else ()
-        outputs = self._checked(self._function(*arrays, **more), batch)
-        if len(devices) != 1:
-            return outputs
-        return tuple(on_device(self.name, k, one, *devices) for k, one in enumerate(outputs))
-
-    def _checked(self, made: Any, batch: int | None) -> tuple[Any, ...]:
-        outputs = callbacks.results(self.name, made, self.num_outputs)
-        for number, array in enumerate(outputs):
-            layout = callbacks.layout_of(self._layouts, number)
-            callbacks.check_output(self.name, number, array, batch, layout)
-        return outputs
-
-    def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """The outputs of a pipeline's batch, checked. The words of the key are the last array."""
-        more = {"key": self.key(arrays.pop())} if self.keyed else {}
-        made = self._function(*arrays, **more)
-        outputs = made if type(made) is tuple else (made,)
-        batch = arrays[0].shape[0] if arrays else None
-        try:
-            alike = [(batch, type(o), o.shape, o.dtype, o.sharding) for o in outputs]
-        except AttributeError:  # no jax.Array
-            alike = None
-        # The checks cost 8 to 33 us beside an H200. Outputs like the last ones, which passed them
-        # and were where they belong, need none.
-        if alike and alike == self._last:
-            return outputs
-        checked = self._checked(made, batch)
-        placed = tuple(on_device(self.name, k, one, device) for k, one in enumerate(checked))
-        stayed = all(one is other for one, other in zip(placed, checked))
-        self._last = alike if stayed else None
-        return placed
-
-    def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
-        """Batches that were made of samples on the CPU, as what the function gets."""
-        for number, batch in enumerate(batches):
-            check_width(batch.dtype, f"{number} of {self.name}()", "input")
-        if self.takes_views:
-            return list(batches)
-        cpu = jax.local_devices(backend="cpu")[0]
-        return [jax.device_put(one, cpu) for one in batches]
-
-
-@jax.jit
-def _key_of_words(words: jax.Array) -> jax.Array:
-    data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
-    return jax.random.wrap_key_data(data, impl="threefry2x32")
+    if isinstance(layouts, str):
+        return [layouts] * num_outputs
+    if len(layouts) > num_outputs:
+        raise ValueError(f"output_layouts={list(layouts)}, and there are {num_outputs} outputs")
+    return [*layouts, *[""] * (num_outputs - len(layouts))]

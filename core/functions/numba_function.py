@@ -16,7 +16,7 @@ from nvidia.dali.pipeline import Pipeline, do_not_convert
 
 from ..pipeline.arrays import dali_type
 from ..state.fingerprint import digest
-from . import checks as callbacks
+from . import checks
 from .statefulness import note
 
 _MOST = 6  # inputs, and outputs
@@ -81,8 +81,8 @@ def numba_function(
         TypeError: For types that Numba or DALI does not have.
         numba.core.errors.NumbaError: If Numba can't compile the function.
     """
-    callbacks.require_pipeline("fn.numba_function")
-    where = callbacks.device_of(inputs, device)
+    checks.require_pipeline("fn.numba_function")
+    where = checks.device_of(inputs, device)
     run_fn = getattr(run_fn, "py_func", run_fn)  # of @njit
     setup_fn = getattr(setup_fn, "py_func", setup_fn)
     for one in (run_fn, setup_fn):
@@ -117,7 +117,7 @@ def numba_function(
         # Without one DALI gives outputs the types of the inputs, too, and writes behind their end.
         if (len(outs), of_outs) != (len(ins), of_ins):
             setup_fn = _shapes_of_inputs
-    more = callbacks.arguments(seed, bytes_per_sample_hint, name)
+    more = checks.arguments(seed, bytes_per_sample_hint, name)
     try:
         made = _operator_class()(
             run_fn=run_fn,
@@ -140,7 +140,7 @@ def numba_function(
     except Exception as error:
         _say_arguments(error, of_ins, ins)
         raise
-    return callbacks.nodes_of(made(*inputs))
+    return checks.nodes_of(made(*inputs))
 
 
 def _shapes_of_inputs(outs: Any, ins: Any) -> None:

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-
-class Called(Protocol):
-    """A function of batches; see `dalijax.core.functions.jax_function`."""
-
-    name: str
-    where: str
-    keyed: bool
-    inputs: int
-    num_outputs: int
-    takes_views: bool
-
-    def key(self, words: Any) -> Any:
-        """The key of a batch."""
-        ...
-
-    def arrays(self, views: Sequence[np.ndarray]) -> list[Any]:
-        """Batches as what the function gets."""
-        ...
-
-    def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
-        """The outputs of a batch."""
-        ...
-
+from .batch_function import BatchFunction
 
 Samples = Sequence[Any]  # arrays of one input
+Keywords = dict[str, Any]
 
 
-def padded(called: Called, align: int) -> Callable[..., Any]:
+def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
     """A function of lists of samples that calls one of padded batches.
 
     Args:
@@ -55,7 +34,7 @@ def padded(called: Called, align: int) -> Callable[..., Any]:
     return run
 
 
-def by_groups(called: Called) -> Callable[..., Any]:
+def by_groups(called: BatchFunction) -> Callable[..., Any]:
     """A function of lists of samples that calls one of batches, once for each set of shapes."""
 
     def run(*inputs: Samples) -> tuple[list[Any], ...] | None:
@@ -88,14 +67,14 @@ def by_groups(called: Called) -> Callable[..., Any]:
     return run
 
 
-def _wait(called: Called, arrays: Sequence[Any]) -> None:
+def _wait(called: BatchFunction, arrays: Sequence[Any]) -> None:
     # They are made of DALI's samples, whose memory is DALI's again when the function has returned.
     # Where it has outputs DALI waits for those, which JAX computes later.
     if called.where == "gpu" and not called.num_outputs:
         jax.block_until_ready(arrays)
 
 
-def _with_key(called: Called, inputs: Sequence[Samples]) -> tuple[list[Samples], dict[str, Any]]:
+def _with_key(called: BatchFunction, inputs: Sequence[Samples]) -> tuple[list[Samples], Keywords]:
     samples = list(inputs)
     if not called.keyed:
         return samples, {}
@@ -106,7 +85,7 @@ def _shapes(samples: Samples) -> np.ndarray:
     return np.array([one.shape for one in samples], np.int32).reshape(len(samples), -1)
 
 
-def _filled(called: Called, samples: Samples, shapes: np.ndarray, align: int) -> Any:
+def _filled(called: BatchFunction, samples: Samples, shapes: np.ndarray, align: int) -> Any:
     most = tuple(-(-int(extent) // align) * align for extent in shapes.max(axis=0, initial=0))
     if called.where == "cpu":
         batch = np.zeros((len(samples), *most), samples[0].dtype)
@@ -118,7 +97,7 @@ def _filled(called: Called, samples: Samples, shapes: np.ndarray, align: int) ->
     return jnp.stack([jnp.pad(one, own) for one, own in zip(samples, pads)])
 
 
-def _stacked(called: Called, samples: Samples) -> Any:
+def _stacked(called: BatchFunction, samples: Samples) -> Any:
     if called.where == "cpu":
         return called.arrays([np.stack(samples)])[0]
     return jnp.stack(list(samples))
