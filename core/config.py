@@ -13,7 +13,7 @@ from .arguments import check_flags, whole_number
 from .epochs import EpochPlan
 
 Shardings: TypeAlias = Sharding | Mapping[str, Sharding | PartitionSpec]
-OnError: TypeAlias = Literal["raise", "skip"]
+OnError: TypeAlias = Literal["raise", "skip", "mask"]
 _AUTO_RESET = {"no": False, "yes": True}
 
 
@@ -153,8 +153,10 @@ class IteratorConfig:
                 "last_batch_policy must be one of LastBatchPolicy.FILL, DROP and PARTIAL, "
                 f"not {self.last_batch_policy!r}"
             )
-        if self.on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error must be 'raise' or 'skip', not {self.on_error!r}")
+        if self.on_error not in ("raise", "skip", "mask"):
+            raise ValueError(f"on_error must be 'raise', 'skip' or 'mask', not {self.on_error!r}")
+        if self.on_error == "mask" and self.mask is None:
+            raise ValueError("on_error='mask' needs mask='mask', which says what records are bad")
         self._check_exclusive()
 
     def _checked_names(self) -> tuple[str, ...]:

@@ -102,6 +102,16 @@ class _Lane:
         self.pipeline.release_outputs()
         self.schedule(runs)
 
+    def drain(self) -> int:
+        """Drops the batches that are scheduled; returns their number."""
+        count = 0
+        while not self.empty():
+            with contextlib.suppress(Exception):  # a batch that failed is dropped, too
+                self.share()
+            self.release(0)
+            count += 1
+        return count
+
     def restart(self) -> None:
         """Starts the next epoch of a source that has ended."""
         self.pipeline.reset()
@@ -171,12 +181,14 @@ class Runner:
         self.to_drop = to_drop
         with self._calls:
             for lane in self._lanes:
-                while not lane.empty():  # it has more than another one, whose source has ended
-                    with contextlib.suppress(Exception):
-                        lane.share()
-                    lane.release(0)
+                lane.drain()  # it has more than another one, whose source has ended
             for lane in self._lanes:
                 lane.restart()
+
+    def drain(self) -> int:
+        """Drops the batches that are scheduled, in all pipelines; returns their number."""
+        with self._calls:
+            return max(lane.drain() for lane in self._lanes)
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
         """Takes one batch, drops ``to_drop`` batches before it, and schedules what comes next.

@@ -70,6 +70,15 @@ class SamplePlan:
             return here.start + self.num_samples
         return (here.epoch + 1) * self.num_samples
 
+    def has(self, here: SamplePosition) -> bool:
+        """Whether a stream of these epochs, in batches of any sizes, comes to a position."""
+        end = self.end(here)
+        if self.padded:
+            return here.start == here.epoch * self.num_samples <= here.sample <= end
+        if self.policy is LastBatchPolicy.DROP:  # epochs begin behind what was dropped
+            return here.epoch * self.num_samples <= here.start <= here.sample <= end
+        return here.epoch * self.num_samples <= here.start < end and here.start <= here.sample
+
     def remaining(self, here: SamplePosition) -> int:
         """Number of batches that the epoch still delivers."""
         rest = max(0, self.end(here) - here.sample)

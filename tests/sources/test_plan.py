@@ -50,6 +50,7 @@ def test_each_batch_has_the_samples_of_the_oracle(n, b, policy, padded):
         assert plan.seek(epoch) == here
         for step, (samples, valid) in enumerate(batches):
             assert plan.step(here) == step
+            assert plan.has(here)
             assert plan.remaining(here) == len(batches) - step
             rows = plan.rows(here)
             np.testing.assert_array_equal(rows.samples, samples)
@@ -57,6 +58,7 @@ def test_each_batch_has_the_samples_of_the_oracle(n, b, policy, padded):
             assert plan.seek(epoch, step) == here
             here = plan.skip(here, 1)
         assert plan.remaining(here) == 0
+        assert plan.has(here)
         here = plan.next_epoch(here)
 
 
@@ -114,6 +116,7 @@ def test_another_batch_size_goes_on_from_the_next_sample(policy, padded):
             plan = SamplePlan(n, int(b), policy, padded)
             steps = min(plan.remaining(here), int(numbers.integers(0, 4)))
             for _ in range(steps):
+                assert plan.has(here)
                 assert plan.length(here) == plan.step(here) + plan.remaining(here)
                 rows = plan.rows(here)
                 seen += rows.samples[rows.valid].tolist()

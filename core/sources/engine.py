@@ -1,0 +1,431 @@
+"""The engine of an indexed source: pipelines that are fed with the rows of a position."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..config import IteratorConfig
+from ..errors import StateError
+from ..pipeline import advice
+from ..pipeline.bad_record import runs
+from ..pipeline.batch import Batch, BatchMaker, choose_placement
+from ..pipeline.deferred import FunctionError
+from ..pipeline.function_source import FunctionSource, check_outputs
+from ..pipeline.runner import BatchError, Outputs, Runner, SourceEnded, SourceError
+from ..pipeline.schema import stacked
+from ..pipeline.shards import shard_pipelines
+from ..seeds import DEFAULT_SEED
+from ..state import random_state
+from ..state.fingerprint import fingerprint
+from ..state.position import FailedBatch
+from . import state as states
+from .feed import Feed, RowRange, Rows, SomeRows
+from .graph import FieldGraph
+from .plan import SamplePlan, SamplePosition
+from .source import Source
+
+_log = logging.getLogger("dalijax")
+_MOST_NAMED = 5
+_MOST_TRIED = 64  # records behind a batch of which none can be decoded
+_READ_AHEAD = 2  # runs that are read before DALI asks for them
+CLOSED = "the iterator is closed: make a new one"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run gave, and the position behind it; see `dalijax.core.iterator.engine.Outcome`."""
+
+    after: SamplePosition
+    batch: Any = None
+    error: Exception | None = None
+    ended: bool = False
+
+
+class _UnreadRecords(Exception):
+    """Records of a batch that the source could not read."""
+
+    def __init__(self, rows: Rows):
+        super().__init__()
+        self.rows = rows
+
+
+class SourceEngine:
+    """The pipelines of one iterator over a source, at the consumer's position; not thread-safe.
+
+    A run of the pipelines follows from its position alone, so that the pipelines go anywhere: the
+    batches that DALI has prepared are dropped, and the next ones are those of the new position.
+
+    Args:
+        source: The source.
+        config: The iterator's arguments.
+        graph: The graph's function over the source's fields.
+        call: Arguments of ``nvidia.dali.pipeline_def``; ``batch_size`` is the global one with a
+            sharding, else that of this process.
+        shuffle: Whether each epoch has an order of its own.
+        hosts: Number of this process and of all, where each makes a slice of the global batch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        config: IteratorConfig,
+        graph: FieldGraph,
+        call: Mapping[str, Any],
+        shuffle: bool = True,
+        hosts: tuple[int, int] = (0, 1),
+    ):
+        call = dict(call)
+        seed = call.pop("seed", None)
+        placement = choose_placement(config)
+        shards = placement.shards
+        each = shard_pipelines(shards, call["batch_size"], call)
+        rows = each[0]["batch_size"]
+        for name in each[0]:
+            call.pop(name, None)
+        call["exec_dynamic"] = True  # others die for good with a record that fails, a batch early
+        if shards:
+            parts = [RowRange(s.shard_id * rows, (s.shard_id + 1) * rows) for s in shards]
+            batch_size = rows * shards[0].num_shards
+        else:
+            parts = [RowRange(hosts[0] * rows, (hosts[0] + 1) * rows)]
+            batch_size = rows * hosts[1]
+        self.position = SamplePosition()
+        self.plan = SamplePlan(
+            len(source), batch_size, config.last_batch_policy, bool(config.last_batch_padded)
+        )
+        self.make_batch = BatchMaker(config, placement)
+        self.errors: list[FailedBatch] = []
+        self.closed = False
+        self.process = 0
+        self._source, self._config, self._graph = source, config, graph
+        self._shuffle, self._parts = shuffle, parts
+        self._seeded, self._seed = seed is not None, DEFAULT_SEED if seed is None else int(seed)
+        self._call, self._each = call, [{**one, "part": k} for k, one in enumerate(each)]
+        self._feed: Feed | None = None
+        self._runner: Runner | None = None
+        self._taken = 0  # runs of the present pipelines
+        self._outcome: Outcome | None = None
+        self._operators: tuple[str, ...] = ()
+        self._random: list[str] = []  # operators whose numbers follow from the runs before
+
+    # The consumer's position
+
+    def peek(self) -> Outcome:
+        """The next batch, an error that counts as one, or the end of the epoch."""
+        if self._outcome is None:
+            self._outcome = self._next_outcome()
+        return self._outcome
+
+    def advance(self) -> None:
+        """Moves behind the batch that `peek` gives."""
+        self.position = self.peek().after
+        self._outcome = None
+
+    def skip(self, batches: int) -> int:
+        """Moves behind so many batches, or to the end of the epoch; returns their number."""
+        count = min(batches, self.plan.remaining(self.position))
+        self.go_to(self.plan.skip(self.position, count))
+        return count
+
+    def at_end(self) -> bool:
+        """Whether every batch of the epoch is behind the consumer."""
+        return self.plan.remaining(self.position) == 0
+
+    def next_epoch(self) -> None:
+        """Moves from the end of an epoch to the start of the next one."""
+        self.go_to(self.plan.next_epoch(self.position))
+
+    def rewind(self) -> None:
+        """Moves back to the start of the epoch."""
+        self.go_to(dataclasses.replace(self.position, sample=self.position.start))
+
+    def seek(self, epoch: int, step: int) -> None:
+        """Moves to a batch, counted in batches of this size from the stream's beginning.
+
+        Raises:
+            ValueError: If there is no such batch.
+        """
+        self.go_to(self.plan.seek(epoch, step))
+
+    def go_to(self, position: SamplePosition) -> None:
+        """Moves to a position."""
+        if position != self.position:
+            self.position, self._outcome = position, None
+
+    # States
+
+    def state(self) -> dict[str, Any]:
+        """The consumer's position, as a plain JSON value."""
+        return states.encode(self.position, self._stream())
+
+    def restore(
+        self, saved: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
+    ) -> None:
+        """Moves to a saved position.
+
+        Raises:
+            StateError: If it is none, or of other data; nothing has changed.
+        """
+        position, stream = states.read(saved)
+        if stream.operators and not self._operators:
+            self.runner()
+        states.check(stream, self._stream(), self._seeded, allow, named)
+        if not self.plan.has(position):
+            raise StateError(f"the state is damaged: no epoch of this stream has {position}")
+        if stream.seed != self._seed:
+            self._seed = stream.seed
+            self.drop()
+        self.go_to(position)
+
+    def _stream(self) -> states.Stream:
+        policy = self._config.last_batch_policy.name
+        order = "shuffled" if self._shuffle else "sequential"
+        padded = "padded" if self.plan.padded else "unpadded"
+        return states.Stream(
+            seed=self._seed,
+            identity=self._source.identity(),
+            order=f"{order} {policy} {padded} {self.plan.num_samples}",
+            outputs=self._config.output_map if self._operators else (),
+            operators=self._operators,
+        )
+
+    # Pipelines
+
+    def runner(self) -> Runner:
+        """The running pipelines, which stand at the position."""
+        return self._runner_at(self.position)[0]
+
+    def _runner_at(self, here: SamplePosition) -> tuple[Runner, Feed]:
+        if self.closed:
+            raise ValueError(CLOSED)
+        if self._runner is None or self._feed is None:
+            return self._build(here)
+        runner, feed = self._runner, self._feed
+        if feed.position(self._taken) != here:
+            self._check_goes_anywhere()
+            self._go_back(runner, feed, here)
+        return runner, feed
+
+    def _go_back(self, runner: Runner, feed: Feed, here: SamplePosition) -> None:
+        """Has the next run be that of a position; what DALI has prepared is dropped."""
+        runner.drain()
+        self._taken = feed.next_run
+        feed.start_at(here)
+
+    def _build(self, here: SamplePosition) -> tuple[Runner, Feed]:
+        self.process = os.getpid()
+        names = self._graph.names
+        feed = Feed(
+            self._source, self.plan, self._parts, names, self._seed, self._shuffle, _READ_AHEAD
+        )
+        feed.start_at(here)
+        try:
+            runner = Runner(self._pipelines(feed, self._each).build())
+        except BaseException:
+            feed.close()
+            raise
+        self._runner, self._feed, self._taken = runner, feed, 0
+        if not self._operators:
+            try:
+                self._learn(runner)
+            except BaseException:
+                self.drop()
+                raise
+        return runner, feed
+
+    def _learn(self, runner: Runner) -> None:
+        """Looks at the first pipelines that were built."""
+        check_outputs(runner.pipelines[0], self._config.output_map)
+        if runner.deferred is not None:
+            runner.deferred.check(self._config)
+        checkpoints = runner.checkpoints() or ()
+        stateful = [random_state.operators(one) for one in checkpoints[:1]]
+        self._random = [name for own in stateful for name, has in own.items() if has]
+        known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)
+        self._operators = states.operator_lines(known)
+
+    def _check_goes_anywhere(self) -> None:
+        """Raises StateError where random numbers follow from the runs before."""
+        if self._random:
+            raise StateError(
+                f"the graph draws random numbers by {self._random}, DALI's own, which follow from "
+                "the batches before on this layout: draw them for each record, by draw.uniform() "
+                "and its like, and the iterator goes anywhere"
+            )
+
+    def _pipelines(
+        self, feeder: Feed | SomeRows, each: Sequence[Mapping[str, Any]], **more: Any
+    ) -> FunctionSource:
+        """What builds pipelines that are fed with some rows."""
+        graph: Any = functools.partial(self._graph, feeder)
+        graph.__name__ = self._graph.__name__  # for errors
+        return FunctionSource(graph, (), {**self._call, **more}, each)
+
+    def drop(self) -> None:
+        """Frees the pipelines and what was peeked; the next use builds them, at the position."""
+        runner, self._runner = self._runner, None
+        feed, self._feed = self._feed, None
+        self._outcome = None
+        if runner is not None:
+            runner.close()
+        if feed is not None:
+            feed.close()
+
+    def close(self) -> None:
+        """Frees the pipelines for good."""
+        self.closed = True
+        self.drop()
+
+    # Batches
+
+    def _next_outcome(self) -> Outcome:
+        """The first outcome from the position on that ``on_error`` does not leave out."""
+        here, skipped = self.position, list[FailedBatch]()
+        while True:
+            outcome = self._outcome_at(here)
+            if not isinstance(outcome.error, BatchError) or self._config.on_error != "skip":
+                self.errors += skipped
+                return outcome
+            step = self.plan.step(here)
+            failed = FailedBatch(here.epoch, step, str(outcome.error), outcome.error.files)
+            _log.warning("skipped: %s", failed.message)
+            skipped.append(failed)
+            here = outcome.after
+
+    def _outcome_at(self, here: SamplePosition) -> Outcome:
+        """What the run at a position gives.
+
+        Raises:
+            Exception: What the source raised where no record can be read; nothing has moved.
+        """
+        if self.plan.remaining(here) == 0:
+            return Outcome(here, ended=True)
+        after = self.plan.skip(here, 1)
+        batch, error = None, None
+        runner, feed = self._runner_at(here)
+        run, self._taken = self._taken, self._taken + 1  # whatever comes of it, it is used up
+        try:
+            batch = runner.take(lambda outputs: self._batch(outputs, runner, feed, run))
+        except (SourceError, SourceEnded) as failed:
+            self.drop()
+            raise failed.__cause__ or failed from None
+        except _UnreadRecords as failed:
+            first = next(iter(failed.rows.errors.values()))
+            bad = [(failed.rows, row) for row in sorted(failed.rows.errors)]
+            error = self._described(here, bad, f"{type(first).__name__}: {first}", "read")
+            error.__cause__ = first
+        except FunctionError as failed:
+            error = self._described(here, (), str(failed))
+            error.__cause__ = failed.__cause__
+        except RuntimeError as failed:
+            return self._undecoded(here, runner, feed, run, failed)
+        except Exception as failed:  # no array can be made of it
+            error = failed
+        if self._feed is feed:
+            feed.forget(run)
+        try:
+            return Outcome(after, batch, error)
+        finally:
+            del error  # its traceback has this frame: together they would keep the batch
+
+    def _batch(self, outputs: Sequence[Outputs], runner: Runner, feed: Feed, run: int) -> Batch:
+        """The batch of a run."""
+        parts = [feed.rows(run, part) for part in range(len(self._parts))]
+        masks = []
+        for rows in parts:
+            if rows.errors and self._config.on_error != "mask":
+                raise _UnreadRecords(rows)
+            valid = rows.valid.copy()
+            valid[list(rows.errors)] = False
+            masks.append(valid)
+        batch = self.make_batch(outputs, masks, not runner.dynamic, runner.deferred)
+        for name in self._graph.passed:
+            if name in batch:
+                raise ValueError(
+                    f"the field {name!r} passes the graph by, and an output or the mask has that "
+                    "name, too: name the output otherwise"
+                )
+            values = [value for rows in parts for value in rows.column(name)]
+            batch[name] = stacked(values, name)
+        return batch
+
+    # Records that can't be read or decoded
+
+    def _undecoded(
+        self, here: SamplePosition, runner: Runner, feed: Feed, run: int, error: RuntimeError
+    ) -> Outcome:
+        """What becomes of a batch that DALI can't make."""
+        parts = [feed.rows(run, part) for part in range(len(self._parts))]
+        bad = [(rows, row) for rows in parts for row in self._undecodable(feed, rows)]
+        described = self._described(here, bad, f"DALI says: {advice.of_run(error)}")
+        described.__cause__ = error
+        if self._config.on_error == "mask" and self._replaced(feed, bad):
+            failed = FailedBatch(here.epoch, self.plan.step(here), str(described), described.files)
+            _log.warning("masked: %s", failed.message)
+            self.errors.append(failed)
+            self._go_back(runner, feed, here)
+            return self._outcome_at(here)
+        feed.forget(run)
+        return Outcome(self.plan.skip(here, 1), error=described)
+
+    def _replaced(self, feed: Feed, bad: Sequence[tuple[Rows, int]]) -> bool:
+        """Has other records stand for bad rows from now on; False where that does not help."""
+        stand_ins: dict[int, int] = {}
+        for rows, row in bad:
+            others = {k for of, k in bad if of is rows}
+            good = [k for k in range(len(rows.samples)) if k not in others]
+            sample, end = int(rows.samples[row]), int(rows.samples[-1]) + 1
+            if good:
+                nearest: int | None = int(rows.samples[min(good, key=lambda k: abs(k - row))])
+            else:
+                behind = end + np.arange(_MOST_TRIED)[:, None]
+                nearest = next((int(t[0]) for t in behind if self._decodes(feed.alone(t))), None)
+            if nearest is None or sample in feed.stand_ins:
+                return False
+            stand_ins[sample] = feed.stand_ins.get(nearest, nearest)
+        feed.stand_ins |= stand_ins
+        return bool(bad)
+
+    def _described(
+        self, here: SamplePosition, bad: Sequence[tuple[Rows, int]], why: str, verb: str = "decoded"
+    ) -> BatchError:
+        """The error of a batch with records that can't be read or decoded, by their names."""
+        names = [self._source.name(int(rows.records[row])) for rows, row in bad]
+        shown = ", ".join(names[:_MOST_NAMED]) + " and more" * (len(names) > _MOST_NAMED)
+        told = f": {shown} can't be {verb}" if names else ""
+        error = BatchError(
+            f"batch {self.plan.step(here)} of epoch {here.epoch} failed, and counts as delivered"
+            f"{told}. {why}"
+        )
+        error.files = tuple(names)
+        return error
+
+    def _undecodable(self, feed: Feed, rows: Rows) -> list[int]:
+        """The rows that fail by themselves, found by halving."""
+        bad: list[int] = []
+        todo = [list(range(len(rows.samples)))]
+        while todo:
+            own = todo.pop(0)
+            if self._decodes(feed.alone(rows.samples[own])):
+                continue
+            if len(own) == 1:
+                bad += own
+            else:
+                todo += [own[: len(own) // 2], own[len(own) // 2 :]]
+        return sorted(bad)
+
+    def _decodes(self, rows: SomeRows) -> bool:
+        """Whether a pipeline of its own runs these rows."""
+        each = {**self._each[0], "batch_size": len(rows.rows.samples)}
+        runner = Runner(self._pipelines(rows, [each], prefetch_queue_depth=1).build())
+        try:
+            return runs(runner)
+        finally:
+            runner.close()

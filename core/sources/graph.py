@@ -1,0 +1,120 @@
+"""A graph's function over the fields of a source."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from nvidia.dali import fn
+
+from ..arguments import name_of
+from ..pipeline.arrays import dali_type
+from ..pipeline.draw import Draw, DrawRows
+from .source import Field
+
+DRAW = "draw"
+
+
+class Feeder(Protocol):
+    """What a pipeline is fed with; see `dalijax.core.sources.feed.Rows`."""
+
+    def column(self, run: int, part: int, name: str) -> list[Any]:
+        """A field of the records of a run."""
+        ...
+
+    def draw_rows(self, run: int, part: int) -> DrawRows:
+        """What numbers are drawn for in a run."""
+        ...
+
+
+class FieldGraph:
+    """A graph's function, whose parameters are fields of records, ``draw`` and settings.
+
+    Args:
+        function: The function.
+        fields: The fields of the source.
+        settings: Its other arguments.
+
+    Attributes:
+        taken: The fields that it takes.
+        passed: Those that pass it by: text, dicts and the like.
+
+    Raises:
+        TypeError: If a parameter is neither a field nor among the settings, or it takes no field
+            and no draw.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        fields: Mapping[str, Field],
+        settings: Mapping[str, Any],
+    ):
+        self._function = function
+        self._fields = fields
+        self._settings = dict(settings)
+        name, own = name_of(function).removesuffix("()"), inspect.signature(function).parameters
+        missing = [
+            k
+            for k, one in own.items()
+            if one.default is one.empty
+            and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            and k not in {*fields, *settings, DRAW}
+        ]
+        if missing:
+            raise TypeError(
+                f"{name}() needs {missing}, which {'is' if len(missing) == 1 else 'are'} no field "
+                f"of the source: its fields are {sorted(fields)}, and 'draw' has random numbers. "
+                "Pass the others by keyword in the call"
+            )
+        self.taken = [k for k in fields if k in own and k not in settings]
+        self.passed = [k for k, field in fields.items() if field.dtype is None]
+        self._draws = DRAW in own and DRAW not in settings
+        for field in self.taken:
+            if fields[field].dtype is None:
+                raise TypeError(
+                    f"{name}() takes the field {field!r}, which is no array but text or an object: "
+                    "such fields pass the graph by, into the batch. Leave the parameter out"
+                )
+        if not self.taken and not self._draws:
+            raise TypeError(
+                f"{name}() takes no field of the source: name its parameters like the fields that "
+                f"it decodes, {sorted(fields)}"
+            )
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    @property
+    def names(self) -> list[str]:
+        """The fields that are read."""
+        return [*self.taken, *self.passed]
+
+    def __call__(self, feeder: Feeder, part: int = 0) -> Any:
+        """Defines the graph of one pipeline.
+
+        Args:
+            feeder: What the pipelines are fed with.
+            part: The pipeline's number.
+        """
+        nodes: dict[str, Any] = {}
+        names: dict[str, str] = {}
+        for name in self.taken:
+            field = self._fields[name]
+            # Without a copy: nobody writes to what was read, and DALI keeps it alive.
+            node = fn.external_source(
+                source=_column(feeder, part, name),
+                batch=True,
+                dtype=dali_type(field.dtype),  # type: ignore[arg-type]
+                ndim=field.ndim,
+                no_copy=True,
+            )
+            nodes[name] = fn.io.file.read(node) if field.is_path else node
+            names[nodes[name].name] = name
+        if self._draws:
+            nodes[DRAW] = Draw(lambda run: feeder.draw_rows(run, part), names)
+        return self._function(**nodes, **self._settings)
+
+
+def _column(feeder: Feeder, part: int, name: str) -> Callable[[int], list[Any]]:
+    """A source of ``fn.external_source``, which asks for a run."""
+    return lambda run: feeder.column(run, part, name)

@@ -1,0 +1,255 @@
+"""The engine of a source: every way of moving, on every layout, against the plan and the order."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numbers_source import Numbers, expected
+from nvidia.dali import fn
+
+from dalijax import LastBatchPolicy
+from dalijax.core.config import IteratorConfig
+from dalijax.core.errors import StateError
+from dalijax.core.sources.engine import SourceEngine
+from dalijax.core.sources.graph import FieldGraph
+from dalijax.core.sources.plan import SamplePlan, SamplePosition
+
+FILL, DROP, PARTIAL = LastBatchPolicy.FILL, LastBatchPolicy.DROP, LastBatchPolicy.PARTIAL
+
+
+def numbers_and_draws(number, draw):
+    return number, draw.uniform()
+
+
+def make(source, batch_size, shards=0, policy=FILL, padded=False, seed=3, shuffle=True, **more):
+    config = IteratorConfig(
+        output_map=more.pop("output_map", ["number", "drawn"]),
+        mask="mask",
+        last_batch_policy=policy,
+        last_batch_padded=padded,
+        sharding=sharding_over(shards) if shards else None,
+        as_numpy=None if shards else True,
+        on_error=more.pop("on_error", "raise"),
+    )
+    graph = FieldGraph(
+        more.pop("graph", numbers_and_draws), source.fields, more.pop("settings", {})
+    )
+    call = {"batch_size": batch_size, "num_threads": 1, "seed": seed, "device_id": None} | more
+    return SourceEngine(source, config, graph, call, shuffle)
+
+
+def sharding_over(shards):
+    mesh = Mesh(np.array(jax.devices()[:shards]), ("data",))
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def check(batch, rows, count, seed=3, shuffle=True):
+    numbers, draws = expected(rows.samples, count, seed, shuffle)
+    np.testing.assert_array_equal(batch["number"], numbers)
+    np.testing.assert_array_equal(batch["drawn"], draws)
+    np.testing.assert_array_equal(batch["mask"], rows.valid)
+    assert batch["text"].tolist() == [f"text {k}" for k in numbers]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_moves(seed):
+    """Batches are those of the position, whatever moves came before, on whatever layout."""
+    chosen = np.random.default_rng(seed)
+    policy, padded = (FILL, DROP, PARTIAL)[seed % 3], bool(chosen.integers(2))
+    count, shuffle = int(chosen.integers(5, 30)), bool(chosen.integers(4))
+
+    def other():
+        shards = 0 if policy is PARTIAL else int(chosen.choice([0, 1, 2, 4]))
+        rows = int(chosen.integers(1, 4)) * max(shards, 1)
+        engine = make(Numbers(count), rows, shards, policy, padded, shuffle=shuffle)
+        return engine, SamplePlan(count, rows, policy, padded)
+
+    (engine, plan), here = other(), SamplePosition()
+    for _ in range(60):
+        move = chosen.choice(["next"] * 6 + ["peek", "skip", "rewind", "seek", "restore", "drop"])
+        if move == "skip":
+            batches = int(chosen.integers(5))
+            moved = min(batches, plan.remaining(here))
+            assert engine.skip(batches) == moved
+            here = plan.skip(here, moved)
+        elif move == "rewind":
+            engine.rewind()
+            here = SamplePosition(here.epoch, here.start, here.start)
+        elif move == "seek":
+            here = plan.seek(int(chosen.integers(4)))
+            engine.seek(here.epoch, 0)
+        elif move == "restore":
+            state = json.loads(json.dumps(engine.state()))
+            engine.close()
+            engine, plan = other()
+            engine.restore(state, (), ())
+            assert engine.state() == state
+        elif move == "drop":
+            engine.drop()
+        else:
+            outcome = engine.peek()
+            assert outcome.ended == (plan.remaining(here) == 0) == engine.at_end()
+            if not outcome.ended:
+                check(outcome.batch, plan.rows(here), count, shuffle=shuffle)
+            if move == "next" and outcome.ended:
+                engine.next_epoch()
+                here = plan.next_epoch(here)
+            elif move == "next":
+                engine.advance()
+                here = plan.skip(here, 1)
+        assert engine.position == here
+    engine.close()
+
+
+def test_moves_take_constant_time():
+    """The reads after a move are those of the batches that are prepared, and no others."""
+    source = Numbers(100_000)
+    engine = make(source, 4)
+    for move in (lambda: engine.skip(20_000), lambda: engine.rewind(), lambda: engine.seek(7, 99)):
+        engine.advance()
+        source.reads.clear()
+        move()
+        engine.peek()
+        assert sum(map(len, source.reads)) <= 4 * 8
+    engine.close()
+
+
+def decode(number, data, draw):
+    return number, fn.resize(fn.decoders.image(data), size=[2, 2]), draw.uniform()
+
+
+@pytest.mark.parametrize("how", ["unreadable", "undecodable"])
+@pytest.mark.parametrize("shards", [0, 2])
+def test_bad_records(how, shards):
+    bad = {2, 3, 11}
+
+    def batches(on_error):
+        source = Numbers(16, **{how: bad})
+        outputs = ["number", "images", "drawn"]
+        more = {"graph": decode, "output_map": outputs, "on_error": on_error, "shuffle": False}
+        engine = make(source, 4, shards, **more)
+        for _ in range(2):  # epochs
+            while not (outcome := engine.peek()).ended:
+                yield engine, outcome
+                engine.advance()
+            engine.next_epoch()
+        engine.close()
+
+    steps = [0, 1, 2, 3] * 2
+    for step, (engine, outcome) in zip(steps, batches("raise"), strict=True):
+        names = [f"number {k}" for k in sorted(bad) if k // 4 == step]
+        assert (outcome.batch is None) == bool(names)
+        if names:
+            assert sorted(outcome.error.files) == names
+            assert all(name in str(outcome.error) for name in names)
+            assert "counts as delivered" in str(outcome.error)
+    good = [step for step in steps if step in (1, 3)]
+    for step, (engine, outcome) in zip(good, batches("skip"), strict=True):
+        np.testing.assert_array_equal(outcome.batch["number"], np.arange(4) + 4 * step)
+    assert [sorted(error.files) for error in engine.errors][:2] == [
+        ["number 2", "number 3"],
+        ["number 11"],
+    ]
+    for step, (engine, outcome) in zip(steps, batches("mask"), strict=True):
+        wanted = np.arange(4) + 4 * step
+        valid = np.array([k not in bad for k in wanted])
+        np.testing.assert_array_equal(outcome.batch["mask"], valid)
+        np.testing.assert_array_equal(np.asarray(outcome.batch["number"])[valid], wanted[valid])
+        images = np.asarray(outcome.batch["images"])[valid]
+        assert np.abs(images.astype(int) - 3 * wanted[valid, None, None, None]).max() <= 1
+        drawn = expected(np.arange(4) + 4 * step, 16, 3, shuffle=False)[1]
+        epoch = engine.position.epoch
+        if epoch == 0:
+            np.testing.assert_array_equal(np.asarray(outcome.batch["drawn"])[valid], drawn[valid])
+
+
+def test_a_source_that_is_gone_loses_no_batch():
+    source = Numbers(8)
+    engine = make(source, 4, graph=decode, output_map=["number", "images", "drawn"], shuffle=False)
+    source.unreadable = set(range(8))
+    with pytest.raises(OSError, match="number 0 is gone"):
+        engine.peek()
+    source.unreadable = set()
+    np.testing.assert_array_equal(engine.peek().batch["number"], np.arange(4))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"seed": 4}, "seed: 3 -> 4"),
+        ({"count": 9}, "identity: numbers of 8 -> numbers of 9"),
+        ({"shuffle": False}, "order: shuffled FILL unpadded 8 -> sequential"),
+        ({"policy": DROP}, "order: shuffled FILL unpadded 8 -> shuffled DROP"),
+        ({"padded": True}, "order: shuffled FILL unpadded 8 -> shuffled FILL padded"),
+        ({"output_map": ["a", "b"]}, "outputs: .*number.* -> .*a.*"),
+        ({"graph": lambda number, draw: (number, draw.uniform(0, 2) + 1)}, "operators.add"),
+    ],
+)
+def test_states_of_another_stream_are_refused(change, name):
+    def of(count=8, batch_size=3, **more):
+        return make(Numbers(count), batch_size, **more)
+
+    engine = of()
+    engine.peek()
+    engine.advance()
+    state = engine.state()
+    assert len(json.dumps(state)) <= 2048
+    small = {k: v for k, v in state.items() if k not in ("operators", "outputs")}
+    assert len(json.dumps(small)) <= 400
+    other = of(**change)
+    before = other.state()
+    with pytest.raises(StateError, match=name):
+        other.restore(state, (), ())
+    assert other.state()["sample"] == before["sample"] == 0
+    engine.close()
+    other.close()
+
+
+def test_a_seed_that_was_left_out_is_the_states():
+    engine, other = make(Numbers(8), 3), make(Numbers(8), 5, seed=None)
+    engine.peek()
+    engine.advance()
+    other.peek()
+    other.restore(engine.state(), (), ())
+    numbers = expected(np.arange(3, 8), 8, 3)[0]
+    np.testing.assert_array_equal(other.peek().batch["number"], numbers)
+    engine.close()
+    other.close()
+
+
+def test_damaged_states_are_refused():
+    engine = make(Numbers(8), 3)
+    state = engine.state()
+    wrong = [{}, [], "x", {**state, "version": 2}, {**state, "more": 1}]
+    wrong += [{k: v for k, v in state.items() if k != key} for key in state]
+    for key, values in {
+        "epoch": [-1, 1.0, True, 1 << 60],
+        "start": [-1, 5, None],
+        "sample": [-1, "3", 1 << 60],
+        "seed": [1 << 63, 0.5],
+        "operators": [[1], "x"],
+        "outputs": [[None]],
+    }.items():
+        wrong += [{**state, key: value} for value in values]
+    for one in wrong:
+        with pytest.raises(StateError):
+            engine.restore(one, (), ())
+        assert engine.state() == state
+    engine.close()
+
+
+def test_the_same_record_draws_the_same_in_every_batch():
+    seen = {}
+    for batch_size, shards in itertools.product((2, 4, 8), (0, 1, 2)):
+        engine = make(Numbers(16), batch_size, shards)
+        for _ in range(16 // batch_size):
+            batch = engine.peek().batch
+            for number, drawn in zip(np.asarray(batch["number"]), np.asarray(batch["drawn"])):
+                assert seen.setdefault(int(number), float(drawn)) == float(drawn)
+            engine.advance()
+        engine.close()
+    assert len(set(seen.values())) == 16
