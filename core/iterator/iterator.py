@@ -136,6 +136,11 @@ class DALIGenericIterator:
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
     ) -> None:
+        if config.on_error == "mask":
+            raise ValueError(
+                "on_error='mask' is for iterators over a source, which know their records: a "
+                "reader's batch fails as a whole, and 'skip' leaves it out"
+            )
         self._config = config
         self._lock = threading.RLock()
         self._calls = calls  # modules lose their names before the last iterators are freed

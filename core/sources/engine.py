@@ -16,8 +16,9 @@ from ..errors import StateError
 from ..pipeline import advice
 from ..pipeline.bad_record import runs
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
+from ..pipeline.dali_pipeline import check_outputs
 from ..pipeline.deferred import FunctionError
-from ..pipeline.function_source import FunctionSource, check_outputs
+from ..pipeline.function_source import FunctionSource
 from ..pipeline.runner import BatchError, Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import stacked
 from ..pipeline.shards import shard_pipelines
@@ -192,7 +193,7 @@ class SourceEngine:
             seed=self._seed,
             identity=self._source.identity(),
             order=f"{order} {policy} {padded} {self.plan.num_samples}",
-            outputs=self._config.output_map if self._operators else (),
+            outputs=tuple(self._config.output_map) if self._operators else (),
             operators=self._operators,
         )
 
@@ -308,7 +309,8 @@ class SourceEngine:
         if self.plan.remaining(here) == 0:
             return Outcome(here, ended=True)
         after = self.plan.skip(here, 1)
-        batch, error = None, None
+        batch: Batch | None = None
+        error: Exception | None = None
         runner, feed = self._runner_at(here)
         run, self._taken = self._taken, self._taken + 1  # whatever comes of it, it is used up
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from nvidia.dali import fn
+from nvidia.dali.fn.io import file
 
 from ..arguments import name_of
 from ..pipeline.arrays import dali_type
@@ -108,7 +109,7 @@ class FieldGraph:
                 ndim=field.ndim,
                 no_copy=True,
             )
-            nodes[name] = fn.io.file.read(node) if field.is_path else node
+            nodes[name] = file.read(node) if field.is_path else node
             names[nodes[name].name] = name
         if self._draws:
             nodes[DRAW] = Draw(lambda run: feeder.draw_rows(run, part), names)
