@@ -14,7 +14,6 @@ from ...core.iterator.data_iterator import IteratorFunction, data_iterator
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.arrays import writable
 from ...core.pipeline.function_source import default_device_id
-from ...core.state import codec as state_lib
 from ...core.stats import InputStats
 from .transform import check_policy, element_spec, refuse_gpu_in_worker
 
@@ -49,7 +48,7 @@ class DALIIterDataset(grain.IterDataset):
             batch_size, num_threads, seed, ...
 
     Elements are dicts of NumPy arrays for CPU pipelines and of jax.Arrays for GPU ones. Their
-    iterators build pipelines when the first batch is asked for. States are below 1 KiB.
+    iterators build pipelines when the first batch is asked for. States are of about 1 KiB.
 
     Raises:
         ValueError: If arguments exclude one another or what ``iterator_fn`` was made with.
@@ -174,8 +173,8 @@ class DALIDatasetIterator(grain.DatasetIterator):
         return writable(batch) if self._writable else batch
 
     def get_state(self) -> dict[str, Any]:
-        """The position of the consumer, below 1 KiB; it builds no pipeline."""
-        return state_lib.shortened(self._stream.get_state())
+        """The position of the consumer; it builds no pipeline."""
+        return self._stream.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on where a state says.

@@ -406,13 +406,15 @@ class Engine:
         self.batch_size, self.plan, self.streams = pipelines[0].max_batch_size, plan, streams
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
 
-    def adopt(self, position: Position) -> None:
-        """Takes a position for the one that the pipelines, built but not run, stand at.
+    def adopt(self, saved: Saved) -> None:
+        """Takes a saved position for the one that the pipelines, built but not run, stand at.
 
         Raises:
-            StateError: If no iterator over these data ever stands there.
+            StateError: If it is of other data, or no iterator over these ever stands there.
         """
-        runner = self.runner()
+        runner, position = self.runner(), saved.position
+        if found := saved.differences(self._config.output_map, self.fingerprint()):
+            raise StateError.of_other_data(found)
         self._check_reach(position)
         self.position = position
         runner.to_drop = position.checkpoints.to_drop if position.checkpoints else 0

@@ -483,25 +483,19 @@ class DALIGenericIterator:
                 "checkpoints must be a list of bytes, one for each pipeline, as checkpoints() of "
                 f"an iterator gives it, not {str(pieces)[:40]!r}; a state is for set_state()"
             )
-        engine, outputs = self._engine, self._config.output_map
-        if stand_there:
+        engine = self._engine
+        saved = dali_checkpoints.read(pieces)
+        if saved is None or stand_there:
             engine.runner()
-            check_resumable(engine.source)
-            now = engine.fingerprint()
-            engine.adopt(
-                dali_checkpoints.position(pieces, outputs, now, engine.plan, engine.streams)
-            )
-            self._stays = True
-            return
-        state = dali_checkpoints.from_bytes(pieces)
-        if state is not None:
-            saved = codec.read(state)
-        else:  # DALI's counters say nothing without the epochs
-            engine.runner()
+        if saved is None:  # DALI's counters say nothing without the epochs
             position = dali_checkpoints.of_dali(pieces, engine.plan, engine.streams)
-            saved = codec.Saved(position, list(outputs), engine.fingerprint())
+            saved = codec.Saved(position, list(self._config.output_map), engine.fingerprint())
         check_resumable(engine.source)
-        self._go_to(saved)
+        if stand_there:
+            engine.adopt(saved)
+            self._stays = True
+        else:
+            self._go_to(saved)
 
     def start_prefetch(self) -> None:
         """Builds the pipelines where they are not, and schedules runs; waits for none."""

@@ -14,33 +14,46 @@ from typing import Any
 
 from ..epochs import EpochPlan
 from ..errors import StateError
-from . import protobuf
-from .codec import brief, decode, pack, parsed, unpack
-from .fingerprint import Fingerprint
+from . import codec, protobuf
 from .position import Checkpoints, Position
 
-_CONTEXT, _ITERATOR_DATA = 2, 2
-
-
-def _context(text: bytes) -> bytes:
-    """A checkpoint's field that has an iterator's text."""
-    return protobuf.message([(_CONTEXT, protobuf.message([(_ITERATOR_DATA, text)]))])
+_CONTEXT, _ITERATOR_DATA = 2, 2  # fields of a checkpoint, and of its external context
 
 
 def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
-    """A state as one checkpoint for each pipeline."""
-    shared = json.dumps({k: v for k, v in state.items() if k != "checkpoints"})
-    pieces = []
-    for part, text in enumerate(state["checkpoints"]):
-        own = json.dumps({"part": part, "parts": len(state["checkpoints"]), "state": shared})
-        # A field that comes again is merged with the first: the pipeline's text stays.
-        context = _context(own.encode())
-        pieces.append(unpack(text) + context)
-    return pieces
+    """A state as one checkpoint for each pipeline: DALI's own, with the state within."""
+    # A field that comes again is merged with the first: the pipeline's text stays.
+    text = json.dumps(state).encode()
+    context = protobuf.message([(_CONTEXT, protobuf.message([(_ITERATOR_DATA, text)]))])
+    checkpoints = codec.read(state).position.checkpoints or Checkpoints()
+    return [piece + context for piece in checkpoints.data or ()]
 
 
-def iterator_data(piece: bytes) -> dict[str, Any]:
-    """What an iterator put into a checkpoint: this package's envelope or DALI's counters.
+def read(pieces: Sequence[bytes]) -> codec.Saved | None:
+    """The state in what `to_bytes` gave, in any order; None if all are of DALI's plugin.
+
+    Raises:
+        StateError: If they are no checkpoints, or not all of one state.
+    """
+    if isinstance(pieces, (str, bytes)):
+        raise StateError("checkpoints is one text: pass a list of bytes, one for each pipeline")
+    if not pieces:
+        raise StateError("checkpoints is empty: pass one for each pipeline")
+    states = [_iterator_data(piece) for piece in pieces]
+    if not any("format" in state for state in states):
+        return None
+    saved = codec.read(states[0])
+    whole = to_bytes(states[0])
+    if sorted(pieces) != sorted(whole):
+        raise StateError(
+            f"the {len(pieces)} checkpoints are not the {len(whole)} that one call of "
+            "checkpoints() gave: pass all of them, as they are"
+        )
+    return saved
+
+
+def _iterator_data(piece: bytes) -> dict[str, Any]:
+    """What an iterator put into a checkpoint: a state of this package, or DALI's counters.
 
     Raises:
         StateError: If the bytes are no checkpoint, or an iterator put nothing into it.
@@ -53,49 +66,12 @@ def iterator_data(piece: bytes) -> dict[str, Any]:
         data = json.loads(text)
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise StateError(
-            f"no checkpoint of an iterator: {brief(piece)}. Pass what checkpoints() of an "
+            f"no checkpoint of an iterator: {codec.brief(piece)}. Pass what checkpoints() of an "
             "iterator gave, one for each pipeline"
         ) from None
     if not isinstance(data, dict):
-        raise StateError(f"no checkpoint of an iterator: it holds {brief(data)}")
+        raise StateError(f"no checkpoint of an iterator: it holds {codec.brief(data)}")
     return data
-
-
-def from_bytes(pieces: Sequence[bytes]) -> dict[str, Any] | None:
-    """The state that `to_bytes` cut, from its pieces in any order; None if they are DALI's.
-
-    Raises:
-        StateError: If they are no checkpoints, or not all of one state.
-    """
-    if isinstance(pieces, (str, bytes)):
-        raise StateError("checkpoints is one text: pass a list of bytes, one for each pipeline")
-    read = [iterator_data(piece) for piece in pieces]
-    if not read:
-        raise StateError("checkpoints is empty: pass one for each pipeline")
-    ours = ["parts" in one for one in read]
-    if not any(ours):
-        return None
-    wanted = {"part": int, "parts": int, "state": str}
-    if not all(type(one.get(k)) is t for one in read for k, t in wanted.items()):
-        raise StateError("the checkpoints are damaged, or not all of one iterator")
-    numbers = sorted(one["part"] for one in read)
-    if {one["parts"] for one in read} != {len(read)} or numbers != list(range(len(read))):
-        raise StateError(
-            f"checkpoints() gave {read[0]['parts']} pieces, but those of numbers {numbers} "
-            "were passed: pass all of them"
-        )
-    if any(one["state"] != read[0]["state"] for one in read):
-        raise StateError("the checkpoints are of different states: pass those of one call")
-    ordered = sorted(zip(read, pieces), key=lambda pair: pair[0]["part"])
-    state = parsed(read[0]["state"])
-    if not isinstance(state, dict):
-        raise StateError(f"no checkpoint of an iterator: its state is {brief(state)}")
-    state["checkpoints"] = [pack(piece[: len(piece) - _added(one)]) for one, piece in ordered]
-    return state
-
-
-def _added(own: Mapping[str, Any]) -> int:
-    return len(_context(json.dumps(own).encode()))
 
 
 def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[int]) -> Position:
@@ -113,7 +89,7 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
     Raises:
         StateError: If they don't say enough, or are of another reader.
     """
-    counters = iterator_data(pieces[0])
+    counters = _iterator_data(pieces[0])
     lists = ("_counter_per_gpu", "_shard_sizes_per_gpu", "_shards_id")
     known = [_are_counts(counters.get(key)) for key in lists]
     if plan is None or not all([*known, _are_counts([counters.get("_counter")])]):
@@ -173,28 +149,3 @@ def _epoch_of(
             return epoch
         epoch = plan.next_epoch(epoch)
     return None
-
-
-def position(
-    pieces: Sequence[bytes],
-    outputs: Sequence[str],
-    fingerprint: Fingerprint,
-    plan: EpochPlan | None,
-    streams: Sequence[int],
-) -> Position:
-    """The position that checkpoints describe, this package's or those of DALI's plugin.
-
-    Args:
-        pieces: One for each pipeline.
-        outputs: Names of the outputs.
-        fingerprint: That of the pipelines now.
-        plan: Their epochs.
-        streams: The shard of each pipeline in epoch 0.
-
-    Raises:
-        StateError: If they don't fit.
-    """
-    state = from_bytes(pieces)
-    if state is None:
-        return of_dali(pieces, plan, streams)
-    return decode(state, outputs, fingerprint)[0]

@@ -991,7 +991,7 @@ def rest():
 if sys.argv[1] == "save":
     next(iterator)
     state = iterator.get_state()
-    assert "the Numba function of" in str(state["fingerprint"]["unchecked"]), state
+    assert "the Numba function of" in str(state["unchecked"]), state
     print(json.dumps([state, rest()]))
 else:
     state, expected = json.loads(sys.stdin.read())

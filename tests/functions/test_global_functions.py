@@ -492,7 +492,7 @@ def test_a_state_of_other_calls_is_refused(jpegs_many):
     with over_files(rows_over())(**call) as iterator:
         next(iterator)
         state = iterator.get_state()
-    assert "the function centred() of global arrays" in state["fingerprint"]["unchecked"]
+    assert "the function centred() of global arrays" in state["unchecked"]
 
     def without(files, shard_id=0, num_shards=1):
         x, c, f = sharded(files, shard_id, num_shards, rows_over(), centred)

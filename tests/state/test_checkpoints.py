@@ -118,7 +118,9 @@ def test_what_is_refused(jpegs_many):
         ([b"nonsense"], "no checkpoint of an iterator"),
         ([saved[0][:-7]], "no checkpoint of an iterator"),
         ([ours_saved[0][:-7]], "no checkpoint of an iterator"),
-        (ours_saved * 2, r"numbers \[0, 0\]"),
+        (ours_saved * 2, "the 2 checkpoints are not the 1 "),
+        ([ours_saved[0][:40] + b"x" + ours_saved[0][41:]], "pass all of them, as they are"),
+        ([*ours_saved, *saved], "the 2 checkpoints are not the 1 "),
     ]:
         with pytest.raises(ValueError, match=words):
             ours(jpegs_many, cell, pieces)

@@ -102,14 +102,15 @@ def test_shuffle_after_epoch_and_shard_ids_are_compared(jpegs_many):
 
 def elsewhere(state, name=b"__MakeContiguous_CpuToCpu_", other=b"__MakeContiguous_GpuToCpu_"):
     """The state of a pipeline whose outputs are on a GPU: DALI's copies have other names."""
-    position, own = state_lib.decode(state, state["outputs"], unknown())
+    saved = state_lib.read(state)
+    position = saved.position
     marks = [
         one and dataclasses.replace(one, data=tuple(c.replace(name, other) for c in kept))
         for one in (position.checkpoints, position.epoch_start)
         for kept in [one.data if one else ()]
     ]
     position = dataclasses.replace(position, checkpoints=marks[0], epoch_start=marks[1])
-    return state_lib.encode(position, state["outputs"], own)
+    return state_lib.encode(position, saved.outputs, saved.fingerprint)
 
 
 @pytest.mark.parametrize("count", (1, 4, 7))
@@ -124,7 +125,7 @@ def test_a_state_goes_on_where_dali_copies_its_outputs_otherwise(jpegs_many, cou
         next(ours)
     state = ours.get_state()
     moved = elsewhere(state)
-    assert moved["checkpoints"] != state["checkpoints"]
+    assert moved["data"] != state["data"]
     other.set_state(moved)
     for _ in range(5):
         assert numbers(next(other)) == numbers(next(ours))
@@ -301,24 +302,32 @@ def test_what_is_no_state_is_refused(jpegs_many):
     state = iterator.get_state()
     text = json.dumps(state)
     bomb = base64.b64encode(zlib.compress(bytes(1 << 25))).decode()
+    empty = base64.b64encode(zlib.compress(b"")).decode()
+    behind = base64.b64encode(base64.b64decode(state["data"]) + b"x").decode()
     bad = [
         ({}, "no state of dalijax"),
         (None, "no state of dalijax"),
         ("nonsense", "no state of dalijax"),
         ({**state, "format": "other"}, "no state of dalijax"),
+        ({"version": 2, "dali": "text"}, "no state of dalijax"),
         ({**state, "version": 99}, "format version 99, .* newer dalijax"),
         ({**state, "version": 0}, "format version 0, .* older dalijax"),
-        ({**state, "step": 2}, "damaged"),
+        ({**state, "epoch": 1}, "damaged.*digest"),
+        ({**state, "step": 2}, "damaged.*digest"),
+        ({**state, "unchecked": ["x"]}, "damaged.*digest"),
         ({**state, "step": "1"}, r"damaged \(\['step'\]"),
-        ({k: v for k, v in state.items() if k != "lag"}, r"damaged \(\['lag'\]"),
-        ({**state, "checkpoints": [state["checkpoints"][0][:-8]]}, "damaged.*ends too soon"),
-        ({**state, "checkpoints": state["epoch_checkpoints"]}, "damaged"),
-        ({**state, "checkpoints": ["%%%"]}, "damaged.*no deflated text"),
-        ({**state, "checkpoints": [3]}, r"damaged \(\['checkpoints'\]"),
-        ({**state, "checkpoints": []}, "damaged"),
-        ({**state, "checkpoints": [bomb]}, "damaged.*never"),
-        ({**state, "fingerprint": {}}, "damaged"),
-        ({**state, "fingerprint": {**state["fingerprint"], "operators": 3}}, "damaged"),
+        ({k: v for k, v in state.items() if k != "data"}, r"damaged \(\['data'\]"),
+        ({**state, "lag": 0}, r"damaged \(\['lag'\].*unknown"),
+        ({**state, "data": state["data"][:-8]}, "damaged.*ends too soon"),
+        ({**state, "data": state["data"][:-7]}, "damaged.*base64"),
+        ({**state, "data": make(jpegs_many).get_state()["data"]}, "damaged.*digest"),
+        ({**state, "data": "%%%"}, "damaged.*base64"),
+        ({**state, "data": "\u00e4"}, "damaged"),
+        ({**state, "data": [3]}, r"damaged \(\['data'\]"),
+        ({**state, "data": ""}, "damaged.*ends too soon"),
+        ({**state, "data": empty}, "damaged.*digest"),
+        ({**state, "data": behind}, "damaged.*too late"),
+        ({**state, "data": bomb}, "damaged.*never"),
     ]
     for wrong, words in bad:
         with pytest.raises(ValueError, match=words):
@@ -440,8 +449,8 @@ def test_graphs_with_python_functions(jpegs_many):
         return data_iterator(pipe, ["x", "u", "y"], reader_name="reader", mask="mask")(batch_size=3)
 
     state = build().get_state()
-    assert any("Python function" in line for line in state["fingerprint"]["unchecked"])
-    assert "reader.pad_last_batch: True" in state["fingerprint"]["sources"]
+    assert any("Python function" in line for line in state["unchecked"])
+    assert "reader.pad_last_batch: True" in state_lib.read(state).fingerprint["sources"]
     check(build, Expected(epochs(2)))
 
 
@@ -504,9 +513,7 @@ def test_any_thread_may_call(jpegs_many):
 
 
 def test_types_of_fingerprints_are_the_same_before_the_pipelines_exist(jpegs_many):
-    from dalijax.core.state.fingerprint import unknown
-
-    known = make(jpegs_many).get_state()["fingerprint"]
+    known = state_lib.read(make(jpegs_many).get_state()).fingerprint
     assert {k: type(v) for k, v in unknown().items()} == {k: type(v) for k, v in known.items()}
 
 
