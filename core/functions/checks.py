@@ -14,6 +14,8 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
+from ..pipeline.draw import draw_of_pipeline
+
 # Imported by `nvidia.dali` itself; its stubs do not have it.
 plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
 _log = logging.getLogger("dalijax")
@@ -118,9 +120,12 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
 def key_words() -> DataNode:
     """Random bytes, uint8 of shape [8] for each sample, on the CPU.
 
-    They are DALI's own random numbers: of the pipeline's seed and the number of the batch, and
-    part of its checkpoints.
+    Over a source they belong to the record. Else they are DALI's own random numbers: of the
+    pipeline's seed and the number of the batch, and part of its checkpoints.
     """
+    draw = draw_of_pipeline()
+    if draw is not None:
+        return draw.words()
     words: DataNode = fn.random.uniform(
         values=[float(k) for k in range(1 << 8)], shape=[8], dtype=types.UINT8
     )

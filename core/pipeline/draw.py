@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from nvidia.dali import fn
+from nvidia.dali import Pipeline, fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
@@ -39,6 +39,15 @@ class DrawRows:
     sizes: Callable[[str], NDArray[np.int32]]
 
 
+_DRAW = "_dalijax_draw"
+
+
+def draw_of_pipeline() -> Draw | None:
+    """The draw of the pipeline that is being defined, if its records have numbers."""
+    draw: Draw | None = vars(Pipeline.current() or object).get(_DRAW)
+    return draw
+
+
 class Draw:
     """Draws numbers that belong to records: the ``draw`` of a graph over a source.
 
@@ -50,6 +59,8 @@ class Draw:
     A draw has a name. Those without one are numbered in the order of their calls, so that a draw
     that is added in front of them changes the numbers of all that follow; a name keeps them.
 
+    Functions of the graph that want a key get one of such numbers, too.
+
     Args:
         rows: The rows of a run of the pipeline, by its number.
         fields: The field of each input of the graph, by the name of its node.
@@ -59,6 +70,9 @@ class Draw:
         self._rows = rows
         self._fields = fields
         self._names: set[str] = set()
+        pipeline = Pipeline.current()
+        if pipeline is not None:  # an attribute: a table of ours would keep the pipeline
+            vars(pipeline)[_DRAW] = self
 
     @do_not_convert
     def uniform(
@@ -248,6 +262,11 @@ class Draw:
             ndim=[len(shape) for shape, _ in forms],
         )
         return tuple(nodes)
+
+    @do_not_convert
+    def words(self) -> DataNode:
+        """Random bytes that functions of the graph get their keys of, uint8 of shape [8]."""
+        return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8)
 
     def _field_of(self, images: DataNode) -> str:
         """The field that pictures were decoded from."""

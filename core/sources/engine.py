@@ -156,14 +156,26 @@ class SourceEngine:
         self.go_to(self.plan.seek(epoch, step))
 
     def go_to(self, position: SamplePosition) -> None:
-        """Moves to a position."""
+        """Moves to a position.
+
+        Raises:
+            StateError: If the graph has random numbers that follow from the runs before, and the
+                position is not that of the next run.
+        """
         if position != self.position:
+            if self._feed is None or self._feed.position(self._taken) != position:
+                self._check_no_random()
             self.position, self._outcome = position, None
 
     # States
 
     def state(self) -> dict[str, Any]:
-        """The consumer's position, as a plain JSON value."""
+        """The consumer's position, as a plain JSON value.
+
+        Raises:
+            StateError: If the graph has random numbers that follow from the runs before.
+        """
+        self._check_no_random()
         return states.encode(self.position, self._stream())
 
     def restore(
@@ -210,7 +222,6 @@ class SourceEngine:
             return self._build(here)
         runner, feed = self._runner, self._feed
         if feed.position(self._taken) != here:
-            self._check_goes_anywhere()
             self._go_back(runner, feed, here)
         return runner, feed
 
@@ -252,7 +263,7 @@ class SourceEngine:
         known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)
         self._operators = states.operator_lines(known)
 
-    def _check_goes_anywhere(self) -> None:
+    def _check_no_random(self) -> None:
         """Raises StateError where random numbers follow from the runs before."""
         if self._random:
             raise StateError(

@@ -111,8 +111,9 @@ class FieldGraph:
             )
             nodes[name] = file.read(node) if field.is_path else node
             names[nodes[name].name] = name
+        draw = Draw(lambda run: feeder.draw_rows(run, part), names)
         if self._draws:
-            nodes[DRAW] = Draw(lambda run: feeder.draw_rows(run, part), names)
+            nodes[DRAW] = draw
         return self._function(**nodes, **self._settings)
 
 

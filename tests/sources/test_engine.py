@@ -11,6 +11,7 @@ from numbers_source import Numbers, expected
 from nvidia.dali import fn
 
 from dalijax import LastBatchPolicy
+from dalijax import fn as dali
 from dalijax.core.config import IteratorConfig
 from dalijax.core.errors import StateError
 from dalijax.core.sources.engine import SourceEngine
@@ -253,3 +254,56 @@ def test_the_same_record_draws_the_same_in_every_batch():
             engine.advance()
         engine.close()
     assert len(set(seen.values())) == 16
+
+
+@pytest.mark.parametrize("global_", [False, True])
+def test_keys_of_functions_belong_to_records(global_):
+    """A function of global arrays gets one key, whatever the layout; no state is kept of it."""
+
+    def drawn(batch_size, shards):
+        sharding = sharding_over(shards) if global_ else None
+
+        @dali.jax_function(sharding=sharding) if global_ else dali.jax_function
+        def noise(numbers, *, key):
+            return jax.random.uniform(key, numbers.shape)
+
+        def graph(number):
+            return number, noise(number)
+
+        engine = make(Numbers(16), batch_size, shards, graph=graph)
+        batches = []
+        for _ in range(3):
+            batches.append(np.asarray(engine.peek().batch["drawn"]))
+            engine.advance()
+        state = engine.state()
+        engine.rewind()
+        again = np.asarray(engine.peek().batch["drawn"])
+        engine.close()
+        np.testing.assert_array_equal(again, batches[0])
+        assert state["sample"] == 3 * batch_size
+        return batches
+
+    if not global_:
+        assert len(np.unique(np.concatenate(drawn(4, 0)))) == 12
+        return
+    for one, two, four in zip(drawn(4, 1), drawn(4, 2), drawn(4, 4), strict=True):
+        assert len(np.unique(one)) == 4
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(one, four)
+
+
+def test_random_operators_of_dali_stay_where_they_are():
+    engine = make(Numbers(16), 4, graph=lambda number: (number, fn.random.uniform(range=[0, 1])))
+    for _ in range(2):
+        while not engine.peek().ended:
+            engine.advance()
+        engine.next_epoch()
+    engine.peek()
+    engine.advance()
+    for move in (engine.rewind, engine.state, lambda: engine.skip(1), lambda: engine.seek(0, 1)):
+        here = engine.position
+        with pytest.raises(StateError, match="Uniform.*draw.uniform"):
+            move()
+        assert engine.position == here
+    assert engine.peek().batch is not None
+    engine.close()
