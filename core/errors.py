@@ -10,8 +10,8 @@ class Difference(NamedTuple):
     """One thing that a state and the pipelines do not have in common.
 
     Attributes:
-        name: What it is called: a field of the fingerprint, a source's argument ("reader.files"),
-            an operator ("operators.resize") or its argument ("operators.resize.size").
+        name: A field of the fingerprint, a source's argument ("reader.files"), an operator
+            ("operators.resize") or its argument ("operators.resize.size").
         before, after: What the state has, and what the pipelines have.
         fixed: Whether positions are counted in it, so that nothing can go on where it differs.
     """
@@ -29,16 +29,19 @@ class StateError(ValueError):
     """A state that was refused; the iterator is as it was."""
 
     @classmethod
-    def of_other_data(cls, found: Sequence[Difference | str], allowed: bool = False) -> StateError:
+    def of_other_data(
+        cls, differences: Sequence[Difference | str], allowed: bool = False
+    ) -> StateError:
         """The error for a state of other data.
 
         Args:
-            found: What differs.
+            differences: What differs.
             allowed: Whether the caller may go on by naming what differs (``allow=``).
         """
         cure = "Make the iterator as it was when the state was saved, or start anew without it"
-        fixed = sorted({one.name for one in found if isinstance(one, Difference) and one.fixed})
-        names = sorted({one.name for one in found if isinstance(one, Difference)} - {*fixed})
+        known = [item for item in differences if isinstance(item, Difference)]
+        fixed = sorted({item.name for item in known if item.fixed})
+        names = sorted({item.name for item in known} - {*fixed})
         if allowed and fixed:
             cure += f". allow= can't waive {', '.join(fixed)}: positions are counted in them"
         elif allowed and names:
@@ -46,7 +49,7 @@ class StateError(ValueError):
                 f". To go on all the same, pass allow={names} to set_state(), or "
                 f"allow_changes={names} to data_iterator"
             )
-        lines = "\n  ".join(map(str, found))
+        lines = "\n  ".join(map(str, differences))
         return cls(
             "the state was saved by an iterator of other data; what differs (saved -> now):\n  "
             f"{lines}\n{cure}"

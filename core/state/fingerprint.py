@@ -1,4 +1,4 @@
-"""What a state belongs to: the epochs and the graph of the pipelines, as plain JSON values.
+"""Fingerprints: the epochs and the graph that a state belongs to, as plain JSON values.
 
 DALI restores a checkpoint into a pipeline of another shuffle, padding, shard count, file list
 or batch size without a word and goes on with wrong data. A fingerprint is saved with each
@@ -82,7 +82,7 @@ def fingerprint(
     serialized: Sequence[bytes] = (),
     deferred: DescribedCalls | None = None,
 ) -> Fingerprint:
-    """What identifies the data of built pipelines, beside the names of their outputs.
+    """The fingerprint of built pipelines: their data, but for the names of their outputs.
 
     Args:
         pipelines: The pipelines, whose graphs are alike.
@@ -97,53 +97,52 @@ def fingerprint(
         external sources, paths by what they stand for; ``unchecked`` names what can't be read.
     """
     first = pipelines[0]
-    made = unknown()
-    made["batch_size"] = first.max_batch_size
-    made["seed"] = -1 if first.seed is None else first.seed
-    made["shard_ids"] = " ".join(map(str, streams))
+    result = unknown()
+    result["batch_size"] = first.max_batch_size
+    result["seed"] = -1 if first.seed is None else first.seed
+    result["shard_ids"] = " ".join(map(str, streams))
     if plan is not None:
-        made |= {
+        result |= {
             "epoch_size": plan.num_samples,
             "num_shards": plan.num_shards,
             "policy": plan.policy.name,
             "padded": int(plan.padded),
             "stick": int(plan.stick),
         }
-    unchecked: list[str] = []
     if serialized:
-        operators = list(serialized_operators(serialized[0]))
+        operators, unchecked = list(serialized_operators(serialized[0])), list[str]()
     else:
         operators, unchecked = read_operators(first)
     labels = _labels([(kind, name) for kind, name, _ in operators])
     producers = {name: label for (_, name, _), label in zip(operators, labels)}
-    before = ""
+    previous = ""
     for (kind, name, arguments), label in zip(operators, labels):
-        own = {k: v for k, v in arguments.items() if k not in _IGNORED}
+        compared = {k: v for k, v in arguments.items() if k not in _IGNORED}
         if _is_source(kind):
-            own.pop("shard_id", None)  # compared as shard_ids
-            texts = reader_files.described(reader_files.reader_of(kind), own)
-            unchecked += [f"the files of {label}.{k}" for k, v in texts.items() if "not read" in v]
-            texts = {k: _text(v, _LONGEST) for k, v in own.items()} | texts
-            made["sources"] += [f"{label}.{k}: {v}" for k, v in sorted(texts.items()) if v]
-            made["operators"].append(f"{kind} {name}")
+            compared.pop("shard_id", None)  # compared as shard_ids
+            paths = reader_files.described(reader_files.reader_of(kind), compared)
+            unchecked += [f"the files of {label}.{k}" for k, v in paths.items() if "not read" in v]
+            texts = {k: _text(v, _LONGEST) for k, v in compared.items()} | paths
+            result["sources"] += [f"{label}.{k}: {v}" for k, v in sorted(texts.items()) if v]
+            result["operators"].append(f"{kind} {name}")
             if kind == "external_source":
                 unchecked.append(f"what the source of {name} gives")
         else:
             if "run_fn" in arguments:
                 unchecked.append(f"the Numba function of {name}")
-            # In a chain of operators nothing needs to be said of what each gets.
-            if own.get("inputs") in ([[before, ""]], [[f"{before}[0]", ""]]):
-                del own["inputs"]
-            elif "inputs" in own:
-                own["inputs"] = [[_produced(of, producers), as_] for of, as_ in own["inputs"]]
-            told = [f"{k}={_text(v, _SHORTEST)}" for k, v in sorted(own.items())]
-            made["operators"].append(" ".join([kind, name, *told]))
-        before = name
+            # In a chain of operators nothing needs to be said of the input of each.
+            if compared.get("inputs") in ([[previous, ""]], [[f"{previous}[0]", ""]]):
+                del compared["inputs"]
+            elif "inputs" in compared:
+                compared["inputs"] = [[_produced(of, producers), k] for of, k in compared["inputs"]]
+            values = [f"{k}={_text(v, _SHORTEST)}" for k, v in sorted(compared.items())]
+            result["operators"].append(" ".join([kind, name, *values]))
+        previous = name
     if deferred is not None:
-        made["operators"] += deferred.described()
+        result["operators"] += deferred.described()
         unchecked += [f"the function {name}() of global arrays" for name in deferred.names]
-    made["unchecked"] = unchecked
-    return made
+    result["unchecked"] = unchecked
+    return result
 
 
 def _is_source(kind: str) -> bool:
@@ -159,9 +158,9 @@ def _labels(operators: Sequence[tuple[str, str]]) -> list[str]:
     plain = [kind if _AUTOMATIC.match(name) else name for kind, name in operators]
     total, seen = Counter(plain), Counter[str]()
     labels = []
-    for one in plain:
-        labels.append(f"{one}[{seen[one]}]" if total[one] > 1 else one)
-        seen[one] += 1
+    for label in plain:
+        labels.append(f"{label}[{seen[label]}]" if total[label] > 1 else label)
+        seen[label] += 1
     return labels
 
 
@@ -184,36 +183,35 @@ _FIXED = frozenset(
     {"epoch_size", "batch_size", "num_shards", "shard_ids", "policy", "padded", "stick"}
 )
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
+_LEFT_OUT = "(left out)"  # an argument
 
 
 def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
     """What differs; pipelines that were not built yet, and no seed, agree with all."""
-    found: list[Difference] = []
+    result: list[Difference] = []
     if unknown() in (saved, now):
-        return found
-    for key, empty in unknown().items():
-        before: Any = saved.get(key, empty)
-        after: Any = now.get(key, empty)
-        seedless = key == "seed" and empty in (before, after)
+        return result
+    for key, blank in unknown().items():
+        before: Any = saved.get(key, blank)
+        after: Any = now.get(key, blank)
+        seedless = key == "seed" and blank in (before, after)
         if key == "unchecked" or before == after or seedless:
             continue
         if key == "sources":
-            found += _sources_differ(before, after)
+            result += _sources_differ(before, after)
         elif key == "operators":
-            found += _operators_differ(before, after)
+            result += _operators_differ(before, after)
         else:
-            found.append(Difference(key, str(before), str(after), key in _FIXED))
-    return found
+            result.append(Difference(key, str(before), str(after), key in _FIXED))
+    return result
 
 
 def _sources_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
-    was, is_ = (
-        {k: v for k, _, v in (line.partition(": ") for line in own)} for own in (before, after)
-    )
-    for name in sorted({*was, *is_}):
-        if was.get(name) != is_.get(name):
-            old, new = (own.get(name, "(left out)") for own in (was, is_))
-            yield Difference(name, old, new, name.rpartition(".")[2] in _FIXED_ARGUMENTS)
+    old, new = ({k: v for k, _, v in (text.partition(": ") for text in s)} for s in (before, after))
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            was, now = (arguments.get(name, _LEFT_OUT) for arguments in (old, new))
+            yield Difference(name, was, now, name.rpartition(".")[2] in _FIXED_ARGUMENTS)
 
 
 class _Operator(NamedTuple):
@@ -224,7 +222,7 @@ class _Operator(NamedTuple):
 
     @property
     def key(self) -> str:
-        """By what it is found again in another graph."""
+        """What identifies it in another graph."""
         return self.kind if _AUTOMATIC.match(self.name) else f"={self.name}"
 
     def __str__(self) -> str:
@@ -243,13 +241,12 @@ def _read_operators(texts: Sequence[str]) -> list[_Operator]:
 def _paired(
     before: Sequence[str], after: Sequence[str]
 ) -> list[tuple[_Operator | None, _Operator | None]]:
-    """The operators of two graphs, those that are the same one side by side."""
-    was, is_ = _read_operators(before), _read_operators(after)
+    """The operators of two graphs, each beside the same one of the other graph, or None."""
     pairs: list[tuple[_Operator | None, _Operator | None]] = []
 
     def pair(left: Sequence[_Operator], right: Sequence[_Operator], exact: bool) -> None:
-        def keys(own: Sequence[_Operator]) -> list[str]:
-            return [f"{one.key} {sorted(one.arguments.items()) if exact else ''}" for one in own]
+        def keys(operators: Sequence[_Operator]) -> list[str]:
+            return [f"{o.key} {sorted(o.arguments.items()) if exact else ''}" for o in operators]
 
         matcher = difflib.SequenceMatcher(None, keys(left), keys(right), autojunk=False)
         for tag, a, b, c, d in matcher.get_opcodes():
@@ -258,26 +255,26 @@ def _paired(
             elif exact:
                 pair(left[a:b], right[c:d], False)
             else:
-                pairs.extend((one, None) for one in left[a:b])
-                pairs.extend((None, one) for one in right[c:d])
+                pairs.extend((operator, None) for operator in left[a:b])
+                pairs.extend((None, operator) for operator in right[c:d])
 
-    pair(was, is_, True)
+    pair(_read_operators(before), _read_operators(after), True)
     return pairs
 
 
 def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
-    for was, is_ in _paired(before, after):
-        if was is not None and is_ is not None and was.kind == is_.kind:
-            for argument in sorted({*was.arguments, *is_.arguments}):
-                old, new = (own.arguments.get(argument, "(left out)") for own in (was, is_))
-                if old != new:
-                    yield Difference(f"operators.{is_.label}.{argument}", old, new)
+    for old, new in _paired(before, after):
+        if old is not None and new is not None and old.kind == new.kind:
+            for argument in sorted(old.arguments.keys() | new.arguments.keys()):
+                was, now = (o.arguments.get(argument, _LEFT_OUT) for o in (old, new))
+                if was != now:
+                    yield Difference(f"operators.{new.label}.{argument}", was, now)
         else:
-            both = [one for one in (is_, was) if one is not None]
+            operators = [operator for operator in (new, old) if operator is not None]
             # Without its state a reader begins anew, beside others that go on.
-            source = any(_is_source(one.kind) for one in both)
-            old, new = ("(none)" if one is None else str(one) for one in (was, is_))
-            yield Difference(f"operators.{both[0].label}", old, new, source)
+            source = any(_is_source(operator.kind) for operator in operators)
+            was, now = ("(none)" if operator is None else str(operator) for operator in (old, new))
+            yield Difference(f"operators.{operators[0].label}", was, now, source)
 
 
 def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
@@ -289,27 +286,31 @@ def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
     if [] in (saved["operators"], now["operators"]):
         return None  # they could not be read
     pairs = _paired(saved["operators"], now["operators"])
-    same = {
-        is_.name: was.name
-        for was, is_ in pairs
-        if was is not None and is_ is not None and was.kind == is_.kind
+    names = {
+        new.name: old.name
+        for old, new in pairs
+        if old is not None and new is not None and old.kind == new.kind
     }
-    alike = len(same) == len(pairs) and all(old == new for new, old in same.items())
-    return None if alike else same
+    alike = len(names) == len(pairs) and all(old == new for new, old in names.items())
+    return None if alike else names
 
 
-def not_allowed(found: Sequence[Difference], allow: Sequence[str]) -> list[Difference]:
+def not_allowed(different: Sequence[Difference], allow: Sequence[str]) -> list[Difference]:
     """The differences that no name waives; "operators.resize" waives all of that operator."""
-    return [one for one in found if one.fixed or not any(_covers(a, one.name) for a in allow)]
+    return [
+        difference
+        for difference in different
+        if difference.fixed or not any(_covers(name, difference.name) for name in allow)
+    ]
 
 
 def check_names(
-    allow: Sequence[str], found: Sequence[Difference], *fingerprints: Fingerprint
+    allow: Sequence[str], different: Sequence[Difference], *fingerprints: Fingerprint
 ) -> None:
     """Raises ValueError for a name of nothing that is in the fingerprints or differs."""
-    known = {*_names(fingerprints), *(one.name for one in found)}
+    known = _names(fingerprints) | {difference.name for difference in different}
     for name in allow:
-        if not any(_covers(name, one) for one in known):
+        if not any(_covers(name, other) for other in known):
             raise ValueError(
                 f"allow has {name!r}, which is the name of nothing here: there are {sorted(known)}"
             )
@@ -320,11 +321,11 @@ def _covers(allowed: str, name: str) -> bool:
 
 
 def _names(fingerprints: Iterable[Fingerprint]) -> set[str]:
-    """What differences may be called."""
-    names = {*unknown(), "outputs"} - {"operators", "sources", "unchecked"}
-    for own in fingerprints:
-        names |= {line.partition(": ")[0] for line in own["sources"]}
-        for operator in _read_operators(own["operators"]):
+    """The names that differences may have."""
+    names = unknown().keys() - {"operators", "sources", "unchecked"} | {"outputs"}
+    for fingerprint in fingerprints:
+        names |= {line.partition(": ")[0] for line in fingerprint["sources"]}
+        for operator in _read_operators(fingerprint["operators"]):
             names.add(f"operators.{operator.label}")
             names |= {f"operators.{operator.label}.{k}" for k in operator.arguments}
     return names
