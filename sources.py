@@ -1,6 +1,8 @@
 """Sources of records by number, for batches that do not depend on the machine.
 
 - `Files`: files of class folders, of a flat folder, or of a list.
+- `Tar`: samples of tars, as WebDataset packs them.
+- `TFRecord`: records of tf.train.Example, without TensorFlow.
 - `Records`: anything with a length and records by number (Grain's sources, TFDS, HuggingFace).
 - `Arrays`: rows of arrays.
 - `Mixture`: several sources in exact proportions.
@@ -13,5 +15,7 @@ from .core.sources.mixture import Mixture as Mixture
 from .core.sources.records import Records as Records
 from .core.sources.source import Field as Field
 from .core.sources.source import Source as Source
+from .core.sources.tar import Tar as Tar
+from .core.sources.tfrecord import TFRecord as TFRecord
 
-__all__ = ["Arrays", "Field", "Files", "Mixture", "Records", "Source"]
+__all__ = ["Arrays", "Field", "Files", "Mixture", "Records", "Source", "TFRecord", "Tar"]

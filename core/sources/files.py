@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class Files(BaseSource):
             whole = [os.path.abspath(os.fspath(path)) for path in paths]
             below = below_common_root(whole)
             self._root = os.fsencode(whole[0][: len(whole[0]) - len(below[0])])
-            self._names = Names(map(os.fsencode, below))
+            self._names = Names([(b"", [os.fsencode(name) for name in below])])
             if labels is not None:
                 self._labels = _as_labels(labels, len(self._names))
             self._check_files()
@@ -91,7 +91,7 @@ class Files(BaseSource):
         files, folders = _listed(self._root, suffixes)
         root = os.fsdecode(self._root)
         if not folders:
-            self._names = Names(files)
+            self._names = Names([(b"", files)])
             if not files:
                 raise ValueError(f"{root} has neither class folders nor {_wanted(suffixes)}")
             return
@@ -102,12 +102,11 @@ class Files(BaseSource):
             )
         counts = []
 
-        def below() -> Iterable[bytes]:
+        def below() -> Iterator[tuple[bytes, list[bytes]]]:
             for folder in folders:
                 names, _ = _listed(self._root + folder, suffixes)
                 counts.append(len(names))
-                start = folder + b"/"
-                yield from [start + name for name in names]
+                yield folder + b"/", names
 
         self._names = Names(below())
         if not len(self._names):

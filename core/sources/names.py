@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,23 +11,21 @@ class Names:
     """Names by number, in one buffer: a million str objects would take 100 MB.
 
     Args:
-        names: The names, as bytes.
+        groups: Pairs of a prefix and names, as bytes, that begin with it.
 
     Attributes:
         joined: All names, one behind the other.
         ends: Where each ends, int64.
     """
 
-    def __init__(self, names: Iterable[bytes]):
-        lengths: list[int] = []
-
-        def counted() -> Iterator[bytes]:
-            for name in names:
-                lengths.append(len(name))
-                yield name
-
-        self.joined = b"".join(counted())
-        self.ends = np.cumsum(lengths, dtype=np.int64)
+    def __init__(self, groups: Iterable[tuple[bytes, Sequence[bytes]]]):
+        pieces, lengths = [], []
+        for prefix, names in groups:
+            if names:
+                pieces.append(prefix + prefix.join(names))
+                lengths.append(np.fromiter(map(len, names), np.int64, len(names)) + len(prefix))
+        self.joined = b"".join(pieces)
+        self.ends = np.cumsum(np.concatenate(lengths)) if lengths else np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self.ends)

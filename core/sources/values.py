@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..pipeline.schema import leaf
 from .source import Field
@@ -62,3 +63,9 @@ def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     if whole and not np.array_equal(cast, values):
         raise ValueError(f"has a number that does not fit into {dtype}")
     return cast
+
+
+def narrow(values: NDArray[np.int64]) -> NDArray[Any]:
+    """Whole numbers as int32 where all of them fit."""
+    cast = values.astype(np.int32)
+    return cast if np.array_equal(cast, values) else values

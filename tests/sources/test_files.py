@@ -160,6 +160,7 @@ def test_a_source_pickles(classes):
 def test_many_names_take_little_memory():
     from dalijax.core.sources.names import Names
 
-    table = Names(b"%07d.jpg" % i for i in range(10_000))
-    assert len(table) == 10_000 and table[0] == b"0000000.jpg" and table[9_999] == b"0009999.jpg"
-    assert len(table.joined) + table.ends.nbytes == 10_000 * (11 + 8)
+    names = [b"%07d.jpg" % i for i in range(10_000)]
+    table = Names([(b"", names[:1]), (b"a/", []), (b"b/", names[1:])])
+    assert [table[i] for i in range(len(table))] == names[:1] + [b"b/" + n for n in names[1:]]
+    assert len(table.joined) + table.ends.nbytes == 10_000 * (13 + 8) - 2

@@ -1,0 +1,225 @@
+"""Ranges of bytes of files, local ones or those that fsspec knows."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .order import Indices
+
+_MOST_OPEN = 128  # files of a source in a process
+_ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
+_LOCAL_WINDOW = 2560  # the header and the content of a small tar member, and the header behind
+_REMOTE_WINDOW = 1 << 22
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL, as ``s3://bucket/key``."""
+    return "://" in path
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """fsspec's file system of a URL, and its path there.
+
+    Raises:
+        ImportError: If fsspec, or what it needs for the protocol, is not installed.
+    """
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise ImportError(f"{url} is read by fsspec: pip install fsspec") from error
+    system, path = url_to_fs(url)
+    return system, str(path)
+
+
+class LocalFile:
+    """A file, open until it is dropped.
+
+    Args:
+        path: The path.
+    """
+
+    window = _LOCAL_WINDOW
+
+    def __init__(self, path: str):
+        self._fd = -1
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def read(self, at: int, count: int) -> bytes:
+        """Bytes from an offset on; fewer at the end of the file."""
+        return os.pread(self._fd, count, at)
+
+    def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
+        """Fills buffers from offsets; the numbers of bytes that there are."""
+        counts = []
+        for at, buffer in ranges:
+            done = 0
+            while done < len(buffer):
+                count = os.preadv(self._fd, [buffer[done:]], at + done)
+                if not count:
+                    break
+                done += count
+            counts.append(done)
+        return counts
+
+
+class RemoteFile:
+    """A file of one of fsspec's file systems.
+
+    Args:
+        url: Its URL.
+    """
+
+    window = _REMOTE_WINDOW
+
+    def __init__(self, url: str):
+        self.path = url
+        self._system, self._path = filesystem(url)
+        size = self._system.info(self._path)["size"]
+        if size is None:
+            raise OSError(f"{url}: the server does not say its size, so no ranges can be read")
+        self.size = int(size)
+
+    def version(self) -> str:
+        """What changes with the content, as far as the file system knows it."""
+        return str(self._system.ukey(self._path))
+
+    def read(self, at: int, count: int) -> bytes:
+        """Bytes from an offset on; fewer at the end of the file."""
+        end = min(at + count, self.size)
+        return bytes(self._system.cat_file(self._path, start=at, end=end)) if at < end else b""
+
+    def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
+        """Fills buffers from offsets; the numbers of bytes that there are."""
+        starts = [at for at, _ in ranges]
+        ends = [at + len(buffer) for at, buffer in ranges]
+        counts = []
+        pieces = self._system.cat_ranges([self._path] * len(ranges), starts, ends)
+        for (_, buffer), piece in zip(ranges, pieces, strict=True):
+            count = min(len(piece), len(buffer))
+            buffer[:count] = piece[:count]
+            counts.append(count)
+        return counts
+
+
+ByteFile = LocalFile | RemoteFile
+
+
+def open_file(path: str) -> ByteFile:
+    """Opens a local file, or one of a URL."""
+    return RemoteFile(path) if is_remote(path) else LocalFile(path)
+
+
+class Window:
+    """Reads of a file that are mostly ahead of one another: a few bytes at a time.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: ByteFile):
+        self._file = file
+        self._data = b""
+        self._start = 0
+
+    def __call__(self, at: int, count: int) -> bytes:
+        """Bytes from an offset on; fewer at the end of the file."""
+        begin = at - self._start
+        if begin < 0 or begin + count > len(self._data):
+            self._data = self._file.read(at, max(count, self._file.window))
+            self._start, begin = at, 0
+        return self._data[begin : begin + count]
+
+
+class ByteFiles:
+    """Files whose ranges are read by number, from several threads at once.
+
+    A file is opened when it is first read in a process, and closed when the files are dropped, or
+    many others were read since. A thread that still reads it keeps it open.
+
+    Args:
+        paths: Their paths or URLs.
+        sizes: Their sizes in bytes; a file of another one was changed, and is not read.
+    """
+
+    def __init__(self, paths: Sequence[str], sizes: Sequence[int]):
+        self.paths = tuple(paths)
+        self.sizes = tuple(sizes)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._open: collections.OrderedDict[int, ByteFile] = collections.OrderedDict()
+        self._lock = threading.Lock()  # of the order in which they were used
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths, "sizes": self.sizes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def file(self, number: int) -> ByteFile:
+        """One of the files.
+
+        Raises:
+            OSError: If it can't be opened, or has another size.
+        """
+        with self._lock:
+            file = self._open.get(number)
+            if file is not None:
+                self._open.move_to_end(number)
+                return file
+        file = open_file(self.paths[number])
+        if file.size != self.sizes[number]:
+            raise OSError(
+                f"{file.path} has {file.size:,} bytes, and had {self.sizes[number]:,} when the "
+                "source was opened: open it anew"
+            )
+        with self._lock:
+            self._open[number] = file
+            while len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+        return file
+
+    def read(
+        self, files: Indices, offsets: Indices, sizes: Indices, name_of: Callable[[int], str]
+    ) -> list[NDArray[np.uint8]]:
+        """Ranges, as slices of one fresh buffer, each aligned to 8 bytes.
+
+        Args:
+            files: The file of each range.
+            offsets: Where it begins.
+            sizes: Its bytes.
+            name_of: What to call the record of a range, by its place, in errors.
+
+        Raises:
+            OSError: If a range is not there whole.
+        """
+        ends = np.cumsum(-(-sizes // _ALIGNMENT) * _ALIGNMENT)
+        starts = ends - -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        # Of this call alone: DALI may read it for long.
+        buffer = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        view = memoryview(buffer)
+        begins, counts, ats = starts.tolist(), sizes.tolist(), offsets.tolist()
+        for number in dict.fromkeys(files.tolist()):
+            rows = np.flatnonzero(files == number).tolist()
+            ranges = [(ats[r], view[begins[r] : begins[r] + counts[r]]) for r in rows]
+            for row, done in zip(rows, self.file(number).read_into(ranges), strict=True):
+                if done != counts[row]:
+                    raise OSError(
+                        f"{name_of(row)} is cut off: {done:,} of {counts[row]:,} bytes at byte "
+                        f"{ats[row]:,} of {self.paths[number]}"
+                    )
+        return [buffer[b : b + count] for b, count in zip(begins, counts)]

@@ -1,0 +1,114 @@
+"""Records that lie in larger files, by an index of their bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import BaseSource
+from .byte_files import ByteFiles
+from .index import Index
+from .order import Indices
+from .source import Field, Values
+
+# A value of the bytes of a record: uint8, aligned for any dtype.
+Decode = Callable[[NDArray[np.uint8]], Any]
+
+
+def as_text(data: NDArray[np.uint8]) -> str:
+    """UTF-8."""
+    return data.tobytes().decode()
+
+
+def as_json(data: NDArray[np.uint8]) -> Any:
+    """What a JSON text says."""
+    return json.loads(data.tobytes())
+
+
+class ByteRecords(BaseSource):
+    """Fields whose bytes, or values, an index says.
+
+    The index has ``start`` (where a record begins in its file), and for each field ``NAME.value``,
+    or ``NAME.offset`` and ``NAME.size``; ``about`` has ``paths``, ``sizes`` and ``first``, the
+    number of each file's first record and of all records.
+
+    Args:
+        index: The index.
+        paths: The files, which may lie elsewhere than those that were indexed.
+        fields: The names and kinds of the fields.
+        decoders: What makes the value of a field of its bytes; of others they are the value.
+        identity: The identity, where the user says it.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        paths: Sequence[str],
+        fields: Mapping[str, Field],
+        decoders: Mapping[str, Decode],
+        identity: str | None,
+    ):
+        super().__init__(fields, identity)
+        self._index = index
+        self._decoders = decoders
+        self._files = ByteFiles(paths, index.about["sizes"])
+        self._first = np.array(index.about["first"], np.int64)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __repr__(self) -> str:
+        paths = self._files.paths
+        where = paths[0] if len(paths) == 1 else f"{len(paths)} files"
+        return f"{type(self).__name__}({where}: {len(self):,} records)"
+
+    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
+        """See `dalijax.sources.Source`."""
+        arrays = self._index.arrays
+        ranges = [name for name in names if f"{name}.value" not in arrays]
+        columns: dict[str, Values] = {
+            name: np.asarray(arrays[f"{name}.value"][indices])
+            for name in names
+            if name not in ranges
+        }
+        if ranges:
+            rows = len(indices)
+            files = np.searchsorted(self._first, indices, side="right") - 1
+            pieces = self._files.read(
+                np.tile(files, len(ranges)),
+                np.concatenate([arrays[f"{name}.offset"][indices] for name in ranges]),
+                np.concatenate([arrays[f"{name}.size"][indices] for name in ranges]),
+                lambda place: (
+                    f"{ranges[place // rows]!r} of {self.name(int(indices[place % rows]))}"
+                ),
+            )
+            for turn, name in enumerate(ranges):
+                own = pieces[turn * rows : (turn + 1) * rows]
+                columns[name] = self._decoded(name, own, indices)
+        return {name: columns[name] for name in names}
+
+    def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> Values:
+        decode = self._decoders.get(name)
+        if decode is None:
+            return pieces
+        values = []
+        for piece, index in zip(pieces, indices.tolist(), strict=True):
+            try:
+                values.append(decode(piece))
+            except ValueError as error:
+                raise ValueError(
+                    f"{name!r} of {self.name(index)} can't be read: {error}"
+                ) from error
+        return values
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The file that a record lies in, and its offset there."""
+        file = int(np.searchsorted(self._first, index, side="right")) - 1
+        return file, int(self._index.arrays["start"][index])
+
+    def _content(self) -> tuple[Any, ...]:
+        return self._index.about["names"], self._index.about["sizes"]

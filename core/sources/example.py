@@ -1,0 +1,151 @@
+"""tf.train.Example: where the values of its features lie, without TensorFlow.
+
+`dalijax.core.state.protobuf` reads whole messages in memory; here the payloads, which are most of
+a record, are never read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Take = Callable[[int, int], bytes]
+BYTES, FLOATS, INTS = 1, 2, 3  # the kinds of a Feature, and the numbers of its fields
+_MOST_SCALARS = 1 << 12  # bytes of a list that is looked at for its values
+
+
+@dataclasses.dataclass
+class Feature:
+    """One feature of a record.
+
+    Attributes:
+        kind: BYTES, FLOATS or INTS; 0 where it has no value at all.
+        ranges: Offset and size of each text of bytes; of packed numbers, of all of them.
+        loose: Numbers that are not packed, as the wire has them: their offsets, or their values.
+    """
+
+    kind: int
+    ranges: list[tuple[int, int]]
+    loose: list[int]
+
+
+def features(
+    take: _Take, at: int, end: int, wanted: Mapping[bytes, Any] | None
+) -> dict[bytes, Feature]:
+    """The wanted features of an Example, or of the context of a SequenceExample.
+
+    Args:
+        take: Gives bytes of the file from an offset on.
+        at: Offset of the message.
+        end: The offset behind it.
+        wanted: The names; None: all.
+
+    Raises:
+        ValueError: If it is no Example.
+    """
+    found: dict[bytes, Feature] = {}
+    for number, kind, start, stop in _fields(take, at, end):
+        if number != 1 or kind != 2:
+            continue
+        for entry, kind, begin, close in _fields(take, start, stop):
+            if entry != 1 or kind != 2:
+                continue
+            name, value = b"", None
+            for part, _, a, b in _fields(take, begin, close):
+                if part == 1:
+                    name = take(a, b - a)
+                elif part == 2:
+                    value = a, b
+            if wanted is None or name in wanted:
+                found[name] = _feature(take, *value) if value else Feature(0, [], [])
+    return found
+
+
+def _feature(take: _Take, at: int, end: int) -> Feature:
+    feature = Feature(0, [], [])
+    for number, _, start, stop in _fields(take, at, end):
+        feature.kind = number
+        for item, kind, a, b in _fields(take, start, stop):
+            if item != 1:
+                continue
+            if kind == 2:
+                feature.ranges.append((a, b - a))
+            else:
+                feature.loose.append(a)
+    return feature
+
+
+def _fields(take: _Take, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number and wire type of each field of a message, and the offsets where it begins and ends.
+
+    Of a varint its value stands for the first offset.
+    """
+    while at < end:
+        key, at = _varint(take, at, end)
+        kind = key & 7
+        first = at
+        if kind == 2:
+            length, at = _varint(take, at, end)
+            first, at = at, at + length
+        elif kind == 0:
+            first, at = _varint(take, at, end)
+        elif kind in (1, 5):
+            at += 4 if kind == 5 else 8
+        else:
+            raise ValueError(f"it has the wire type {kind}")
+        if at > end:
+            raise ValueError("a field ends behind its message")
+        yield key >> 3, kind, first, at
+
+
+def _varint(take: _Take, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    for byte in take(at, min(10, end - at)):
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("a number ends behind its message")
+
+
+def numbers(take: _Take, feature: Feature) -> list[float]:
+    """The numbers of a short list."""
+    values: list[float] = []
+    for at, size in feature.ranges:
+        data = np.frombuffer(take(at, min(size, _MOST_SCALARS)), np.uint8)
+        values += (floats if feature.kind == FLOATS else integers)(data).tolist()
+    if feature.kind == FLOATS:
+        values += [struct.unpack("<f", take(at, 4))[0] for at in feature.loose]
+    else:
+        values += [value - (1 << 64) if value >> 63 else value for value in feature.loose]
+    return values
+
+
+def floats(data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Packed floats."""
+    return data[: len(data) // 4 * 4].view("<f4")
+
+
+def integers(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Packed varints of 64 bits, in two's complement.
+
+    Raises:
+        ValueError: If the last one is cut off, or one has more than ten bytes.
+    """
+    if not len(data):
+        return np.zeros(0, np.int64)
+    ends = np.flatnonzero(data < 128)
+    if not len(ends) or ends[-1] != len(data) - 1:
+        raise ValueError("a list of whole numbers is cut off")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    places = np.arange(len(data)) - np.repeat(starts, ends - starts + 1)
+    if places.max() > 9:
+        raise ValueError("a whole number has more than ten bytes")
+    digits = (data & 127).astype(np.uint64) << (7 * places).astype(np.uint64)
+    return np.bitwise_or.reduceat(digits, starts).view(np.int64)

@@ -1,0 +1,46 @@
+"""The files of an index: their paths, and a digest by which an index is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ..state.reader_files import described
+from .byte_files import RemoteFile, is_remote
+
+
+def path_list(paths: Any) -> list[str]:
+    """Paths of files as absolute ones, or URLs as they are.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not several:
+        raise ValueError("paths is empty: a source needs one at least")
+    names = [os.fspath(path) for path in several]
+    return [name if is_remote(name) else os.path.abspath(name) for name in names]
+
+
+def content_key(kind: str, paths: Sequence[str], fields: Any) -> str:
+    """A digest of files' names, sizes and parts of their content, and of what is wanted of them.
+
+    Raises:
+        OSError: If a file can't be read.
+    """
+    local = [path for path in paths if not is_remote(path)]
+    for path in local:
+        if not os.path.isfile(path):
+            raise FileNotFoundError(
+                f"{path} is {'no file' if os.path.exists(path) else 'not there'}"
+            )
+    parts = [kind, repr(fields), repr([path.rpartition("/")[2] for path in paths])]
+    if local:
+        parts.append(described("webdataset", {"paths": local})["paths"])
+    for path in paths:
+        if is_remote(path):
+            file = RemoteFile(path)
+            parts.append(f"{file.size} {file.version()}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

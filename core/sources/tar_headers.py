@@ -1,0 +1,159 @@
+"""The members of a tar, by a walk of its headers (POSIX.1-2001, GNU and old tars)."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+_log = logging.getLogger("dalijax")
+
+BLOCK = 512
+_ZEROS = bytes(BLOCK)
+_REGULAR = (b"0", b"\0", b"7")
+_NO_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
+
+
+class Member(NamedTuple):
+    """A regular file of a tar.
+
+    Attributes:
+        name: Its name.
+        start: Offset of its first header, that of a long name included.
+        offset: Offset of its content.
+        size: Bytes of its content.
+    """
+
+    name: bytes
+    start: int
+    offset: int
+    size: int
+
+
+def members(
+    take: Callable[[int, int], bytes], end: int, path: str, start: int = 0
+) -> Iterator[Member]:
+    """The regular files of a tar in their order.
+
+    Args:
+        take: Gives bytes of the tar from an offset on; fewer at its end.
+        end: Its size in bytes.
+        path: What to call it.
+        start: Offset of the first header.
+
+    Raises:
+        ValueError: If a header is damaged, a member is cut off, or is a sparse file.
+    """
+    at = begin = start
+    name: bytes | None = None  # of the next member, where another header says it
+    length: int | None = None
+    everywhere: dict[bytes, bytes] = {}
+    last = "its beginning"
+    while at < end:
+        header = take(at, BLOCK)
+        if header == _ZEROS:
+            return
+        kind = header[156:157]
+        size = _checked_size(header, at, end, path, last)
+        content, at = at + BLOCK, at + BLOCK + -(-size // BLOCK) * BLOCK
+        if kind in (b"L", b"x", b"g", b"K"):
+            _check_end(content + size, end, path, "the header of a long name", content)
+            if kind == b"L":
+                name = take(content, size).rstrip(b"\0")
+            elif kind != b"K":
+                records = _pax_records(take(content, size), path, content)
+                if kind == b"g":
+                    everywhere.update(records)
+                    continue
+                name = records.get(b"path", name)
+                length = int(records[b"size"]) if b"size" in records else length
+                if any(key.startswith(b"GNU.sparse.") for key in records):
+                    raise ValueError(f"{path}: the member at byte {begin} is a sparse file")
+            continue
+        name = _name(header) if name is None else name
+        name = name or everywhere.get(b"path", b"")
+        if length is not None:
+            size, at = length, content + -(-length // BLOCK) * BLOCK
+        if kind in _NO_CONTENT or (kind == b"\0" and name.endswith(b"/")):
+            at = content
+        else:
+            last = repr(name.decode(errors="replace"))
+            if kind == b"S":
+                raise ValueError(f"{path}: member {last} is a sparse file: pack it again without")
+            _check_end(content + size, end, path, f"member {last}", content)
+            if kind in _REGULAR:
+                yield Member(name, begin, content, size)
+        begin, name, length = at, None, None
+    if at > end:
+        raise ValueError(f"{path} is cut off behind {last}, before byte {at:,}")
+    _log.warning("%s has no end mark: it may be cut off behind %s", path, last)
+
+
+def _check_end(stop: int, end: int, path: str, what: str, content: int) -> None:
+    if stop > end:
+        raise ValueError(
+            f"{path}: {what} at byte {content:,} is cut off: {stop - content:,} bytes wanted, "
+            f"{max(0, end - content):,} there"
+        )
+
+
+def _checked_size(header: bytes, at: int, end: int, path: str, last: str) -> int:
+    """The size that a header says, if its checksum is right."""
+    packed = header.startswith((b"\x1f\x8b", b"BZh", b"\xfd7z", b"\x28\xb5\x2f\xfd"))
+    if len(header) < BLOCK and not packed:
+        raise ValueError(
+            f"{path}: the header at byte {at:,}, behind {last}, is cut off: {end - at} bytes there"
+        )
+    try:
+        expected = _number(header[148:156])
+        # Adler-32 begins with the sum of the bytes modulo 65,521, many times faster than sum().
+        adler = zlib.adler32(header[156:], zlib.adler32(b"        ", zlib.adler32(header[:148])))
+        if (expected + 1) % 65521 != adler & 0xFFFF and expected != _signed_sum(header):
+            raise ValueError
+        size = _number(header[124:136])
+        if size < 0:
+            raise ValueError
+        return size
+    except ValueError:
+        hint = ": it is compressed, and has no records by number; unpack it" if packed else ""
+        raise ValueError(f"{path}: no tar header at byte {at:,}, behind {last}{hint}") from None
+
+
+def _signed_sum(header: bytes) -> int:
+    """The checksum of some old programs, whose bytes had a sign."""
+    return 256 + sum(b - (b & 128) * 2 for b in header[:148] + header[156:])
+
+
+def _number(digits: bytes) -> int:
+    """A number in octal digits, or in base 256 where it has many of them."""
+    if digits[0] & 0x80:
+        return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
+    return int(digits.strip(b"\0 ") or b"0", 8)
+
+
+def _name(header: bytes) -> bytes:
+    name = header[:100].split(b"\0", 1)[0]
+    if header[345] and header[257:263] == b"ustar\0":
+        return header[345:500].split(b"\0", 1)[0] + b"/" + name
+    return name
+
+
+def _pax_records(content: bytes, path: str, at: int) -> dict[bytes, bytes]:
+    """The records of an extended header, each ``length key=value`` and a newline."""
+    records = {}
+    start = 0
+    try:
+        while start < len(content):
+            space = content.index(b" ", start)
+            stop = start + int(content[start:space])
+            key, found, value = content[space + 1 : stop - 1].partition(b"=")
+            if stop <= space or content[stop - 1 : stop] != b"\n" or not found:
+                raise ValueError
+            if key == b"size" and not value.isdigit():
+                raise ValueError
+            records[key] = value
+            start = stop
+    except ValueError:
+        raise ValueError(f"{path}: the extended header at byte {at:,} is damaged") from None
+    return records

@@ -1,0 +1,258 @@
+"""Indexes of tars: which bytes of which members each sample has."""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..state.reader_files import below_common_root
+from .byte_files import ByteFile, Window, is_remote, open_file
+from .dali_index import Sample, read_dali_index
+from .identity import spread
+from .index import Index
+from .progress import progress
+from .tar_headers import Member, members
+from .values import narrow
+
+_log = logging.getLogger("dalijax")
+
+NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # as WebDataset reads them
+_NAMED = 3  # samples that an error names
+_REPORTED = 1000  # samples between two steps of the progress
+_MOST_MEMBERS = 100  # of a sample that is looked at
+
+
+def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
+    """The field of each single extension."""
+    if not isinstance(fields, Mapping) or not fields:
+        raise ValueError(
+            f"fields must say which members are wanted, like {{'jpg': 'data'}}, not {fields!r}"
+        )
+    extensions: dict[str, str] = {}
+    for wanted, name in fields.items():
+        for extension in wanted.lower().split(";"):
+            if extension in extensions or not extension:
+                raise ValueError(f"fields has the extension {extension!r} twice, or an empty one")
+            extensions[extension.removeprefix(".")] = name
+    if len(set(fields.values())) < len(fields):
+        raise ValueError(
+            f"fields has a name twice: {list(fields.values())}; join 'jpg;png' instead"
+        )
+    return extensions
+
+
+def split_name(name: bytes) -> tuple[bytes, str]:
+    """A member's sample and extension; "" for hidden files and those without a dot."""
+    slash = name.rfind(b"/") + 1
+    dot = name.find(b".", slash)
+    if dot <= slash:
+        return name, ""
+    return name[:dot], name[dot + 1 :].lower().decode(errors="replace")
+
+
+def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
+    """Samples of members that follow one another."""
+    last: bytes | None = None
+    start = 0
+    sample: list[tuple[str, int, int]] = []
+    for name, begin, offset, size in walk:
+        stem, extension = split_name(name)
+        if not extension:
+            continue
+        if stem != last:
+            if sample:
+                yield start, sample
+            last, start, sample = stem, begin, []
+        elif any(extension == other for other, _, _ in sample):
+            raise ValueError(f"{path} has the member {name.decode(errors='replace')!r} twice")
+        sample.append((extension, offset, size))
+    if sample:
+        yield start, sample
+
+
+class _Columns:
+    """The rows of one tar as they come.
+
+    Args:
+        file: The tar.
+        extensions: The field of each extension.
+    """
+
+    def __init__(self, file: ByteFile, extensions: Mapping[str, str]):
+        self._file = file
+        self.take = Window(file)
+        self._extensions = extensions
+        self._names = set(extensions.values())
+        numbers = {name for extension, name in extensions.items() if extension in NUMBERS}
+        self.values = {name: array.array("q") for name in self._names & numbers}
+        self._ranges = self._names - numbers
+        self.arrays = {f"{name}.value": column for name, column in self.values.items()}
+        for name in self._ranges:
+            self.arrays[f"{name}.offset"] = array.array("q")
+            self.arrays[f"{name}.size"] = array.array("q")
+        self.arrays["start"] = array.array("q")
+        self.incomplete = 0
+        self.first_incomplete: list[str] = []
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Adds samples; those that lack a field are counted."""
+        arrays = self.arrays
+        for start, components in samples:
+            found: dict[str, tuple[int, int]] = {}
+            for extension, offset, size in components:
+                name = self._extensions.get(extension)
+                if name is not None:
+                    if name in found:
+                        raise ValueError(f"{sample_name(self._file, start)} has {name!r} twice")
+                    found[name] = offset, size
+            if len(found) < len(self._names):
+                self._lacks(start, components, found)
+                continue
+            for name in self._ranges:
+                offset, size = found[name]
+                arrays[f"{name}.offset"].append(offset)
+                arrays[f"{name}.size"].append(size)
+            for name, values in self.values.items():
+                values.append(self._number(name, start, *found[name]))
+            arrays["start"].append(start)
+
+    def _lacks(self, start: int, components: Sequence[Any], found: Mapping[str, Any]) -> None:
+        self.incomplete += 1
+        if len(self.first_incomplete) < _NAMED:
+            lacking = sorted(self._names - set(found))
+            has = [extension for extension, _, _ in components]
+            name = sample_name(self._file, start)
+            self.first_incomplete.append(f"{name} lacks {lacking}, and has {has}")
+
+    def _number(self, name: str, start: int, offset: int, size: int) -> int:
+        text = self.take(offset, size)
+        try:
+            value = int(text)
+            if -(1 << 63) <= value < 1 << 63:
+                return value
+        except ValueError:
+            pass
+        raise ValueError(
+            f"{name!r} of {sample_name(self._file, start)} must be a whole number of 64 bits, not "
+            f"{text[:40]!r}"
+        )
+
+
+def sample_name(file: ByteFile, start: int) -> str:
+    """The tar, and the name of the sample that begins at an offset."""
+    try:
+        member = next(members(Window(file), file.size, file.path, start))
+    except (OSError, ValueError, StopIteration):
+        return f"{file.path}: the sample at byte {start:,}"
+    return f"{file.path}: {split_name(member.name)[0].decode(errors='replace')}"
+
+
+def index_tars(
+    paths: Sequence[str], dali_indexes: Sequence[str] | None, extensions: Mapping[str, str]
+) -> Index:
+    """The index of some tars; see `dalijax.core.sources.byte_records` for what it has.
+
+    Args:
+        paths: The tars.
+        dali_indexes: DALI's indexes of them; None: those that lie beside, if they fit.
+        extensions: The field of each extension.
+    """
+    sizes = [open_file(path).size for path in paths]
+    tars = []
+    with progress(f"Indexing {len(paths)} tars", sum(sizes)) as done:
+        for number, path in enumerate(paths):
+            given = None if dali_indexes is None else dali_indexes[number]
+            tars.append(_indexed(open_file(path), given, extensions, done))
+    arrays = {
+        name: np.concatenate([np.frombuffer(tar.arrays[name], np.int64) for tar in tars])
+        for name in tars[0].arrays
+    }
+    arrays |= {name: narrow(arrays[name]) for name in arrays if name.endswith(".value")}
+    reasons = [reason for tar in tars for reason in tar.first_incomplete]
+    about = {
+        "names": below_common_root(paths),
+        "sizes": sizes,
+        "first": [0, *np.cumsum([len(tar.arrays["start"]) for tar in tars]).tolist()],
+        "incomplete": sum(tar.incomplete for tar in tars),
+        "reasons": reasons[:_NAMED],
+    }
+    return Index(about, arrays)
+
+
+def _indexed(
+    file: ByteFile, given: str | None, extensions: Mapping[str, str], done: Any
+) -> _Columns:
+    path = given or os.path.splitext(file.path)[0] + ".idx"
+    if given is not None or not (is_remote(path) or not os.path.isfile(path)):
+        columns = _Columns(file, extensions)
+        try:
+            columns.add(_checked(read_dali_index(path), file))
+            done(file.size)
+            return columns
+        except (ValueError, OSError) as error:
+            if given is not None:
+                raise ValueError(f"{path} is no index of {file.path}: {error}") from error
+            _log.warning("%s is not used, since it does not fit: %s", path, error)
+    columns = _Columns(file, extensions)
+    samples = grouped(members(columns.take, file.size, file.path), file.path)
+    columns.add(_counted(samples, file.size, done))
+    return columns
+
+
+def _counted(samples: Iterable[Sample], size: int, done: Any) -> Iterator[Sample]:
+    """Samples, whose bytes the progress is told."""
+    at = 0
+    for count, sample in enumerate(samples):
+        if count % _REPORTED == 0:
+            done(sample[0] - at)
+            at = sample[0]
+        yield sample
+    done(size - at)
+
+
+def _checked(samples: Iterable[Sample], file: ByteFile) -> Iterator[Sample]:
+    """Samples of an index, of which the first thousand and every thousandth are looked up."""
+    for count, sample in enumerate(samples):
+        if (count < 1000 or count % 1000 == 0) and not _is_there(
+            file, sample[0], [(offset, size) for _, offset, size in sample[1]]
+        ):
+            raise ValueError(f"{file.path} has other members at byte {sample[0]:,}")
+        yield sample
+
+
+def _is_there(file: ByteFile, start: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    """Whether members with such contents begin at an offset."""
+    rest = set(ranges)
+    try:
+        for _, member in zip(
+            range(_MOST_MEMBERS), members(Window(file), file.size, file.path, start)
+        ):
+            rest.discard((member.offset, member.size))
+            if not rest:
+                return True
+    except ValueError:
+        pass
+    return not rest
+
+
+def fits(paths: Sequence[str], index: Index) -> bool:
+    """Whether evenly spread samples of an index lie where it says."""
+    about, arrays = index.about, index.arrays
+    names = [name.removesuffix(".size") for name in arrays if name.endswith(".size")]
+    if len(about["sizes"]) != len(paths):
+        return False
+    for place in spread(int(about["first"][-1]), 4 if is_remote(paths[0]) else 64).tolist():
+        number = int(np.searchsorted(about["first"], place, side="right")) - 1
+        file = open_file(paths[number])
+        ranges = [
+            (int(arrays[f"{n}.offset"][place]), int(arrays[f"{n}.size"][place])) for n in names
+        ]
+        start = int(arrays["start"][place])
+        if file.size != about["sizes"][number] or not _is_there(file, start, ranges):
+            return False
+    return True

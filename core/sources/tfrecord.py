@@ -1,0 +1,106 @@
+"""TFRecord files of tf.train.Example, by number."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import example
+from .byte_records import ByteRecords, Decode, as_text
+from .index import kept
+from .indexed_paths import content_key, path_list
+from .source import Field
+from .tfrecord_index import fits, index_records
+from .values import as_scalars
+
+
+class TFRecord(ByteRecords):
+    """Records of tf.train.Example (or the context of SequenceExamples), by number.
+
+    The files are walked once, and an index is kept of where the payloads lie, and of the labels:
+    nothing is parsed afterwards, and TensorFlow is not needed. What a feature is, its first record
+    says: bytes are uint8 [bytes], one number is a scalar of 32 bits, several are an array.
+
+    Args:
+        paths: Paths, or URLs where fsspec is installed.
+        features: The field of each feature that is wanted.
+        kinds: Kinds of fields that the first record does not say: ``Field(None)`` is text in
+            UTF-8, which passes the graph by; with ``ndim=1`` lists of numbers, whatever their
+            length.
+        cache_dir: Where indexes are kept; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
+        identity: What stands for the digest of names, sizes and 64 records in states.
+
+    Attributes:
+        fields: The names and kinds of the fields.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If a file is damaged or cut off, has no records, or a record is no Example or
+            lacks a feature. The checksums of contents are not checked, as they are not read.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        features: Mapping[str, str],
+        *,
+        kinds: Mapping[str, Field] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        identity: str | None = None,
+    ):
+        if not isinstance(features, Mapping) or not features:
+            raise ValueError(
+                "features must say which ones are wanted, like {'image/encoded': 'data'}, not "
+                f"{features!r}"
+            )
+        if len(set(features.values())) < len(features):
+            raise ValueError(f"features has a name twice: {list(features.values())}")
+        kinds = dict(kinds or {})
+        if unknown := sorted(set(kinds) - set(features.values())):
+            raise ValueError(f"kinds has {unknown}, and the fields are {list(features.values())}")
+        files = path_list(paths)
+        wanted = {name.encode(): field for name, field in features.items()}
+        index = kept(
+            None if cache_dir is None else os.fspath(cache_dir),
+            content_key("tfrecord 1", files, [wanted, sorted(kinds.items())]),
+            lambda: index_records(files, wanted, kinds),
+            lambda index: fits(files, index),
+        )
+        fields: dict[str, Field] = {}
+        decoders: dict[str, Decode] = {}
+        for name, kind in index.about["kinds"].items():
+            field = kinds.get(name)
+            if kind == "value":
+                fields[name] = Field(index.arrays[f"{name}.value"].dtype)
+            elif kind == "bytes":
+                fields[name] = field or Field(np.dtype(np.uint8), 1)
+                if fields[name].dtype is None:
+                    decoders[name] = as_text
+            else:
+                decode, dtype = _DECODERS[kind]
+                fields[name] = field or Field(dtype, 1)
+                decoders[name] = functools.partial(_decoded, decode, fields[name].dtype or dtype)
+        super().__init__(index, files, fields, decoders, identity)
+
+    def name(self, index: int) -> str:
+        """The file, and the record's number in it."""
+        number, _ = self._place(index)
+        return f"{self._files.paths[number]}: record {index - int(self._first[number])}"
+
+
+_DECODERS: Mapping[str, tuple[Any, np.dtype[Any]]] = {
+    "floats": (example.floats, np.dtype(np.float32)),
+    "integers": (example.integers, np.dtype(np.int64)),
+}
+
+
+def _decoded(decode: Any, dtype: np.dtype[Any], data: NDArray[np.uint8]) -> NDArray[Any]:
+    try:
+        return as_scalars(decode(data), dtype)
+    except TypeError as error:
+        raise ValueError(str(error)) from error

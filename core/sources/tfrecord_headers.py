@@ -1,0 +1,68 @@
+"""The records of a TFRecord file, by a walk of their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+_HEADER, _FOOTER = 12, 4  # length and its checksum; the checksum of the content
+_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # gzip, zlib
+
+
+def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[tuple[int, int]]:
+    """Offset and size of the content of each record.
+
+    The checksums of the lengths are checked; those of the contents, which are not read, are not.
+
+    Args:
+        take: Gives bytes of the file from an offset on; fewer at its end.
+        end: Its size in bytes.
+        path: What to call it.
+
+    Raises:
+        ValueError: If a length is damaged, or a record is cut off.
+    """
+    at = number = 0
+    while at < end:
+        head = take(at, _HEADER)
+        size = int.from_bytes(head[:8], "little")
+        stop = at + _HEADER + size + _FOOTER
+        if len(head) == _HEADER and not _is_head(head):
+            hint = ": it is compressed, and has no records by number; unpack it"
+            packed = number == 0 and head.startswith(_COMPRESSED)
+            raise ValueError(f"{path}: the length of record {number} is damaged{hint * packed}")
+        if len(head) < _HEADER or stop > end:
+            raise ValueError(
+                f"{path}: record {number} at byte {at:,} is cut off: {end - at:,} of "
+                f"{stop - at if len(head) == _HEADER else _HEADER:,} bytes are there"
+            )
+        yield at + _HEADER, size
+        at = stop
+        number += 1
+
+
+def is_record(take: Callable[[int, int], bytes], at: int) -> bool:
+    """Whether the content of a record begins at an offset."""
+    head = take(at - _HEADER, _HEADER)
+    return len(head) == _HEADER and _is_head(head)
+
+
+def _is_head(head: bytes) -> bool:
+    return masked_crc(head[:8]) == int.from_bytes(head[8:], "little")
+
+
+def masked_crc(data: bytes) -> int:
+    """TFRecord's masked CRC-32C."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _entry(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value
+
+
+_TABLE = [_entry(byte) for byte in range(256)]

@@ -1,0 +1,504 @@
+"""Tars against tarfile, whatever their format; damaged ones; indexes, DALI's and kept ones."""
+
+import contextlib
+import io
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dalijax.core.sources.byte_files import LocalFile, Window
+from dalijax.core.sources.tar_headers import members
+from dalijax.sources import Arrays, Field, Mixture, Tar
+
+FORMATS = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT}
+FIELDS = {"jpg": "data", "cls": "label"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dalijax"
+
+
+def write_tar(path, entries, form=tarfile.PAX_FORMAT):
+    """Writes a tar of (name, content) or TarInfos without content."""
+    with tarfile.open(path, "w", format=form) as tar:
+        for entry in entries:
+            if isinstance(entry, tarfile.TarInfo):
+                tar.addfile(entry)
+                continue
+            name, content = entry
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return str(path)
+
+
+def sample(i, size=40):
+    return [(f"{i:04d}.jpg", bytes([i % 256]) * (size + i)), (f"{i:04d}.cls", b"%d" % (i - 3))]
+
+
+def samples(start, stop):
+    return [entry for i in range(start, stop) for entry in sample(i)]
+
+
+def by_tarfile(path):
+    with tarfile.open(path) as tar:
+        return [(m.name, m.offset_data, m.size) for m in tar if m.isfile()]
+
+
+def walked(path):
+    file = LocalFile(path)
+    walk = members(Window(file), file.size, path)
+    return [(m.name.decode(errors="surrogateescape"), m.offset, m.size) for m in walk]
+
+
+def other(kind, name, link=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+NAME = st.text("ab/.é ", min_size=1, max_size=6)
+LONG = st.builds(
+    lambda part, n: "/".join([part] * n),
+    st.text("xyü", min_size=30, max_size=60),
+    st.integers(2, 6),
+)
+ENTRY = st.one_of(
+    st.tuples(st.one_of(NAME, LONG), st.binary(max_size=1200)),
+    st.builds(
+        other,
+        st.sampled_from(
+            [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+        ),
+        st.one_of(NAME, LONG),
+        st.one_of(NAME, LONG),
+    ),
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(entries=st.lists(ENTRY, max_size=8), form=st.sampled_from(["gnu", "pax"]))
+def test_members_are_those_of_tarfile(entries, form, tmp_path):
+    path = write_tar(tmp_path / "a.tar", entries, FORMATS[form])
+    ours, theirs = (
+        [(n.rstrip("/"), o, s) for n, o, s in rows] for rows in (walked(path), by_tarfile(path))
+    )
+    assert ours == theirs  # tarfile strips the slash at the end of some names
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    names=st.lists(st.text("abc", min_size=1, max_size=90), min_size=1, max_size=5),
+    content=st.binary(max_size=1200),
+)
+def test_members_of_ustar_with_prefixes(names, content, tmp_path):
+    path = write_tar(
+        tmp_path / "a.tar", [("d" * 120 + "/" + n, content) for n in names], tarfile.USTAR_FORMAT
+    )
+    assert walked(path) == by_tarfile(path)
+
+
+def test_sizes_in_base_256_and_in_extended_headers(tmp_path):
+    size = (8 << 30) + 5  # one more than eleven octal digits say
+    for form in ("gnu", "pax"):
+        info = tarfile.TarInfo("big.bin")
+        info.size = size
+        head = info.tobuf(FORMATS[form])
+        with open(tmp_path / "big.tar", "wb") as file:  # sparse: it takes no space
+            file.write(head)
+            file.seek(-(-size // 512) * 512, os.SEEK_CUR)
+            end = tarfile.TarInfo("end.bin")
+            file.write(end.tobuf(FORMATS[form]) + bytes(1024))
+        assert walked(str(tmp_path / "big.tar")) == by_tarfile(tmp_path / "big.tar")
+        assert walked(str(tmp_path / "big.tar"))[0] == ("big.bin", len(head), size)
+
+
+def test_extended_headers_for_all_members(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", pax_headers={"comment": "all"}) as tar:
+        tar.addfile(tarfile.TarInfo("1.jpg"))
+    assert walked(str(tmp_path / "a.tar")) == by_tarfile(tmp_path / "a.tar")
+
+
+def test_old_tars(tmp_path):
+    path = tmp_path / "a.tar"
+    write_tar(path, [("1.jpg", b"abc"), ("é.jpg", b"d")], tarfile.USTAR_FORMAT)
+    data = bytearray(path.read_bytes())
+    for at in (0, 1024):  # V7: no magic, no kind; a sum of signed bytes
+        data[at + 156] = 0
+        data[at + 257 : at + 265] = bytes(8)
+        head = data[at : at + 512]
+        head[148:156] = b" " * 8
+        total = sum(b - 256 if b > 127 else b for b in head)
+        data[at + 148 : at + 156] = b"%06o\0 " % total
+    path.write_bytes(data)
+    assert walked(str(path)) == by_tarfile(path) == [("1.jpg", 512, 3), ("é.jpg", 1536, 1)]
+
+
+def test_samples_by_number(tmp_path):
+    paths = [write_tar(tmp_path / f"{k}.tar", samples(k * 5, k * 5 + 5)) for k in range(3)]
+    source = Tar(paths, FIELDS)
+    assert len(source) == 15
+    assert dict(source.fields) == {
+        "data": Field(np.dtype(np.uint8), 1),
+        "label": Field(np.dtype(np.int32)),
+    }
+    indices = np.array([14, 0, 7, 7, 3])
+    values = source.read(indices, ["label", "data"])
+    np.testing.assert_array_equal(values["label"], indices - 3, strict=False)
+    assert [v.tobytes() for v in values["data"]] == [sample(i)[0][1] for i in indices]
+    assert source.name(7) == f"{paths[1]}: 0007"
+    assert list(values) == ["label", "data"]
+    assert set(source.read(indices, ["label"])) == {"label"}
+    np.testing.assert_array_equal(
+        Tar(paths[0], {"cls": "x"}).read(np.arange(5), ["x"])["x"], np.arange(5) - 3
+    )
+
+
+def test_texts_pass_by_and_one_of_several_extensions_is_taken(tmp_path):
+    entries = [
+        *(("a/1.JPG", b"x"), ("a/1.txt", "é".encode()), ("a/1.json", b'{"n": [1]}')),
+        *(("a/2.png", b"yy"), ("a/2.json", b"[2]"), ("a/2.txt", b"two")),
+    ]
+    source = Tar(
+        write_tar(tmp_path / "a.tar", entries), {"jpg;png": "data", "txt": "text", "json": "meta"}
+    )
+    values = source.read(np.array([1, 0]), ["data", "text", "meta"])
+    assert [v.tobytes() for v in values["data"]] == [b"yy", b"x"]
+    assert values["text"] == ["two", "é"] and values["meta"] == [[2], {"n": [1]}]
+    assert source.fields["text"] == source.fields["meta"] == Field(None)
+
+
+def test_what_is_no_member_of_a_sample_is_passed(tmp_path):
+    entries = [
+        other(tarfile.DIRTYPE, "./"),
+        ("README", b"no dot"),
+        (".hidden.jpg", b"hidden"),
+        ("d.ir/1.jpg", b"1"),
+        other(tarfile.SYMTYPE, "d.ir/1.png", "1.jpg"),
+        ("d.ir/1.seg.png", b"more"),
+        ("d.ir/1.cls", b" 7\n"),
+    ]
+    source = Tar(write_tar(tmp_path / "a.tar", entries), FIELDS)
+    assert len(source) == 1 and source.name(0).endswith(": d.ir/1")
+    assert list(source.read(np.array([0]), ["label"])["label"]) == [7]
+
+
+def test_samples_that_lack_a_member_are_named_or_skipped(tmp_path):
+    entries = [e for i in range(6) for e in sample(i)[: 1 if i in (1, 4) else 2]]
+    path = write_tar(tmp_path / "a.tar", entries)
+    with pytest.raises(
+        ValueError,
+        match=r"2 samples lack .*a\.tar: 0001 lacks \['label'\], and has \['jpg'\]; .*0004",
+    ):
+        Tar(path, FIELDS)
+    source = Tar(path, FIELDS, missing="skip")
+    np.testing.assert_array_equal(source.read(np.arange(4), ["label"])["label"], [-3, -1, 0, 2])
+    assert source.name(3).endswith(": 0005")
+    with pytest.raises(ValueError, match=r"no sample of .* has all of \['png'\]: .*0000 lacks"):
+        Tar(path, {"png": "data"}, missing="skip")
+    with pytest.raises(ValueError, match="'raise' or 'skip'"):
+        Tar(path, FIELDS, missing="drop")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_cut_off_tar_is_refused_when_it_is_opened(form, tmp_path):
+    path = write_tar(tmp_path / "a.tar", samples(0, 4), FORMATS[form])
+    data = (tmp_path / "a.tar").read_bytes()
+    members = by_tarfile(path)
+    for end in range(1, 1 + members[-1][1] + members[-1][2], 97):
+        (tmp_path / "cut.tar").write_bytes(data[:end])
+        within = [m for m in members if m[1] < end]
+        whole = not within or end >= within[-1][1] + within[-1][2]
+        if whole and end % 512 == 0:
+            continue  # between two members: a tar without its end mark
+        with pytest.raises(ValueError, match="is cut off") as error:
+            walked(str(tmp_path / "cut.tar"))
+        if not whole:
+            assert repr(within[-1][0]) in str(error.value)
+    with pytest.raises(
+        ValueError,
+        match=r"cut\.tar: member '0003\.jpg' at byte .* is cut off: 43 bytes wanted, 1 there",
+    ):
+        (tmp_path / "cut.tar").write_bytes(data[: members[6][1] + 1])
+        Tar(tmp_path / "cut.tar", FIELDS)
+
+
+def test_a_tar_without_its_end_mark_is_warned_of(tmp_path, caplog):
+    path = write_tar(tmp_path / "a.tar", samples(0, 2))
+    with open(path, "r+b") as file:
+        file.truncate(4 * 1024)
+    assert len(Tar(path, FIELDS)) == 2
+    assert "no end mark: it may be cut off behind '0001.cls'" in caplog.text
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar", samples(0, 3))
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[1024] ^= 1
+    (tmp_path / "b.tar").write_bytes(data)
+    with pytest.raises(ValueError, match=r"no tar header at byte 1,024, behind '0000\.jpg'"):
+        Tar(tmp_path / "b.tar", FIELDS)
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(path)
+    with pytest.raises(ValueError, match="it is compressed"):
+        Tar(tmp_path / "a.tar.gz", FIELDS)
+    write_tar(tmp_path / "empty.tar", [])
+    with pytest.raises(ValueError, match="no sample of .*empty"):
+        Tar(tmp_path / "empty.tar", FIELDS)
+    with pytest.raises(FileNotFoundError, match=r"gone\.tar is not there"):
+        Tar([path, tmp_path / "gone.tar"], FIELDS)
+    write_tar(tmp_path / "label.tar", [("1.jpg", b""), ("1.cls", b"cat")])
+    with pytest.raises(
+        ValueError, match=r"'label' of .*label\.tar: 1 must be a whole number.*b'cat'"
+    ):
+        Tar(tmp_path / "label.tar", FIELDS)
+    write_tar(tmp_path / "twice.tar", [("1.jpg", b""), ("1.cls", b"1"), ("1.jpg", b"")])
+    with pytest.raises(ValueError, match=r"twice\.tar has the member '1\.jpg' twice"):
+        Tar(tmp_path / "twice.tar", FIELDS)
+    write_tar(tmp_path / "json.tar", [("1.json", b"{")])
+    with pytest.raises(ValueError, match=r"'x' of .*json\.tar: 1 can't be read"):
+        Tar(tmp_path / "json.tar", {"json": "x"}).read(np.array([0]), ["x"])
+    for fields, words in (
+        ({}, "must say which"),
+        ({"jpg": "x", "png": "x"}, "twice"),
+        ({"a;a": "x"}, "twice"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Tar(path, fields)
+    with pytest.raises(ValueError, match="paths is empty"):
+        Tar([], FIELDS)
+
+
+def test_any_flipped_bit_of_a_header_is_seen_or_harmless(tmp_path):
+    path = write_tar(tmp_path / "a.tar", samples(0, 2), tarfile.USTAR_FORMAT)
+    data, expected = (tmp_path / "a.tar").read_bytes(), walked(path)
+    for bit in range(0, 512 * 8, 7):
+        damaged = bytearray(data)
+        damaged[1024 + bit // 8] ^= 1 << bit % 8
+        (tmp_path / "b.tar").write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            assert walked(str(tmp_path / "b.tar")) == expected, bit
+
+
+def test_a_changed_tar_is_not_read(tmp_path):
+    path = write_tar(tmp_path / "a.tar", samples(0, 3))
+    source = Tar(path, FIELDS)
+    write_tar(tmp_path / "a.tar", samples(0, 30))
+    with pytest.raises(OSError, match="bytes, and had .* when the source was opened: open it anew"):
+        source.read(np.array([0]), ["data"])
+    opened = Tar(path, FIELDS)
+    opened.read(np.array([0]), ["data"])
+    os.truncate(path, 58 * 1024 + 512 + 30)
+    with pytest.raises(OSError, match=r"'data' of .*a\.tar: 0029 is cut off: \d+ of 69 bytes"):
+        opened.read(np.array([3, 29]), ["data"])
+    assert opened.read(np.array([3]), ["data"])["data"][0].tobytes() == sample(3)[0][1]
+
+
+# Indexes
+
+
+def wds2idx(path, index):
+    subprocess.run([sys.executable, "-m", "wds2idx", path, index], check=True, capture_output=True)
+
+
+def same(source, other):
+    rows = np.arange(len(other))
+    assert len(source) == len(other)
+    first, second = (s.read(rows, ["data", "label"]) for s in (source, other))
+    np.testing.assert_array_equal(first["label"], second["label"])
+    assert [a.tobytes() for a in first["data"]] == [a.tobytes() for a in second["data"]]
+    assert [source.name(i) for i in rows] == [other.name(i) for i in rows]
+
+
+def test_the_kept_index_is_used_and_never_believed(tmp_path, cache, caplog):
+    path = write_tar(tmp_path / "a.tar", samples(0, 20))
+    first = Tar(path, FIELDS)
+    (kept,) = cache.iterdir()
+    stamp = kept.stat().st_mtime_ns
+    again = Tar(path, FIELDS)
+    assert kept.stat().st_mtime_ns == stamp and not caplog.records
+    same(again, first)
+    data = kept.read_bytes()
+    for damage in (
+        data[:-1],
+        data[:100],
+        b"",
+        data[:200] + b"\1" + data[201:],
+        data[:-40] + b"\1" * 40,
+    ):
+        kept.write_bytes(damage)
+        caplog.clear()
+        same(Tar(path, FIELDS), first)
+        assert "made again" in caplog.text and kept.read_bytes() == data
+    assert list(cache.iterdir()) == [kept]
+
+
+def test_an_index_of_other_content_is_made_again(tmp_path, cache, caplog):
+    path = write_tar(tmp_path / "a.tar", samples(0, 5))
+    Tar(path, FIELDS)
+    (kept,) = cache.iterdir()
+    shifted = [("x.txt", b""), *samples(0, 5)]
+    write_tar(tmp_path / "b.tar", shifted)
+    Tar(tmp_path / "b.tar", FIELDS, missing="skip")
+    (other,) = set(cache.iterdir()) - {kept}
+    shutil.copy(kept, other)  # what a digest of a few blocks may not see
+    caplog.clear()
+    source = Tar(tmp_path / "b.tar", FIELDS, missing="skip")
+    assert "not of these files" in caplog.text
+    assert source.read(np.array([4]), ["data"])["data"][0].tobytes() == sample(4)[0][1]
+
+
+def test_a_cache_that_can_not_be_written_is_warned_of(tmp_path, caplog):
+    path = write_tar(tmp_path / "a.tar", samples(0, 5))
+    (tmp_path / "file").write_bytes(b"")
+    source = Tar(path, FIELDS, cache_dir=tmp_path / "file" / "below")
+    assert "can't be kept" in caplog.text
+    same(pickle.loads(pickle.dumps(source)), source)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_indexes_of_dali_are_used(form, tmp_path, monkeypatch):
+    path = write_tar(
+        tmp_path / "a.tar", [("README", b""), (".x.jpg", b""), *samples(0, 50)], FORMATS[form]
+    )
+    plain = Tar(path, FIELDS)
+    wds2idx(path, str(tmp_path / "a.idx"))
+
+    def walk(*arguments):
+        raise AssertionError("the headers are walked")
+
+    monkeypatch.setattr("dalijax.core.sources.tar_index.grouped", walk)
+    same(Tar(path, FIELDS, cache_dir=tmp_path / "1"), plain)
+    lines = (tmp_path / "a.idx").read_text().splitlines()
+    rows = [" ".join(w for k, w in enumerate(line.split()) if k % 4 != 3) for line in lines[2:]]
+    (tmp_path / "old").write_text("\n".join([f"v1.1 {len(rows)}", *rows]))
+    same(Tar(path, FIELDS, cache_dir=tmp_path / "2", index_paths=tmp_path / "old"), plain)
+
+
+def test_indexes_of_dali_that_are_wrong_are_not_used(tmp_path, caplog):
+    long = [
+        ("y" * 120 + f"{i}.{e}", c)
+        for i in range(3)
+        for e, c in (("jpg", b"%d" % i), ("cls", b"1"))
+    ]
+    path = write_tar(tmp_path / "a.tar", long, tarfile.GNU_FORMAT)
+    plain = Tar(path, FIELDS)
+    wds2idx(path, str(tmp_path / "a.idx"))  # it has the offsets of the long names' headers
+    same(Tar(path, FIELDS, cache_dir=tmp_path / "1"), plain)
+    assert "a.idx is not used" in caplog.text
+    path = write_tar(tmp_path / "b.tar", samples(0, 9))
+    wds2idx(path, str(tmp_path / "b.idx"))
+    good = (tmp_path / "b.idx").read_text()
+    write_tar(
+        tmp_path / "b.tar", [("0.txt", b""), *samples(0, 8)]
+    )  # the index is of another tar now
+    caplog.clear()
+    assert len(Tar(path, FIELDS, missing="skip")) == 8
+    assert "b.idx is not used" in caplog.text
+    write_tar(tmp_path / "b.tar", samples(0, 9))
+    for number, bad in enumerate(
+        (
+            good.replace("v1.2 9", "v1.2 8"),
+            good[:-30],
+            "",
+            good.replace("v1.2", "v2"),
+            good.replace(" 512 ", " 51x "),
+        )
+    ):
+        (tmp_path / "b.idx").write_text(bad)
+        caplog.clear()
+        assert len(Tar(path, FIELDS, cache_dir=tmp_path / f"c{number}")) == 9
+        assert "b.idx is not used" in caplog.text, number
+        with pytest.raises(ValueError, match=r"b\.idx is no index of .*b\.tar"):
+            Tar(path, FIELDS, cache_dir=tmp_path / f"d{number}", index_paths=[tmp_path / "b.idx"])
+
+
+def test_the_identity_moves_with_the_tars(tmp_path):
+    for folder in ("x", "y/z"):
+        (tmp_path / folder).mkdir(parents=True)
+    first = [write_tar(tmp_path / "x" / f"{k}.tar", samples(k * 5, k * 5 + 5)) for k in range(2)]
+    second = [shutil.copy(path, tmp_path / "y/z") for path in first]
+    identity = Tar(first, FIELDS).identity()
+    assert Tar(second, FIELDS).identity() == identity
+    assert Tar(second[::-1], FIELDS).identity() != identity
+    assert Tar(second[:1], FIELDS).identity() != identity
+    data = bytearray((tmp_path / "y/z/1.tar").read_bytes())
+    data[512] ^= 1
+    (tmp_path / "y/z/1.tar").write_bytes(data)
+    assert Tar(second, FIELDS).identity() != identity
+    assert Tar(second, FIELDS, identity="mine").identity() == "mine"
+
+
+def test_a_source_pickles_and_opens_its_files_itself(tmp_path):
+    paths = [write_tar(tmp_path / f"{k}.tar", samples(k * 5, k * 5 + 5)) for k in range(2)]
+    source = Tar(paths, FIELDS)
+    source.read(np.arange(10), ["data"])
+    assert len(pickle.dumps(source)) < 4000
+    same(pickle.loads(pickle.dumps(source)), source)
+    pid = os.fork()
+    if not pid:
+        try:
+            right = source.read(np.array([9]), ["data"])["data"][0].tobytes() == sample(9)[0][1]
+        finally:
+            os._exit(0 if right else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    same(source, Tar(paths, FIELDS))
+
+
+def test_files_are_closed_when_the_source_is_dropped(tmp_path):
+    path = write_tar(tmp_path / "a.tar", samples(0, 3))
+    source = Tar(path, FIELDS)
+
+    def is_open():
+        links = (os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd"))
+        return path in links
+
+    assert not is_open()
+    source.read(np.arange(3), ["data"])
+    assert is_open()
+    del source
+    assert not is_open()
+
+
+def test_many_tars_do_not_stay_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("dalijax.core.sources.byte_files._MOST_OPEN", 2)
+    paths = [write_tar(tmp_path / f"{k}.tar", samples(k, k + 1)) for k in range(6)]
+    source = Tar(paths, FIELDS)
+    values = source.read(np.array([5, 0, 3, 1, 4, 2, 5]), ["data"])["data"]
+    assert [v.tobytes() for v in values] == [sample(i)[0][1] for i in (5, 0, 3, 1, 4, 2, 5)]
+    assert len(source._files._open) == 2
+
+
+def test_a_mixture_of_tars(tmp_path):
+    one, two = (
+        Tar(write_tar(tmp_path / f"{k}.tar", samples(k * 5, k * 5 + 5)), FIELDS) for k in range(2)
+    )
+    values = Mixture([(one, 1), (two, 3)]).read(np.array([9, 0, 5]), ["data", "label"])
+    assert [v.tobytes() for v in values["data"]] == [sample(i)[0][1] for i in (9, 0, 5)]
+    assert [int(v) for v in values["label"]] == [6, -3, 2]
+    with pytest.raises(ValueError, match="same fields"):
+        Mixture([(one, 1), (Arrays({"x": np.zeros(3)}), 1)])
+
+
+def test_each_read_has_a_buffer_of_its_own(tmp_path):
+    source = Tar(write_tar(tmp_path / "a.tar", samples(0, 8)), FIELDS)
+    first = source.read(np.array([1, 2]), ["data"])["data"]
+    before = [v.tobytes() for v in first]
+    second = source.read(np.array([3, 4]), ["data"])["data"]
+    assert first[0].base is first[1].base and first[0].base is not second[0].base
+    assert [v.tobytes() for v in first] == before
+    assert all(v.ctypes.data % 8 == 0 for v in [*first, *second])

@@ -1,0 +1,299 @@
+"""TFRecord files against TensorFlow's own reader and messages; damaged and cut-off ones."""
+
+import gzip
+import os
+import pathlib
+import pickle
+import shutil
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dalijax.core.sources.example import integers
+from dalijax.core.sources.tfrecord_headers import masked_crc
+from dalijax.sources import Field, TFRecord
+
+tf = pytest.importorskip("tensorflow")
+
+FEATURES = {"image/encoded": "data", "image/class/label": "label"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dalijax"
+
+
+def feature(value):
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if values and isinstance(values[0], bytes):
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+    if values and isinstance(values[0], float):
+        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+
+def example(values):
+    features = tf.train.Features(feature={k: feature(v) for k, v in values.items()})
+    return tf.train.Example(features=features).SerializeToString()
+
+
+def write(path, rows):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for row in rows:
+            writer.write(row if isinstance(row, bytes) else example(row))
+    return str(path)
+
+
+def row(i, size=3000):
+    return {
+        "image/encoded": bytes([i % 256]) * (size + i),
+        "image/class/label": i - 4,
+        "image/score": i / 8,
+        "image/box": [float(i), 0.5, 1.0, 2.0],
+        "tokens": list(range(-i, 200 * i, 7)),
+        "image/text": f"té{i}".encode(),
+    }
+
+
+def test_records_by_number(tmp_path):
+    paths = [write(tmp_path / f"{k}.tfrecord", map(row, range(k * 7, k * 7 + 7))) for k in range(3)]
+    features = {**FEATURES, "image/score": "score", "image/box": "box", "image/text": "text"}
+    source = TFRecord(paths, features, kinds={"text": Field(None)})
+    assert len(source) == 21 and source.name(8) == f"{paths[1]}: record 1"
+    assert dict(source.fields) == {
+        "data": Field(np.dtype(np.uint8), 1),
+        "label": Field(np.dtype(np.int32)),
+        "score": Field(np.dtype(np.float32)),
+        "box": Field(np.dtype(np.float32), 1),
+        "text": Field(None),
+    }
+    indices = np.array([20, 0, 8, 8, 3])
+    values = source.read(indices, list(source.fields))
+    parsed = [tf.train.Example.FromString(r.numpy()) for r in tf.data.TFRecordDataset(paths)]
+    for place, index in enumerate(indices):
+        known = parsed[index].features.feature
+        assert values["data"][place].tobytes() == known["image/encoded"].bytes_list.value[0]
+        assert values["label"][place] == known["image/class/label"].int64_list.value[0]
+        assert values["score"][place] == known["image/score"].float_list.value[0]
+        np.testing.assert_array_equal(values["box"][place], known["image/box"].float_list.value)
+        assert values["text"][place] == f"té{index}"
+    assert values["label"].dtype == np.int32 and values["box"][0].dtype == np.float32
+    assert all(array.flags.aligned for array in values["box"])
+
+
+def test_lists_of_numbers_of_any_length(tmp_path):
+    path = write(tmp_path / "a", map(row, range(6)))
+    source = TFRecord(path, {"tokens": "x"}, kinds={"x": Field(np.dtype(np.int64), 1)})
+    for i, values in enumerate(source.read(np.arange(6), ["x"])["x"]):
+        np.testing.assert_array_equal(values, np.array(row(i)["tokens"], np.int64), strict=True)
+    narrow = TFRecord(path, {"tokens": "x"}, kinds={"x": Field(np.dtype(np.int32), 1)})
+    assert narrow.read(np.array([5]), ["x"])["x"][0].dtype == np.int32
+    path = write(tmp_path / "b", [{"x": [1, 1 << 40]}])
+    wide = TFRecord(path, {"x": "x"}, kinds={"x": Field(np.dtype(np.int32), 1)})
+    with pytest.raises(
+        ValueError, match=r"'x' of .*record 0 can't be read: .*does not fit into int32"
+    ):
+        wide.read(np.array([0]), ["x"])
+
+
+def test_labels_of_64_bits_stay(tmp_path):
+    path = write(tmp_path / "a", [{"x": 1}, {"x": -(1 << 62)}])
+    source = TFRecord(path, {"x": "x"})
+    assert source.fields["x"] == Field(np.dtype(np.int64))
+    assert source.read(np.array([1]), ["x"])["x"][0] == -(1 << 62)
+
+
+VALUE = st.one_of(
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=5),
+    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5),
+    st.lists(st.binary(max_size=300), min_size=1, max_size=1),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(row=st.dictionaries(st.text(max_size=5), VALUE, min_size=1, max_size=5))
+def test_any_example_is_read_as_tensorflow_reads_it(row, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("any")
+    path = write(folder / "a", [row])
+    source = TFRecord(path, {key: f"f{n}" for n, key in enumerate(row)}, cache_dir=folder)
+    values = source.read(np.array([0]), list(source.fields))
+    for (name, column), expected in zip(values.items(), row.values()):
+        if source.fields[name].dtype == np.uint8:
+            assert column[0].tobytes() == expected[0]
+        else:
+            np.testing.assert_array_equal(
+                np.atleast_1d(column[0]), np.array(expected), strict=False
+            )
+
+
+def test_the_context_of_sequence_examples(tmp_path):
+    message = tf.train.SequenceExample(
+        context=tf.train.Features(feature={"x": feature(7)}),
+        feature_lists=tf.train.FeatureLists(
+            feature_list={"x": tf.train.FeatureList(feature=[feature(1)])}
+        ),
+    )
+    path = write(tmp_path / "a", [message.SerializeToString()])
+    assert TFRecord(path, {"x": "x"}).read(np.array([0]), ["x"])["x"].tolist() == [7]
+
+
+def tag(number, content):
+    assert len(content) < 128
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def test_numbers_that_are_not_packed(tmp_path):
+    floats = b"".join(b"\x0d" + struct.pack("<f", x) for x in (1.5, 2.5))
+    ints = b"\x08" + b"\xff" * 9 + b"\x01"  # -1
+    features = [(b"f", tag(2, floats)), (b"one", tag(2, floats[:5])), (b"i", tag(3, ints))]
+    entries = b"".join(tag(1, tag(1, name) + tag(2, value)) for name, value in features)
+    path = write(tmp_path / "a", [tag(1, entries)])
+    assert [f.name for f in tf.train.Example.FromString(tag(1, entries)).features.DESCRIPTOR.fields]
+    values = TFRecord(path, {"one": "x", "i": "y"}).read(np.array([0]), ["x", "y"])
+    assert values["x"].tolist() == [1.5] and values["y"].tolist() == [-1]
+    with pytest.raises(ValueError, match="'f' of .*record 0 has numbers that are not packed"):
+        TFRecord(path, {"f": "x"})
+
+
+def test_packed_varints():
+    numbers = [0, 1, 127, 128, 300, -1, -(1 << 63), (1 << 63) - 1]
+    packed = tf.train.Int64List(value=numbers).SerializeToString()[2:]
+    np.testing.assert_array_equal(integers(np.frombuffer(packed, np.uint8)), numbers)
+    assert len(integers(np.zeros(0, np.uint8))) == 0
+    for bad in (b"\x80", b"\x01\xff", b"\x80" * 10 + b"\x01"):
+        with pytest.raises(ValueError, match="cut off|ten bytes"):
+            integers(np.frombuffer(bad, np.uint8))
+
+
+def test_checksums_are_those_of_tensorflow(tmp_path):
+    sizes = [0, 1, 255, 256, 70_000]
+    data = pathlib.Path(write(tmp_path / "a", [bytes(size) for size in sizes])).read_bytes()
+    at = 0
+    for size in sizes:
+        assert masked_crc(data[at : at + 8]) == int.from_bytes(data[at + 8 : at + 12], "little")
+        at += 16 + size
+
+
+def test_a_cut_off_file_is_refused_when_it_is_opened(tmp_path):
+    data = pathlib.Path(write(tmp_path / "a", map(row, range(3)))).read_bytes()
+    ends = [0]
+    for _ in range(3):
+        ends.append(ends[-1] + 16 + int.from_bytes(data[ends[-1] : ends[-1] + 8], "little"))
+    for end in [*range(1, 20), *range(ends[1] - 3, ends[1] + 20), ends[2] + 11, ends[3] - 1]:
+        if end in ends:
+            continue
+        (tmp_path / "cut").write_bytes(data[:end])
+        number = sum(end > e for e in ends) - 1
+        with pytest.raises(ValueError, match=rf"cut: record {number} at byte .* is cut off: "):
+            TFRecord(tmp_path / "cut", FEATURES)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    path = write(tmp_path / "a", map(row, range(3)))
+    data = bytearray(pathlib.Path(path).read_bytes())
+    second = 16 + int.from_bytes(data[:8], "little")
+    for at in (0, 5, 9, second, second + 10):
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        (tmp_path / "b").write_bytes(damaged)
+        with pytest.raises(
+            ValueError, match=rf"b: the length of record {int(at >= second)} is damaged"
+        ):
+            TFRecord(tmp_path / "b", FEATURES)
+    (tmp_path / "c.gz").write_bytes(gzip.compress(data))
+    with pytest.raises(ValueError, match="it is compressed"):
+        TFRecord(tmp_path / "c.gz", FEATURES)
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(ValueError, match="empty has no records"):
+        TFRecord(tmp_path / "empty", FEATURES)
+    with pytest.raises(FileNotFoundError, match="gone is not there"):
+        TFRecord(tmp_path / "gone", FEATURES)
+    write(tmp_path / "d", [row(0), b"\x0a\x7fno message"])
+    with pytest.raises(ValueError, match=r"d: record 1 is no tf\.train\.Example"):
+        TFRecord(tmp_path / "d", FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"y": 1}, r"record 1 has no 'x', but \['y'\]"),
+        ({"x": b"1"}, "'x' of .*record 1 has bytes, and the first record whole numbers"),
+        ({"x": [1, 2]}, "'x' of .*record 1 has 2 numbers, and the first record one"),
+        ({"x": []}, "'x' of .*record 1 has "),
+    ],
+)
+def test_a_record_that_is_not_like_the_first_is_named(second, words, tmp_path):
+    path = write(tmp_path / "a", [{"x": 1}, second])
+    with pytest.raises(ValueError, match=words):
+        TFRecord(path, {"x": "x"})
+
+
+def test_arguments_that_do_not_fit_are_refused(tmp_path):
+    path = write(tmp_path / "a", [{"x": 1, "y": [b"1", b"2"]}])
+    for features, kinds, words in (
+        ({}, None, "must say which"),
+        ({"x": "a", "y": "a"}, None, "a name twice"),
+        ({"x": "a"}, {"b": Field(None)}, r"kinds has \['b'\]"),
+        ({"x": "a"}, {"a": Field(None)}, "is whole numbers, which is not"),
+        ({"y": "a"}, {"a": Field(np.dtype(np.int32))}, "is bytes, which is not"),
+        ({"y": "a"}, None, "has 2 values instead of one"),
+        ({"z": "a"}, None, r"record 0 has no 'z', but \['x', 'y'\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            TFRecord(path, features, kinds=kinds)
+
+
+def test_any_flipped_bit_is_an_error_or_data(tmp_path):
+    """Damage is named, or read as other data; nothing else is raised, and nothing hangs."""
+    data = pathlib.Path(write(tmp_path / "a", [row(1, size=20)])).read_bytes()
+    for bit in range(12 * 8, 150 * 8, 11):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "b").write_bytes(damaged)
+        try:
+            source = TFRecord(tmp_path / "b", FEATURES, cache_dir=tmp_path / "c")
+        except ValueError as error:
+            assert "record 0" in str(error)
+        else:
+            assert len(source.read(np.array([0]), ["data"])["data"]) == 1
+
+
+def test_the_kept_index_is_used_and_never_believed(tmp_path, cache, caplog):
+    path = write(tmp_path / "a", map(row, range(9)))
+    first = TFRecord(path, FEATURES)
+    (kept,) = cache.iterdir()
+    data, stamp = kept.read_bytes(), kept.stat().st_mtime_ns
+    again = TFRecord(path, FEATURES)
+    assert kept.stat().st_mtime_ns == stamp and not caplog.records
+    write(tmp_path / "b", map(row, range(1, 9)))
+    TFRecord(tmp_path / "b", FEATURES)
+    (other,) = set(cache.iterdir()) - {kept}
+    other.write_bytes(data)
+    renewed = TFRecord(tmp_path / "b", FEATURES)
+    assert "not of these files" in caplog.text and len(renewed) == 8
+    assert renewed.read(np.array([0]), ["label"])["label"].tolist() == [-3]
+    for source in (again, pickle.loads(pickle.dumps(first))):
+        values = source.read(np.array([8, 2]), ["data", "label"])
+        assert [v.tobytes() for v in values["data"]] == [row(i)["image/encoded"] for i in (8, 2)]
+        assert values["label"].tolist() == [4, -2]
+    assert len(pickle.dumps(first)) < 4000
+    os.truncate(path, 20_000)
+    with pytest.raises(OSError, match="open it anew"):
+        again2 = pickle.loads(pickle.dumps(first))
+        again2.read(np.array([0]), ["data"])
+
+
+def test_the_identity_moves_with_the_files(tmp_path):
+    path = write(tmp_path / "a", map(row, range(9)))
+    (tmp_path / "else").mkdir()
+    copy = shutil.copy(path, tmp_path / "else")
+    identity = TFRecord(path, FEATURES).identity()
+    assert TFRecord(copy, FEATURES).identity() == identity
+    other = write(
+        tmp_path / "else" / "a", [*map(row, range(8)), {**row(8), "image/class/label": 5}]
+    )
+    assert TFRecord(other, FEATURES).identity() != identity
