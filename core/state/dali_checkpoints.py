@@ -92,7 +92,8 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
     counters = _iterator_data(pieces[0])
     lists = ("_counter_per_gpu", "_shard_sizes_per_gpu", "_shards_id")
     known = [_are_counts(counters.get(key)) for key in lists]
-    if plan is None or not all([*known, _are_counts([counters.get("_counter")])]):
+    known.append(_are_counts([counters.get("_counter")]))
+    if plan is None or not all(known):
         raise StateError(
             "the checkpoints of DALI's iterator don't say where it stood: only those of an "
             "iterator with reader_name do. Finish the epoch with DALI's plugin and start the next "
@@ -122,12 +123,13 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
 
 
 def _are_counts(value: Any) -> bool:
-    """Whether it is a list of whole numbers from 0 on, as DALI writes them: some as 3.0."""
+    """Whether a value is a list of whole numbers from 0 on, which DALI writes as 3 or 3.0."""
     return (
         isinstance(value, list)
         and bool(value)
         and all(
-            type(one) in (int, float) and 0 <= one < 1 << 53 and one == int(one) for one in value
+            type(count) in (int, float) and 0 <= count < 1 << 53 and count == int(count)
+            for count in value
         )
     )
 

@@ -1,8 +1,8 @@
-"""What the path arguments of DALI's readers stand for, whatever the name of the place.
+"""Short texts for the data behind the path arguments of DALI's readers, under any root.
 
 DALI goes on over a list that was reshuffled, or over other files of as many samples, without a
-word. So each path argument becomes a short text that is alike for copies of the same data, under
-any root, and else differs. Modification times are no part of it.
+word. The texts are equal for copies of the same data and differ for other data; modification times
+are no part of them.
 """
 
 from __future__ import annotations
@@ -98,53 +98,53 @@ def reader_of(kind: str) -> str:
 
 
 def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The path arguments of a reader, each as a short text; what is to be ignored is left out.
+    """The path arguments of a reader as short texts.
 
     Args:
-        reader: Its name in `READERS`; of one that is not there, each text that is the path of a
-            file or folder is compared by name and size.
+        reader: Its name in `READERS`. The arguments of other readers are compared by name and
+            size of the files or folders that they are paths of.
         arguments: Its arguments.
 
     Returns:
-        By the argument's name e.g. ``"3 files, 120 bytes #5f0c..."``. What can't be read (another
-        machine's path, a URI) is said with "not read".
+        A text for each path argument, such as ``"3 files, 120 bytes #5f0c..."``; "" where it is
+        not compared. Files that can't be read (another machine's path, a URI) are "not read".
     """
     known = READERS.get(reader)
     if known is None:
         known = {k: "files" for k, v in arguments.items() if _names_a_path(v)}
     listed = any(arguments.get(name) for name in _LISTING)
     root = arguments.get("file_root") or ""
-    made: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in arguments.items():
         how = known.get(name, "value")
-        paths = [str(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+        paths = [str(path) for path in (value if isinstance(value, (list, tuple)) else [value])]
         if how == "value":
             continue
         if how == "ignored" or not any(paths) or (name == "file_root" and listed):
-            made[name] = ""
+            texts[name] = ""
         elif how == "archive":
-            made[name] = _archives(paths)
+            texts[name] = _archives(paths)
         elif how == "list":
-            made[name] = _lists(paths, reader, str(root) if name == "file_list" else "")
+            texts[name] = _lists(paths, reader, str(root) if name == "file_list" else "")
         elif isinstance(value, (list, tuple)) or name in _LISTING:
             base = str(root) if name == "files" else ""
-            made[name] = _files([os.path.join(base, path) for path in paths])
+            texts[name] = _files([os.path.join(base, path) for path in paths])
         else:
-            made[name] = _folder(paths[0], _filter(reader, arguments))
-    return made
+            texts[name] = _folder(paths[0], _filter(reader, arguments))
+    return texts
 
 
 def _names_a_path(value: Any) -> bool:
     paths = value if isinstance(value, (list, tuple)) else [value]
-    return any(isinstance(one, str) and os.path.exists(one) for one in paths)
+    return any(isinstance(path, str) and os.path.exists(path) for path in paths)
 
 
 def _digest(pieces: Iterable[bytes]) -> str:
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in pieces:
-        made.update(piece)
-        made.update(b"\0")
-    return made.hexdigest()[:12]
+        digest.update(piece)
+        digest.update(b"\0")
+    return digest.hexdigest()[:12]
 
 
 # Files by name and size
@@ -179,7 +179,7 @@ def _listed(root: str, matches: Callable[[str], Any] | None) -> Iterator[str]:
 
 
 def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] | None:
-    """Which names a reader takes of a folder; None for all."""
+    """Whether a reader takes a name of a folder; None where it takes all."""
     if reader not in _FILTERS:
         return None
     schema, name = _FILTERS[reader]
@@ -191,25 +191,25 @@ def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] |
         except (ValueError, SyntaxError):
             return None
     texts = [patterns] if isinstance(patterns, str) else patterns
-    # Whatever the case: what differs in it alone is one file more to compare.
+    # Case is ignored: names that differ in it alone are some files more to compare.
     joined = "|".join(fnmatch.translate(str(text)) for text in texts)
     return re.compile(joined, re.IGNORECASE).match
 
 
 def below_common_root(paths: Sequence[str]) -> list[str]:
     """Paths, or lines that begin with one, without the folder that all of them begin with."""
-    first, last = min(paths), max(paths)  # what these two begin with, all do
+    first, last = min(paths), max(paths)  # all begin as these two do
     alike = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
     start = first.rfind("/", 0, alike) + 1
     return [path[start:] for path in paths]
 
 
 def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
-    """Names with the sizes of their files, -1 where there is none; of very many those of some.
+    """A text for names and the sizes of their files, of very many names the sizes of some.
 
     Args:
         names: The names.
-        path_of: The path of the file of a name, by its place.
+        path_of: The path of the file of a name, by its index.
     """
     count = min(len(names), _MOST_SIZES)
     sizes = file_sizes([path_of(i * len(names) // count) for i in range(count)])
@@ -221,17 +221,17 @@ def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
 
 
 def file_sizes(paths: Sequence[str]) -> list[int]:
-    """The sizes of files, asked for once in this process."""
+    """The sizes of files in bytes, -1 where there is none; asked for once in this process."""
     # A folder's time changes with what it lists, so that files that come or go are seen.
     folders = {os.path.dirname(path) for path in paths}
     key = _digest(map(os.fsencode, paths)), tuple(sorted((f, _time(f)) for f in folders))
-    if (kept := _kept_sizes.get(key)) is None:
-        seen = {path: _size(path) for path in dict.fromkeys(paths)}
-        kept = _kept_sizes[key] = [seen[path] for path in paths]
-    return kept
+    if (sizes := _known_sizes.get(key)) is None:
+        size_of = {path: _size(path) for path in dict.fromkeys(paths)}
+        sizes = _known_sizes[key] = [size_of[path] for path in paths]
+    return sizes
 
 
-_kept_sizes: dict[Any, list[int]] = {}
+_known_sizes: dict[Any, list[int]] = {}
 
 
 def _size(path: str) -> int:
@@ -252,26 +252,26 @@ def _time(path: str) -> int:
 
 
 def _lists(paths: Sequence[str], reader: str, root: str) -> str:
-    """Files that list or index samples, by what they say; and the sizes of the files listed."""
+    """Files that list or index samples, by their content and the sizes of the files listed."""
     texts = [
         _of_file(path, lambda p, s: _list_digest(p, s, reader, root or os.path.dirname(p)))
         for path in _all_parts(paths)
     ]
-    return texts[0] if len(texts) == 1 else _together(texts)
+    return texts[0] if len(texts) == 1 else _joined(texts)
 
 
-def _of_file(path: str, of: Callable[[str, _Stamp], str]) -> str:
-    """What a function makes of a file and its stamp; the name of one that can't be read."""
+def _of_file(path: str, describe: Callable[[str, _Stamp], str]) -> str:
+    """The text of a function for a file and its stamp; a digest of an unreadable file's name."""
     try:
-        known = os.stat(path)
-        if stat.S_ISREG(known.st_mode):
-            return of(path, (known.st_size, known.st_mtime_ns, known.st_ino))
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode):
+            return describe(path, (status.st_size, status.st_mtime_ns, status.st_ino))
     except (OSError, ValueError):
         pass
     return f"not read #{_digest([os.fsencode(os.path.basename(path))])}"
 
 
-def _together(texts: Sequence[str]) -> str:
+def _joined(texts: Sequence[str]) -> str:
     missing = ", not read" if any(text.startswith("not read") for text in texts) else ""
     return f"{len(texts):,} files{missing} #{_digest(map(str.encode, texts))}"
 
@@ -322,7 +322,7 @@ def _entry(root: str, line: str) -> str:
 
 
 def _manifest(content: bytes) -> list[tuple[str, str]] | None:
-    """NeMo's manifest: of each line the path of its audio, and the rest; None if it is none."""
+    """NeMo's manifest: the path of the audio and the rest of each line; None for other files."""
     try:
         entries = [json.loads(line) for line in content.splitlines() if line.strip()]
         return [
@@ -340,7 +340,7 @@ def _archives(paths: Sequence[str]) -> str:
     """Tars and record files, in this order, by their sizes and samples of their content."""
     files = _all_parts(paths)
     blocks = max(4, min(_BLOCKS, _MOST_BLOCKS // max(1, len(files))))
-    return _together([_of_file(path, lambda p, s: _archive_digest(p, s, blocks)) for path in files])
+    return _joined([_of_file(path, lambda p, s: _archive_digest(p, s, blocks)) for path in files])
 
 
 @functools.lru_cache(maxsize=1 << 16)
