@@ -11,6 +11,9 @@ shard or device it comes in, and after a restore. Each function takes the graph'
         return augment.flip(images, draw=draw), label
 """
 
+from .core.augment.auto import auto_augment as auto_augment
+from .core.augment.auto import rand_augment as rand_augment
+from .core.augment.auto import trivial_augment as trivial_augment
 from .core.augment.colors import color_jitter as color_jitter
 from .core.augment.crops import center_crop as center_crop
 from .core.augment.crops import flip as flip
@@ -19,10 +22,13 @@ from .core.augment.crops import random_erasing as random_erasing
 from .core.augment.crops import random_resized_crop as random_resized_crop
 
 __all__ = [
+    "auto_augment",
     "center_crop",
     "color_jitter",
     "flip",
+    "rand_augment",
     "random_crop",
     "random_erasing",
     "random_resized_crop",
+    "trivial_augment",
 ]

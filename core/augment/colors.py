@@ -66,7 +66,7 @@ def color_jitter(
 
     drawn = draw.compute_outputs(factors, [((), np.float32)] * 4, columns=4, name=name)
     arguments: dict[str, Any] = dict(zip(ranges, drawn))
-    return fn.color_twist(images, **arguments)
+    return draw.sized(fn.color_twist(images, **arguments), images)
 
 
 def _range(

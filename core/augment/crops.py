@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
@@ -16,33 +15,6 @@ from . import windows
 from .windows import Pair, Range
 
 _PIXELS = ((2,), np.float32)
-
-
-def _draw_windows(
-    draw: Draw,
-    function: Callable[[NDArray[np.float32], Any], Sequence[NDArray[Any]]],
-    outputs: Sequence[tuple[Sequence[int], Any]],
-    columns: int,
-    images: DataNode,
-    image_size: int | Pair | None,
-    name: str | None,
-) -> tuple[DataNode, ...]:
-    """What a function makes of random numbers and the images' sizes, one for all or their own."""
-    if image_size is None:
-        try:
-            return draw.compute_outputs(
-                function, outputs, columns=columns, images=images, name=name
-            )
-        except TypeError as error:
-            raise TypeError(
-                f"{error}; or pass image_size=(height, width) where all images have one size"
-            ) from None
-    size = np.array(windows.pair(image_size, "image_size"), np.int32)
-
-    def of_one_size(u: NDArray[np.float32], _: Any) -> Sequence[NDArray[Any]]:
-        return function(u, np.broadcast_to(size, (len(u), 2)))
-
-    return draw.compute_outputs(of_one_size, outputs, columns=columns, name=name)
 
 
 @do_not_convert
@@ -55,7 +27,6 @@ def random_resized_crop(
     ratio: Range = (3 / 4, 4 / 3),
     interp_type: Any = types.INTERP_LINEAR,
     antialias: bool = True,
-    image_size: int | Pair | None = None,
     name: str | None = None,
 ) -> DataNode:
     """A window of random area and ratio, resized: torchvision's ``RandomResizedCrop``.
@@ -66,16 +37,13 @@ def random_resized_crop(
     image, as by Pillow's ``resize(box=...)``.
 
     Args:
-        images: What ``fn.decoders.image`` gave of a field; or any images with ``image_size``;
-            [height, width, channels].
+        images: Images [height, width, channels] whose sizes ``draw`` knows.
         size: Height and width of the output, in pixels; an int: both.
         draw: The graph's ``draw``.
         scale: Share of the image's area, from and to.
         ratio: Width over height, from and to; its logarithm is uniform.
         interp_type: Interpolation, of ``nvidia.dali.types``.
         antialias: Whether a filter goes before scaling down.
-        image_size: Height and width of all images, in pixels, where these are alike; None: each
-            image's own.
         name: The draw's name.
 
     Returns:
@@ -88,16 +56,14 @@ def random_resized_crop(
     size = windows.pair(size, "size")
     windows.check_range(scale, "scale", most=1.0)
     windows.check_range(ratio, "ratio")
-    start, end = _draw_windows(
-        draw,
+    start, end = draw.compute_outputs(
         lambda u, sizes: windows.resized_crops(u, sizes, scale, ratio),
         [_PIXELS, _PIXELS],
-        windows.COLUMNS,
-        images,
-        image_size,
-        name,
+        columns=windows.COLUMNS,
+        images=images,
+        name=name,
     )
-    return _resized(images, size, start, end, interp_type, antialias)
+    return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
 
 
 @do_not_convert
@@ -108,21 +74,17 @@ def random_crop(
     draw: Draw,
     padding: int | Sequence[int] = 0,
     fill_value: float | Sequence[float] = 0,
-    image_size: int | Pair | None = None,
     name: str | None = None,
 ) -> DataNode:
     """A window of one size at a random place: torchvision's ``RandomCrop``.
 
     Args:
-        images: What ``fn.decoders.image`` gave of a field; or any images with ``image_size``;
-            [height, width, channels].
+        images: Images [height, width, channels] whose sizes ``draw`` knows.
         size: Height and width of the output, in pixels; an int: both.
         draw: The graph's ``draw``.
         padding: Pixels around the image: on all sides, (left and right, top and bottom), or
             (left, top, right, bottom), as in torchvision.
         fill_value: Their value, for all channels or each.
-        image_size: Height and width of all images, in pixels, where these are alike; None: each
-            image's own.
         name: The draw's name.
 
     Returns:
@@ -138,16 +100,14 @@ def random_crop(
     if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
         raise ValueError(f"padding must be one, two or four numbers of pixels, not {padding!r}")
     sides *= 4 // len(sides)
-    (start,) = _draw_windows(
-        draw,
+    (start,) = draw.compute_outputs(
         lambda u, sizes: (windows.crops(u, sizes, size, sides),),
         [((2,), np.int32)],
-        2,
-        images,
-        image_size,
-        name,
+        columns=2,
+        images=images,
+        name=name,
     )
-    return fn.slice(
+    cropped = fn.slice(
         images,
         start=start,
         shape=list(size),
@@ -155,6 +115,7 @@ def random_crop(
         out_of_bounds_policy="pad",
         fill_values=fill_value,
     )
+    return draw.sized(cropped, size)
 
 
 @do_not_convert
@@ -166,7 +127,6 @@ def center_crop(
     resize: int | None = None,
     interp_type: Any = types.INTERP_LINEAR,
     antialias: bool = True,
-    image_size: int | Pair | None = None,
 ) -> DataNode:
     """The window in the centre, for evaluation: torchvision's ``Resize`` and ``CenterCrop``.
 
@@ -174,15 +134,12 @@ def center_crop(
     sizes.
 
     Args:
-        images: What ``fn.decoders.image`` gave of a field; or any images with ``image_size``;
-            [height, width, channels].
+        images: Images [height, width, channels] whose sizes ``draw`` knows.
         size: Height and width of the output, in pixels; an int: both.
         draw: The graph's ``draw``.
         resize: Length that the image's shorter side gets before, in pixels; None: it keeps its.
         interp_type: Interpolation, of ``nvidia.dali.types``.
         antialias: Whether a filter goes before scaling down.
-        image_size: Height and width of all images, in pixels, where these are alike; None: each
-            image's own.
 
     Returns:
         Images [*size, channels] of the same dtype. A run fails with ValueError for an image that
@@ -195,16 +152,13 @@ def center_crop(
     size = windows.pair(size, "size")
     if resize is not None:
         windows.pair(resize, "resize")
-    start, end = _draw_windows(
-        draw,
+    start, end = draw.compute_outputs(
         lambda _, sizes: windows.central_crops(sizes, size, resize),
         [_PIXELS, _PIXELS],
-        0,
-        images,
-        image_size,
-        None,
+        columns=0,
+        images=images,
     )
-    return _resized(images, size, start, end, interp_type, antialias)
+    return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
 
 
 def _resized(
@@ -250,8 +204,8 @@ def flip(
     """
     flipped = draw.coin_flip(probability, name=name)
     if vertical:
-        return fn.flip(images, horizontal=0, vertical=flipped)
-    return fn.flip(images, horizontal=flipped)
+        return draw.sized(fn.flip(images, horizontal=0, vertical=flipped), images)
+    return draw.sized(fn.flip(images, horizontal=flipped), images)
 
 
 @do_not_convert
@@ -263,7 +217,6 @@ def random_erasing(
     scale: Range = (0.02, 0.33),
     ratio: Range = (0.3, 3.3),
     value: float | Sequence[float] = 0,
-    image_size: int | Pair | None = None,
     name: str | None = None,
 ) -> DataNode:
     """Erases a random rectangle: torchvision's ``RandomErasing`` (Zhong et al., 2017).
@@ -274,15 +227,12 @@ def random_erasing(
     ``value="random"``.
 
     Args:
-        images: What ``fn.decoders.image`` gave of a field; or any images with ``image_size``, such
-            as those of ``random_resized_crop``; [height, width, channels].
+        images: Images [height, width, channels] whose sizes ``draw`` knows.
         draw: The graph's ``draw``.
         probability: Share of the images with an erased rectangle.
         scale: Share of the image's area, from and to.
         ratio: Height over width, from and to; its logarithm is uniform.
         value: The value of erased pixels, for all channels or each.
-        image_size: Height and width of all images, in pixels, where these are alike; None: each
-            image's own.
         name: The draw's name.
 
     Returns:
@@ -296,13 +246,12 @@ def random_erasing(
         raise ValueError(f"probability must be from 0 to 1, not {probability}")
     windows.check_range(scale, "scale", most=1.0)
     windows.check_range(ratio, "ratio")
-    start, extent = _draw_windows(
-        draw,
+    start, extent = draw.compute_outputs(
         lambda u, sizes: windows.erased(u, sizes, probability, scale, ratio),
         [_PIXELS, _PIXELS],
-        windows.COLUMNS + 1,
-        images,
-        image_size,
-        name,
+        columns=windows.COLUMNS + 1,
+        images=images,
+        name=name,
     )
-    return fn.erase(images, anchor=start, shape=extent, axis_names="HW", fill_value=value)
+    erased = fn.erase(images, anchor=start, shape=extent, axis_names="HW", fill_value=value)
+    return draw.sized(erased, images)

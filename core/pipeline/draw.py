@@ -70,6 +70,8 @@ class Draw:
         self._rows = rows
         self._fields = fields
         self._names: set[str] = set()
+        # By the name of a node of images: a field whose pictures have their sizes, or one size.
+        self._sizes: dict[str, str | NDArray[np.int32]] = {}
         pipeline = Pipeline.current()
         if pipeline is not None:  # an attribute: a table of ours would keep the pipeline
             vars(pipeline)[_DRAW] = self
@@ -196,7 +198,7 @@ class Draw:
             shape: Shape for each sample.
             dtype: The dtype that the result gets.
             columns: Numbers that it takes for each sample; None: as many as the shape has.
-            images: What ``fn.decoders.image`` gave of a field.
+            images: What ``fn.decoders.image`` gave of a field, or images whose size `sized` says.
             name: The draw's name.
 
         Raises:
@@ -227,14 +229,14 @@ class Draw:
             function: As in `compute`; gives an array of [rows, *shape] for each output.
             outputs: Shape for each sample, and dtype, of each output.
             columns: Numbers that it takes for each sample.
-            images: What ``fn.decoders.image`` gave of a field.
+            images: As in `compute`.
             name: The draw's name.
 
         Raises:
             ValueError: If the name is taken.
             TypeError: If nothing says the sizes of the images.
         """
-        field = None if images is None else self._field_of(images)
+        known = None if images is None else self._sizes_of(images)
         if name is None:
             name = f"#{len(self._names)}"
         if name in self._names:
@@ -247,7 +249,11 @@ class Draw:
         @do_not_convert
         def source(run: int) -> list[NDArray[Any]]:
             rows = rows_of(run)
-            sizes = None if field is None else rows.sizes(field)
+            sizes: Any = known
+            if isinstance(known, str):
+                sizes = rows.sizes(known)
+            elif known is not None:
+                sizes = np.broadcast_to(known, (len(rows.records), 2))
             arrays = function(uniform(rows.records, keys), sizes)
             return [
                 np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
@@ -268,21 +274,49 @@ class Draw:
         """Random bytes that functions of the graph get their keys of, uint8 of shape [8]."""
         return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8)
 
-    def _field_of(self, images: DataNode) -> str:
-        """The field that pictures were decoded from."""
-        decoder: Any = getattr(images, "source", None)
+    @do_not_convert
+    def sized(self, images: DataNode, like: DataNode | tuple[int, int]) -> DataNode:
+        """Says the sizes of images, where a draw depends on them.
+
+        Those of decoded fields are known, and behind the functions of ``dalijax.augment``::
+
+            images = draw.sized(fn.resize(images, size=(224, 224)), (224, 224))
+
+        Args:
+            images: Images.
+            like: Height and width of all of them, in pixels, or images of the same sizes.
+
+        Returns:
+            The images.
+        """
+        if isinstance(like, tuple):
+            self._sizes[images.name] = np.array(like, np.int32)
+        else:
+            try:
+                self._sizes[images.name] = self._sizes_of(like)
+            except TypeError:  # nobody may ask
+                self._sizes.pop(images.name, None)
+        return images
+
+    def _sizes_of(self, images: DataNode) -> str | NDArray[np.int32]:
+        """The field that pictures were decoded from, or the size of all."""
+        operator: Any = getattr(images, "source", None)
         # Not public: the operator's name in DALI, and its arguments.
-        while (kind := _kind(decoder)).endswith("_conditional__Split"):  # in a branch of if
-            decoder = decoder.inputs[0].source
-        operator = getattr(decoder, "_op", None)
-        if decoder is not None and kind.endswith("decoders__Image"):
-            field = self._fields.get(decoder.inputs[0].name)
-            turned = getattr(operator, "_init_args", {}).get("adjust_orientation", True)
+        while (kind := _kind(operator)).endswith("_conditional__Split"):  # in a branch of if
+            images = operator.inputs[0]
+            operator = images.source
+        known = self._sizes.get(getattr(images, "name", ""))
+        if known is not None:
+            return known
+        if kind.endswith("decoders__Image"):
+            field = self._fields.get(operator.inputs[0].name)
+            turned = getattr(operator._op, "_init_args", {}).get("adjust_orientation", True)
             if field is not None and turned:
                 return field
         raise TypeError(
             "the sizes of pictures are known for what fn.decoders.image gives of a record's field, "
-            f"with adjust_orientation=True, and not behind {kind}: call it right behind the decoder"
+            f"with adjust_orientation=True, and not behind {kind}: call it right behind the "
+            "decoder, or say their size by draw.sized(images, (height, width))"
         )
 
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from nvidia.dali import fn
 from PIL import Image
 
 from dalijax import augment
@@ -204,21 +205,28 @@ def test_erased_pixels():
     assert 0 < erased < 12
 
 
-def test_sizes_are_known_of_decoded_images_or_given():
-    pictures = [picture(k) for k in range(3)]
+def test_sizes_are_known_behind_decoders_and_augmentation_or_said():
+    pictures = [picture(k, 30 + k) for k in range(3)]
+    seen = []
+
+    def look(images, draw):
+        note = lambda u, sizes: (seen.append(sizes), u)[1]  # noqa: E731
+        return draw.compute(note, (1,), images=images)
 
     def graph(images, draw):
-        crop = augment.random_resized_crop(images, (40, 60), draw=draw)
-        erased = augment.random_erasing(crop, draw=draw, image_size=(40, 60), name="erase")
-        return erased, augment.random_erasing(crop, draw=draw, image_size=(40, 60), name="other")
+        flipped = augment.color_jitter(augment.flip(images, draw=draw), draw=draw)
+        crop = augment.random_resized_crop(flipped, (20, 30), draw=draw)
+        small = augment.random_crop(augment.random_erasing(crop, draw=draw), (8, 9), draw=draw)
+        other = draw.sized(fn.resize(images, size=[5, 6]), (5, 6))
+        return tuple(look(x, draw) for x in (flipped, crop, small, augment.flip(other, draw=draw)))
 
     run(graph, pictures)
-    for call in (
-        lambda x, draw: augment.random_erasing(augment.flip(x, draw=draw), draw=draw),
-        lambda x, draw: augment.random_resized_crop(augment.flip(x, draw=draw), 8, draw=draw),
-    ):
-        with pytest.raises(TypeError, match=r"behind .*Flip.*image_size=\(height, width\)"):
-            run(call, pictures)
+    for sizes in ([(30, 60), (31, 60), (32, 60)], [(20, 30)] * 3, [(8, 9)] * 3, [(5, 6)] * 3):
+        assert any(np.array_equal(one, sizes) for one in seen)
+    for call in (augment.random_erasing, lambda x, draw: augment.random_crop(x, 8, draw=draw)):
+        for between in (lambda x, draw: x, lambda x, draw: augment.flip(x, draw=draw)):
+            with pytest.raises(TypeError, match=r"behind .*(Resize|Flip).*draw\.sized\(images, "):
+                run(lambda x, d: call(between(fn.resize(x, size=[9, 9]), draw=d), draw=d), pictures)
 
 
 @pytest.mark.parametrize(

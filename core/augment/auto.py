@@ -1,0 +1,277 @@
+"""RandAugment, TrivialAugment and AutoAugment in a graph: the choices, and DALI's operators.
+
+Each stage splits the batch into the images of each operator, and merges them behind it, as ``if``
+does in a graph function of DALI. No ``enable_conditionals`` is needed, which rewrites the
+function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali import fn, types
+from nvidia.dali.auto_aug import augmentations
+from nvidia.dali.data_node import DataNode
+from nvidia.dali.pipeline import do_not_convert
+
+from ..pipeline.draw import Draw
+from . import policies
+from .policies import Choice
+
+# Not public: the two operators that `if` becomes in a graph with enable_conditionals=True.
+_conditional: Any = fn._conditional  # type: ignore[attr-defined]
+_NAMES = list(policies.BRANCHES)
+
+
+@do_not_convert
+def rand_augment(
+    images: DataNode,
+    *,
+    draw: Draw,
+    num_ops: int = 2,
+    magnitude: int = 9,
+    num_magnitude_bins: int = 31,
+    interp_type: Any = types.INTERP_NN,
+    fill_value: float = 0,
+    name: str | None = None,
+) -> DataNode:
+    """Some random operations of one strength: RandAugment (Cubuk et al., 2019).
+
+    The fourteen operations and their magnitudes are those of torchvision's ``RandAugment``:
+    identity; shear to 0.3; translation to 150/331 of the size; rotation to 30 degrees; brightness,
+    color, contrast and sharpness by factors of 1 +- 0.9; posterizing to 4 bits; solarizing from
+    255 to 0; auto contrast; equalizing. Signs are random. Pixels differ a little: `equalize` is
+    OpenCV's, and sharpness reaches the image's edge.
+
+    Args:
+        images: RGB images [height, width, 3], uint8, whose sizes ``draw`` knows.
+        draw: The graph's ``draw``.
+        num_ops: Number of operations, one after the other.
+        magnitude: Their strength, from 0 to ``num_magnitude_bins - 1``.
+        num_magnitude_bins: Number of strengths.
+        interp_type: Interpolation of sheared, translated and rotated images.
+        fill_value: Value around them.
+        name: The draw's name.
+
+    Returns:
+        Images of the same shape and dtype.
+
+    Raises:
+        ValueError: For numbers that can't be.
+        TypeError: If nothing says the sizes of the images.
+    """
+    if num_ops < 1:
+        raise ValueError(f"num_ops must be 1 or more, not {num_ops}")
+    if num_magnitude_bins < 2 or not 0 <= magnitude < num_magnitude_bins:
+        raise ValueError(
+            "magnitude must be from 0 up to and without num_magnitude_bins, which is 2 or more, "
+            f"not {magnitude} of {num_magnitude_bins}"
+        )
+    return _augmented(
+        images,
+        draw,
+        lambda u: policies.rand_augment(u, num_ops, magnitude, num_magnitude_bins),
+        [policies.branches_of(None, 0)] * num_ops,
+        2 * num_ops,
+        name,
+        interp_type=interp_type,
+        fill_value=fill_value,
+    )
+
+
+@do_not_convert
+def trivial_augment(
+    images: DataNode,
+    *,
+    draw: Draw,
+    num_magnitude_bins: int = 31,
+    interp_type: Any = types.INTERP_NN,
+    fill_value: float = 0,
+    name: str | None = None,
+) -> DataNode:
+    """One random operation of a random strength: TrivialAugment (Mueller and Hutter, 2021).
+
+    The fourteen operations of `rand_augment`, with the wide magnitudes of torchvision's
+    ``TrivialAugmentWide``: shear to 0.99; translation to 32 pixels; rotation to 135 degrees;
+    factors of 1 +- 0.99; posterizing to 2 bits.
+
+    Args:
+        images: RGB images [height, width, 3], uint8, whose sizes ``draw`` knows.
+        draw: The graph's ``draw``.
+        num_magnitude_bins: Number of strengths.
+        interp_type: Interpolation of sheared, translated and rotated images.
+        fill_value: Value around them.
+        name: The draw's name.
+
+    Returns:
+        Images of the same shape and dtype.
+
+    Raises:
+        ValueError: For a number that can't be.
+        TypeError: If nothing says the sizes of the images.
+    """
+    if num_magnitude_bins < 2:
+        raise ValueError(f"num_magnitude_bins must be 2 or more, not {num_magnitude_bins}")
+    return _augmented(
+        images,
+        draw,
+        lambda u: policies.trivial_augment(u, num_magnitude_bins),
+        [policies.branches_of(None, 0)],
+        3,
+        name,
+        pixels=True,
+        interp_type=interp_type,
+        fill_value=fill_value,
+    )
+
+
+@do_not_convert
+def auto_augment(
+    images: DataNode,
+    *,
+    draw: Draw,
+    policy: str = "imagenet",
+    interp_type: Any = types.INTERP_NN,
+    fill_value: float = 0,
+    name: str | None = None,
+) -> DataNode:
+    """Two operations of a learned policy: AutoAugment (Cubuk et al., 2018).
+
+    The policies and their ten magnitudes are those of torchvision's ``AutoAugment``, which are the
+    paper's of ImageNet, CIFAR-10 and SVHN. (DALI's ``image_net`` is another one, of TensorFlow's
+    TPU models; its ``reduced_image_net`` is the paper's.) A pair of 25 is chosen for each image,
+    and each of its operations is applied with its probability. See `rand_augment` for operations.
+
+    Args:
+        images: RGB images [height, width, 3], uint8, whose sizes ``draw`` knows.
+        draw: The graph's ``draw``.
+        policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``.
+        interp_type: Interpolation of sheared, translated and rotated images.
+        fill_value: Value around them.
+        name: The draw's name.
+
+    Returns:
+        Images of the same shape and dtype.
+
+    Raises:
+        ValueError: For a policy that is none.
+        TypeError: If nothing says the sizes of the images.
+    """
+    if policy not in policies.POLICIES:
+        raise ValueError(f"policy must be one of {list(policies.POLICIES)}, not {policy!r}")
+    return _augmented(
+        images,
+        draw,
+        lambda u: policies.auto_augment(u, policy),
+        [policies.branches_of(policy, stage) for stage in (0, 1)],
+        5,
+        name,
+        interp_type=interp_type,
+        fill_value=fill_value,
+    )
+
+
+def _augmented(
+    images: DataNode,
+    draw: Draw,
+    choose: Callable[[NDArray[np.float32]], list[Choice]],
+    stages: Sequence[Sequence[int]],
+    columns: int,
+    name: str | None,
+    *,
+    pixels: bool = False,
+    **warp: Any,
+) -> DataNode:
+    """Images behind stages of operations, each with the branches that it may choose."""
+
+    wanted = [
+        [name for name in policies.FORMS if name == "branch" or name in _arguments_of(branches)]
+        for branches in stages
+    ]
+
+    def arguments(u: NDArray[np.float32], sizes: Any) -> list[NDArray[Any]]:
+        lists = (
+            policies.arguments(choice, sizes, names, pixels=pixels)
+            for choice, names in zip(choose(u), wanted)
+        )
+        return [array for one in lists for array in one]
+
+    nodes = iter(
+        draw.compute_outputs(
+            arguments,
+            [policies.FORMS[name] for names in wanted for name in names],
+            columns=columns,
+            images=images,
+            name=name,
+        )
+    )
+    augmented = images
+    for branches, names in zip(stages, wanted):
+        values = {name: next(nodes) for name in names}
+        augmented = _select(branches, augmented, values, warp)
+    return draw.sized(augmented, images)
+
+
+def _arguments_of(branches: Sequence[int]) -> set[str]:
+    """Names of the arguments of some branches."""
+    arguments = (policies.BRANCHES[_NAMES[one]] for one in branches)
+    return {name for name in arguments if name is not None}
+
+
+def _select(
+    branches: Sequence[int], images: DataNode, values: Mapping[str, Any], warp: Mapping[str, Any]
+) -> DataNode:
+    """Each image behind the operator of its branch, by halves of the branches."""
+    if len(branches) == 1:
+        name = _NAMES[branches[0]]
+        return _operate(name, images, values.get(policies.BRANCHES[name] or ""), warp)
+    middle = len(branches) // 2
+    halves = branches[:middle], branches[middle:]
+    chosen = values["branch"] < branches[middle]
+    images_of = _split(images, chosen)
+    values_of: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for name, node in values.items():
+        users = [name in _arguments_of(half) for half in halves]
+        if name == "branch":
+            users = [len(half) > 1 for half in halves]
+        if any(users):
+            for used, side, part in zip(users, values_of, _split(node, chosen)):
+                side |= {name: part} if used else {}
+    outputs = [_select(*one, warp) for one in zip(halves, images_of, values_of)]
+    merged: DataNode = _conditional.merge(*outputs, predicate=chosen)
+    return merged
+
+
+def _split(node: DataNode, chosen: DataNode) -> tuple[DataNode, DataNode]:
+    """The samples that are chosen, and the others."""
+    first, second = _conditional.split(node, predicate=chosen)
+    return first, second
+
+
+def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any]) -> DataNode:
+    """Images behind the operator of a branch."""
+    output: Any = images
+    if branch == "affine":
+        output = fn.warp_affine(images, matrix=value, **warp)
+    elif branch == "brightness":
+        output = fn.brightness(images, brightness=value)
+    elif branch == "color":
+        output = fn.saturation(images, saturation=value)
+    elif branch == "contrast":
+        gray = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+        mean = fn.reductions.mean(gray, keep_dims=True)
+        output = fn.cast_like(images * value + mean * (1 - value), images)
+    elif branch == "sharpness":
+        output = fn.filter(images, value.gpu() if images.device == "gpu" else value)
+    elif branch == "posterize":
+        output = images & value
+    elif branch == "solarize":
+        output = images ^ ((images >= value) * types.Constant(255, dtype=types.UINT8))
+    elif branch == "auto_contrast":
+        output = augmentations.auto_contrast.op(images, None)
+    elif branch == "equalize":
+        output = fn.equalize(images)
+    return output

@@ -1,0 +1,316 @@
+"""What RandAugment, TrivialAugment and AutoAugment choose for each record: NumPy alone.
+
+The operations, their magnitudes and AutoAugment's tables are torchvision's, and the papers' where
+these say them: Cubuk et al., AutoAugment (2018), tables 7 to 9; Cubuk et al., RandAugment (2019);
+Mueller and Hutter, TrivialAugment (2021), the wide space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .windows import Floats, Sizes, Uniform
+
+Ints = NDArray[np.int64]
+
+OPERATIONS = (
+    *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness"),
+    *("color", "contrast", "sharpness", "posterize", "solarize", "auto_contrast", "equalize"),
+    "invert",
+)
+# What the graph has an operator for, and the operator's argument in `FORMS`, if any.
+BRANCHES = {
+    "identity": None,
+    "affine": "matrix",
+    "brightness": "factor",
+    "color": "factor",
+    "contrast": "factor",
+    "sharpness": "kernel",
+    "posterize": "mask",
+    "solarize": "threshold",
+    "auto_contrast": None,
+    "equalize": None,
+}
+_AFFINE = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+# An inverted image is one that is solarized from 0 on.
+_BRANCH_OF = np.array(
+    [
+        list(BRANCHES).index(
+            {**dict.fromkeys(_AFFINE, "affine"), "invert": "solarize"}.get(one, one)
+        )
+        for one in OPERATIONS
+    ]
+)
+_NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
+_COUNT = len(OPERATIONS) - 1  # AutoAugment alone inverts
+_SIGNED = np.isin(OPERATIONS, OPERATIONS[1:10])
+_BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+_SHARP = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]])
+
+_TRANSLATE = 150 / 331  # of the width or height: RandAugment's pixels for its images of 331
+_WIDE_TRANSLATE = 32.0  # pixels
+
+
+class Choice(NamedTuple):
+    """One operation for each record.
+
+    Attributes:
+        operation: Its number in `OPERATIONS`, [rows].
+        magnitude: Its magnitude, with its sign, [rows].
+    """
+
+    operation: Ints
+    magnitude: Floats
+
+
+# Arguments of the graph's operators: shape for each image, and dtype.
+FORMS: dict[str, tuple[tuple[int, ...], Any]] = {
+    "branch": ((), np.int32),  # a number in `BRANCHES`
+    "factor": ((), np.float32),  # of brightness, color and contrast
+    "threshold": ((), np.float32),  # where solarizing begins
+    "matrix": ((2, 3), np.float32),  # from the output's pixels to the input's, (x, y)
+    "kernel": ((3, 3), np.float32),  # a filter
+    "mask": ((), np.uint8),  # bits that are kept
+}
+
+
+def magnitudes(
+    bins: int, *, shear: float, translate: float, rotate: float, enhance: float, bits: int
+) -> Floats:
+    """The magnitudes of all operations, [operations, bins].
+
+    Args:
+        bins: Number of magnitudes, 2 or more.
+        shear: The greatest shear, pixels by pixel.
+        translate: The greatest translation.
+        rotate: The greatest angle, in degrees.
+        enhance: The greatest distance of a color's factor from 1.
+        bits: Number of bits that posterizing removes at most.
+    """
+    most = {
+        **dict.fromkeys(("shear_x", "shear_y"), shear),
+        **dict.fromkeys(("translate_x", "translate_y"), translate),
+        "rotate": rotate,
+        **dict.fromkeys(("brightness", "color", "contrast", "sharpness"), enhance),
+    }
+    table = np.array([np.linspace(0.0, most.get(name, 0.0), bins) for name in OPERATIONS])
+    table[_NUMBER["posterize"]] = 8 - np.rint(np.arange(bins) / ((bins - 1) / bits))
+    table[_NUMBER["solarize"]] = np.linspace(255.0, 0.0, bins)
+    return table
+
+
+def rand_augment(u: Uniform, num_ops: int, magnitude: int, bins: int) -> list[Choice]:
+    """Operations that are all as likely, of one magnitude.
+
+    Args:
+        u: [rows, 2 * num_ops].
+        num_ops: Number of operations.
+        magnitude: Number of the magnitude.
+        bins: Number of magnitudes.
+    """
+    table = magnitudes(bins, shear=0.3, translate=_TRANSLATE, rotate=30.0, enhance=0.9, bits=4)
+    numbers = u.astype(np.float64)
+    choices = []
+    for first in range(0, 2 * num_ops, 2):
+        operation = _whole(numbers[:, first], _COUNT)
+        size = table[operation, magnitude]
+        choices.append(Choice(operation, _signed(operation, size, numbers[:, first + 1])))
+    return choices
+
+
+def trivial_augment(u: Uniform, bins: int) -> list[Choice]:
+    """One operation, all as likely, of any magnitude.
+
+    Args:
+        u: [rows, 3].
+        bins: Number of magnitudes.
+    """
+    table = magnitudes(
+        bins, shear=0.99, translate=_WIDE_TRANSLATE, rotate=135.0, enhance=0.99, bits=6
+    )
+    numbers = u.astype(np.float64)
+    operation = _whole(numbers[:, 0], _COUNT)
+    size = table[operation, _whole(numbers[:, 1], bins)]
+    return [Choice(operation, _signed(operation, size, numbers[:, 2]))]
+
+
+def auto_augment(u: Uniform, policy: str) -> list[Choice]:
+    """Two operations of a policy, each with its probability; else the identity.
+
+    Args:
+        u: [rows, 5].
+        policy: A name in `POLICIES`.
+    """
+    table = magnitudes(10, shear=0.3, translate=_TRANSLATE, rotate=30.0, enhance=0.9, bits=4)
+    numbers = u.astype(np.float64)
+    pairs = POLICIES[policy]
+    chosen = _whole(numbers[:, 0], len(pairs))
+    choices = []
+    for stage in (0, 1):
+        names, probabilities, bins = zip(*(pair[stage] for pair in pairs))
+        operation = np.array([_NUMBER[name] for name in names])[chosen]
+        operation[numbers[:, 1 + stage] >= np.array(probabilities)[chosen]] = 0
+        size = table[operation, np.array(bins)[chosen]]
+        choices.append(Choice(operation, _signed(operation, size, numbers[:, 3 + stage])))
+    return choices
+
+
+def branches_of(policy: str | None, stage: int) -> list[int]:
+    """Numbers of the branches that a stage may choose; of RandAugment's space without a policy."""
+    names = OPERATIONS[:_COUNT]
+    if policy is not None:
+        names = ("identity", *(pair[stage][0] for pair in POLICIES[policy]))
+    return sorted({int(_BRANCH_OF[_NUMBER[name]]) for name in names})
+
+
+def arguments(
+    choice: Choice, sizes: Sizes, names: Iterable[str], *, pixels: bool = False
+) -> list[NDArray[Any]]:
+    """Arguments of the graph's operators, [rows, ...], for every image.
+
+    Args:
+        choice: Operations and magnitudes.
+        sizes: Heights and widths of the images, [rows, 2].
+        names: Which of `FORMS`.
+        pixels: Whether translations are in pixels, and not in shares of the size.
+    """
+    operation, magnitude = choice
+    factor = 1.0 + magnitude
+    bits = np.where(operation == _NUMBER["posterize"], magnitude, 8.0).astype(np.int64)
+    functions: dict[str, Callable[[], NDArray[Any]]] = {
+        "branch": lambda: _BRANCH_OF[operation],
+        "factor": lambda: factor,
+        "threshold": lambda: magnitude,  # 0 for an image to invert
+        "matrix": lambda: _matrices(choice, sizes, pixels),
+        "kernel": lambda: factor[:, None, None] * _SHARP - magnitude[:, None, None] * _BLUR,
+        "mask": lambda: 256 - (1 << (8 - bits)),
+    }
+    return [functions[name]() for name in names]
+
+
+def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
+    """From the output's pixels to the input's, (x, y), as in Pillow's ``Image.transform``."""
+    operation, magnitude = choice
+    matrices = np.zeros((len(operation), 2, 3))
+    matrices[:, 0, 0] = matrices[:, 1, 1] = 1.0
+    heights, widths = sizes.T.astype(np.float64)
+
+    def put(name: str, row: int, column: int, values: Floats) -> None:
+        chosen = operation == _NUMBER[name]
+        matrices[chosen, row, column] = values[chosen]
+
+    put("shear_x", 0, 1, magnitude)
+    put("shear_y", 1, 0, magnitude)
+    for name, row, length in (("translate_x", 0, widths), ("translate_y", 1, heights)):
+        offset = magnitude if pixels else magnitude * length
+        # Rounded to float32 first: 149.99999999999997 is 150 pixels.
+        put(name, row, 2, -np.trunc(offset.astype(np.float32)).astype(np.float64))
+    angle = np.deg2rad(magnitude)  # counter-clockwise, about the centre
+    cos, sin, x, y = np.cos(angle), np.sin(angle), widths / 2, heights / 2
+    for row, column, values in (
+        *((0, 0, cos), (0, 1, -sin), (0, 2, x - cos * x + sin * y)),
+        *((1, 0, sin), (1, 1, cos), (1, 2, y - sin * x - cos * y)),
+    ):
+        put("rotate", row, column, values)
+    return matrices
+
+
+def _whole(u: Floats, count: int) -> Ints:
+    """A whole number below a count."""
+    return (u * count).astype(np.int64)
+
+
+def _signed(operation: Ints, magnitude: Floats, u: Floats) -> Floats:
+    """Half of the magnitudes below 0, of the operations that have a sign."""
+    return np.where(_SIGNED[operation] & (u < 0.5), -magnitude, magnitude)
+
+
+# The operations of each pair, their probabilities, and the numbers of their magnitudes of ten; 0
+# for operations that have none.
+POLICIES = {
+    "imagenet": (
+        (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
+        (("solarize", 0.6, 5), ("auto_contrast", 0.6, 0)),
+        (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
+        (("posterize", 0.6, 7), ("posterize", 0.6, 6)),
+        (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
+        (("equalize", 0.4, 0), ("rotate", 0.8, 8)),
+        (("solarize", 0.6, 3), ("equalize", 0.6, 0)),
+        (("posterize", 0.8, 5), ("equalize", 1.0, 0)),
+        (("rotate", 0.2, 3), ("solarize", 0.6, 8)),
+        (("equalize", 0.6, 0), ("posterize", 0.4, 6)),
+        (("rotate", 0.8, 8), ("color", 0.4, 0)),
+        (("rotate", 0.4, 9), ("equalize", 0.6, 0)),
+        (("equalize", 0.0, 0), ("equalize", 0.8, 0)),
+        (("invert", 0.6, 0), ("equalize", 1.0, 0)),
+        (("color", 0.6, 4), ("contrast", 1.0, 8)),
+        (("rotate", 0.8, 8), ("color", 1.0, 2)),
+        (("color", 0.8, 8), ("solarize", 0.8, 7)),
+        (("sharpness", 0.4, 7), ("invert", 0.6, 0)),
+        (("shear_x", 0.6, 5), ("equalize", 1.0, 0)),
+        (("color", 0.4, 0), ("equalize", 0.6, 0)),
+        (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
+        (("solarize", 0.6, 5), ("auto_contrast", 0.6, 0)),
+        (("invert", 0.6, 0), ("equalize", 1.0, 0)),
+        (("color", 0.6, 4), ("contrast", 1.0, 8)),
+        (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
+    ),
+    "cifar10": (
+        (("invert", 0.1, 0), ("contrast", 0.2, 6)),
+        (("rotate", 0.7, 2), ("translate_x", 0.3, 9)),
+        (("sharpness", 0.8, 1), ("sharpness", 0.9, 3)),
+        (("shear_y", 0.5, 8), ("translate_y", 0.7, 9)),
+        (("auto_contrast", 0.5, 0), ("equalize", 0.9, 0)),
+        (("shear_y", 0.2, 7), ("posterize", 0.3, 7)),
+        (("color", 0.4, 3), ("brightness", 0.6, 7)),
+        (("sharpness", 0.3, 9), ("brightness", 0.7, 9)),
+        (("equalize", 0.6, 0), ("equalize", 0.5, 0)),
+        (("contrast", 0.6, 7), ("sharpness", 0.6, 5)),
+        (("color", 0.7, 7), ("translate_x", 0.5, 8)),
+        (("equalize", 0.3, 0), ("auto_contrast", 0.4, 0)),
+        (("translate_y", 0.4, 3), ("sharpness", 0.2, 6)),
+        (("brightness", 0.9, 6), ("color", 0.2, 8)),
+        (("solarize", 0.5, 2), ("invert", 0.0, 0)),
+        (("equalize", 0.2, 0), ("auto_contrast", 0.6, 0)),
+        (("equalize", 0.2, 0), ("equalize", 0.6, 0)),
+        (("color", 0.9, 9), ("equalize", 0.6, 0)),
+        (("auto_contrast", 0.8, 0), ("solarize", 0.2, 8)),
+        (("brightness", 0.1, 3), ("color", 0.7, 0)),
+        (("solarize", 0.4, 5), ("auto_contrast", 0.9, 0)),
+        (("translate_y", 0.9, 9), ("translate_y", 0.7, 9)),
+        (("auto_contrast", 0.9, 0), ("solarize", 0.8, 3)),
+        (("equalize", 0.8, 0), ("invert", 0.1, 0)),
+        (("translate_y", 0.7, 9), ("auto_contrast", 0.9, 0)),
+    ),
+    "svhn": (
+        (("shear_x", 0.9, 4), ("invert", 0.2, 0)),
+        (("shear_y", 0.9, 8), ("invert", 0.7, 0)),
+        (("equalize", 0.6, 0), ("solarize", 0.6, 6)),
+        (("invert", 0.9, 0), ("equalize", 0.6, 0)),
+        (("equalize", 0.6, 0), ("rotate", 0.9, 3)),
+        (("shear_x", 0.9, 4), ("auto_contrast", 0.8, 0)),
+        (("shear_y", 0.9, 8), ("invert", 0.4, 0)),
+        (("shear_y", 0.9, 5), ("solarize", 0.2, 6)),
+        (("invert", 0.9, 0), ("auto_contrast", 0.8, 0)),
+        (("equalize", 0.6, 0), ("rotate", 0.9, 3)),
+        (("shear_x", 0.9, 4), ("solarize", 0.3, 3)),
+        (("shear_y", 0.8, 8), ("invert", 0.7, 0)),
+        (("equalize", 0.9, 0), ("translate_y", 0.6, 6)),
+        (("invert", 0.9, 0), ("equalize", 0.6, 0)),
+        (("contrast", 0.3, 3), ("rotate", 0.8, 4)),
+        (("invert", 0.8, 0), ("translate_y", 0.0, 2)),
+        (("shear_y", 0.7, 6), ("solarize", 0.4, 8)),
+        (("invert", 0.6, 0), ("rotate", 0.8, 4)),
+        (("shear_y", 0.3, 7), ("translate_x", 0.9, 3)),
+        (("shear_x", 0.1, 6), ("invert", 0.6, 0)),
+        (("solarize", 0.7, 2), ("translate_y", 0.6, 7)),
+        (("shear_y", 0.8, 4), ("invert", 0.8, 0)),
+        (("shear_x", 0.7, 9), ("translate_y", 0.8, 3)),
+        (("shear_y", 0.8, 5), ("auto_contrast", 0.7, 0)),
+        (("shear_x", 0.7, 2), ("invert", 0.1, 0)),
+    ),
+}
