@@ -156,9 +156,11 @@ def knows_its_names(function: F) -> F:
 
 
 def _number(name: str, value: Any) -> Any:
+    what, least = _NUMBERS[name]
     if name == "prefetch_queue_depth" and isinstance(value, Mapping):
+        if set(value) != {"cpu_size", "gpu_size"}:
+            raise ValueError(f"{name} must be {what}, not {value!r}")
         return {key: _number(name, one) for key, one in value.items()}
     if isinstance(value, ShardSeed):  # which knows more than its number
         return value
-    what, least = _NUMBERS[name]
     return whole_number(name, value, what, least, 1 << (63 if name == "seed" else 31))

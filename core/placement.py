@@ -12,7 +12,7 @@ the first such device; the others get copies::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -326,7 +326,8 @@ def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalP
         TypeError: If they are no devices.
         ValueError: If there is no device, one of them twice, or several processes.
     """
-    if isinstance(devices, str) or not all(isinstance(one, jax.Device) for one in devices):
+    listed = isinstance(devices, Iterable)
+    if not listed or not all(isinstance(one, jax.Device) for one in devices):
         raise TypeError(
             f"devices must be a list of jax devices, as jax.devices()[:2], not {devices!r}"
         )

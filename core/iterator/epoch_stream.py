@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -86,12 +87,21 @@ class BatchStream:
         One step for other threads, who see no state between the two epochs.
         """
         with self.iterator.opened():
+            failed = None  # batches, up to the start of an epoch that began here
             while True:
                 try:
                     return call()
                 except StopIteration:
+                    errors = len(self.iterator.errors)
+                    if self.num_epochs is None and failed not in (None, errors):
+                        raise RuntimeError(
+                            f"every batch of epoch {self.iterator.epoch} failed, and "
+                            "on_error='skip' left all of them out. The last one: "
+                            f"{self.iterator.errors[-1].message}"
+                        ) from None
                     if not self._go_on():
                         raise
+                    failed = errors
 
     def _go_on(self) -> bool:
         """Starts the next epoch, where there is one."""
@@ -104,6 +114,8 @@ class BatchStream:
                 f"{self.iterator.size} samples of an epoch, and the rest is dropped. Use a "
                 "smaller batch, or keep the rest"
             )
+        with contextlib.suppress(StopIteration):
+            next(self.iterator)  # peek() does not move behind what was left out before the end
         self.iterator.reset()
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nvidia.dali import Pipeline
@@ -28,10 +28,11 @@ class HandmadeSource(PipelineSource):
     """
 
     def __init__(self, pipelines: Pipeline | Sequence[Pipeline]):
-        if callable(pipelines):
+        if callable(pipelines) or not isinstance(pipelines, (Pipeline, Iterable)):
+            kind = ", a function" if callable(pipelines) else ""
             raise TypeError(
-                f"pipelines must be a nvidia.dali.Pipeline or a list of them, not {pipelines!r}, "
-                "a function: decorate a graph's function with dalijax.data_iterator and call it, "
+                f"pipelines must be a nvidia.dali.Pipeline or a list of them, not {pipelines!r}"
+                f"{kind}: decorate a graph's function with dalijax.data_iterator and call it, "
                 "or pass what one of nvidia.dali.pipeline_def returns, pipe(batch_size=...)"
             )
         handmade = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)

@@ -254,6 +254,11 @@ def _graph(fed: weakref.ref[FedPipelines], tape: Tape, lane: int = 0) -> Any:
         return own.fn(*args, **kwargs, **own.given)
     except StopIteration as error:
         raise RuntimeError(f"the graph's function raised StopIteration: {error}") from error
+    except KeyError as error:
+        if not schema.nested:
+            raise
+        keys = ["/".join(column.path) for column in schema.columns]
+        raise KeyError(f"{error} in the graph's function: the records have {keys}") from error
     except TypeError as error:
         if not (args and isinstance(args[0], dict)):
             raise

@@ -65,6 +65,7 @@ CALLS = [
     (dict(num_threads="4"), TypeError, "num_threads must be a whole number", "not '4'"),
     (dict(num_threads=0), ValueError, "num_threads must be .* 1 or more, not 0"),
     (dict(prefetch_queue_depth=0), ValueError, "prefetch_queue_depth must be .*, not 0"),
+    (dict(prefetch_queue_depth={"cpu": 2}), ValueError, "cpu_size and gpu_size, not {'cpu': 2}"),
     (dict(prefetch_queue_depth="2"), TypeError, "prefetch_queue_depth must be .*, not '2'"),
     (
         dict(prefetch_queue_depth={"cpu_size": 0, "gpu_size": 1}),
@@ -123,6 +124,15 @@ def test_a_misspelt_argument_of_the_iterator():
     refused(lambda: DALIGenericIterator([], ["x"], auto_rest=True), TypeError, *close)
 
 
+@pytest.mark.parametrize("wrong", (None, 3))
+def test_neither_pipeline_nor_function(wrong):
+    refused(
+        lambda: DALIGenericIterator(wrong, ["x"]),
+        TypeError,
+        f"pipelines must be a nvidia.dali.Pipeline or a list of them, not {wrong}",
+    )
+
+
 def test_what_belongs_to_the_call_or_is_of_another_type(jpegs):
     def make(**config):
         return lambda: data_iterator(graph, **{"output_map": ["images", "labels"], **config})
@@ -138,7 +148,7 @@ def test_what_belongs_to_the_call_or_is_of_another_type(jpegs):
     refused(make(size=300.5), TypeError, "size must be a positive number", r"not 300\.5")
     refused(make(size=-2), ValueError, "size must be a positive number", "not -2")
     refused(make(reader_name=3), TypeError, "reader_name must be the name of a reader", "not 3")
-    for devices in ("cpu", [0, 1]):
+    for devices in ("cpu", [0, 1], 2, jax.devices()[0]):
         refused(
             lambda devices=devices: train(jpegs, batch_size=4, devices=devices),
             TypeError,

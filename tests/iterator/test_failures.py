@@ -186,6 +186,27 @@ def test_without_checkpoints_or_a_reader_the_error_is_dalis(broken):
         assert caught.value.files == () and "jpg" not in str(caught.value)
 
 
+@pytest.mark.parametrize("broken", [tuple(range(NUM_FILES))], indirect=True)
+def test_a_stream_without_an_end_does_not_look_for_a_good_batch_for_ever(broken):
+    train = data_iterator(decode, NAMES, reader_name="reader", on_error="skip")
+    stream = train.stream(None, broken[0], batch_size=BATCH)
+    for call in (stream.peek, stream.__next__, stream.__next__):
+        with pytest.raises(RuntimeError, match=r"every batch of epoch \d failed.*\n"):
+            call()
+    assert list(train.stream(2, broken[0], batch_size=BATCH)) == []
+
+
+@pytest.mark.parametrize("broken", [(11,)], indirect=True)
+def test_a_stream_goes_on_behind_an_end_that_was_left_out_and_looked_at(broken):
+    train = data_iterator(decode, NAMES, reader_name="reader", on_error="skip")
+    stream, taken = train.stream(2, broken[0], batch_size=BATCH), []
+    with contextlib.suppress(StopIteration):
+        while True:
+            stream.peek()
+            taken.append(np.asarray(next(stream)["x"]).ravel().tolist()[0])
+    assert taken == [0, 3, 6, 0, 3, 6]
+
+
 @pytest.mark.parametrize("broken", [(4,)], indirect=True)
 @pytest.mark.parametrize("on_error", ("raise", "skip"))
 def test_where_the_executor_stops_at_a_failure_no_good_batch_counts_as_failed(broken, on_error):

@@ -415,6 +415,16 @@ def test_values_of_nested_records_that_the_graph_does_not_use_need_be_no_arrays(
         assert len(list(through(of_another, graph, ["y"]))) == -(-len(of_another) // 2)
 
 
+def test_a_key_that_nested_records_have_not_is_named_with_theirs():
+    def graph(image):
+        return image["byte"]
+
+    transform = DALITransform(graph, output_map=["x"], batch_size=2)
+    records = grain.MapDataset.source([{"image": {"bytes": np.zeros(3), "path": None}}] * 4)
+    with pytest.raises(KeyError, match="'byte'.*image/bytes.*image/path"):
+        next(iter(records.pipe(transform)))
+
+
 def test_a_value_of_a_nested_record_that_the_graph_uses_is_named():
     def graph(image):
         return image["bytes"] + 1, image["path"].shape()
