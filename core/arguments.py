@@ -65,22 +65,22 @@ def checked_arguments(
         TypeError: For an argument of neither the function nor pipeline_def, or of a wrong type.
         ValueError: For a number that is too small or too large.
     """
-    own = function_parameters(pipeline_fn)
+    parameters = function_parameters(pipeline_fn)
     known = {
-        "its own": own,
+        "its own": parameters,
         "those of dalijax.data_iterator": frozenset(others),
         "those of nvidia.dali.pipeline_def": _DEF_ARGS,
     }
     check_names(name_of(pipeline_fn), call, known)
-    made = dict(call)
-    for name in set(call) & _DEF_ARGS - own:
+    checked = dict(call)
+    for name in set(call) & _DEF_ARGS - parameters:
         if name in _NUMBERS and call[name] is not None:
-            made[name] = _number(name, call[name])
+            checked[name] = _number(name, call[name])
         elif name in _FLAGS:
             check_flags(**{name: call[name]})
         elif isinstance(call[name], np.integer):  # which are none of JSON's
-            made[name] = int(call[name])
-    return made
+            checked[name] = int(call[name])
+    return checked
 
 
 def whole_number(
@@ -118,7 +118,9 @@ def check_flags(**flags: Any) -> None:
             raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
-def check_names(told: str, names: Collection[str], known: Mapping[str, Collection[str]]) -> None:
+def check_names(
+    function: str, names: Collection[str], known: Mapping[str, Collection[str]]
+) -> None:
     """Raises TypeError for names that are not known, with what is close and what there is.
 
     Args:
@@ -132,7 +134,7 @@ def check_names(told: str, names: Collection[str], known: Mapping[str, Collectio
         close = [near for name in unknown for near in difflib.get_close_matches(name, every, 1)]
         meant = f" (did you mean {' and '.join(map(repr, close))}?)" if close else ""
         listed = "; ".join(f"{what} are {sorted(group)}" for what, group in known.items() if group)
-        raise TypeError(f"{told} has no argument {unknown}{meant}: {listed}")
+        raise TypeError(f"{function} has no argument {unknown}{meant}: {listed}")
 
 
 def knows_its_names(function: F) -> F:
@@ -148,8 +150,8 @@ def knows_its_names(function: F) -> F:
                     f"{later} belong to the pipelines: pass them to what data_iterator returns, "
                     "as by train(..., batch_size=128), or to what a pipeline_def returns"
                 )
-            told = function.__qualname__.removesuffix(".__init__")
-            check_names(f"{told}()", kwargs, {"its arguments": parameters - {"self"}})
+            name = function.__qualname__.removesuffix(".__init__")
+            check_names(f"{name}()", kwargs, {"its arguments": parameters - {"self"}})
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]

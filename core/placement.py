@@ -112,34 +112,34 @@ def _output_shardings(
             "give each output one"
         )
     mesh = next((s.mesh for s in sharding.values() if isinstance(s, NamedSharding)), None)
-    made: dict[str, Sharding] = {}
-    for name, one in sharding.items():
-        if isinstance(one, PartitionSpec):
+    shardings: dict[str, Sharding] = {}
+    for name, value in sharding.items():
+        if isinstance(value, PartitionSpec):
             if mesh is None:
                 raise ValueError(
                     f"sharding[{name!r}] is a PartitionSpec, and no output has a NamedSharding "
                     "whose mesh it could use: pass NamedSharding(mesh, spec) for one of them"
                 )
-            one = NamedSharding(mesh, one)
-        if not isinstance(one, Sharding):
-            raise _no_sharding(f"sharding[{name!r}] must be a Sharding or PartitionSpec", one)
-        made[name] = one
-    return made
+            value = NamedSharding(mesh, value)
+        if not isinstance(value, Sharding):
+            raise _no_sharding(f"sharding[{name!r}] must be a Sharding or PartitionSpec", value)
+        shardings[name] = value
+    return shardings
 
 
-def _no_sharding(what: str, given: object) -> TypeError:
+def _no_sharding(what: str, value: object) -> TypeError:
     cure = "jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))"
-    if isinstance(given, PartitionSpec):
-        cure = f"with the mesh that it is of, jax.sharding.NamedSharding(mesh, {given!r})"
-    elif isinstance(given, jax.sharding.Mesh):
-        axis = given.axis_names[0] if given.axis_names else "data"
+    if isinstance(value, PartitionSpec):
+        cure = f"with the mesh that it is of, jax.sharding.NamedSharding(mesh, {value!r})"
+    elif isinstance(value, jax.sharding.Mesh):
+        axis = value.axis_names[0] if value.axis_names else "data"
         cure = (
             "with the axes that cut the batch, "
             f"jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec({axis!r}))"
         )
-    elif isinstance(given, (list, tuple)) and all(isinstance(d, jax.Device) for d in given):
+    elif isinstance(value, (list, tuple)) and all(isinstance(d, jax.Device) for d in value):
         cure = "or these as devices=[...], for pmap's layout"
-    return TypeError(f"{what}, not {given!r}: pass {cure}")
+    return TypeError(f"{what}, not {value!r}: pass {cure}")
 
 
 def _put(piece: Any, device: jax.Device) -> jax.Array:
@@ -257,12 +257,12 @@ class GlobalPlacement:
         for shard, piece in zip(self.shards, pieces):
             first: dict[str, jax.Array] = {}
             for device in shard.devices:
-                own = (indices[device] or ())[1:]
-                split = any(one != slice(None) for one in own)
-                part = piece.__getitem__((slice(None), *own)) if split else piece
+                columns = (indices[device] or ())[1:]
+                split = any(one != slice(None) for one in columns)
+                part = piece.__getitem__((slice(None), *columns)) if split else piece
                 # Further holders copy from the first, device to device.
-                arrays[device] = _put(first.get(str(own), part), device)
-                first.setdefault(str(own), arrays[device])
+                arrays[device] = _put(first.get(str(columns), part), device)
+                first.setdefault(str(columns), arrays[device])
         ordered = [arrays[device] for device in indices]
         return jax.make_array_from_single_device_arrays(shape, sharding, ordered)
 

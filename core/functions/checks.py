@@ -56,9 +56,10 @@ def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool
     if signature is None:
         return False
     parameters = signature.parameters
-    own = parameters.get(name)
-    if own is not None:
-        return own.kind is own.KEYWORD_ONLY and own.default in (own.empty, None)
+    parameter = parameters.get(name)
+    if parameter is not None:
+        unfilled = parameter.default in (parameter.empty, None)
+        return parameter.kind is parameter.KEYWORD_ONLY and unfilled
     return not alone and any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 

@@ -103,9 +103,9 @@ def dl_tensor_python_function(
     batch = bool(batch_processing)
     note(function, stateful)
     nodes = list(inputs)
-    own = _Filled(_of_capsules(function, batch) if capsules else function, batch)
-    checks.check_signature(function, len(inputs), own.wanted, "rng or key")
-    if own.keyed:
+    filled = _Filled(_of_capsules(function, batch) if capsules else function, batch)
+    checks.check_signature(function, len(inputs), filled.wanted, "rng or key")
+    if filled.keyed:
         if where == "gpu" and not synchronize_stream:
             raise ValueError(
                 "synchronize_stream=False with a parameter rng or key: what they are made of is "
@@ -120,7 +120,7 @@ def dl_tensor_python_function(
         )
     more = checks.arguments(seed, bytes_per_sample_hint, name)
     more |= {} if synchronize_stream else {"synchronize_stream": False}
-    called = own if own.keyed else own.function
+    called = filled if filled.keyed else filled.function
     return _operator(called, nodes, batch, num_outputs, output_layouts, where, preserve, **more)
 
 
@@ -189,9 +189,9 @@ def batch_operator(
 
     @functools.wraps(function)
     def of_arrays(*inputs: Sequence[Any]) -> Any:
-        for number, own in enumerate(inputs):  # from_dlpack does not say that it narrows
-            check_width(own[0].dtype, f"{number} of {checks.name_of(function)}()", "input")
-        return function(*([_taken(one) for one in own] for own in inputs))
+        for number, samples in enumerate(inputs):  # from_dlpack does not say that it narrows
+            check_width(samples[0].dtype, f"{number} of {checks.name_of(function)}()", "input")
+        return function(*([_taken(one) for one in samples] for samples in inputs))
 
     return _operator(of_arrays, nodes, True, num_outputs, layouts, where, preserve)
 

@@ -40,10 +40,10 @@ def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
             arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:inputs]]
         else:
             arrays = [view(one) for one in tensors[:inputs]]
-            for number, own in enumerate(arrays):
-                check_width(own.dtype, f"{number} of {called.name}()", "input")
+            for number, array in enumerate(arrays):
+                check_width(array.dtype, f"{number} of {called.name}()", "input")
             if not called.takes_views:
-                arrays = [jax.device_put(own, cpu) for own in arrays]
+                arrays = [jax.device_put(array, cpu) for array in arrays]
             checked = True
         if len(tensors) > inputs:
             arrays += [view(one) for one in tensors[inputs:]]

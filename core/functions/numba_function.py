@@ -85,26 +85,26 @@ def numba_function(
     where = checks.device_of(inputs, device)
     run_fn = getattr(run_fn, "py_func", run_fn)  # of @njit
     setup_fn = getattr(setup_fn, "py_func", setup_fn)
-    for one in (run_fn, setup_fn):
-        if one is not None and not inspect.isfunction(one):
+    for each in (run_fn, setup_fn):
+        if each is not None and not inspect.isfunction(each):
             raise TypeError(
-                f"{one!r} is a {type(one).__name__}: Numba compiles plain functions. Make "
+                f"{each!r} is a {type(each).__name__}: Numba compiles plain functions. Make "
                 "what it has bound a variable of an outer function"
             )
     note(run_fn, stateful)
     if example is not None:
         samples = list(example) if isinstance(example, (list, tuple)) else [example]
-        arrays = [np.asarray(one) for one in samples]
-        in_types = [one.dtype for one in arrays] if in_types is None else in_types
-        ins_ndim = [one.ndim for one in arrays] if ins_ndim is None else ins_ndim
+        arrays = [np.asarray(each) for each in samples]
+        in_types = [each.dtype for each in arrays] if in_types is None else in_types
+        ins_ndim = [each.ndim for each in arrays] if ins_ndim is None else ins_ndim
     if in_types is None or ins_ndim is None:
         raise ValueError(
             "in_types and ins_ndim are missing: pass them, or example=, a sample of each input"
         )
     ins = _each(ins_ndim, len(inputs))
-    of_ins = [_dali_type(one) for one in _each(in_types, len(inputs))]
+    of_ins = [_dali_type(each) for each in _each(in_types, len(inputs))]
     outputs = _outputs(run_fn, len(inputs), out_types, outs_ndim)
-    of_outs = [_dali_type(one) for one in _filled("out_types", out_types, of_ins, outputs)]
+    of_outs = [_dali_type(each) for each in _filled("out_types", out_types, of_ins, outputs)]
     outs = _filled("outs_ndim", outs_ndim, ins, outputs)
     _check_counts(len(inputs), of_ins, ins, of_outs, outs)
     _check_kernel(where, batch_processing, blocks, threads_per_block)
@@ -119,7 +119,7 @@ def numba_function(
             setup_fn = _shapes_of_inputs
     more = checks.arguments(seed, bytes_per_sample_hint, name)
     try:
-        made = _operator_class()(
+        operator = _operator_class()(
             run_fn=run_fn,
             out_types=of_outs,
             in_types=of_ins,
@@ -140,7 +140,7 @@ def numba_function(
     except Exception as error:
         _say_arguments(error, of_ins, ins)
         raise
-    return checks.nodes_of(made(*inputs))
+    return checks.nodes_of(operator(*inputs))
 
 
 def _shapes_of_inputs(outs: Any, ins: Any) -> None:
@@ -153,18 +153,18 @@ def _shapes_of_inputs(outs: Any, ins: Any) -> None:
 
 def _dali_type(value: Any) -> types.DALIDataType:
     try:
-        found = value if isinstance(value, types.DALIDataType) else dali_type(np.dtype(value))
+        dtype = value if isinstance(value, types.DALIDataType) else dali_type(np.dtype(value))
     except TypeError as error:
         raise TypeError(
             f"{value!r} is no type of DALI's tensors ({error}): pass one of nvidia.dali.types, or "
             "a NumPy dtype"
         ) from None
-    if found == types.DALIDataType.FLOAT16:
+    if dtype == types.DALIDataType.FLOAT16:
         raise TypeError(
             "float16 is no type of Numba's functions: cast to float32 by fn.cast before, and back "
             "behind it"
         )
-    return found
+    return dtype
 
 
 def _each(value: Any, count: int) -> list[Any]:
@@ -174,17 +174,17 @@ def _each(value: Any, count: int) -> list[Any]:
 
 def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -> int:
     """Number of outputs: as many as are listed, or as the function takes beside the inputs."""
-    for given in (kinds, ndims):
-        if isinstance(given, (list, tuple)):
-            return len(given)
+    for listed in (kinds, ndims):
+        if isinstance(listed, (list, tuple)):
+            return len(listed)
     parameters = inspect.signature(run_fn).parameters.values()
     return sum(one.default is one.empty for one in parameters) - inputs
 
 
-def _filled(name: str, given: Any, like: Sequence[Any], count: int) -> list[Any]:
+def _filled(name: str, values: Any, like: Sequence[Any], count: int) -> list[Any]:
     """What is said of the outputs, or what their inputs are."""
-    if given is not None:
-        return _each(given, count)
+    if values is not None:
+        return _each(values, count)
     if count > len(like):
         raise ValueError(f"{name} is missing: {count} outputs are more than the inputs")
     return list(like[:count])
@@ -219,9 +219,9 @@ def _check_kernel(
         return
     if batch:
         raise ValueError("batch_processing is for the CPU: on a GPU the kernel is run per sample")
-    for name, given in (("blocks", blocks), ("threads_per_block", threads)):
-        if given is None or len(given) != 3 or min(given) < 1:
-            raise ValueError(f"{name} must be three positive numbers on a GPU, not {given!r}")
+    for name, sizes in (("blocks", blocks), ("threads_per_block", threads)):
+        if sizes is None or len(sizes) != 3 or min(sizes) < 1:
+            raise ValueError(f"{name} must be three positive numbers on a GPU, not {sizes!r}")
 
 
 def _misfit(error: Exception) -> Exception:
@@ -250,8 +250,9 @@ def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
 
     Numba takes the latter for constants.
     """
-    found = inspect.getclosurevars(function)
-    values = {**found.globals, **found.nonlocals, "": getattr(function, "__defaults__", None)}
+    variables = inspect.getclosurevars(function)
+    defaults = getattr(function, "__defaults__", None)
+    values = {**variables.globals, **variables.nonlocals, "": defaults}
     parts = [_constant(value) for _, value in sorted(values.items())]
     if None in parts:
         return None
@@ -298,17 +299,20 @@ def _operator_class() -> Any:
             ins_ndim: Any,
             batch_processing: bool,
         ) -> Any:
-            own = (*out_types, *in_types, len(out_types), *outs_ndim, *ins_ndim, batch_processing)
+            types = (*out_types, *in_types, len(out_types))
+            options = (*types, *outs_ndim, *ins_ndim, batch_processing)
             compile_it = functools.partial(
                 super()._get_run_fn_cpu,
                 *(run_fn, out_types, in_types, outs_ndim, ins_ndim, batch_processing),
             )
-            return once(run_fn, own, compile_it)
+            return once(run_fn, options, compile_it)
 
         def _get_run_fn_gpu(self, run_fn: Any, types: Any, dims: Any) -> Any:
-            own = ("gpu", Pipeline.current().device_id, *types, *dims)
+            options = ("gpu", Pipeline.current().device_id, *types, *dims)
             return once(
-                run_fn, own, lambda: dalis.NumbaFunction._get_run_fn_gpu(self, run_fn, types, dims)
+                run_fn,
+                options,
+                lambda: dalis.NumbaFunction._get_run_fn_gpu(self, run_fn, types, dims),
             )
 
         def _get_setup_fn_cpu(self, setup_fn: Any) -> Any:

@@ -42,7 +42,7 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
         groups: dict[Any, list[int]] = {}
         for number, own in enumerate(zip(*samples)):
             groups.setdefault(tuple(tuple(one.shape) for one in own), []).append(number)
-        made: list[list[Any]] = []
+        columns: list[list[Any]] = []
         kinds: list[Any] = []
         own_key: dict[str, Any] = {}
         for members in groups.values():
@@ -51,18 +51,18 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
             if "key" in more:
                 own_key = {"key": jax.random.fold_in(more["key"], members[0])}
             outputs = called(arrays, len(members), **own_key)
-            found = [(one.dtype, one.ndim) for one in outputs]
-            if (kinds := kinds or found) != found:
+            dtypes = [(one.dtype, one.ndim) for one in outputs]
+            if (kinds := kinds or dtypes) != dtypes:
                 raise ValueError(
                     f"{called.name}() returned arrays of (dtype, dimensions) {kinds} for the "
-                    f"samples of one shape and {found} for those of another: DALI has one dtype "
+                    f"samples of one shape and {dtypes} for those of another: DALI has one dtype "
                     "and one number of dimensions in a batch"
                 )
-            made = made or [[None] * len(samples[0]) for _ in outputs]
-            for rows, output in zip(made, outputs):
+            columns = columns or [[None] * len(samples[0]) for _ in outputs]
+            for rows, output in zip(columns, outputs):
                 for number, row in zip(members, output):
                     rows[number] = row
-        return tuple(made) or None
+        return tuple(columns) or None
 
     return run
 

@@ -145,10 +145,10 @@ class IteratorFunction:
             ValueError: If `data_iterator` was given another value for one of them.
         """
         for name, value in settings.items():
-            own = getattr(self.config, name)
-            if own not in (_CONFIG_DEFAULTS[name], value):
+            before = getattr(self.config, name)
+            if before not in (_CONFIG_DEFAULTS[name], value):
                 raise ValueError(
-                    f"{name}={own!r} was given to data_iterator of {self.__name__}(), but "
+                    f"{name}={before!r} was given to data_iterator of {self.__name__}(), but "
                     f"{adapter} needs {name}={value!r} here: leave it out there"
                 )
         return type(self)(self.pipeline_fn, dataclasses.replace(self.config, **settings))
@@ -213,14 +213,14 @@ class IteratorFunction:
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[FunctionSource, IteratorConfig]:
         """Where the pipelines of a call come from, and the iterator's arguments."""
-        own = function_parameters(self.pipeline_fn)
-        config = self._configured({k: kwargs.pop(k) for k in _CONFIG - own if k in kwargs})
+        parameters = function_parameters(self.pipeline_fn)
+        config = self._configured({k: kwargs.pop(k) for k in _CONFIG - parameters if k in kwargs})
         kwargs = checked_arguments(self.pipeline_fn, kwargs, _CONFIG)
         shards = choose_placement(config).shards
         each: list[dict[str, Any]] = [{}]
         if shards:
             each = self._of_shards(shards, kwargs)
-        elif "device_id" not in own:
+        elif "device_id" not in parameters:
             kwargs.setdefault("device_id", default_device_id())
         return FunctionSource(self.pipeline_fn, args, kwargs, each, config.on_host), config
 
@@ -241,17 +241,17 @@ class IteratorFunction:
                 del arguments["seed"]
         return each
 
-    def _configured(self, given: dict[str, Any]) -> IteratorConfig:
+    def _configured(self, arguments: dict[str, Any]) -> IteratorConfig:
         """The arguments of `data_iterator` and of the call together."""
         both = sorted(
-            name for name in given if getattr(self.config, name) != _CONFIG_DEFAULTS[name]
+            name for name in arguments if getattr(self.config, name) != _CONFIG_DEFAULTS[name]
         )
         if both:
             raise ValueError(
                 f"{both} given both to data_iterator and to the call of {self.__name__}(): "
                 "pass each of them once"
             )
-        return dataclasses.replace(self.config, **given) if given else self.config
+        return dataclasses.replace(self.config, **arguments) if arguments else self.config
 
     if not TYPE_CHECKING:  # which knows that there is no such method
 
@@ -276,10 +276,10 @@ class IteratorFunction:
 
     def __reduce__(self) -> Any:
         # Where the decorated name is this object, its function can't be found by that name.
-        found: Any = sys.modules.get(self.__module__)
+        value: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
-            found = getattr(found, part, None)
-        if found is self:
+            value = getattr(value, part, None)
+        if value is self:
             return self.__qualname__
         return type(self), (self.pipeline_fn, self.config)
 
@@ -289,15 +289,19 @@ class IteratorFunction:
 
 def _signature(pipeline_fn: Callable[..., Any]) -> inspect.Signature:
     """A pipeline function's own parameters, and what its iterator function takes beside them."""
-    own = inspect.signature(pipeline_fn)
-    parameters = {name: one for name, one in own.parameters.items() if one.kind != one.VAR_KEYWORD}
+    signature = inspect.signature(pipeline_fn)
+    parameters = {
+        name: one for name, one in signature.parameters.items() if one.kind != one.VAR_KEYWORD
+    }
     # Those that a pipeline_def has set are not known here.
     defaults = {} if getattr(pipeline_fn, "_is_pipeline_def", False) else _DEFAULTS
     for name, one in _call_signature().parameters.items():
         if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD):
-            made = one.replace(default=defaults.get(name, one.default))
-            parameters.setdefault(name, made)
-    return own.replace(parameters=list(parameters.values()), return_annotation=DALIGenericIterator)
+            parameter = one.replace(default=defaults.get(name, one.default))
+            parameters.setdefault(name, parameter)
+    return signature.replace(
+        parameters=list(parameters.values()), return_annotation=DALIGenericIterator
+    )
 
 
 @functools.cache
@@ -311,22 +315,22 @@ def _documented(pipeline_fn: Callable[..., Any], call: str) -> str:
     return "\n\n".join([*filter(None, [inspect.getdoc(pipeline_fn)]), call, called])
 
 
-def iterator_function(given: object) -> IteratorFunction:
+def iterator_function(value: object) -> IteratorFunction:
     """An argument that must be an iterator function.
 
     Raises:
         TypeError: If it is none.
     """
-    if isinstance(given, DALIGenericIterator):
+    if isinstance(value, DALIGenericIterator):
         raise TypeError(
-            f"{given!r} is an iterator already: pass the iterator function that made it, and its "
+            f"{value!r} is an iterator already: pass the iterator function that made it, and its "
             "arguments here"
         )
-    if not isinstance(given, IteratorFunction):
+    if not isinstance(value, IteratorFunction):
         raise TypeError(
-            f"{given!r} is no iterator function: decorate it with dalijax.data_iterator"
+            f"{value!r} is no iterator function: decorate it with dalijax.data_iterator"
         )
-    return given
+    return value
 
 
 _CONFIG_DEFAULTS = {

@@ -22,8 +22,8 @@ _MOST_NAMES = 3
 def of_definition(error: Exception) -> str:
     """What to do about an error of a graph's function; "" where nothing more is known."""
     text = str(error)
-    if found := _NO_ARGUMENT.search(text):
-        return _of_operator(*found.groups())
+    if match := _NO_ARGUMENT.search(text):
+        return _of_operator(*match.groups())
     if "are not iterable" in text:
         return (
             "An operator of one output gives one DataNode, which can't be unpacked: a function of "
@@ -88,8 +88,8 @@ def of_readers(error: Exception, pipeline: Pipeline) -> str:
     """What to do about a reader that finds no files."""
     if not _NO_FILES.search(str(error)):
         return ""
-    told = (_of_folder(folder) for folder in _folders(pipeline))
-    return " ".join(line for line in told if line)
+    lines = (_of_folder(folder) for folder in _folders(pipeline))
+    return " ".join(line for line in lines if line)
 
 
 def _folders(pipeline: Pipeline) -> Iterator[str]:
@@ -104,11 +104,11 @@ def _of_folder(folder: str) -> str:
     if not os.path.isdir(folder):
         return f"There is no folder {folder!r} (file_root)."
     with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    folders = [entry.name for entry in found if entry.is_dir()]
-    files = [entry.name for entry in found if not entry.is_dir()]
+        inside = sorted(entries, key=lambda entry: entry.name)
+    folders = [entry.name for entry in inside if entry.is_dir()]
+    files = [entry.name for entry in inside if not entry.is_dir()]
     layout = f"one subfolder for each class, as in {os.path.join(folder, 'cat', '1.jpg')!r}"
-    if not found:
+    if not inside:
         return f"The folder {folder!r} (file_root) is empty: fn.readers.file reads {layout}."
     if not folders:
         shown = ", ".join(files[:_MOST_NAMES]) + ", ..." * (len(files) > _MOST_NAMES)

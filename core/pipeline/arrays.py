@@ -83,13 +83,13 @@ def narrowed(values: np.ndarray, name: str) -> np.ndarray:
     narrow = _NARROWED.get(values.dtype)
     if narrow is None or jax.config.jax_enable_x64:
         return values
-    made = values.astype(narrow)
-    if not np.array_equal(made, values):
+    cast = values.astype(narrow)
+    if not np.array_equal(cast, values):
         raise TypeError(
             f"{name!r} is {values.dtype}, which JAX would narrow to {narrow}, and not all of "
             "its values fit: make it narrower in the records, or set jax_enable_x64"
         )
-    return made
+    return cast
 
 
 def host_view(

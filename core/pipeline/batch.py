@@ -73,10 +73,15 @@ class BatchMaker:
         if axis is None:  # as DALI's plugin: several pipelines without a sharding are stacked
             axis = len(outputs) > 1
         cut = self._cut
-        kept = [n if cut and isinstance(n, int) else len(own[0]) for n, own in zip(valid, outputs)]
+        kept = [
+            n if cut and isinstance(n, int) else len(tensors[0])
+            for n, tensors in zip(valid, outputs)
+        ]
 
         def pieces(k: int, name: str) -> list[Any]:
-            return [self._piece(own[k], name, n, copy, axis) for own, n in zip(outputs, kept)]
+            return [
+                self._piece(tensors[k], name, n, copy, axis) for tensors, n in zip(outputs, kept)
+            ]
 
         batch: Batch
         if deferred is not None and isinstance(self._placement, GlobalPlacement):
@@ -121,12 +126,12 @@ class BatchMaker:
             batch_size: Batch size of each pipeline.
             plan: The epochs; None where the source may give smaller batches.
         """
-        made = {}
+        specs = {}
         for name, array in batch.items():
             shape = array.shape
             if self._cut and plan is not None:
                 axis = 1 if self._device_axis else 0
                 shape = (*shape[:axis], batch_size, *shape[axis + 1 :])
             where = array.sharding if self._placed else None
-            made[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
-        return made
+            specs[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
+        return specs

@@ -68,12 +68,12 @@ class Culprits:
         try:
             with calls, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                lanes = zip(self._source.definitions(), checkpoints.data)
+                pairs = zip(self._source.definitions(), checkpoints.data)
                 read = [
-                    read_alone(define, self._reader, own, checkpoints.to_drop)
-                    for define, own in lanes
+                    read_alone(define, self._reader, checkpoint, checkpoints.to_drop)
+                    for define, checkpoint in pairs
                 ]
-                samples = [one for lane in read for one in lane if one.file]
+                samples = [one for samples_read in read for one in samples_read if one.file]
                 bad = _undecodable(samples) if _DECODES_IMAGES.search(str(error)) else []
         except Exception:  # the error itself is what must be said
             return error
@@ -81,13 +81,13 @@ class Culprits:
         every = list(dict.fromkeys(one.file for one in samples))
         if files:
             more = " and perhaps more" if len(bad) == _MOST_FILES else ""
-            told = f"What can't be decoded: {', '.join(files)}{more}"
+            what = f"What can't be decoded: {', '.join(files)}{more}"
         elif every:
             more = f" and {len(every) - _MOST_FILES} more" if len(every) > _MOST_FILES else ""
-            told = f"The batch is of {', '.join(every[:_MOST_FILES])}{more}"
+            what = f"The batch is of {', '.join(every[:_MOST_FILES])}{more}"
         else:
             return error
-        named = BatchError(f"{error}\n{told}")
+        named = BatchError(f"{error}\n{what}")
         named.files, named.__cause__ = files, error.__cause__
         return named
 
@@ -120,9 +120,9 @@ def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
     """A pipeline that is not built, with the outputs of its reader alone; None without one."""
     # Not public: where a DALI has no such attributes, no file is named.
     outputs: Any = pipeline._graph_out
-    found = {one.name: one for node in outputs for one in operators_behind(node)}
-    readers = [one for one in found.values() if _READER.search(str(one.spec))]
-    chosen = found.get(reader) if reader is not None else None
+    operators = {one.name: one for node in outputs for one in operators_behind(node)}
+    readers = [one for one in operators.values() if _READER.search(str(one.spec))]
+    chosen = operators.get(reader) if reader is not None else None
     if reader is None and len(readers) == 1:
         chosen = readers[0]
     if chosen is None:

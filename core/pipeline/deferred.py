@@ -270,9 +270,9 @@ class DeferredCalls:
                 for k, source in enumerate(one.inputs)
             ]
             if one.words is not None:
-                own = pieces_of(one.words.number, "key")
+                parts = pieces_of(one.words.number, "key")
                 local = function.sharding.is_fully_addressable
-                words = own[0] if local else placement.place_mask("key", own)
+                words = parts[0] if local else placement.place_mask("key", parts)
             results.append(_called(function, arrays, words))
             del arrays
         return {name: value(one, name, None) for name, one in zip(names, self.outputs)}
@@ -323,14 +323,14 @@ def plan_calls(pipeline: Pipeline) -> None:
         )
         for one in kept
     )
-    made = DeferredCalls(tuple(source(node) for node in outputs), planned)
+    deferred = DeferredCalls(tuple(source(node) for node in outputs), planned)
     if not nodes:
         raise ValueError(
-            f"the graph returns what {made.names} return alone, and they take nothing of it: give "
-            "one of them an output of an operator"
+            f"the graph returns what {deferred.names} return alone, and they take nothing of it: "
+            "give one of them an output of an operator"
         )
     pipeline.set_outputs(*nodes)
-    vars(pipeline)[_DEFERRED] = made
+    vars(pipeline)[_DEFERRED] = deferred
 
 
 def _needed(calls: Sequence[_Call], outputs: Sequence[Any]) -> list[_Call]:
@@ -351,8 +351,8 @@ def deferred_of(pipelines: Sequence[Pipeline]) -> DeferredCalls | None:
         ValueError: If it is not the same in all of them.
     """
     plans: list[DeferredCalls | None] = [vars(one).get(_DEFERRED) for one in pipelines]
-    told = {(one.outputs, *one.described()) if one else () for one in plans}
-    if len(told) > 1:
+    kinds = {(one.outputs, *one.described()) if one else () for one in plans}
+    if len(kinds) > 1:
         raise ValueError(
             "the pipelines of the shards have different functions of global arrays: call the same "
             "ones whatever shard_id is"

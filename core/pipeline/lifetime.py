@@ -137,7 +137,7 @@ def _all() -> list[Any]:
     """The pipelines of the process."""
     # Not public: where a DALI has none of it, it ends its pipelines as it does without us.
     references = list(getattr(Pipeline, "_pipes", ()))
-    return [found for one in references if (found := one()) is not None]
+    return [pipeline for one in references if (pipeline := one()) is not None]
 
 
 def _forget() -> None:

@@ -153,19 +153,21 @@ def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str
 def _not_of(read: Sequence[Shard], wanted: Sequence[Shard | None], apart: bool) -> str | None:
     """What is read where something else is wanted, in words; pipelines may change places."""
 
-    def fits(one: Shard, own: Shard) -> bool:
-        parts, rest = divmod(one[1], own[1])
-        inside = one[0] % own[1] == own[0] or (parts > 0 and one[0] // parts == own[0])
-        return one == own or own[1] == 1 or (apart and rest == 0 and inside)
+    def fits(actual: Shard, expected: Shard) -> bool:
+        parts, rest = divmod(actual[1], expected[1])
+        inside = actual[0] % expected[1] == expected[0] or (
+            parts > 0 and actual[0] // parts == expected[0]
+        )
+        return actual == expected or expected[1] == 1 or (apart and rest == 0 and inside)
 
-    known = [own for own in wanted if own is not None]
+    known = [expected for expected in wanted if expected is not None]
     if sorted(read) == sorted(known):
         return None
-    for one, own in zip(read, wanted):
-        if own is not None and not fits(one, own):
+    for actual, expected in zip(read, wanted):
+        if expected is not None and not fits(actual, expected):
             return (
-                f"shard {one[0]} of {one[1]} in the pipeline that was made for shard {own[0]} of "
-                f"{own[1]}"
+                f"shard {actual[0]} of {actual[1]} in the pipeline that was made for shard "
+                f"{expected[0]} of {expected[1]}"
             )
     return None
 
@@ -192,9 +194,9 @@ def _operators(pipeline: Pipeline, source: PipelineSource, index: int) -> list[O
 
 def _paths(graph: Sequence[Operator], reader: str) -> tuple[str, ...]:
     """What a reader reads, as text: its paths and lists."""
-    own = next(arguments for _, name, arguments in graph if name == reader)
-    names = sorted(k for k, v in own.items() if isinstance(v, (str, list)) and k[0] != "_")
-    return tuple(f"{k}={own[k]}" for k in names)
+    arguments = next(arguments for _, name, arguments in graph if name == reader)
+    names = sorted(k for k, v in arguments.items() if isinstance(v, (str, list)) and k[0] != "_")
+    return tuple(f"{k}={arguments[k]}" for k in names)
 
 
 def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: PipelineSource) -> None:

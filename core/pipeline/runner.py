@@ -46,7 +46,7 @@ class NoBatch(RuntimeError):
     """The source has no batch where the epoch has one; it is no batch that failed."""
 
 
-class _Lane:
+class _PipelineQueue:
     """One pipeline and what is scheduled in it."""
 
     def __init__(self, pipeline: Pipeline, gradual: bool):
@@ -148,7 +148,7 @@ class Runner:
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.to_drop = to_drop
         self.stopped = False
-        self._lanes = [_Lane(pipeline, gradual) for pipeline in pipelines]
+        self._queues = [_PipelineQueue(pipeline, gradual) for pipeline in pipelines]
         self.deferred = deferred_of(self.pipelines)
         self._process, self._calls = os.getpid(), calls
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
@@ -156,8 +156,8 @@ class Runner:
     def schedule(self, most: int = _ALL) -> None:
         """Fills the queues by at most ``most`` runs, without waiting for a result."""
         with self._calls:
-            for lane in self._lanes:
-                lane.schedule(most)
+            for queue in self._queues:
+                queue.schedule(most)
 
     def ended(self) -> bool:
         """Whether the source has no further batch in this epoch.
@@ -170,7 +170,7 @@ class Runner:
                 with contextlib.suppress(SourceEnded, SourceError):
                     self._drop_batches()
                 self._schedule_if_empty()
-            return any(lane.empty() and lane.error is None for lane in self._lanes)
+            return any(queue.empty() and queue.error is None for queue in self._queues)
 
     def restart(self, to_drop: int = 0) -> None:
         """Starts the next epoch of sources that have ended; readers run on by themselves.
@@ -180,15 +180,15 @@ class Runner:
         """
         self.to_drop = to_drop
         with self._calls:
-            for lane in self._lanes:
-                lane.drain()  # it has more than another one, whose source has ended
-            for lane in self._lanes:
-                lane.restart()
+            for queue in self._queues:
+                queue.drain()  # it has more than another one, whose source has ended
+            for queue in self._queues:
+                queue.restart()
 
     def drain(self) -> int:
         """Drops the batches that are scheduled, in all pipelines; returns their number."""
         with self._calls:
-            return max(lane.drain() for lane in self._lanes)
+            return max(queue.drain() for queue in self._queues)
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
         """Takes one batch, drops ``to_drop`` batches before it, and schedules what comes next.
@@ -205,11 +205,11 @@ class Runner:
                 pipelines, and the next call takes the next one.
         """
         with self._calls:
-            for lane in self._lanes:
-                lane.schedule(up_to=1 + self._ahead)
+            for queue in self._queues:
+                queue.schedule(up_to=1 + self._ahead)
             dropped = self.to_drop > 0
             self._drop_batches()
-            behind = _ALL if all(self._ahead >= lane.depth for lane in self._lanes) else 0
+            behind = _ALL if all(self._ahead >= queue.depth for queue in self._queues) else 0
             self._ahead += 1
             # One run for each batch taken: what was dropped is made up by the next call, so that
             # no restore runs more than the queue and one batch.
@@ -228,24 +228,24 @@ class Runner:
 
     def _schedule_if_empty(self) -> int:
         """Schedules one run where nothing is left to take; returns how many it scheduled."""
-        if not any(lane.empty() for lane in self._lanes):
+        if not any(queue.empty() for queue in self._queues):
             return 0
         self.schedule(1)
         return 1
 
     def _share(self, convert: Callable[[Sequence[Outputs]], T], runs: int = 0) -> T:
         """Takes one batch and schedules at most so many runs of each pipeline after it."""
-        for lane in self._lanes:  # before any of them gives its batch away
-            lane.require()
+        for queue in self._queues:  # before any of them gives its batch away
+            queue.require()
         outputs: list[Outputs] = []
         failure: Exception | None = None
-        shared: list[_Lane] = []
-        early = self.dynamic and len(self._lanes) > 1
+        shared: list[_PipelineQueue] = []
+        early = self.dynamic and len(self._queues) > 1
         try:
-            for lane in self._lanes:  # all of them, so that they stay in step after a failure
-                shared.append(lane)
+            for queue in self._queues:  # all of them, so that they stay in step after a failure
+                shared.append(queue)
                 try:
-                    outputs.append(lane.share())
+                    outputs.append(queue.share())
                 except Exception as error:
                     failure = failure or error
                     self.stopped = not self.dynamic
@@ -261,8 +261,8 @@ class Runner:
             return convert(outputs)
         finally:
             failure = None  # its traceback has this frame: together they would keep the batch
-            for lane in shared:
-                lane.release(runs)
+            for queue in shared:
+                queue.release(runs)
 
     def close(self) -> None:
         """Frees the pipelines and their threads now; arrays made of their outputs stay valid."""
@@ -274,7 +274,7 @@ class Runner:
                 getattr(pipeline, "_shutdown", lambda: None)()
                 release(pipeline)
             self.pipelines = ()
-            self._lanes.clear()
+            self._queues.clear()
 
     def __del__(self) -> None:
         if hasattr(self, "_can_checkpoint"):
@@ -285,4 +285,4 @@ class Runner:
         if not self._can_checkpoint:
             return None
         with self._calls:
-            return tuple(lane.pipeline.checkpoint() for lane in self._lanes)
+            return tuple(queue.pipeline.checkpoint() for queue in self._queues)

@@ -26,27 +26,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Those of the command line by default.
     """
-    given = _parser().parse_args(arguments)
-    call = dict(_argument(text) for text in given.arg)
-    found = tune(
-        _loaded(given.iterator_fn),
-        batch_size=given.batch_size,
-        seconds=given.seconds,
-        max_seconds=given.max_seconds,
-        num_threads=given.threads,
-        hw_decoder_load=given.hw_decoder_load,
-        prefetch_queue_depth=given.prefetch,
-        batch_sizes=given.batch_sizes or (),
+    options = _parser().parse_args(arguments)
+    call = dict(_argument(text) for text in options.arg)
+    tuned = tune(
+        _loaded(options.iterator_fn),
+        batch_size=options.batch_size,
+        seconds=options.seconds,
+        max_seconds=options.max_seconds,
+        num_threads=options.threads,
+        hw_decoder_load=options.hw_decoder_load,
+        prefetch_queue_depth=options.prefetch,
+        batch_sizes=options.batch_sizes or (),
         progress=_show,
         **call,
     )
-    _write(_told(found))
-    if given.json:
-        given.json.write_text(json.dumps(_plain(found), indent=1))
-    if given.plot:
+    _write(_report(tuned))
+    if options.json:
+        options.json.write_text(json.dumps(_plain(tuned), indent=1))
+    if options.plot:
         try:
-            found.save_plot(given.plot)
-            _write(f"\nThe rates of all settings: {given.plot}")
+            tuned.save_plot(options.plot)
+            _write(f"\nThe rates of all settings: {options.plot}")
         except ImportError:
             _write("\nThe plot needs matplotlib: pip install matplotlib")
 
@@ -92,14 +92,14 @@ def _loaded(text: str) -> IteratorFunction:
         raise SystemExit(f"{text!r} names no function: write module:function")
     sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         raise SystemExit(f"{text!r} can't be loaded: {error}") from error
-    if not isinstance(found, IteratorFunction):
-        raise SystemExit(f"{text!r} is {found!r}: decorate it with dalijax.data_iterator")
-    return found
+    if not isinstance(target, IteratorFunction):
+        raise SystemExit(f"{text!r} is {target!r}: decorate it with dalijax.data_iterator")
+    return target
 
 
 def _argument(text: str) -> tuple[str, Any]:
@@ -120,18 +120,18 @@ def _show(done: int, total: int, what: str) -> None:
     sys.stderr.flush()
 
 
-def _told(found: Tuned) -> str:
+def _report(tuned: Tuned) -> str:
     device = jax.devices()[0].device_kind
     cores = len(os.sched_getaffinity(0))
     lines = [
         f"{device}, {cores} cores, DALI {nvidia.dali.__version__}, jax {jax.__version__}, "
         f"Python {platform.python_version()}\n",
-        found.table(),
-        *(f"\nnot measured: {failure}" for failure in found.failures),
-        f"\n{found.rate:,.0f} samples/s, {found.rate / found.before:.2f} of the settings before:\n",
-        f"    {found.line}",
+        tuned.table(),
+        *(f"\nnot measured: {failure}" for failure in tuned.failures),
+        f"\n{tuned.rate:,.0f} samples/s, {tuned.rate / tuned.before:.2f} of the settings before:\n",
+        f"    {tuned.line}",
     ]
-    if not found.clear:
+    if not tuned.clear:
         lines.append(
             "\nThe machine was too noisy to tell some settings apart, which stay as they were: try "
             "again with nothing else running, and with more --seconds."
@@ -139,15 +139,15 @@ def _told(found: Tuned) -> str:
     return "\n".join(lines)
 
 
-def _plain(found: Tuned) -> dict[str, Any]:
+def _plain(tuned: Tuned) -> dict[str, Any]:
     measured = {
-        name: [[v, own] for v, own in rates.items()] for name, rates in found.measured.items()
+        name: [[v, rounds] for v, rounds in rates.items()] for name, rates in tuned.measured.items()
     }
     return {
-        "settings": found.settings,
-        "rate": found.rate,
-        "before": found.before,
-        "clear": found.clear,
+        "settings": tuned.settings,
+        "rate": tuned.rate,
+        "before": tuned.before,
+        "clear": tuned.clear,
         "measured": measured,
-        "failures": found.failures,
+        "failures": tuned.failures,
     }

@@ -54,8 +54,8 @@ def choose(rates: Mapping[Any, Sequence[float]], before: Any) -> Choice:
         rates: Samples per second of each value, in each round; cheaper values come first.
         before: The value that is taken where nothing can be told; one of them.
     """
-    medians = {value: statistics.median(own) for value, own in rates.items()}
-    spreads = [(max(own) - min(own)) / medians[value] for value, own in rates.items()]
+    medians = {value: statistics.median(rounds) for value, rounds in rates.items()}
+    spreads = [(max(rounds) - min(rounds)) / medians[value] for value, rounds in rates.items()]
     tolerance = max(_SMALLEST, statistics.median(spreads))
     best = max(medians.values())
     alike = [value for value, rate in medians.items() if rate >= best * (1 - tolerance)]
@@ -97,11 +97,11 @@ class Tuned:
         """A table of all that was measured."""
         rows = ["setting | value | samples/s | rounds", "--- | --- | --- | ---"]
         for name, rates in self.measured.items():
-            for value, own in rates.items():
+            for value, rounds in rates.items():
                 taken = "**" if self.settings.get(name) == value else ""
-                each = ", ".join(f"{rate:,.0f}" for rate in own)
+                each = ", ".join(f"{rate:,.0f}" for rate in rounds)
                 rows.append(
-                    f"{name} | {taken}{value}{taken} | {statistics.median(own):,.0f} | {each}"
+                    f"{name} | {taken}{value}{taken} | {statistics.median(rounds):,.0f} | {each}"
                 )
         return "\n".join(f"| {row} |" for row in rows)
 
@@ -113,11 +113,11 @@ class Tuned:
         axes = figure.subplots(1, len(self.measured), squeeze=False)[0]
         for ax, (name, rates) in zip(axes, self.measured.items()):
             positions = range(len(rates))
-            for own, position in zip(rates.values(), positions):
-                ax.plot([position] * len(own), own, "o", color="0.7")
-            ax.plot(positions, [statistics.median(own) for own in rates.values()], "o-")
+            for rounds, position in zip(rates.values(), positions):
+                ax.plot([position] * len(rounds), rounds, "o", color="0.7")
+            ax.plot(positions, [statistics.median(rounds) for rounds in rates.values()], "o-")
             ax.set_xticks(positions, [str(value) for value in rates])
-            highest = max(max(own) for own in rates.values())
+            highest = max(max(rounds) for rounds in rates.values())
             ax.set(xlabel=name, ylabel="samples/s", ylim=(0, 1.1 * highest))
         figure.tight_layout()
         figure.savefig(path)
@@ -191,12 +191,12 @@ def tune(
     total = _ROUNDS * sum(len(values) for values in candidates.values())
     each, done = seconds / total, 0
     end = time.perf_counter() + (2 * seconds if max_seconds is None else max_seconds)
-    made = Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
+    tuned = Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
     gain = 1.0
     for name, values in candidates.items():
         if time.perf_counter() > end:
-            made.failures.append(f"{name} was not tried: the time was over, pass more max_seconds")
-            made.clear = False
+            tuned.failures.append(f"{name} was not tried: the time was over, pass more max_seconds")
+            tuned.clear = False
             continue
         before, failed = settings[name], set[Any]()
         rates: dict[Any, list[float]] = {value: [] for value in values}
@@ -221,17 +221,17 @@ def tune(
                         if value == before:
                             raise
                         failed.add(value)
-                        made.failures.append(f"{name}={value}: {error}")
-        known = {value: own for value, own in rates.items() if value not in failed}
+                        tuned.failures.append(f"{name}={value}: {error}")
+        known = {value: rounds for value, rounds in rates.items() if value not in failed}
         choice = choose(known, before)
-        made.measured[name] = known
+        tuned.measured[name] = known
         gain *= choice.rate / statistics.median(known[before])
-        made.clear &= choice.clear
-        settings[name], made.rate = choice.value, choice.rate
-    made.before = made.rate / gain
+        tuned.clear &= choice.clear
+        settings[name], tuned.rate = choice.value, choice.rate
+    tuned.before = tuned.rate / gain
     if progress is not None:
         progress(total, total, "done")
-    return made
+    return tuned
 
 
 def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:
