@@ -1,5 +1,6 @@
 """Python functions in the graph: of JAX, Numba, and any library that knows DLPack.
 
-`dalijax.fn` is the door. They leave notes with the pipeline that is being defined
-(`core.pipeline.function_notes`) and know nothing of who runs it.
+`dalijax.fn` has the public names. A function leaves notes with the pipeline that is being defined
+(`core.pipeline.function_notes`), or a call for the placed batch (`core.pipeline.deferred`), and
+knows nothing of who runs it. Siblings (`core.iterator`, `core.records`) are not imported.
 """

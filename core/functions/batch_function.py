@@ -53,7 +53,7 @@ class BatchFunction:
         """The key of a batch, of its first sample's words: of NumPy's, a key on no device."""
         if self.where == "cpu" or isinstance(words, np.ndarray):
             return checks.jax_key(checks.key_of(np.asarray(words)))
-        return _key_of_words(words)
+        return _key_on_device(words)
 
     def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
         """The outputs for arrays of a batch, checked; those of one GPU's are put there."""
@@ -100,10 +100,7 @@ class BatchFunction:
         return [jax.device_put(one, cpu) for one in batches]
 
 
-@jax.jit
-def _key_of_words(words: jax.Array) -> jax.Array:
-    data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
-    return jax.random.wrap_key_data(data, impl="threefry2x32")
+_key_on_device = jax.jit(checks.key_of_array)
 
 
 def on_device(name: str, number: int, array: Any, where: jax.Device | Sharding) -> jax.Array:

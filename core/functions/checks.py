@@ -146,6 +146,12 @@ def jax_key(words: np.ndarray) -> jax.Array:
         return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
+def key_of_array(words: jax.Array) -> jax.Array:
+    """The same as a jax.random.key, of words on a device."""
+    data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
 def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
     """The callback of a function without outputs: what it raises is logged, since DALI drops it."""
 

@@ -68,5 +68,5 @@ def dlpack_operator() -> Callable[..., Any]:
     wrap: Any = getattr(fn, "_wrap_op_fn", None)  # what makes all of DALI's functions of operators
     if wrap is None:
         return fn.dl_tensor_python_function
-    made: Callable[..., Any] = wrap(DLTensorPythonFunction, "dl_tensor_python_function", "")
-    return made
+    operator: Callable[..., Any] = wrap(DLTensorPythonFunction, "dl_tensor_python_function", "")
+    return operator

@@ -73,11 +73,7 @@ class GlobalFunction:
 
 @functools.lru_cache(maxsize=8)
 def _key_maker(everywhere: Sharding) -> Callable[[jax.Array], jax.Array]:
-    def key(words: jax.Array) -> jax.Array:
-        data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
-        return jax.random.wrap_key_data(data, impl="threefry2x32")
-
-    return jax.jit(key, out_shardings=everywhere)
+    return jax.jit(checks.key_of_array, out_shardings=everywhere)
 
 
 class OnOneDevice(BatchFunction):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import dis
 import functools
 import hashlib
@@ -31,6 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..pipeline import function_notes
+from ..pipeline.function_notes import FunctionNote
+from .checks import name_of
 
 # Their wrappers and modules keep caches and nothing that an output depends on.
 _LIBRARIES = frozenset({"flax", "jax", "jaxlib", "numba", "numpy", "nvidia"})
@@ -56,33 +57,6 @@ _ALWAYS = ""  # the digest of that
 Memory = Mapping[str, str]
 
 
-@dataclasses.dataclass
-class FunctionNote:
-    """A Python function of a graph; see `dalijax.core.pipeline.function_notes`.
-
-    Attributes:
-        function: The function.
-        stateful: What its author says; None: what can be seen of it.
-        before: The digests of what it reached when the graph was first defined.
-    """
-
-    function: Callable[..., Any]
-    stateful: bool | None
-    before: Memory
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        function = self.function
-        return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-    def kept_state(self) -> str:
-        """What it keeps from one call to the next, as a phrase; "" where nothing is seen."""
-        if self.stateful is not None:
-            return "as stateful=True says" if self.stateful else ""
-        return changes(self.before, memory(self.function))
-
-
 def note(function: Callable[..., Any], stateful: bool | None) -> None:
     """Tells the pipeline that is being defined that it has a Python function.
 
@@ -90,8 +64,14 @@ def note(function: Callable[..., Any], stateful: bool | None) -> None:
         function: The function.
         stateful: What its author says; None: what can be seen of it.
     """
+
+    def kept_state(before: Memory) -> str:
+        if stateful is not None:
+            return "as stateful=True says" if stateful else ""
+        return changes(before, memory(function))
+
     before = memory(function) if stateful is None else {}
-    function_notes.add(FunctionNote(function, stateful, before))
+    function_notes.add(FunctionNote(name_of(function), before, kept_state))
 
 
 def changes(before: Memory, after: Memory) -> str:

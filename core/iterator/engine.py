@@ -16,8 +16,8 @@ from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..errors import StateError
 from ..pipeline import advice
+from ..pipeline.bad_files import BadFiles
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
-from ..pipeline.culprits import Culprits
 from ..pipeline.dali_pipeline import check_outputs, is_unmappable
 from ..pipeline.deferred import FunctionError
 from ..pipeline.pipeline_source import PipelineSource
@@ -105,7 +105,7 @@ class Engine:
         self.errors: list[FailedBatch] = []
         self.closed = False
         self.process = 0
-        self._culprits = Culprits(source, config.reader_name)
+        self._bad_files = BadFiles(source, config.reader_name)
         self._config = config
         self._shards = placement.shards
         self._runner: Runner | None = None
@@ -510,7 +510,7 @@ class Engine:
                 if not isinstance(outcome.error, BatchError):
                     self.errors += skipped
                     return outcome
-                named = self._culprits.named(outcome.error, here.checkpoints)
+                named = self._bad_files.named(outcome.error, here.checkpoints)
                 if self._config.on_error != "skip":
                     return dataclasses.replace(outcome, error=named)
                 failed = FailedBatch(here.epoch, here.step, str(named), named.files)

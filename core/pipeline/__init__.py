@@ -1,5 +1,6 @@
 """DALI's pipelines: who makes them, how they run, and what becomes of their outputs.
 
-The iterator, the records and the functions stand on it and never import one another. It knows
-states, and nothing above it: what a function leaves to do is an object that it calls.
+Sources make pipelines (`pipeline_source`, of functions and of hand-made ones), `runner` runs them,
+`arrays` and `batch` make what is delivered, `reader` reads epochs from DALI's metadata. The
+iterator, the records and the functions stand on it; it imports `core.state` and the pure modules.
 """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from nvidia.dali import Pipeline
 
@@ -15,23 +16,20 @@ _NOTES = "_dalijax_functions"
 _OUTPUTS = "_dalijax_outputs"
 
 
-class FunctionNote(Protocol):
+@dataclasses.dataclass
+class FunctionNote:
     """A function of a graph, as far as resuming is concerned.
 
     Attributes:
+        name: Its name.
         before: What it could change, as it was when the graph was first defined.
+        kept_state: What it keeps from one call to the next, by ``before``, as a phrase; "" where
+            nothing is seen.
     """
 
+    name: str
     before: Any
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        ...
-
-    def kept_state(self) -> str:
-        """What it keeps from one call to the next, as a phrase; "" where nothing is seen."""
-        ...
+    kept_state: Callable[[Any], str]
 
 
 def add(note: FunctionNote) -> None:
@@ -63,7 +61,7 @@ class FunctionsOfPipelines:
         """Why the pipelines can't be resumed; "" where they can, as far as is seen."""
         for pipeline in list(self._pipelines):
             for note in vars(pipeline).get(_NOTES, ()):
-                if why := note.kept_state():
+                if why := note.kept_state(note.before):
                     return (
                         f"its function {note.name}() keeps state ({why}), which DALI's checkpoints "
                         "do not have. Let it depend on its arguments alone (a keyword-only `key`, "

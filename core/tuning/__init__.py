@@ -1,4 +1,5 @@
 """Which settings make an iterator fastest on this machine.
 
-`dalijax.tune` is the door; it uses the iterator as any caller would.
+`dalijax.tune` has the public names: `tune` measures, `command` is ``python -m dalijax.tune``. It
+uses the iterator as any caller would, and nothing below imports it.
 """

@@ -140,14 +140,6 @@ def _report(tuned: Tuned) -> str:
 
 
 def _plain(tuned: Tuned) -> dict[str, Any]:
-    measured = {
-        name: [[v, rounds] for v, rounds in rates.items()] for name, rates in tuned.measured.items()
-    }
-    return {
-        "settings": tuned.settings,
-        "rate": tuned.rate,
-        "before": tuned.before,
-        "clear": tuned.clear,
-        "measured": measured,
-        "failures": tuned.failures,
-    }
+    plain = {key: value for key, value in vars(tuned).items() if key != "name"}
+    rates = {name: list(map(list, each.items())) for name, each in tuned.measured.items()}
+    return plain | {"measured": rates}

@@ -42,7 +42,7 @@ class Sample:
     data: np.ndarray | None
 
 
-class Culprits:
+class BadFiles:
     """Names the files of batches that failed; of the first few, since it costs new pipelines.
 
     Args:
