@@ -1,4 +1,4 @@
-"""Arguments: what is wrong with one, in words, before DALI sees it."""
+"""Checks of arguments, whose errors say the argument and the cure before DALI sees it."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__name__', function)!s}()"
 
 
+def is_pipeline_def(function: Callable[..., Any]) -> bool:
+    """Whether a function was decorated by ``nvidia.dali.pipeline_def``."""
+    # Not public, the mark of DALI's decorator: without it a function counts as a plain one.
+    return bool(getattr(function, "_is_pipeline_def", False))
+
+
 def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
     """Names of the arguments of a graph function that may be passed by keyword."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -58,8 +64,7 @@ def checked_arguments(
     Args:
         pipeline_fn: The graph's function, whose own arguments are not looked at.
         call: The arguments.
-        others: Names that are taken beside those of ``nvidia.dali.pipeline_def``, for the
-            message.
+        others: Further names that the caller takes, for the message.
 
     Raises:
         TypeError: For an argument of neither the function nor pipeline_def, or of a wrong type.
@@ -121,12 +126,12 @@ def check_flags(**flags: Any) -> None:
 def check_names(
     function: str, names: Collection[str], known: Mapping[str, Collection[str]]
 ) -> None:
-    """Raises TypeError for names that are not known, with what is close and what there is.
+    """Raises TypeError for unknown names, with close ones and all that there are.
 
     Args:
-        told: What takes the arguments, for the message.
-        names: Those that were passed.
-        known: Those that it takes, by what to call them.
+        function: The name of the function, with parentheses, for the message.
+        names: The names that were passed.
+        known: The names that it takes, in groups with a name each.
     """
     every = sorted({name for group in known.values() for name in group})
     unknown = sorted(set(names) - set(every))
@@ -138,7 +143,7 @@ def check_names(
 
 
 def knows_its_names(function: F) -> F:
-    """A function whose unknown keyword arguments are answered by what is close to them."""
+    """Decorates a function so that errors of unknown keyword arguments have close names."""
     parameters = set(inspect.signature(function).parameters)
 
     @functools.wraps(function)

@@ -56,7 +56,7 @@ class DataShard:
 
 
 def gpu_ordinal(device: jax.Device) -> int | None:
-    """The number of a GPU among those of its host; None for a CPU."""
+    """The number of a GPU on its host; None for a CPU."""
     return None if device.platform == "cpu" else int(device.local_hardware_id)
 
 
@@ -162,7 +162,7 @@ class GlobalPlacement:
 
     Attributes:
         shards: This process's data shards, one for each pipeline. Where outputs cut the rows
-            differently, those of the finest cut; the others are resharded by JAX.
+            differently, the shards of the finest cut; JAX reshards the other outputs.
 
     Raises:
         ValueError, TypeError: If an output has no sharding, or it is none.
@@ -283,7 +283,7 @@ class LocalPlacement:
     def place(self, name: str, pieces: Sequence[Any]) -> Any:
         """One array of the pieces that the pipelines decoded, along dimension 0.
 
-        Pieces of different GPUs become one array over them, in place; those of one device
+        Pieces on different GPUs become one array over them, in place; pieces on one device
         are concatenated there. On the host it is a NumPy array until `finish`.
         """
         if len(pieces) == 1:

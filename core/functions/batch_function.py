@@ -14,7 +14,7 @@ from . import checks
 
 
 class BatchFunction:
-    """A user's function with what is known of its arguments and its results.
+    """A user's function of batches, whose results are checked.
 
     Attributes:
         name: Its name, for messages.
@@ -56,7 +56,7 @@ class BatchFunction:
         return _key_on_device(words)
 
     def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
-        """The outputs for arrays of a batch, checked; those of one GPU's are put there."""
+        """The checked outputs for arrays of a batch, on the GPU where the inputs are, if any."""
         devices = arrays[0].devices() if arrays and self.where == "gpu" else ()
         outputs = self._checked(self._function(*arrays, **more), batch)
         if len(devices) != 1:

@@ -60,10 +60,10 @@ def dlpack_operator() -> Callable[..., Any]:
 
         @property
         def preserve(self: Any) -> bool:
-            # DALI's schema says that it is never pruned, whatever is passed: code that prints,
-            # say, has no outputs. Who passes False means it.
-            said = self._init_args.get("preserve")
-            return bool(self._preserve if said is None else said)
+            # DALI's schema never prunes it, whatever is passed: code that prints, say, has no
+            # outputs. False is a choice. (Not public, as is the method above.)
+            preserve = self._init_args.get("preserve")
+            return bool(self._preserve if preserve is None else preserve)
 
     wrap: Any = getattr(fn, "_wrap_op_fn", None)  # what makes all of DALI's functions of operators
     if wrap is None:

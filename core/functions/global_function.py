@@ -57,7 +57,7 @@ class GlobalFunction:
             return tuple(self._checked(k, one) for k, one in enumerate(outputs))
 
     def _key(self, words: Any) -> jax.Array:
-        """The key of a batch: on no device, or on all of those of several processes."""
+        """The key of a batch: on no device, or on all devices of several processes."""
         if isinstance(words, np.ndarray):
             return checks.jax_key(checks.key_of(words))
         mesh: Any = self.sharding

@@ -35,7 +35,7 @@ def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
     def run(*tensors: Any) -> tuple[Any, ...] | None:
         nonlocal checked
         # What is compiled takes NumPy's views, which cost less. Else they are for the first batch,
-        # since jax.dlpack does not say that it narrows; those of a graph are of one type.
+        # since jax.dlpack narrows silently; a graph's batches have one dtype.
         if checked and not called.takes_views and not copied:
             arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:inputs]]
         else:
@@ -84,14 +84,14 @@ def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
         pipeline: Its pipeline.
     """
     device: jax.Device | None = None
-    owner = weakref.ref(pipeline)  # its operator refers to this callback
+    owner = weakref.ref(pipeline)  # weak, since its operator refers to this callback
     # So many batches later DALI has delivered what it made of it, for which it was waited.
     live = live_outputs(pipeline, queue_depth(pipeline))
 
     def run(stream: int, *tensors: Any) -> tuple[Any, ...] | None:
         nonlocal device
         inputs: Sequence[Any] = tensors
-        if device is None:  # those of a graph are of one type: jax.dlpack does not say it narrows
+        if device is None:  # jax.dlpack narrows silently, and a graph's batches have one dtype
             inputs = [_Checked(one, f"{k} of {called.name}()") for k, one in enumerate(tensors)]
         arrays = [jax.dlpack.from_dlpack(one) for one in inputs]
         if device is None:

@@ -66,8 +66,8 @@ def numba_function(
         preserve, seed, name: As for any operator of DALI.
         device: "cpu" or "gpu"; left out, where the inputs are.
         example: A sample of the input, or a list of one for each, from which the types and
-            the dimensions of the inputs are taken. Those of outputs that are
-            left out are those of the input of their number.
+            the dimensions of the inputs are taken. Outputs have the types and dimensions of the
+            input of their number by default.
         stateful: Whether it keeps state (numpy.random does), so that iterators can't be
             resumed; None: what can be seen of it.
 
@@ -322,6 +322,7 @@ def _operator_class() -> Any:
             return self._setup.address
 
         def _compiled_setup(self, setup_fn: Any) -> Any:
+            # Not public, as is all that this class overrides: DALI's own code, but for the inputs.
             view, compiled_fn = dalis._get_shape_view, dalis.njit(setup_fn)
 
             @dalis.cfunc(self._setup_fn_sig(), nopython=True)  # type: ignore[untyped-decorator]

@@ -51,7 +51,7 @@ _MOST_VALUES = 10_000  # of all that a function reaches
 _MOST_BYTES = 1 << 20  # of one array; of a larger one, evenly spaced blocks
 _BLOCKS, _BLOCK = 64, 4096
 _SILENT = ("CACHE", "PRECALL", "PUSH_NULL", "RESUME", "EXTENDED_ARG", "NOP")
-_STATE = object()  # stands for what is state whatever it reads
+_STATE = object()  # stands for state that has no digest
 _ALWAYS = ""  # the digest of that
 
 Memory = Mapping[str, str]
@@ -323,6 +323,7 @@ def _of_jax_array(array: jax.Array) -> bytes:
     except (RuntimeError, TypeError):  # traced, deleted, or of other processes
         return b"no values"
     key = id(array)
+    # Weak: the digest alone outlives the array.
     _of_arrays[key] = (weakref.ref(array, lambda _: _of_arrays.pop(key, None)), state)
     return state
 

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, overload
 import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from ..arguments import checked_arguments, function_parameters, knows_its_names
+from ..arguments import (
+    checked_arguments,
+    function_parameters,
+    is_pipeline_def,
+    knows_its_names,
+)
 from ..config import IteratorConfig, OnError, Shardings
 from ..pipeline.batch import choose_placement
 from ..pipeline.function_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
@@ -294,7 +299,7 @@ def _signature(pipeline_fn: Callable[..., Any]) -> inspect.Signature:
         name: one for name, one in signature.parameters.items() if one.kind != one.VAR_KEYWORD
     }
     # Those that a pipeline_def has set are not known here.
-    defaults = {} if getattr(pipeline_fn, "_is_pipeline_def", False) else _DEFAULTS
+    defaults = {} if is_pipeline_def(pipeline_fn) else _DEFAULTS
     for name, one in _call_signature().parameters.items():
         if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD):
             parameter = one.replace(default=defaults.get(name, one.default))

@@ -56,7 +56,7 @@ class BadFiles:
         self._left = _MOST_BATCHES
 
     def named(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
-        """The error with the files that it is about, as far as they can be told.
+        """The error with the files that it is about, as far as DALI names them.
 
         Args:
             error: What the batch failed with.
@@ -127,7 +127,7 @@ def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
         chosen = readers[0]
     if chosen is None:
         return None
-    pipeline._sinks = []
+    pipeline._sinks = []  # operators without outputs, which would run, too
     pipeline.set_outputs(*chosen.outputs)
     return pipeline
 

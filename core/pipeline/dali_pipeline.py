@@ -1,4 +1,4 @@
-"""What DALI's pipelines leave to do: errors with their cures, checkpoints, queues, operators."""
+"""DALI's pipelines, with cures in their errors: building, checkpoints, queues, operators."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FreedAnywhere(Pipeline):
 
 
 def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
-    """Builds a pipeline; what is known to be missing is said with its cure.
+    """Builds a pipeline; errors with a known cause have the cure.
 
     Args:
         pipeline: The pipeline.

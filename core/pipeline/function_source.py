@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 from nvidia.dali import Pipeline, backend, pipeline_def
 from nvidia.dali.data_node import DataNode
 
-from ..arguments import checked_arguments, function_parameters, name_of
+from ..arguments import checked_arguments, function_parameters, is_pipeline_def, name_of
 from ..seeds import DEFAULT_SEED, ShardSeed, shard_seed
 from . import advice
 from .dali_pipeline import (
@@ -53,11 +53,10 @@ class FunctionSource(PipelineSource):
     Args:
         pipeline_fn: A function of the graph, plain or decorated by `nvidia.dali.pipeline_def`.
         args: Its positional arguments.
-        kwargs: Its keyword arguments and those of `nvidia.dali.pipeline_def`.
+        kwargs: Its keyword arguments, and arguments of `nvidia.dali.pipeline_def`.
         each: What differs between the pipelines (device_id, shard_id, ...), one mapping
             for each pipeline to build.
-        on_host: Whether DALI copies what is on a GPU to the host, as part of the pipeline,
-            where its executor can.
+        on_host: Whether the pipeline copies outputs on a GPU to the host, where its executor can.
 
     Raises:
         TypeError: If a keyword belongs neither to the function nor to pipeline_def.
@@ -73,7 +72,7 @@ class FunctionSource(PipelineSource):
     ):
         super().__init__(getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__))
         self._on_host = on_host
-        self._mapped = True  # whether readers map their files, where nobody has said it
+        self._mapped = True  # whether readers map their files, where the graph leaves it open
         self._fn = pipeline_fn
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
@@ -82,7 +81,7 @@ class FunctionSource(PipelineSource):
                 del self._kwargs[name]
         self._kwargs = checked_arguments(pipeline_fn, self._kwargs)
         self._each = [checked_arguments(pipeline_fn, one) for one in each]
-        decorated = getattr(pipeline_fn, "_is_pipeline_def", False)
+        decorated = is_pipeline_def(pipeline_fn)
         if not decorated and {**self._kwargs, **self._each[0]}.get("batch_size") is None:
             raise _no_batch_size(pipeline_fn)
         self._own_seed = "seed" in function_parameters(pipeline_fn)
@@ -112,7 +111,7 @@ class FunctionSource(PipelineSource):
         if self._own_seed or seed is not None:
             return isinstance(seed, ShardSeed) and seed.is_default
         # The function's own decorator may have set it.
-        decorated = getattr(self._fn, "_is_pipeline_def", False)
+        decorated = is_pipeline_def(self._fn)
         if decorated and self._decorated_seed is None:
             with deferring():
                 pipeline = self._fn(*self._args, **self._first_call)
@@ -260,7 +259,7 @@ class FunctionSource(PipelineSource):
 
     def _called(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
         defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
-        if not getattr(self._fn, "_is_pipeline_def", False):
+        if not is_pipeline_def(self._fn):
             return pipeline_def(**defaults, **state)(self._fn)(*self._args, **call)
         # Its own decorator may have set the defaults: only those that it left out are ours.
         pipeline = self._fn(*self._args, **state, **call)

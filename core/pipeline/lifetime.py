@@ -129,7 +129,7 @@ def _let_go() -> None:
         _forget()  # to shut down a pipeline that does not answer would wait for it, too
         return
     for pipeline in _all():
-        pipeline._shutdown()
+        pipeline._shutdown()  # not public, but DALI's own exit handler calls it
         pipeline._shutdown = _nothing
 
 

@@ -1,4 +1,4 @@
-"""Where iterators have their pipelines from: the base of both kinds of sources."""
+"""Sources of pipelines: the base of `FunctionSource` and `HandmadeSource`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Define = Callable[[bytes | None], Pipeline]
 
 
 class PipelineSource(abc.ABC):
-    """Where an iterator has its pipelines from.
+    """A source of an iterator's pipelines.
 
     Args:
         name: What to call it in messages.
@@ -49,7 +49,7 @@ class PipelineSource(abc.ABC):
 
     @property
     def seed(self) -> int | None:
-        """The seed that those of the shards follow from; None where it is the pipeline's own."""
+        """The seed that the seeds of the shards follow from; None where each has its own."""
         return None
 
     def takes_seed(self) -> bool:
@@ -57,10 +57,10 @@ class PipelineSource(abc.ABC):
         return False
 
     def set_seed(self, seed: int | None) -> int | None:
-        """Has what is built from now on have the seed of a state, or None: the default.
+        """Sets the seed of the next pipelines to that of a state; None: the default.
 
         Returns:
-            What was set before.
+            The seed that was set before.
         """
         return None
 
@@ -80,7 +80,7 @@ class PipelineSource(abc.ABC):
         return []
 
     def unmap(self) -> bool:
-        """Has the readers of what is built next read files, not map them; False if it can't."""
+        """Has the next pipelines read files instead of mapping them; False if it can't."""
         return False
 
 

@@ -144,7 +144,7 @@ Shard = tuple[int, int]  # its number, and the number of shards
 
 
 def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str]:
-    """Readers whose samples are those of the batches: one beside them may be of other data."""
+    """Readers of the samples of batches; a reader beside them may have other data."""
     metas = pipeline.reader_meta()
     size = metas[reader_name]["epoch_size"] if reader_name is not None else None
     return sorted(name for name, meta in metas.items() if size in (None, meta["epoch_size"]))

@@ -52,7 +52,7 @@ def choose(rates: Mapping[Any, Sequence[float]], before: Any) -> Choice:
 
     Args:
         rates: Samples per second of each value, in each round; cheaper values come first.
-        before: The value that is taken where nothing can be told; one of them.
+        before: The value to keep where nothing can be told apart; one of them.
     """
     medians = {value: statistics.median(rounds) for value, rounds in rates.items()}
     spreads = [(max(rounds) - min(rounds)) / medians[value] for value, rounds in rates.items()]
@@ -155,7 +155,7 @@ def tune(
             graph function has an argument of this name (to be handed to its decoder).
         prefetch_queue_depth: Depths to try; 2, 3 and 4 by default.
         batch_sizes: Batch sizes to try, too; none by default, since the model decides.
-        progress: Called with the number of measurements done, that of all, and what is next.
+        progress: Called with the number of measurements done and of all, and the next one's name.
         **call: Further arguments of the iterator function. A setting that is among them, or else
             the function's own default, is what the measurements begin with.
 
