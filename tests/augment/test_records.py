@@ -3,21 +3,8 @@
 import numpy as np
 import pytest
 
-from dalijax import augment
-from drawing import picture, run
+from drawing import FUNCTIONS, picture, run
 
-FUNCTIONS = {
-    "random_resized_crop": lambda x, d: augment.random_resized_crop(x, (20, 24), draw=d),
-    "random_crop": lambda x, d: augment.random_crop(x, 24, draw=d, padding=3),
-    "flip": lambda x, d: augment.flip(x, draw=d),
-    "color_jitter": lambda x, d: augment.color_jitter(
-        x, draw=d, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1
-    ),
-    "random_erasing": lambda x, d: augment.random_erasing(x, draw=d),
-    "rand_augment": lambda x, d: augment.rand_augment(x, draw=d),
-    "trivial_augment": lambda x, d: augment.trivial_augment(x, draw=d),
-    "auto_augment": lambda x, d: augment.auto_augment(x, draw=d),
-}
 RECORDS = [7, 10**10, 0, 3, 12, 5, 9, 1, 2, 4, 6, 8]
 
 

@@ -4,12 +4,26 @@ import io
 
 import numpy as np
 from nvidia.dali import fn, pipeline_def
+from nvidia.dali.pipeline import do_not_convert
 from PIL import Image
 
+from dalijax import augment
 from dalijax.core.hashing import column_keys, fold, uniform
 from dalijax.core.pipeline.draw import Draw, DrawRows
 
 SEED, EPOCH = 3, 1
+FUNCTIONS = {
+    "random_resized_crop": lambda x, d: augment.random_resized_crop(x, (20, 24), draw=d),
+    "random_crop": lambda x, d: augment.random_crop(x, 24, draw=d, padding=3),
+    "flip": lambda x, d: augment.flip(x, draw=d),
+    "color_jitter": lambda x, d: augment.color_jitter(
+        x, draw=d, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1
+    ),
+    "random_erasing": lambda x, d: augment.random_erasing(x, draw=d),
+    "rand_augment": lambda x, d: augment.rand_augment(x, draw=d),
+    "trivial_augment": lambda x, d: augment.trivial_augment(x, draw=d),
+    "auto_augment": lambda x, d: augment.auto_augment(x, draw=d),
+}
 
 
 def picture(record, height=40, width=60):
@@ -38,11 +52,25 @@ def numbers(records, name, count, seed=SEED, epoch=EPOCH):
     return uniform(record_hashes(records, seed, epoch), column_keys(name, count)).astype(float)
 
 
+class RecordingDraw(Draw):
+    """Keeps the nodes of all that it draws."""
+
+    def __init__(self, rows, fields):
+        super().__init__(rows, fields)
+        self.drawn = []
+
+    @do_not_convert
+    def compute_outputs(self, *args, **options):
+        nodes = super().compute_outputs(*args, **options)
+        self.drawn += nodes
+        return nodes
+
+
 def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=EPOCH):
     """What a graph of (images, draw) gives for pictures: a list of arrays for each output.
 
     Args:
-        graph: Called with decoded images and a `Draw` that knows their sizes.
+        graph: Called with decoded images and a `RecordingDraw` that knows their sizes.
         pictures: Arrays of pixels.
         records: The record of each; None: 0, 1, 2, ...
         gpu: Whether they are decoded to the GPU.
@@ -56,7 +84,7 @@ def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=E
 
     def define():
         data = fn.external_source(source=lambda: files, batch=True)
-        draw = Draw(lambda _: rows, {data.name: "data"})
+        draw = RecordingDraw(lambda _: rows, {data.name: "data"})
         return graph(fn.decoders.image(data, device="mixed" if gpu else "cpu"), draw)
 
     pipeline = pipeline_def(
