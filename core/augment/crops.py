@@ -54,8 +54,7 @@ def random_resized_crop(
         TypeError: If nothing says the sizes of the images.
     """
     size = windows.pair(size, "size")
-    windows.check_range(scale, "scale", most=1.0)
-    windows.check_range(ratio, "ratio")
+    windows.check_ranges(scale, ratio)
     start, end = draw.compute_outputs(
         lambda u, sizes: windows.resized_crops(u, sizes, scale, ratio),
         [_PIXELS, _PIXELS],
@@ -244,8 +243,7 @@ def random_erasing(
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be from 0 to 1, not {probability}")
-    windows.check_range(scale, "scale", most=1.0)
-    windows.check_range(ratio, "ratio")
+    windows.check_ranges(scale, ratio)
     start, extent = draw.compute_outputs(
         lambda u, sizes: windows.erased(u, sizes, probability, scale, ratio),
         [_PIXELS, _PIXELS],

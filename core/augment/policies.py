@@ -1,12 +1,13 @@
 """What RandAugment, TrivialAugment and AutoAugment choose for each record: NumPy alone.
 
-The operations, their magnitudes and AutoAugment's tables are torchvision's, and the papers' where
-these say them: Cubuk et al., AutoAugment (2018), tables 7 to 9; Cubuk et al., RandAugment (2019);
-Mueller and Hutter, TrivialAugment (2021), the wide space.
+The operations and their magnitudes are torchvision's, AutoAugment's tables the paper's, too: Cubuk
+et al., AutoAugment (2018), appendix; Cubuk et al., RandAugment (2019); Mueller and Hutter,
+TrivialAugment (2021), the wide space.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -17,11 +18,6 @@ from .windows import Floats, Sizes, Uniform
 
 Ints = NDArray[np.int64]
 
-OPERATIONS = (
-    *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness"),
-    *("color", "contrast", "sharpness", "posterize", "solarize", "auto_contrast", "equalize"),
-    "invert",
-)
 # What the graph has an operator for, and the operator's argument in `FORMS`, if any.
 BRANCHES = {
     "identity": None,
@@ -35,19 +31,18 @@ BRANCHES = {
     "auto_contrast": None,
     "equalize": None,
 }
-_AFFINE = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-# An inverted image is one that is solarized from 0 on.
-_BRANCH_OF = np.array(
-    [
-        list(BRANCHES).index(
-            {**dict.fromkeys(_AFFINE, "affine"), "invert": "solarize"}.get(one, one)
-        )
-        for one in OPERATIONS
-    ]
-)
+# The operations, in torchvision's order, and the branch of each.
+OPERATIONS = {
+    "identity": "identity",
+    **dict.fromkeys(("shear_x", "shear_y", "translate_x", "translate_y", "rotate"), "affine"),
+    **{name: name for name in ("brightness", "color", "contrast", "sharpness", "posterize")},
+    **{name: name for name in ("solarize", "auto_contrast", "equalize")},
+    "invert": "solarize",  # from 0 on
+}
 _NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
+_BRANCH_OF = np.array([list(BRANCHES).index(branch) for branch in OPERATIONS.values()])
 _COUNT = len(OPERATIONS) - 1  # AutoAugment alone inverts
-_SIGNED = np.isin(OPERATIONS, OPERATIONS[1:10])
+_SIGNED = np.array([1 <= number <= _NUMBER["sharpness"] for number in _NUMBER.values()])
 _BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 _SHARP = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]])
 
@@ -78,6 +73,7 @@ FORMS: dict[str, tuple[tuple[int, ...], Any]] = {
 }
 
 
+@functools.cache
 def magnitudes(
     bins: int, *, shear: float, translate: float, rotate: float, enhance: float, bits: int
 ) -> Floats:
@@ -100,6 +96,7 @@ def magnitudes(
     table = np.array([np.linspace(0.0, most.get(name, 0.0), bins) for name in OPERATIONS])
     table[_NUMBER["posterize"]] = 8 - np.rint(np.arange(bins) / ((bins - 1) / bits))
     table[_NUMBER["solarize"]] = np.linspace(255.0, 0.0, bins)
+    table.setflags(write=False)
     return table
 
 
@@ -147,23 +144,28 @@ def auto_augment(u: Uniform, policy: str) -> list[Choice]:
     """
     table = magnitudes(10, shear=0.3, translate=_TRANSLATE, rotate=30.0, enhance=0.9, bits=4)
     numbers = u.astype(np.float64)
-    pairs = POLICIES[policy]
-    chosen = _whole(numbers[:, 0], len(pairs))
+    pairs = _numbered(policy)[_whole(numbers[:, 0], len(POLICIES[policy]))]
     choices = []
     for stage in (0, 1):
-        names, probabilities, bins = zip(*(pair[stage] for pair in pairs))
-        operation = np.array([_NUMBER[name] for name in names])[chosen]
-        operation[numbers[:, 1 + stage] >= np.array(probabilities)[chosen]] = 0
-        size = table[operation, np.array(bins)[chosen]]
+        operation, probability, number = pairs[:, stage].T
+        applied = numbers[:, 1 + stage] < probability
+        operation = np.where(applied, operation, _NUMBER["identity"]).astype(np.int64)
+        size = table[operation, number.astype(np.int64)]
         choices.append(Choice(operation, _signed(operation, size, numbers[:, 3 + stage])))
     return choices
 
 
+@functools.cache
+def _numbered(policy: str) -> Floats:
+    """A policy with numbers of operations: [pairs, 2, (operation, probability, magnitude)]."""
+    return np.array([[(_NUMBER[name], p, k) for name, p, k in pair] for pair in POLICIES[policy]])
+
+
 def branches_of(policy: str | None, stage: int) -> list[int]:
     """Numbers of the branches that a stage may choose; of RandAugment's space without a policy."""
-    names = OPERATIONS[:_COUNT]
+    names = list(OPERATIONS)[:_COUNT]
     if policy is not None:
-        names = ("identity", *(pair[stage][0] for pair in POLICIES[policy]))
+        names = ["identity", *(pair[stage][0] for pair in POLICIES[policy])]
     return sorted({int(_BRANCH_OF[_NUMBER[name]]) for name in names})
 
 

@@ -33,10 +33,12 @@ def pair(value: int | Sequence[int], name: str) -> Pair:
     return int(numbers[0]), int(numbers[1])
 
 
-def check_range(value: Range, name: str, *, above: float = 0.0, most: float = np.inf) -> None:
-    """Raises ValueError where a range does not lie within (above, most], or is turned round."""
-    if len(value) != 2 or not above < value[0] <= value[1] <= most or np.isinf(value[1]):
-        raise ValueError(f"{name} must be (low, high) with {above} < low <= high, not {value!r}")
+def check_ranges(scale: Range, ratio: Range) -> None:
+    """Raises ValueError where a share of an area, or a ratio of two lengths, can't be."""
+    if len(scale) != 2 or not 0 <= scale[0] <= scale[1] <= 1:
+        raise ValueError(f"scale must be (low, high) with 0 <= low <= high <= 1, not {scale!r}")
+    if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < np.inf:
+        raise ValueError(f"ratio must be (low, high) with 0 < low <= high, not {ratio!r}")
 
 
 def _positions(u: Floats, room: Floats) -> Floats:

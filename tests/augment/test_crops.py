@@ -61,7 +61,12 @@ def plain_erase(u, height, width, p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3)):
 
 @pytest.mark.parametrize(
     ("scale", "ratio"),
-    [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.9, 1.0), (2.0, 3.0)), ((1e-4, 2e-4), (0.2, 0.3))],
+    [
+        ((0.08, 1.0), (3 / 4, 4 / 3)),
+        ((0.9, 1.0), (2.0, 3.0)),
+        ((1e-4, 2e-4), (0.2, 0.3)),
+        ((0, 0.01), (0.5, 2)),
+    ],
 )
 def test_resized_crops_are_torchvisions(scale, ratio):
     sizes = many_sizes()
@@ -234,7 +239,7 @@ def test_sizes_are_known_behind_decoders_and_augmentation_or_said():
     [
         (lambda x, d: augment.random_resized_crop(x, 0, draw=d), "above 0, not 0"),
         (lambda x, d: augment.random_resized_crop(x, (1, 2, 3), draw=d), r"not \(1, 2, 3\)"),
-        (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(0, 1)), "scale must"),
+        (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(-0.1, 1)), "scale must"),
         (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(0.5, 1.5)), "scale must"),
         (lambda x, d: augment.random_resized_crop(x, 8, draw=d, ratio=(2, 1)), "ratio must"),
         (lambda x, d: augment.random_crop(x, 8, draw=d, padding=-1), "padding must .* not -1"),

@@ -216,7 +216,7 @@ def test_auto_augment_does_torchvisions_operations(policy):
     assert single > 20
 
 
-def shares(choices, magnitudes=False):
+def shares(choices):
     operations = np.concatenate([one.operation for one in choices])
     return np.bincount(operations, minlength=len(policies.OPERATIONS)) / len(operations)
 
@@ -256,7 +256,7 @@ def test_auto_augment_has_the_tables_probabilities(policy):
         expected = np.zeros(len(policies.OPERATIONS))
         for pair in policies.POLICIES[policy]:
             name, p, _ = pair[stage]
-            expected[policies.OPERATIONS.index(name)] += p / 25
+            expected[list(policies.OPERATIONS).index(name)] += p / 25
             expected[0] += (1 - p) / 25
         bound = 5 * np.sqrt(expected * (1 - expected) / count)
         assert (abs(shares([choice]) - expected) <= bound).all()
