@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +31,7 @@ class BaseSource:
             raise TypeError(f"identity must be text, not {identity!r}")
         self.fields = fields
         self._identity = identity
-        # By field, int32 [records, 2], 0 where nobody looked. The pages that are not written take
-        # no memory, and threads may write the same size twice.
+        # By field, int32 [records, 2], 0 where nobody looked; threads may write a size twice.
         self._sizes: dict[str, NDArray[np.int32]] = {}
 
     def __len__(self) -> int:
@@ -58,7 +59,7 @@ class BaseSource:
         """See `dalijax.sources.Source`; a picture's header is looked at once in a process."""
         table = self._sizes.get(name)
         if table is None:
-            table = self._sizes.setdefault(name, np.zeros((len(self), 2), np.int32))
+            table = self._sizes.setdefault(name, _zeros(len(self)))
         size_of = _of_path if self.fields[name].is_path else picture_size
         for row in np.flatnonzero(table[indices, 0] == 0).tolist():
             table[indices[row]] = size_of(data[row]) or (_UNKNOWN, _UNKNOWN)
@@ -66,6 +67,14 @@ class BaseSource:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sizes": {}}
+
+
+def _zeros(count: int) -> NDArray[np.int32]:
+    """A table of shape [count, 2], of which the small pages that are written take memory alone."""
+    pages = mmap.mmap(-1, count * 8, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, np.int32).reshape(count, 2)
 
 
 def _of_path(path: NDArray[np.uint8]) -> tuple[int, int] | None:

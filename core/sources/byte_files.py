@@ -15,7 +15,7 @@ from .order import Indices
 
 _MOST_OPEN = 128  # files of a source in a process
 _ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
-_LOCAL_WINDOW = 2560  # the header and the content of a small tar member, and the header behind
+_LOCAL_WINDOW = 2048  # the header and the content of a small tar member, and the header behind
 _REMOTE_WINDOW = 1 << 22
 
 
@@ -38,6 +38,14 @@ def filesystem(url: str) -> tuple[Any, str]:
     return system, str(path)
 
 
+def fetch(system: Any, paths: Sequence[bytes]) -> list[bytes]:
+    """The contents of some files of a file system, read at the same time where it can."""
+    names = list(map(os.fsdecode, paths))
+    nothing = [None] * len(names)
+    contents: list[bytes] = system.cat_ranges(names, nothing, nothing, on_error="raise")
+    return contents
+
+
 class LocalFile:
     """A file, open until it is dropped.
 
@@ -53,9 +61,9 @@ class LocalFile:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._fd).st_size
 
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self._fd >= 0:  # `os` may be gone when Python ends
+            close(self._fd)
 
     def read(self, at: int, count: int) -> bytes:
         """Bytes from an offset on; fewer at the end of the file."""
@@ -106,7 +114,8 @@ class RemoteFile:
         starts = [at for at, _ in ranges]
         ends = [at + len(buffer) for at, buffer in ranges]
         counts = []
-        pieces = self._system.cat_ranges([self._path] * len(ranges), starts, ends)
+        paths = [self._path] * len(ranges)
+        pieces = self._system.cat_ranges(paths, starts, ends, on_error="raise")
         for (_, buffer), piece in zip(ranges, pieces, strict=True):
             count = min(len(piece), len(buffer))
             buffer[:count] = piece[:count]

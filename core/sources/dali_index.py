@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 # Where a sample begins, and extension, offset and size of its members.
-Sample = tuple[int, list[tuple[str, int, int]]]
+Sample = tuple[int, dict[bytes, tuple[int, int]]]
 
 _BLOCK = 512
 _VERSIONS = {b"v1.1": 3, b"v1.2": 4}  # words of each member: extension, offset, size, name
@@ -35,17 +35,17 @@ def read_dali_index(path: str) -> Iterator[Sample]:
                 raise ValueError(f"{path}: line {number} has a name with headers of its own")
             try:
                 names = parts[3::4] if words == 4 else parts[::words]
-                sample = [
-                    (extension.lower().decode(), int(offset), int(size))
+                sample = {
+                    extension.lower(): (int(offset), int(size))
                     for extension, offset, size, name in zip(
                         parts[::words], parts[1::words], parts[2::words], names
                     )
                     # wds2idx makes samples of files without a dot, too.
                     if words == 3 or b"." in name[name.rfind(b"/") + 1 :]
-                ]
+                }
             except ValueError:
                 raise ValueError(f"{path}: line {number} has no offsets") from None
             if sample:
-                yield sample[0][1] - _BLOCK, sample
+                yield min(sample.values())[0] - _BLOCK, sample
     if number - 1 != int(count):
         raise ValueError(f"{path} has {number - 1} samples and says {int(count)}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..state.reader_files import below_common_root, file_sizes
 from .base import BaseSource
+from .byte_files import fetch, filesystem, is_remote
 from .identity import spread
 from .names import Names
 from .order import Indices
@@ -31,11 +32,12 @@ class Files(BaseSource):
     Of class folders a record has ``data``, the bytes of the file, and ``label``, an int32 scalar:
     the number of its folder among the sorted ones, as with ``fn.readers.file``, whose order the
     records are in. Of a flat folder, or a list without labels, it has ``data`` alone. DALI's
-    threads read the files (`dalijax.fn.read_file`), so that `read` gives their paths.
+    threads read local files (`dalijax.fn.read_file`), so that `read` gives their paths; of URLs,
+    where fsspec is installed, it gives the contents.
 
     Args:
-        folder: The folder. Links are followed; deeper folders are not looked at.
-        paths: Paths of files instead, in their order.
+        folder: The folder, or its URL. Links are followed; deeper folders are not looked at.
+        paths: Paths of files instead, or URLs of one file system, in their order.
         labels: Their labels, whole numbers of 32 bits.
         extensions: Which files of the folder are records, whatever the case; empty: all.
         identity: What stands for the digest of names, sizes and contents in states.
@@ -64,12 +66,18 @@ class Files(BaseSource):
             raise TypeError("Files takes a folder, or paths= (and labels=)")
         self.classes: tuple[str, ...] = ()
         self._labels: NDArray[np.int32] | None = None
+        self._system: Any = None  # fsspec's, of URLs
         if paths is not None:
             if isinstance(paths, (str, bytes, os.PathLike)):
                 raise TypeError(f"paths must be a list: Files({paths!r}) takes a folder")
             if not len(paths):
                 raise ValueError("paths is empty: Files needs one at least")
-            whole = [os.path.abspath(os.fspath(path)) for path in paths]
+            whole = [os.fspath(path) for path in paths]
+            if any(map(is_remote, whole)):
+                self._system, _ = filesystem(next(filter(is_remote, whole)))
+                whole = [filesystem(path)[1] for path in whole]
+            else:
+                whole = list(map(os.path.abspath, whole))
             below = below_common_root(whole)
             self._root = os.fsencode(whole[0][: len(whole[0]) - len(below[0])])
             self._names = Names([(b"", [os.fsencode(name) for name in below])])
@@ -79,16 +87,21 @@ class Files(BaseSource):
         else:
             if labels is not None:
                 raise TypeError("labels= goes with paths=; class folders have labels of their own")
-            self._root = os.path.join(os.fsencode(os.path.abspath(folder or ".")), b"")
+            root = os.fspath(folder or ".")
+            if is_remote(root):
+                self._system, root = filesystem(root)
+            else:
+                root = os.path.abspath(root)
+            self._root = os.path.join(os.fsencode(root), b"")
             self._list(_suffixes(extensions))
-        fields = {"data": Field(np.dtype(np.uint8), 1, is_path=True)}
+        fields = {"data": Field(np.dtype(np.uint8), 1, is_path=self._system is None)}
         if self._labels is not None:
             fields["label"] = Field(np.dtype(np.int32))
         super().__init__(fields, identity)
 
     def _list(self, suffixes: tuple[bytes, ...]) -> None:
         """Lists the folder."""
-        files, folders = _listed(self._root, suffixes)
+        files, folders = self._listed(b"", suffixes)
         root = os.fsdecode(self._root)
         if not folders:
             self._names = Names([(b"", files)])
@@ -104,7 +117,7 @@ class Files(BaseSource):
 
         def below() -> Iterator[tuple[bytes, list[bytes]]]:
             for folder in folders:
-                names, _ = _listed(self._root + folder, suffixes)
+                names, _ = self._listed(folder, suffixes)
                 counts.append(len(names))
                 yield folder + b"/", names
 
@@ -130,21 +143,50 @@ class Files(BaseSource):
             if name == "label" and self._labels is not None:
                 columns[name] = self._labels[indices]
             else:
-                root, table = self._root, self._names
-                columns[name] = [np.frombuffer(root + table[i], np.uint8) for i in indices.tolist()]
+                paths = [self._root + self._names[i] for i in indices.tolist()]
+                contents = paths if self._system is None else fetch(self._system, paths)
+                columns[name] = [np.frombuffer(content, np.uint8) for content in contents]
         return columns
 
     def name(self, index: int) -> str:
-        """The path of a record."""
-        return os.fsdecode(self._root + self._names[index])
+        """The path of a record, or its URL."""
+        path = os.fsdecode(self._root + self._names[index])
+        return path if self._system is None else str(self._system.unstrip_protocol(path))
 
     def _content(self) -> tuple[Any, ...]:
-        sizes = file_sizes([self.name(i) for i in spread(len(self), _MOST_SIZES).tolist()])
+        sizes = (
+            []
+            if self._system is not None
+            else file_sizes([self.name(i) for i in spread(len(self), _MOST_SIZES).tolist()])
+        )
         labels = b"" if self._labels is None else self._labels
         return self._names.joined, self._names.ends, labels, sizes
 
+    def _listed(
+        self, folder: bytes, suffixes: tuple[bytes, ...]
+    ) -> tuple[list[bytes], list[bytes]]:
+        """The sorted names of the files that are wanted, and of the folders, in a folder."""
+        files: list[bytes] = []
+        folders: list[bytes] = []
+        if self._system is not None:
+            for entry in self._system.ls(os.fsdecode(self._root + folder), detail=True):
+                name = os.fsencode(entry["name"].rstrip("/").rpartition("/")[2])
+                (folders if entry["type"] == "directory" else files).append(name)
+            files = [name for name in files if not suffixes or name.lower().endswith(suffixes)]
+        else:
+            with os.scandir(self._root + folder) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        folders.append(entry.name)
+                    elif not suffixes or entry.name.lower().endswith(suffixes):
+                        files.append(entry.name)
+        files.sort()
+        folders.sort()
+        return files, folders
+
     def _check_files(self) -> None:
-        for index in spread(len(self), _MOST_CHECKED).tolist():
+        most = _MOST_CHECKED if self._system is None else 0  # remote files would take a while
+        for index in spread(len(self), most).tolist():
             path = self.name(index)
             if not os.path.isfile(path):
                 there = "no file" if os.path.exists(path) else "not there"
@@ -157,20 +199,6 @@ def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:
     return tuple(
         os.fsencode("." + one.removeprefix("*").removeprefix(".").lower()) for one in extensions
     )
-
-
-def _listed(folder: bytes, suffixes: tuple[bytes, ...]) -> tuple[list[bytes], list[bytes]]:
-    """The sorted names of the files that are wanted, and of the folders, in a folder."""
-    files, folders = [], []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                folders.append(entry.name)
-            elif not suffixes or entry.name.lower().endswith(suffixes):
-                files.append(entry.name)
-    files.sort()
-    folders.sort()
-    return files, folders
 
 
 def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import mmap
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -92,7 +93,7 @@ def _digest(file: BinaryIO, size: int) -> bytes:
     """The digest of a file's first bytes: of all, or of evenly spread blocks of very many."""
     digest = hashlib.blake2b(b"%d" % size, digest_size=_DIGEST)
     step = min(size, _BLOCK)
-    starts = range(0, size, _BLOCK) if size <= _WHOLE else spread(size - step, _BLOCKS).tolist()
+    starts = range(0, size, _BLOCK) if size <= _WHOLE else spread(size - step + 1, _BLOCKS).tolist()
     for start in starts:
         digest.update(os.pread(file.fileno(), min(_BLOCK, size - start), start))
     return digest.digest()
@@ -115,13 +116,15 @@ def load(path: str) -> Index:
             raise DamagedIndexError(f"{path} is not as it was written")
         length = int.from_bytes(head[-8:], "little")
         parts = json.loads(file.read(length))
-        mapped = np.memmap(file, np.uint8, "r", shape=(size,))
+        pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    pages.madvise(mmap.MADV_RANDOM)  # what is read ahead would fill the memory
+    mapped = np.frombuffer(pages, np.uint8)
     at = len(head) + length
     arrays = {}
     for name, (dtype, shape) in parts["arrays"].items():
         at += -at % _ALIGNMENT
         stop = at + int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays[name] = np.asarray(mapped[at:stop]).view(dtype).reshape(shape)
+        arrays[name] = mapped[at:stop].view(dtype).reshape(shape)
         at = stop
     return Index(parts["about"], arrays, path)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 _log = logging.getLogger("dalijax")
 
@@ -15,20 +14,8 @@ _REGULAR = (b"0", b"\0", b"7")
 _NO_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
 
 
-class Member(NamedTuple):
-    """A regular file of a tar.
-
-    Attributes:
-        name: Its name.
-        start: Offset of its first header, that of a long name included.
-        offset: Offset of its content.
-        size: Bytes of its content.
-    """
-
-    name: bytes
-    start: int
-    offset: int
-    size: int
+# Name; offset of the first header, that of a long name included; offset and size of the content.
+Member = tuple[bytes, int, int, int]
 
 
 def members(
@@ -49,7 +36,7 @@ def members(
     name: bytes | None = None  # of the next member, where another header says it
     length: int | None = None
     everywhere: dict[bytes, bytes] = {}
-    last = "its beginning"
+    last = b""
     while at < end:
         header = take(at, BLOCK)
         if header == _ZEROS:
@@ -78,16 +65,23 @@ def members(
         if kind in _NO_CONTENT or (kind == b"\0" and name.endswith(b"/")):
             at = content
         else:
-            last = repr(name.decode(errors="replace"))
+            last = name
             if kind == b"S":
-                raise ValueError(f"{path}: member {last} is a sparse file: pack it again without")
-            _check_end(content + size, end, path, f"member {last}", content)
+                raise ValueError(
+                    f"{path}: member {_shown(last)} is a sparse file: pack it again without"
+                )
+            if content + size > end:
+                _check_end(content + size, end, path, f"member {_shown(last)}", content)
             if kind in _REGULAR:
-                yield Member(name, begin, content, size)
+                yield name, begin, content, size
         begin, name, length = at, None, None
     if at > end:
-        raise ValueError(f"{path} is cut off behind {last}, before byte {at:,}")
-    _log.warning("%s has no end mark: it may be cut off behind %s", path, last)
+        raise ValueError(f"{path} is cut off behind {_shown(last)}, before byte {at:,}")
+    _log.warning("%s has no end mark: it may be cut off behind %s", path, _shown(last))
+
+
+def _shown(name: bytes) -> str:
+    return repr(name.decode(errors="replace")) if name else "its beginning"
 
 
 def _check_end(stop: int, end: int, path: str, what: str, content: int) -> None:
@@ -98,14 +92,11 @@ def _check_end(stop: int, end: int, path: str, what: str, content: int) -> None:
         )
 
 
-def _checked_size(header: bytes, at: int, end: int, path: str, last: str) -> int:
+def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> int:
     """The size that a header says, if its checksum is right."""
-    packed = header.startswith((b"\x1f\x8b", b"BZh", b"\xfd7z", b"\x28\xb5\x2f\xfd"))
-    if len(header) < BLOCK and not packed:
-        raise ValueError(
-            f"{path}: the header at byte {at:,}, behind {last}, is cut off: {end - at} bytes there"
-        )
     try:
+        if len(header) < BLOCK:
+            raise ValueError
         expected = _number(header[148:156])
         # Adler-32 begins with the sum of the bytes modulo 65,521, many times faster than sum().
         adler = zlib.adler32(header[156:], zlib.adler32(b"        ", zlib.adler32(header[:148])))
@@ -116,8 +107,16 @@ def _checked_size(header: bytes, at: int, end: int, path: str, last: str) -> int
             raise ValueError
         return size
     except ValueError:
+        packed = header.startswith((b"\x1f\x8b", b"BZh", b"\xfd7z", b"\x28\xb5\x2f\xfd"))
+        if len(header) < BLOCK and not packed:
+            raise ValueError(
+                f"{path}: the header at byte {at:,}, behind {_shown(last)}, is cut off: "
+                f"{end - at} bytes there"
+            ) from None
         hint = ": it is compressed, and has no records by number; unpack it" if packed else ""
-        raise ValueError(f"{path}: no tar header at byte {at:,}, behind {last}{hint}") from None
+        raise ValueError(
+            f"{path}: no tar header at byte {at:,}, behind {_shown(last)}{hint}"
+        ) from None
 
 
 def _signed_sum(header: bytes) -> int:

@@ -46,20 +46,20 @@ def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
     return extensions
 
 
-def split_name(name: bytes) -> tuple[bytes, str]:
-    """A member's sample and extension; "" for hidden files and those without a dot."""
+def split_name(name: bytes) -> tuple[bytes, bytes]:
+    """A member's sample and extension; b"" for hidden files and those without a dot."""
     slash = name.rfind(b"/") + 1
     dot = name.find(b".", slash)
     if dot <= slash:
-        return name, ""
-    return name[:dot], name[dot + 1 :].lower().decode(errors="replace")
+        return name, b""
+    return name[:dot], name[dot + 1 :].lower()
 
 
 def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
     """Samples of members that follow one another."""
     last: bytes | None = None
     start = 0
-    sample: list[tuple[str, int, int]] = []
+    sample: dict[bytes, tuple[int, int]] = {}
     for name, begin, offset, size in walk:
         stem, extension = split_name(name)
         if not extension:
@@ -67,10 +67,10 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
         if stem != last:
             if sample:
                 yield start, sample
-            last, start, sample = stem, begin, []
-        elif any(extension == other for other, _, _ in sample):
+            last, start, sample = stem, begin, {}
+        elif extension in sample:
             raise ValueError(f"{path} has the member {name.decode(errors='replace')!r} twice")
-        sample.append((extension, offset, size))
+        sample[extension] = offset, size
     if sample:
         yield start, sample
 
@@ -86,46 +86,45 @@ class _Columns:
     def __init__(self, file: ByteFile, extensions: Mapping[str, str]):
         self._file = file
         self.take = Window(file)
-        self._extensions = extensions
-        self._names = set(extensions.values())
-        numbers = {name for extension, name in extensions.items() if extension in NUMBERS}
-        self.values = {name: array.array("q") for name in self._names & numbers}
-        self._ranges = self._names - numbers
-        self.arrays = {f"{name}.value": column for name, column in self.values.items()}
-        for name in self._ranges:
-            self.arrays[f"{name}.offset"] = array.array("q")
-            self.arrays[f"{name}.size"] = array.array("q")
-        self.arrays["start"] = array.array("q")
+        names = dict.fromkeys(extensions.values())
+        # Of each field its extensions, and two columns: offset and size, or the value alone.
+        self._fields: list[tuple[str, list[bytes], array.array[int], array.array[int] | None]] = []
+        self.arrays: dict[str, array.array[int]] = {}
+        for name in names:
+            own = [e.encode() for e, field in extensions.items() if field == name]
+            number = any(e.decode() in NUMBERS for e in own)
+            first = self.arrays[f"{name}.{'value' if number else 'offset'}"] = array.array("q")
+            second = None if number else self.arrays.setdefault(f"{name}.size", array.array("q"))
+            self._fields.append((name, own, first, second))
+        self.start = self.arrays["start"] = array.array("q")
         self.incomplete = 0
         self.first_incomplete: list[str] = []
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Adds samples; those that lack a field are counted."""
-        arrays = self.arrays
-        for start, components in samples:
-            found: dict[str, tuple[int, int]] = {}
-            for extension, offset, size in components:
-                name = self._extensions.get(extension)
-                if name is not None:
-                    if name in found:
-                        raise ValueError(f"{sample_name(self._file, start)} has {name!r} twice")
-                    found[name] = offset, size
-            if len(found) < len(self._names):
-                self._lacks(start, components, found)
+        for start, sample in samples:
+            row = []
+            for name, extensions, _, _ in self._fields:
+                places = [sample[e] for e in extensions if e in sample]
+                if len(places) > 1:
+                    raise ValueError(f"{sample_name(self._file, start)} has {name!r} twice")
+                row += places
+            if len(row) < len(self._fields):
+                self._lacks(start, sample)
                 continue
-            for name in self._ranges:
-                offset, size = found[name]
-                arrays[f"{name}.offset"].append(offset)
-                arrays[f"{name}.size"].append(size)
-            for name, values in self.values.items():
-                values.append(self._number(name, start, *found[name]))
-            arrays["start"].append(start)
+            for (name, _, first, second), (offset, size) in zip(self._fields, row):
+                if second is None:
+                    first.append(self._number(name, start, offset, size))
+                else:
+                    first.append(offset)
+                    second.append(size)
+            self.start.append(start)
 
-    def _lacks(self, start: int, components: Sequence[Any], found: Mapping[str, Any]) -> None:
+    def _lacks(self, start: int, sample: Mapping[bytes, Any]) -> None:
         self.incomplete += 1
         if len(self.first_incomplete) < _NAMED:
-            lacking = sorted(self._names - set(found))
-            has = [extension for extension, _, _ in components]
+            lacking = [name for name, own, _, _ in self._fields if not sample.keys() & set(own)]
+            has = [extension.decode(errors="replace") for extension in sample]
             name = sample_name(self._file, start)
             self.first_incomplete.append(f"{name} lacks {lacking}, and has {has}")
 
@@ -146,10 +145,10 @@ class _Columns:
 def sample_name(file: ByteFile, start: int) -> str:
     """The tar, and the name of the sample that begins at an offset."""
     try:
-        member = next(members(Window(file), file.size, file.path, start))
+        name, *_ = next(members(Window(file), file.size, file.path, start))
     except (OSError, ValueError, StopIteration):
         return f"{file.path}: the sample at byte {start:,}"
-    return f"{file.path}: {split_name(member.name)[0].decode(errors='replace')}"
+    return f"{file.path}: {split_name(name)[0].decode(errors='replace')}"
 
 
 def index_tars(
@@ -219,7 +218,7 @@ def _checked(samples: Iterable[Sample], file: ByteFile) -> Iterator[Sample]:
     """Samples of an index, of which the first thousand and every thousandth are looked up."""
     for count, sample in enumerate(samples):
         if (count < 1000 or count % 1000 == 0) and not _is_there(
-            file, sample[0], [(offset, size) for _, offset, size in sample[1]]
+            file, sample[0], sample[1].values()
         ):
             raise ValueError(f"{file.path} has other members at byte {sample[0]:,}")
         yield sample
@@ -232,7 +231,7 @@ def _is_there(file: ByteFile, start: int, ranges: Iterable[tuple[int, int]]) -> 
         for _, member in zip(
             range(_MOST_MEMBERS), members(Window(file), file.size, file.path, start)
         ):
-            rest.discard((member.offset, member.size))
+            rest.discard(member[2:])
             if not rest:
                 return True
     except ValueError:

@@ -1,7 +1,6 @@
 """Tars against tarfile, whatever their format; damaged ones; indexes, DALI's and kept ones."""
 
 import contextlib
-import io
 import os
 import pickle
 import shutil
@@ -13,41 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tars import FIELDS, sample, samples, write_tar
 
 from dalijax.core.sources.byte_files import LocalFile, Window
 from dalijax.core.sources.tar_headers import members
 from dalijax.sources import Arrays, Field, Mixture, Tar
 
 FORMATS = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT}
-FIELDS = {"jpg": "data", "cls": "label"}
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "dalijax"
-
-
-def write_tar(path, entries, form=tarfile.PAX_FORMAT):
-    """Writes a tar of (name, content) or TarInfos without content."""
-    with tarfile.open(path, "w", format=form) as tar:
-        for entry in entries:
-            if isinstance(entry, tarfile.TarInfo):
-                tar.addfile(entry)
-                continue
-            name, content = entry
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return str(path)
-
-
-def sample(i, size=40):
-    return [(f"{i:04d}.jpg", bytes([i % 256]) * (size + i)), (f"{i:04d}.cls", b"%d" % (i - 3))]
-
-
-def samples(start, stop):
-    return [entry for i in range(start, stop) for entry in sample(i)]
 
 
 def by_tarfile(path):
@@ -58,7 +35,7 @@ def by_tarfile(path):
 def walked(path):
     file = LocalFile(path)
     walk = members(Window(file), file.size, path)
-    return [(m.name.decode(errors="surrogateescape"), m.offset, m.size) for m in walk]
+    return [(n.decode(errors="surrogateescape"), offset, size) for n, _, offset, size in walk]
 
 
 def other(kind, name, link=""):
