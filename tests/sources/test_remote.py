@@ -12,9 +12,9 @@ import threading
 
 import numpy as np
 import pytest
-from tars import FIELDS, samples, write_tar
 
 from dalijax.sources import Files, Tar, TFRecord
+from tars import FIELDS, samples, write_tar
 
 fsspec = pytest.importorskip("fsspec")
 
