@@ -1,4 +1,4 @@
-"""Errors that all layers raise."""
+"""Errors that callers meet, of whatever layer."""
 
 from __future__ import annotations
 
@@ -54,3 +54,21 @@ class StateError(ValueError):
             "the state was saved by an iterator of other data; what differs (saved -> now):\n  "
             f"{lines}\n{cure}"
         )
+
+
+class BatchError(RuntimeError):
+    """DALI failed to produce a batch; it counts as delivered.
+
+    Attributes:
+        files: Those that it can't decode, where its reader says their names.
+    """
+
+    files: tuple[str, ...] = ()
+
+
+class RecordError(RuntimeError):
+    """Records that DALI can't decode; the batch is behind the iterator."""
+
+
+class UnfitRecordError(RecordError, ValueError):
+    """Records that are unlike the first one; the batch is behind the iterator."""

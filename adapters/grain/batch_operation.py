@@ -9,7 +9,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.pipeline.record_queue import Place, Pulled, RecordError
+from ...core.errors import RecordError
+from ...core.pipeline.record_queue import Place, Pulled
 from ...core.records.decoder import Decoder
 from ...core.seeds import DEFAULT_SEED
 from .transform import DALITransform

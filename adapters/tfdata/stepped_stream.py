@@ -6,10 +6,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...core.errors import StateError
+from ...core.errors import BatchError, StateError
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.batch import Batch
-from ...core.pipeline.runner import BatchError
 from ...core.state import codec as state_lib
 from .steps import INFINITE, UNKNOWN, Step, element, length
 

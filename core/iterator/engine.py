@@ -14,7 +14,7 @@ from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
-from ..errors import StateError
+from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_files import BadFiles
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
@@ -23,7 +23,6 @@ from ..pipeline.deferred import FunctionError
 from ..pipeline.pipeline_source import PipelineSource
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
-    BatchError,
     NoBatch,
     Outputs,
     Runner,

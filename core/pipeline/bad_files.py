@@ -12,12 +12,13 @@ import numpy as np
 from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
+from ..errors import BatchError
 from ..state.position import Checkpoints
 from ..state.random_state import trimmed
 from .dali_pipeline import operators_behind
 from .lifetime import calls
 from .pipeline_source import Define, PipelineSource
-from .runner import BatchError, Outputs, Runner, SourceError, discard
+from .runner import Outputs, Runner, SourceError, discard
 
 # Where DALI's own decoder, on the CPU, tells which sample another one of its operators refused.
 _DECODES_IMAGES = re.compile(

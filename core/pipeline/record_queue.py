@@ -17,14 +17,6 @@ from .lifetime import calls
 ON_ERROR = ("raise", "skip", "mask")
 
 
-class RecordError(RuntimeError):
-    """Records that DALI can't decode; the batch is behind the iterator."""
-
-
-class UnfitRecordError(RecordError, ValueError):
-    """Records that are unlike the first one; the batch is behind the iterator."""
-
-
 class ReadError(Exception):
     """A record whose reading raised; ``__cause__`` is what. The next pull goes on behind it.
 

@@ -32,16 +32,6 @@ class SourceError(Exception):
     """The pipelines' own source raised; ``__cause__`` is what. Its batch was not produced."""
 
 
-class BatchError(RuntimeError):
-    """DALI failed to produce a batch; it counts as delivered.
-
-    Attributes:
-        files: Those that it can't decode, where its reader says their names.
-    """
-
-    files: tuple[str, ...] = ()
-
-
 class NoBatch(RuntimeError):
     """The source has no batch where the epoch has one; it is no batch that failed."""
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..config import IteratorConfig
-from ..errors import StateError
+from ..errors import RecordError, StateError, UnfitRecordError
 from ..pipeline.arrays import narrowed
 from ..pipeline.bad_record import runs
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
@@ -25,9 +25,7 @@ from ..pipeline.record_queue import (
     Place,
     Pulled,
     ReadError,
-    RecordError,
     Tape,
-    UnfitRecordError,
     check_fed,
 )
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..config import IteratorConfig
-from ..errors import StateError
+from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_record import runs
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.dali_pipeline import check_outputs
 from ..pipeline.deferred import FunctionError
 from ..pipeline.function_source import FunctionSource
-from ..pipeline.runner import BatchError, Outputs, Runner, SourceEnded, SourceError
+from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import stacked
 from ..pipeline.shards import shard_pipelines
 from ..seeds import DEFAULT_SEED
