@@ -413,7 +413,7 @@ class DALIGenericIterator:
             return self._engine.skip(count)
 
     def get_state(self) -> dict[str, Any]:
-        """Where the consumer stands, as a plain JSON value (dict of str, int, list and dict).
+        """Where the consumer stands, as a plain JSON value (dict of str, int and list of str).
 
         It is the position after the last batch that ``next()`` delivered, whatever was
         peeked or scheduled since; its keys and types never change.

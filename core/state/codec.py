@@ -1,8 +1,8 @@
 """States: an iterator's position as a plain JSON value, and back.
 
-A state says its epoch and step, and what could not be compared; the rest is JSON, deflated
-(RFC 1950) in base64 behind a digest of all. Nothing is ever unpickled: a state from elsewhere can
-at worst be refused.
+A state says its epoch and step, how many batches failed, and what could not be compared; the rest
+is JSON, deflated (RFC 1950) in base64 behind a digest of all. Nothing is ever unpickled: a state
+from elsewhere can at worst be refused.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _STATE: Mapping[str, Any] = {
     "version": 0,
     "epoch": 0,
     "step": 0,
+    "errors": 0,
     "unchecked": [],
     "data": "",
 }
 _DATA: Mapping[str, Any] = {
     "dali": "",
-    "errors": 0,
     "checkpoints": [],
     "to_drop": 0,
     "epoch_checkpoints": [],
@@ -86,11 +86,11 @@ def encode(position: Position, outputs: Sequence[str], fingerprint: Fingerprint)
         "version": VERSION,
         "epoch": position.epoch,
         "step": position.step,
+        "errors": position.errors,
         "unchecked": list(fingerprint["unchecked"]),
     }
     data = {
         "dali": nvidia.dali.__version__,
-        "errors": position.errors,
         "checkpoints": _to_texts(now),
         "to_drop": now.to_drop,
         "epoch_checkpoints": _to_texts(start),
@@ -115,7 +115,7 @@ def read(saved: Mapping[str, Any] | str | bytes) -> Saved:
     fingerprint = {**data["fingerprint"], "unchecked": list(state["unchecked"])}
     now = _checkpoints(data["checkpoints"], data["to_drop"])
     start = _checkpoints(data["epoch_checkpoints"], data["epoch_to_drop"])
-    position = Position(state["epoch"], state["step"], now, start, data["errors"])
+    position = Position(state["epoch"], state["step"], now, start, state["errors"])
     if now.data is None:  # not built yet
         first = Position(checkpoints=Checkpoints(), epoch_start=Checkpoints())
         if position != first or fingerprint != unknown():
@@ -200,7 +200,6 @@ def _opened(state: Mapping[str, Any]) -> dict[str, Any]:
     if not matches:
         raise _damaged("its digest does not match")
     _check_fields(data, _DATA)
-    _check_range(data, "errors", 0, _MOST_COUNT)
     # After DALI's own DROP the batch that it dropped is behind: less than 0.
     _check_range(data, "to_drop", -_MOST_TO_DROP, _MOST_TO_DROP)
     _check_range(data, "epoch_to_drop", 0, _MOST_TO_DROP)
@@ -228,7 +227,7 @@ def _checked(saved: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
         )
     state = dict(state)
     _check_fields(state, _STATE)
-    for name in ("epoch", "step"):
+    for name in ("epoch", "step", "errors"):
         _check_range(state, name, 0, _MOST_COUNT)
     return state
 
