@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 # Where a sample begins, and extension, offset and size of its members.
@@ -10,7 +9,7 @@ Sample = tuple[int, dict[bytes, tuple[int, int]]]
 
 _BLOCK = 512
 _VERSIONS = {b"v1.1": 3, b"v1.2": 4}  # words of each member: extension, offset, size, name
-_PLAIN = re.compile(rb"[!-\[\]-~]{0,100}")  # names that need one header alone, none escaped
+_LONGEST_NAME = 100  # bytes, of names that need no header of their own
 
 
 def read_dali_index(path: str) -> Iterator[Sample]:
@@ -31,7 +30,8 @@ def read_dali_index(path: str) -> Iterator[Sample]:
             parts = line.split()
             if not parts or len(parts) % words:
                 raise ValueError(f"{path}: line {number} is not a whole number of members")
-            if words == 4 and not all(map(_PLAIN.fullmatch, parts[3::4])):
+            escaped = not line.isascii() or b"\\" in line
+            if words == 4 and (escaped or max(map(len, parts[3::4])) > _LONGEST_NAME):
                 raise ValueError(f"{path}: line {number} has a name with headers of its own")
             try:
                 names = parts[3::4] if words == 4 else parts[::words]

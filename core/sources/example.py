@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 _Take = Callable[[int, int], bytes]
 BYTES, FLOATS, INTS = 1, 2, 3  # the kinds of a Feature, and the numbers of its fields
-_MOST_SCALARS = 1 << 12  # bytes of a list that is looked at for its values
+_LONGEST_HEAD = 20  # bytes of two varints
 
 
 @dataclasses.dataclass
@@ -86,16 +86,19 @@ def _fields(take: _Take, at: int, end: int) -> Iterator[tuple[int, int, int, int
     Of a varint its value stands for the first offset.
     """
     while at < end:
-        key, at = _varint(take, at, end)
+        head = take(at, min(_LONGEST_HEAD, end - at))
+        key, used = _varint(head, 0)
         kind = key & 7
-        first = at
+        first = at + used
         if kind == 2:
-            length, at = _varint(take, at, end)
-            first, at = at, at + length
+            length, used = _varint(head, used)
+            first = at + used
+            at = first + length
         elif kind == 0:
-            first, at = _varint(take, at, end)
+            first, used = _varint(head, used)
+            at += used
         elif kind in (1, 5):
-            at += 4 if kind == 5 else 8
+            at = first + (4 if kind == 5 else 8)
         else:
             raise ValueError(f"it has the wire type {kind}")
         if at > end:
@@ -103,28 +106,33 @@ def _fields(take: _Take, at: int, end: int) -> Iterator[tuple[int, int, int, int
         yield key >> 3, kind, first, at
 
 
-def _varint(take: _Take, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at a place, and the place behind it."""
     value = shift = 0
-    for byte in take(at, min(10, end - at)):
-        at += 1
-        value |= (byte & 127) << shift
+    for place in range(at, min(at + 10, len(data))):
+        byte = data[place]
         if byte < 128:
-            return value, at
+            return value | byte << shift, place + 1
+        value |= (byte & 127) << shift
         shift += 7
     raise ValueError("a number ends behind its message")
 
 
 def numbers(take: _Take, feature: Feature) -> list[float]:
-    """The numbers of a short list."""
+    """The numbers of a list, which should be a short one."""
     values: list[float] = []
-    for at, size in feature.ranges:
-        data = np.frombuffer(take(at, min(size, _MOST_SCALARS)), np.uint8)
-        values += (floats if feature.kind == FLOATS else integers)(data).tolist()
     if feature.kind == FLOATS:
-        values += [struct.unpack("<f", take(at, 4))[0] for at in feature.loose]
-    else:
-        values += [value - (1 << 64) if value >> 63 else value for value in feature.loose]
-    return values
+        for at, size in feature.ranges:
+            values += struct.unpack(f"<{size // 4}f", take(at, size // 4 * 4))
+        return values + [struct.unpack("<f", take(at, 4))[0] for at in feature.loose]
+    wires = list(feature.loose)
+    for at, size in feature.ranges:
+        data, place = take(at, size), 0
+        while place < size:
+            value, place = _varint(data, place)
+            wires.append(value)
+    # Two's complement; of a damaged number the lowest 64 bits count, as in protobuf.
+    return [((wire + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63) for wire in wires]
 
 
 def floats(data: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -92,6 +92,10 @@ def test_lists_of_numbers_of_any_length(tmp_path):
         np.testing.assert_array_equal(values, np.array(row(i)["tokens"], np.int64), strict=True)
     narrow = TFRecord(path, {"tokens": "x"}, kinds={"x": Field(np.dtype(np.int32), 1)})
     assert narrow.read(np.array([5]), ["x"])["x"][0].dtype == np.int32
+    path = write(tmp_path / "long", [{"x": list(range(5000)), "y": [0.5] * 5000}])
+    long = TFRecord(path, {"x": "x", "y": "y"}).read(np.array([0]), ["x", "y"])
+    np.testing.assert_array_equal(long["x"][0], np.arange(5000))
+    np.testing.assert_array_equal(long["y"][0], np.full(5000, 0.5, np.float32))
     path = write(tmp_path / "b", [{"x": [1, 1 << 40]}])
     wide = TFRecord(path, {"x": "x"}, kinds={"x": Field(np.dtype(np.int32), 1)})
     with pytest.raises(
