@@ -87,8 +87,8 @@ def random_crop(
         name: The draw's name.
 
     Returns:
-        Images [*size, channels] of the same dtype. A run fails with ValueError for an image that
-        is smaller, with its padding, than ``size``.
+        Images [*size, channels] of the same dtype. An image that is smaller, with its padding, is a
+        bad record.
 
     Raises:
         ValueError: For a size or padding that can't be.
@@ -104,6 +104,7 @@ def random_crop(
         [((2,), np.int32)],
         columns=2,
         images=images,
+        unfit=lambda sizes: windows.too_small(sizes, size, padding=sides),
         name=name,
     )
     cropped = fn.slice(
@@ -141,8 +142,7 @@ def center_crop(
         antialias: Whether a filter goes before scaling down.
 
     Returns:
-        Images [*size, channels] of the same dtype. A run fails with ValueError for an image that
-        is smaller than ``size``.
+        Images [*size, channels] of the same dtype. An image that is smaller is a bad record.
 
     Raises:
         ValueError: For a size that can't be.
@@ -156,6 +156,7 @@ def center_crop(
         [_PIXELS, _PIXELS],
         columns=0,
         images=images,
+        unfit=lambda sizes: windows.too_small(sizes, size, shorter=resize),
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
 

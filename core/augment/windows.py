@@ -138,18 +138,10 @@ def crops(u: Uniform, sizes: Sizes, size: Pair, padding: Sequence[int]) -> NDArr
 
     Returns:
         (y, x), below 0 in the padding: int32 [rows, 2].
-
-    Raises:
-        ValueError: If an image with its padding is smaller than the window.
     """
     left, top, right, bottom = padding
-    room = sizes + np.array([top + bottom, left + right]) - np.array(size)
-    if (room < 0).any():
-        height, width = sizes[(room < 0).any(axis=1)][0]
-        raise ValueError(
-            f"an image of {height} x {width} pixels with padding {tuple(padding)} is smaller than "
-            f"the crop, {size[0]} x {size[1]}: pad it by more, or make it larger before"
-        )
+    more = np.array([top + bottom, left + right])
+    room = np.maximum(sizes + more - size, 0)
     return (_positions(u.astype(np.float64), room) - [top, left]).astype(np.int32)
 
 
@@ -165,20 +157,36 @@ def central_crops(
 
     Returns:
         Where they begin and end in the images, (y, x) in pixels: two float32 arrays [rows, 2].
-
-    Raises:
-        ValueError: If a resized image is smaller than the window.
     """
-    whole = sizes.astype(np.float64)
-    resized = whole
-    if shorter is not None:
-        resized = np.floor(shorter * whole / whole.min(axis=1, keepdims=True))
-    if (resized < size).any():
-        height, width = resized[(resized < size).any(axis=1)][0].astype(int)
-        raise ValueError(
-            f"an image of {height} x {width} pixels is smaller than the crop, {size[0]} x "
-            f"{size[1]}: pass resize=, the length of its shorter side"
-        )
+    resized = _resized(sizes, shorter)
     start = np.rint((resized - size) / 2)
-    back = whole / resized
+    back = sizes / resized
     return (start * back).astype(np.float32), ((start + size) * back).astype(np.float32)
+
+
+def _resized(sizes: Sizes, shorter: int | None) -> Floats:
+    """Heights and widths of images whose shorter side is resized, rounded down."""
+    whole = sizes.astype(np.float64)
+    if shorter is None:
+        return whole
+    return np.floor(shorter * whole / whole.min(axis=1, keepdims=True))
+
+
+def too_small(
+    sizes: Sizes, size: Pair, *, padding: Sequence[int] = (0, 0, 0, 0), shorter: int | None = None
+) -> dict[int, str]:
+    """What is wrong with images that are smaller than a crop, by row.
+
+    Args:
+        sizes: [rows, 2].
+        size: Height and width of the crop.
+        padding: Pixels on the left, at the top, on the right and at the bottom.
+        shorter: Length of the shorter side, which is resized before; None: it is not.
+    """
+    left, top, right, bottom = padding
+    room = _resized(sizes, shorter) + np.array([top + bottom, left + right]) - size
+    return {
+        row: f"the image has {sizes[row, 0]} x {sizes[row, 1]} pixels, too few for a crop of "
+        f"{size[0]} x {size[1]}: pad or resize it"
+        for row in np.flatnonzero((room < 0).any(axis=1)).tolist()
+    }

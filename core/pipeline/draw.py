@@ -26,6 +26,10 @@ Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
 _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
 
 
+def _raise(row: int, error: Exception) -> None:
+    raise error
+
+
 @dataclasses.dataclass(frozen=True)
 class DrawRows:
     """The rows of one run of a pipeline, as far as drawing goes.
@@ -33,10 +37,12 @@ class DrawRows:
     Attributes:
         records: A hash of the seed, epoch and record of each row, shape [rows].
         sizes: Heights and widths of the pictures of a field, int32 [rows, 2].
+        refuse: Called with a row whose record can't be augmented, and why.
     """
 
     records: Bits
     sizes: Callable[[str], NDArray[np.int32]]
+    refuse: Callable[[int, Exception], None] = _raise
 
 
 _DRAW = "_dalijax_draw"
@@ -221,6 +227,7 @@ class Draw:
         *,
         columns: int,
         images: DataNode | None = None,
+        unfit: Callable[[NDArray[np.int32]], Mapping[int, str]] | None = None,
         name: str | None = None,
     ) -> tuple[DataNode, ...]:
         """As `compute`, for a function of several outputs.
@@ -230,6 +237,8 @@ class Draw:
             outputs: Shape for each sample, and dtype, of each output.
             columns: Numbers that it takes for each sample.
             images: As in `compute`.
+            unfit: Called with the sizes of the images, gives what is wrong with records that it
+                can't be done for, by row: these count as bad records, whatever the function gives.
             name: The draw's name.
 
         Raises:
@@ -254,6 +263,8 @@ class Draw:
                 sizes = rows.sizes(known)
             elif known is not None:
                 sizes = np.broadcast_to(known, (len(rows.records), 2))
+            for row, text in (unfit(sizes) if unfit else {}).items():
+                rows.refuse(row, ValueError(text))
             arrays = function(uniform(rows.records, keys), sizes)
             return [
                 np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)

@@ -115,7 +115,11 @@ class Rows:
 
     def draw_rows(self) -> DrawRows:
         """What numbers are drawn for."""
-        return DrawRows(self.drawn, self.sizes)
+        return DrawRows(self.drawn, self.sizes, self.refuse)
+
+    def refuse(self, row: int, error: Exception) -> None:
+        """Has a row's record count as one that can't be read, if nothing was wrong before."""
+        self.errors.setdefault(row, error)
 
     def _gathered(self) -> dict[str, list[Any]]:
         names = self._feed.names

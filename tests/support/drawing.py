@@ -66,7 +66,7 @@ class RecordingDraw(Draw):
         return nodes
 
 
-def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=EPOCH):
+def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=EPOCH, **more):
     """What a graph of (images, draw) gives for pictures: a list of arrays for each output.
 
     Args:
@@ -76,11 +76,12 @@ def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=E
         gpu: Whether they are decoded to the GPU.
         conditionals: The pipeline's enable_conditionals.
         epoch: The epoch that they are drawn in.
+        more: Further attributes of `DrawRows`.
     """
     records = np.arange(len(pictures)) if records is None else np.asarray(records)
     sizes = np.array([one.shape[:2] for one in pictures], np.int32)
     files = [png(one) for one in pictures]
-    rows = DrawRows(record_hashes(records, epoch=epoch), lambda field: sizes)
+    rows = DrawRows(record_hashes(records, epoch=epoch), lambda field: sizes, **more)
 
     def define():
         data = fn.external_source(source=lambda: files, batch=True)
