@@ -118,6 +118,8 @@ class IteratorConfig:
     as_numpy: bool | None = None
     on_error: OnError = "raise"
     allow_changes: Sequence[str] = ()
+    source: Any = None
+    shuffle: bool = True
     # Set by adapters alone.
     epoch_rules: EpochRules | None = None
     on_host: bool = False  # outputs on a GPU are copied to the host by DALI
@@ -143,7 +145,15 @@ class IteratorConfig:
             prepare_first_batch=self.prepare_first_batch,
             pmap_compatible=self.pmap_compatible,
             as_numpy=self.as_numpy,
+            shuffle=self.shuffle,
         )
+        if self.source is not None and not hasattr(self.source, "bind"):
+            raise TypeError(
+                f"source must be one of dalijax.sources, not {self.source!r:.80}: wrap anything "
+                "with a length and records by number in dalijax.sources.Records(...)"
+            )
+        if self.source is None and not self.shuffle:
+            raise ValueError("shuffle=False without a source: a reader shuffles, or not, by itself")
         if self.reader_name is not None and not isinstance(self.reader_name, str):
             raise TypeError(
                 f"reader_name must be the name of a reader, or None, not {self.reader_name!r}"
@@ -213,3 +223,11 @@ class IteratorConfig:
                     f"LastBatchPolicy.PARTIAL with {placed}: every shard must keep its shape. "
                     "Use LastBatchPolicy.FILL and mask='mask', which marks the padding"
                 )
+
+
+CONFIG_DEFAULTS = {
+    field.name: None if field.default is dataclasses.MISSING else field.default
+    for field in dataclasses.fields(IteratorConfig)
+}
+# Those that users pass.
+CONFIG_NAMES = frozenset(CONFIG_DEFAULTS) - {"epoch_rules", "on_host"}

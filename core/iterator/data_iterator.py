@@ -18,7 +18,7 @@ from ..arguments import (
     is_pipeline_def,
     knows_its_names,
 )
-from ..config import IteratorConfig, OnError, Shardings
+from ..config import CONFIG_DEFAULTS, CONFIG_NAMES, IteratorConfig, OnError, Shardings
 from ..pipeline.batch import choose_placement
 from ..pipeline.function_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
 from ..pipeline.shards import shard_pipelines
@@ -151,7 +151,7 @@ class IteratorFunction:
         """
         for name, value in settings.items():
             before = getattr(self.config, name)
-            if before not in (_CONFIG_DEFAULTS[name], value):
+            if before not in (CONFIG_DEFAULTS[name], value):
                 raise ValueError(
                     f"{name}={before!r} was given to data_iterator of {self.__name__}(), but "
                     f"{adapter} needs {name}={value!r} here: leave it out there"
@@ -219,8 +219,13 @@ class IteratorFunction:
     ) -> tuple[FunctionSource, IteratorConfig]:
         """Where the pipelines of a call come from, and the iterator's arguments."""
         parameters = function_parameters(self.pipeline_fn)
-        config = self._configured({k: kwargs.pop(k) for k in _CONFIG - parameters if k in kwargs})
-        kwargs = checked_arguments(self.pipeline_fn, kwargs, _CONFIG)
+        named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}
+        config = self._configured(named)
+        if config.source is not None:
+            hosts = kwargs.pop("hosts", (0, 1))
+            bound = config.source.bind(self.pipeline_fn, args, kwargs, config, hosts)
+            return bound, config
+        kwargs = checked_arguments(self.pipeline_fn, kwargs, CONFIG_NAMES)
         shards = choose_placement(config).shards
         each: list[dict[str, Any]] = [{}]
         if shards:
@@ -249,7 +254,7 @@ class IteratorFunction:
     def _configured(self, arguments: dict[str, Any]) -> IteratorConfig:
         """The arguments of `data_iterator` and of the call together."""
         both = sorted(
-            name for name in arguments if getattr(self.config, name) != _CONFIG_DEFAULTS[name]
+            name for name in arguments if getattr(self.config, name) != CONFIG_DEFAULTS[name]
         )
         if both:
             raise ValueError(
@@ -338,13 +343,6 @@ def iterator_function(value: object) -> IteratorFunction:
     return value
 
 
-_CONFIG_DEFAULTS = {
-    field.name: None if field.default is dataclasses.MISSING else field.default
-    for field in dataclasses.fields(IteratorConfig)
-}
-_CONFIG = frozenset(_CONFIG_DEFAULTS) - {"epoch_rules", "on_host"}  # which adapters set
-
-
 @overload
 def data_iterator(
     pipeline_fn: Callable[..., Any],
@@ -363,6 +361,8 @@ def data_iterator(
     as_numpy: bool | None = ...,
     on_error: OnError = ...,
     allow_changes: Sequence[str] = ...,
+    source: Any = ...,
+    shuffle: bool = ...,
 ) -> IteratorFunction: ...
 
 
@@ -384,6 +384,8 @@ def data_iterator(
     as_numpy: bool | None = ...,
     on_error: OnError = ...,
     allow_changes: Sequence[str] = ...,
+    source: Any = ...,
+    shuffle: bool = ...,
 ) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
 
 
@@ -405,6 +407,8 @@ def data_iterator(
     as_numpy: bool | None = None,
     on_error: OnError = "raise",
     allow_changes: Sequence[str] = (),
+    source: Any = None,
+    shuffle: bool = True,
 ) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
     """Turns a function of a DALI graph into one that makes iterators.
 
@@ -434,6 +438,12 @@ def data_iterator(
             [devices, batch, ...].
         allow_changes: Names of differences that states go on with, where somebody else restores
             them: a trainer, say; see ``set_state``'s ``allow``.
+        source: One of `dalijax.sources`, whose records the graph gets: parameters of the function
+            that are named like its fields are these, ``draw`` has random numbers that belong to
+            the records (`dalijax.core.pipeline.draw.Draw`), and all others are passed by keyword
+            in the call. Batches then depend on the seed and the position alone: a state goes on
+            with any sharding, number of devices or processes, and batch size.
+        shuffle: Whether each epoch of a source has an order of its own.
 
     Returns:
         An `IteratorFunction`, or a decorator that makes one where ``pipeline_fn`` is None.
@@ -461,6 +471,8 @@ def data_iterator(
         as_numpy=as_numpy,
         on_error=on_error,
         allow_changes=allow_changes,
+        source=source,
+        shuffle=shuffle,
     )
     if pipeline_fn is None:
         return lambda decorated: IteratorFunction(decorated, config)

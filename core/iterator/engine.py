@@ -1,4 +1,4 @@
-"""The pipelines of one iterator, at the consumer's position."""
+"""The engine of DALI's readers, and of other sources of a graph's own."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
-from ..epochs import EpochPlan
 from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_files import BadFiles
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.dali_pipeline import check_outputs, is_unmappable
 from ..pipeline.deferred import FunctionError
-from ..pipeline.pipeline_source import PipelineSource
+from ..pipeline.engine import CLOSED, Engine, Outcome
+from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
     NoBatch,
@@ -30,11 +31,13 @@ from ..pipeline.runner import (
     SourceError,
     discard,
 )
+from ..state import codec, dali_checkpoints
 from ..state.codec import Saved
 from ..state.fingerprint import Fingerprint, check_names, fingerprint, not_allowed, renamed, unknown
 from ..state.position import Checkpoints, FailedBatch, Position
 from ..state.random_state import check_form, grafted
 from ..state.reader_files import READERS, reader_of
+from ..stats import InputStats
 
 _log = logging.getLogger("dalijax")
 _READER = re.compile(r"operator `[\w.]*readers\.")
@@ -49,96 +52,59 @@ _STOPPED = (
     "can't be produced: with exec_dynamic=False nothing runs after a failure, of this batch or of "
     "one prefetched behind it. Leave exec_dynamic=False out, and the next call goes on behind it"
 )
-# What skip() takes.
-COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
-CLOSED = "the iterator is closed: make a new one"
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a run gave, and the position behind it.
-
-    Attributes:
-        after: The position behind it; at the end of an epoch that of the end.
-        batch: The batch, where there is one.
-        error: An error that counts as a batch.
-        ended: Whether the epoch has no further batch.
-    """
-
-    after: Position
-    batch: Any = None
-    error: Exception | None = None
-    ended: bool = False
-
-
-class Engine:
-    """The pipelines of one iterator, at the consumer's position; not thread-safe.
-
-    There is one position. A batch that was looked at is kept beside it, with the position behind
-    it, so that looking moves nothing.
+class ReaderEngine(Engine[Position]):
+    """Pipelines that read by themselves, at the consumer's position; see `Engine`.
 
     Args:
         source: Where the pipelines come from.
         config: The iterator's arguments.
-
-    Attributes:
-        position: The position of the next batch to deliver.
-        batch_size: Batch size of each pipeline; 0 until they are built.
-        plan: The epochs; None where only the source knows their end, and until then.
-        streams: The shard of each pipeline in epoch 0.
-        device_ids: The GPU of each pipeline, None for the CPU; none until they are built.
-        errors: The batches that ``on_error="skip"`` left out.
-        closed: Whether `close` was called.
-        process: The process that built pipelines; 0 until one has.
     """
 
     def __init__(self, source: PipelineSource, config: IteratorConfig):
+        if config.on_error == "mask":
+            raise ValueError(
+                "on_error='mask' is for iterators over a source, which know their records: a "
+                "reader's batch fails as a whole, and 'skip' leaves it out"
+            )
+        super().__init__(source.name, Position())
         placement = choose_placement(config)
-        self.source = source
+        self._source = source
         self.make_batch = BatchMaker(config, placement)
-        self.position = Position()
-        self.batch_size = 0
-        self.plan: EpochPlan | None = None
-        self.streams: tuple[int, ...] = ()
-        self.device_ids: tuple[int | None, ...] = ()
-        self.errors: list[FailedBatch] = []
-        self.closed = False
-        self.process = 0
         self._bad_files = BadFiles(source, config.reader_name)
         self._config = config
-        self._shards = placement.shards
+        self._data_shards = placement.shards
         self._runner: Runner | None = None
-        self._outcome: Outcome | None = None
         self._fingerprint: Fingerprint | None = None
         self._start = Checkpoints()  # of the first batch, once pipelines were built
         self._exact: Position | None = None  # where the pipelines stand, unless a batch failed
         self._most_to_drop = _MOST_TO_DROP
-        self._interrupted: Position | None = None  # where a call began that was broken off
 
     # The consumer's position
 
-    def peek(self, convert: Callable[[Sequence[Outputs]], Any] | None = None) -> Outcome:
-        """The next batch, an error that counts as one, or the end of the epoch.
+    @property
+    def epoch(self) -> int:
+        """Number of the consumer's epoch, from 0."""
+        return self.position.epoch
 
-        Args:
-            convert: Makes something else than a batch of the pipelines' outputs.
+    @property
+    def step(self) -> int:
+        """Number of batches of the epoch that are behind the consumer, failed ones included."""
+        return self.position.step
 
-        Raises:
-            Exception: What the pipelines' own source raised; its batch stays the next one.
-        """
-        if self._outcome is None:
-            self._outcome = self._next_outcome(convert)
-        return self._outcome
-
-    def advance(self) -> None:
-        """Moves behind the batch that `peek` gives."""
-        self.position = self.peek().after
-        self._outcome = None
+    @property
+    def num_failed(self) -> int:
+        """Number of batches behind the consumer that failed."""
+        return self.position.errors
 
     def skip(self, batches: int) -> int:
         """Moves behind so many batches, or to the end of the epoch; returns their number."""
         done = 0
-        while done < batches and not self.peek(discard).ended:
+        while done < batches:
+            self._outcome = self._outcome or self._outcome_by(discard)
+            if self._outcome.ended:
+                break
             self.advance()
             done += 1
         return done
@@ -179,9 +145,9 @@ class Engine:
         if here.step == 0:
             return
         start = here.epoch_start or Checkpoints()
-        exact = start.data is not None and not self.source.unresumable
-        if not self.source.rebuildable or not (exact or here.epoch == 0):
-            why = self.source.unresumable or "the pipelines can't be built again"
+        exact = start.data is not None and not self._source.unresumable
+        if not self._source.rebuildable or not (exact or here.epoch == 0):
+            why = self._source.unresumable or "the pipelines can't be built again"
             raise RuntimeError(
                 f"reset() at batch {here.step} of epoch {here.epoch} can't go back to the "
                 f"epoch's start: {why}. Finish the epoch first, or use dalijax.data_iterator "
@@ -194,6 +160,64 @@ class Engine:
         """Moves to a position, whose pipelines are built when they are next used."""
         self.drop()
         self.position = position
+
+    def get_state(self) -> dict[str, Any]:
+        """The consumer's position, as a plain JSON value; see `Engine`."""
+        check_resumable(self._source)
+        self.checkpoint()
+        # A lazy iterator's first state stays what it was before the pipelines were built.
+        known = self.position.checkpoints is not None
+        data = self.fingerprint() if known else unknown()
+        return codec.encode(self.position, self._config.output_map, data)
+
+    def set_state(
+        self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
+    ) -> None:
+        """Moves to the position of a state, with new pipelines; see `Engine`."""
+        check_resumable(self._source)
+        self.checkpoint()
+        self.restore(codec.read(state), allow, named)
+
+    def keep_seed(self, other: ReaderEngine) -> None:
+        """Takes the seed that a state brought to another engine; nothing is built yet."""
+        self._source.set_seed(other._source.set_seed(None))
+
+    def checkpoints(self) -> list[bytes]:
+        """The state as bytes for each pipeline; see `Engine`."""
+        return dali_checkpoints.to_bytes(self.get_state())
+
+    def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
+        """Moves where checkpoints say, this package's or those of DALI's plugin; see `Engine`."""
+        saved = dali_checkpoints.read(pieces)
+        if saved is None:  # DALI's counters say nothing without the epochs
+            saved = self._of_dali(pieces)
+        check_resumable(self._source)
+        self.restore(saved, allow)
+
+    def _of_dali(self, pieces: Sequence[bytes]) -> Saved:
+        """What checkpoints of DALI's plugin say."""
+        self.runner()
+        position = dali_checkpoints.of_dali(pieces, self.plan, self.shards)
+        return Saved(position, list(self._config.output_map), self.fingerprint())
+
+    def stands_restored(self) -> bool:
+        """Whether the caller built the pipelines at checkpoints, whose position it then takes.
+
+        Raises:
+            StateError: If they are of other data, or no iterator over these ever stands there.
+        """
+        if not self._source.restored:
+            return False
+        runner = self.runner()
+        saved = dali_checkpoints.read(self._source.restored) or self._of_dali(self._source.restored)
+        check_resumable(self._source)
+        if found := saved.differences(self._config.output_map, self.fingerprint()):
+            raise StateError.of_other_data(found)
+        self._check_reach(saved.position)
+        self.position = saved.position
+        here = saved.position.checkpoints
+        runner.to_drop = here.to_drop if here else 0
+        return True
 
     def restore(self, saved: Saved, allow: Sequence[str] = (), named: Sequence[str] = ()) -> None:
         """Moves to a saved position, with new pipelines that stand there.
@@ -214,15 +238,15 @@ class Engine:
     def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
         """Has a saved seed stand for one that the caller left out, unless the state is refused."""
         seed, known = saved["seed"], self._fingerprint
-        if not 0 <= seed < 1 << 63 or not self.source.takes_seed():
+        if not 0 <= seed < 1 << 63 or not self._source.takes_seed():
             yield
             return
-        before = self.source.set_seed(seed)
+        before = self._source.set_seed(seed)
         self._fingerprint = known and known | {"seed": seed}
         try:
             yield
         except BaseException:
-            self.source.set_seed(before)
+            self._source.set_seed(before)
             self._fingerprint = known
             raise
 
@@ -231,13 +255,13 @@ class Engine:
         checkpoints = position.checkpoints
         if self.batch_size or checkpoints is None:
             self._check(saved, allow, named)
-        if self.streams:
+        if self.shards:
             self._check_reach(position)
         if checkpoints is None and position != before:
             self.go_to(position)
         if checkpoints is None or position == before:
             return
-        if not self.source.rebuildable:
+        if not self._source.rebuildable:
             raise StateError(
                 "these pipelines can't be built again, and so not at a state: DALI does not "
                 "serialise their Python sources or functions. Use dalijax.data_iterator, which "
@@ -307,10 +331,10 @@ class Engine:
         """Raises StateError where no iterator over these epochs ever stands at a position."""
         here, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
         counts = {len(one.data) for one in (here, start) if one.data is not None}
-        wrong = [f"{count} pipelines" for count in counts if count != len(self.streams)]
+        wrong = [f"{count} pipelines" for count in counts if count != len(self.shards)]
         least, most = 0, _MOST_TO_DROP + position.errors
         if self.plan is not None:
-            delivered = self.plan.delivered(position.epoch, self.streams[0])
+            delivered = self.plan.delivered(position.epoch, self.shards[0])
             if position.step > delivered:
                 wrong.append(f"step {position.step} of {delivered}")
             if position.step == delivered:  # DALI's own DROP is behind what it drops
@@ -328,6 +352,16 @@ class Engine:
                 f"epoch {position.epoch}, after {position.errors} errors"
             )
 
+    def count(self, stats: InputStats, outcome: Outcome[Position]) -> None:
+        """Counts a batch that is delivered."""
+        after = outcome.after
+        step = after.step - 1  # of the batch: others may have been left out before it
+        rows = self.batch_size * len(self.shards)
+        valid = rows
+        if self.plan is not None:
+            valid = sum(self.plan.valid(after.epoch, step, shard) for shard in self.shards)
+        stats.delivered(after.epoch, step, valid, rows, after.errors)
+
     def checkpoint(self) -> None:
         """Takes DALI's checkpoint of the position, while DALI can still give it."""
         here = self.position
@@ -335,35 +369,20 @@ class Engine:
             exact = Checkpoints(self.runner().checkpoints())
             self.position = self._exact = dataclasses.replace(here, checkpoints=exact)
 
-    @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """A call that moves on: broken off anywhere, by Ctrl-C say, it has moved nothing."""
-        self.roll_back()
-        self._interrupted = self.position
-        try:
-            yield
-        except Exception:
-            self._interrupted = None
-            raise
-        self._interrupted = None
-
-    def roll_back(self) -> None:
-        """Goes back to where a call began that was broken off, wherever it had come to."""
-        before, self._interrupted = self._interrupted, None
-        if before is not None and self._can_stand_at(before):
-            self.drop()
-            self.position = before
-
     # The pipelines
 
     def runner(self) -> Runner:
         """The running pipelines, built to stand at the position where there are none."""
         return self._runner_at(self.position)
 
-    def start(self) -> None:
+    def prepare(self) -> None:
         """Builds the pipelines, and takes the checkpoints of their start."""
         self.runner()
         self.position = self._with_start(self.position)
+
+    def schedule(self) -> None:
+        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        self.runner().schedule()
 
     def _with_start(self, position: Position) -> Position:
         """A position with checkpoints, which one from before the first build has not.
@@ -386,37 +405,24 @@ class Engine:
 
     def _build(self, checkpoints: Checkpoints) -> Runner:
         self.process = os.getpid()
-        pipelines = self.source.build(checkpoints.data)
+        pipelines = self._source.build(checkpoints.data)
         self._read_plan(pipelines)
-        runner = Runner(pipelines, checkpoints.to_drop, self.source.owned)
+        runner = Runner(pipelines, checkpoints.to_drop, self._source.owned)
         if runner.deferred is not None:
             runner.deferred.check(self._config)
         self._runner = runner
         return runner
 
     def _read_plan(self, pipelines: Sequence[Pipeline]) -> None:
-        config, source = self._config, self.source
+        config, source = self._config, self._source
         check_outputs(pipelines[0], config.output_map)
-        plan, streams = epochs_of(pipelines, config, self._shards)
-        if not self.streams:  # what is built later is of the same source
-            check_shards(pipelines, config, self._shards, source)
+        plan, shards = epochs_of(pipelines, config, self._data_shards)
+        if not self.shards:  # what is built later is of the same source
+            check_shards(pipelines, config, self._data_shards, source)
             if plan is None:
                 check_epochs(pipelines, config, source)
-        self.batch_size, self.plan, self.streams = pipelines[0].max_batch_size, plan, streams
+        self.batch_size, self.plan, self.shards = pipelines[0].max_batch_size, plan, shards
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
-
-    def adopt(self, saved: Saved) -> None:
-        """Takes a saved position for the one that the pipelines, built but not run, stand at.
-
-        Raises:
-            StateError: If it is of other data, or no iterator over these ever stands there.
-        """
-        runner, position = self.runner(), saved.position
-        if found := saved.differences(self._config.output_map, self.fingerprint()):
-            raise StateError.of_other_data(found)
-        self._check_reach(position)
-        self.position = position
-        runner.to_drop = position.checkpoints.to_drop if position.checkpoints else 0
 
     def fingerprint(self) -> Fingerprint:
         """What identifies the data; blank until the pipelines were built."""
@@ -426,19 +432,19 @@ class Engine:
             self._fingerprint = fingerprint(
                 self.runner().pipelines,
                 self.plan,
-                self.streams,
-                self.source.serialized,
+                self.shards,
+                self._source.serialized,
                 self.runner().deferred,
             )
-            if self.source.seed is not None:  # that of all shards, not the first one's here
-                self._fingerprint["seed"] = self.source.seed
+            if self._source.seed is not None:  # that of all shards, not the first one's here
+                self._fingerprint["seed"] = self._source.seed
         return self._fingerprint
 
     def _can_stand_at(self, position: Position) -> bool:
         """Whether new pipelines can be built to stand at a position."""
         checkpoints = position.checkpoints
         exact = checkpoints is None or checkpoints.data is not None
-        return exact and self.source.rebuildable and not self.source.unresumable
+        return exact and self._source.rebuildable and not self._source.unresumable
 
     def _stand_again_at(self, position: Position) -> bool:
         """Has new pipelines built at a position for the next run; False where they can't be."""
@@ -454,22 +460,22 @@ class Engine:
         if runner is not None:
             runner.close()
 
-    def close(self) -> None:
-        """Frees the pipelines for good."""
-        self.closed = True
-        self.drop()
-
     # Epochs
 
-    def delivered(self, epoch: int | None = None) -> int | None:
-        """Number of batches that an epoch (by default the present one) delivers, if known."""
-        self.runner()
-        if self.plan is None:
-            return None
-        return self.plan.delivered(self.position.epoch if epoch is None else epoch, self.streams[0])
+    def length(self) -> int | None:
+        """Number of batches that the epoch delivers, if known; builds nothing."""
+        return self._length_of(self.epoch)
+
+    def _length_of(self, epoch: int) -> int | None:
+        return None if self.plan is None else self.plan.delivered(epoch, self.shards[0])
+
+    def following_epoch(self) -> int:
+        """Number of the next epoch that has a batch of its own."""
+        return self.epoch + 1 if self.plan is None else self.plan.next_epoch(self.epoch)
 
     def _is_end(self, here: Position) -> bool:
-        total = self.delivered(here.epoch)
+        self.runner()
+        total = self._length_of(here.epoch)
         if total is not None:
             return here.step >= total
         # An ended source at the start of an epoch is one to restart, or an error.
@@ -492,15 +498,22 @@ class Engine:
                 "with size or reader_name each batch must be whole. Leave size out (-1) for a "
                 "source of smaller batches"
             )
-        return [self.plan.valid(here.epoch, here.step, stream) for stream in self.streams]
+        return [self.plan.valid(here.epoch, here.step, shard) for shard in self.shards]
 
     # Batches
 
-    def _next_outcome(self, convert: Callable[[Sequence[Outputs]], Any] | None) -> Outcome:
-        """The first outcome from the position on that ``on_error`` does not leave out."""
+    def _next_outcome(self) -> Outcome[Position]:
+        return self._outcome_by(None)
+
+    def _outcome_by(self, convert: Callable[[Sequence[Outputs]], Any] | None) -> Outcome[Position]:
+        """The first outcome from the position on that ``on_error`` does not leave out.
+
+        Args:
+            convert: Makes something else than a batch of the pipelines' outputs.
+        """
         self.runner()
         here, skipped = self._with_start(self.position), list[FailedBatch]()
-        outcome: Outcome | None
+        outcome: Outcome[Position] | None
         named: BatchError | None
         while True:
             self.check_thread()
@@ -527,7 +540,7 @@ class Engine:
 
     def _outcome_at(
         self, here: Position, convert: Callable[[Sequence[Outputs]], Any] | None
-    ) -> Outcome:
+    ) -> Outcome[Position]:
         """What the run at a position gives, where the pipelines stand.
 
         Raises:
@@ -555,7 +568,7 @@ class Engine:
                 stands = self._stand_again_at(here)
                 cure = ""
                 if is_unmappable(failed):
-                    if stands and self.source.unmap():
+                    if stands and self._source.unmap():
                         # It fails alone now, and not those before it.
                         return self._outcome_at(here, convert)
                     cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
@@ -590,7 +603,7 @@ class Engine:
             self._most_to_drop = 0
             return later
         # Batches of a reader may be run again; other sources may end in between, or can't be built.
-        again = self._config.reader_name is not None and self.source.rebuildable
+        again = self._config.reader_name is not None and self._source.rebuildable
         begun = here.step == 0 or later.data is None
         if again and not begun and later.to_drop < self._most_to_drop:
             return later
@@ -602,10 +615,16 @@ class Engine:
             outputs, self._valid(outputs, here), not runner.dynamic, runner.deferred
         )
 
-    def sample(self) -> Batch:
+    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of a whole batch; see `Engine`."""
+        outcome = self.peek()
+        batch = self._sample() if outcome.ended else outcome.unwrap()
+        return self.make_batch.spec(batch, self.batch_size, self.plan)
+
+    def _sample(self) -> Batch:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""
         self.check_thread()
-        runner = Runner(self.source.build())
+        runner = Runner(self._source.build())
         try:
             return runner.take(
                 lambda outputs: self.make_batch(
@@ -631,7 +650,7 @@ class Engine:
             if here.step > 0:
                 raise NoBatch(
                     f"the pipeline's source ended after {here.step} of "
-                    f"{self.delivered(here.epoch)} batches of epoch {here.epoch}: it gives fewer "
+                    f"{self._length_of(here.epoch)} batches of epoch {here.epoch}: it gives fewer "
                     "samples than the epoch's size. Pass the size that it really has, a multiple "
                     f"of the batch size {self.batch_size} where it drops the rest"
                 ) from None
@@ -641,11 +660,11 @@ class Engine:
             runner.restart()
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
-        if self.source.rebuildable:
+        if self._source.rebuildable:
             # An iterable is used up, but its pipeline's function makes it anew.
             checkpoints = runner.checkpoints()
             self.drop()
-            runner = self._runner = Runner(self.source.build(checkpoints))
+            runner = self._runner = Runner(self._source.build(checkpoints))
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
         raise NoBatch(

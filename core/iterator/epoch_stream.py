@@ -10,8 +10,8 @@ import jax
 
 from ..arguments import whole_number
 from ..pipeline.batch import Batch
+from ..pipeline.engine import CLOSED, COUNT
 from ..stats import InputStats
-from .engine import CLOSED, COUNT
 from .iterator import DALIGenericIterator
 
 

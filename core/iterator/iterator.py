@@ -14,14 +14,13 @@ from ..arguments import knows_its_names, whole_number
 from ..config import IteratorConfig, OnError, Shardings, difference_names
 from ..epochs import EpochPlan
 from ..pipeline.batch import Batch
+from ..pipeline.engine import CLOSED, COUNT, Engine, EngineSource
 from ..pipeline.handmade_source import HandmadeSource
 from ..pipeline.lifetime import calls, check_process
-from ..pipeline.pipeline_source import PipelineSource, check_resumable
-from ..state import codec, dali_checkpoints
-from ..state.fingerprint import unknown
+from ..pipeline.pipeline_source import PipelineSource
 from ..state.position import FailedBatch
 from ..stats import InputStats
-from .engine import CLOSED, COUNT, Engine, Outcome
+from .engine import ReaderEngine
 
 Self = TypeVar("Self", bound="DALIGenericIterator")  # typing has one from Python 3.11 on
 
@@ -107,12 +106,12 @@ class DALIGenericIterator:
             as_numpy=as_numpy,
             on_error=on_error,
         )
-        self._open(HandmadeSource(pipelines), config)
+        self._open(ReaderEngine(HandmadeSource(pipelines), config), config)
 
     @classmethod
     def from_source(
         cls,
-        source: PipelineSource,
+        source: PipelineSource | EngineSource,
         config: IteratorConfig,
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
@@ -120,31 +119,31 @@ class DALIGenericIterator:
         """An iterator whose pipelines are built by a source.
 
         Args:
-            source: Where the pipelines come from.
+            source: Where the pipelines come from, or what brings an engine of its own.
             config: The iterator's arguments.
             lazy: Whether to build the pipelines only when they are first used.
             checkpoints: What `checkpoints` of an iterator gave, to go on from.
         """
         iterator = cls.__new__(cls)
-        iterator._open(source, config, lazy, checkpoints)
+        engine: Engine[Any]
+        if isinstance(source, PipelineSource):
+            engine = ReaderEngine(source, config)
+        else:
+            engine = source.engine(config)
+        iterator._open(engine, config, lazy, checkpoints)
         return iterator
 
     def _open(
         self,
-        source: PipelineSource,
+        engine: Engine[Any],
         config: IteratorConfig,
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
     ) -> None:
-        if config.on_error == "mask":
-            raise ValueError(
-                "on_error='mask' is for iterators over a source, which know their records: a "
-                "reader's batch fails as a whole, and 'skip' leaves it out"
-            )
         self._config = config
         self._lock = threading.RLock()
         self._calls = calls  # modules lose their names before the last iterators are freed
-        self._engine = Engine(source, config)
+        self._engine = engine
         self._stays = False  # set_state() came last, after which iter() does not move
         self._stopped = False  # StopIteration was raised in this epoch
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
@@ -153,9 +152,9 @@ class DALIGenericIterator:
             return
         if checkpoints is not None:
             self._restore_checkpoints(checkpoints)
-        self._engine.start()
-        if checkpoints is None and source.restored:
-            self._restore_checkpoints(source.restored, stand_there=True)
+        engine.prepare()
+        if checkpoints is None and engine.stands_restored():
+            self._stays = True
         if config.prepare_first_batch:
             self.start_prefetch()
 
@@ -195,14 +194,14 @@ class DALIGenericIterator:
         self._stays = False
         outcome = engine.peek()
         if self.stats is not None and not outcome.ended:
-            self._count(self.stats, outcome)
+            engine.count(self.stats, outcome)
         engine.advance()
         if outcome.ended:
             self._stopped = True
             if self._config.auto_reset:
                 self._next_epoch()
         try:
-            return _unwrapped(outcome)
+            return outcome.unwrap()
         finally:
             del outcome  # an error's traceback has this frame: together they would keep the batch
 
@@ -216,8 +215,8 @@ class DALIGenericIterator:
             Exception: What ``next()`` would raise, which it then raises too.
         """
         with self.opened(), self._engine.interruptible():
-            self._engine.checkpoint()  # while DALI can still give that of the position
-            return dict(_unwrapped(self._engine.peek()))
+            self._engine.checkpoint()
+            return dict(self._engine.peek().unwrap())
 
     def __len__(self) -> int:
         """Number of batches that the current epoch delivers.
@@ -226,7 +225,8 @@ class DALIGenericIterator:
             TypeError: If only the source knows where its epoch ends.
         """
         with self.opened():
-            total = self._engine.delivered()
+            self._engine.prepare()
+            total = self._engine.length()
             if total is None:
                 raise TypeError(
                     "the length is unknown: only the pipeline's source knows where its epoch "
@@ -239,11 +239,11 @@ class DALIGenericIterator:
 
     def __repr__(self) -> str:
         """Where it stands; it builds nothing, and waits for nobody."""
-        engine, here = self._engine, self._engine.position
-        step = f"step {here.step}"
-        if engine.plan is not None:
-            step += f" of {engine.plan.delivered(here.epoch, engine.streams[0])}"
-        parts = [f"epoch {here.epoch}", step]
+        engine = self._engine
+        step = f"step {engine.step}"
+        if (length := engine.length()) is not None:
+            step += f" of {length}"
+        parts = [f"epoch {engine.epoch}", step]
         if engine.batch_size:
             count = len(engine.device_ids)
             devices = dict.fromkeys("cpu" if k is None else f"gpu:{k}" for k in engine.device_ids)
@@ -253,7 +253,7 @@ class DALIGenericIterator:
             parts.append("not built yet")
         parts.append(f"outputs {list(self._config.output_map)}")
         parts += ["closed"] * engine.closed
-        return f"<{type(self).__name__} of {engine.source.name}: {', '.join(parts)}>"
+        return f"<{type(self).__name__} of {engine.name}: {', '.join(parts)}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -278,21 +278,21 @@ class DALIGenericIterator:
     def plan(self) -> EpochPlan | None:
         """The reader's epochs; None where only the source knows their end."""
         with self.opened():
-            self._engine.runner()
+            self._engine.prepare()
             return self._engine.plan
 
     @property
     def shards(self) -> tuple[int, ...]:
         """The shard that each pipeline reads in epoch 0."""
         with self.opened():
-            self._engine.runner()
-            return self._engine.streams
+            self._engine.prepare()
+            return self._engine.shards
 
     @property
     def batch_size(self) -> int:
         """Number of samples in a batch of each pipeline."""
         with self.opened():
-            self._engine.runner()
+            self._engine.prepare()
             return self._engine.batch_size
 
     @property
@@ -303,18 +303,19 @@ class DALIGenericIterator:
     @property
     def epoch(self) -> int:
         """Number of the consumer's epoch, from 0."""
-        return self._engine.position.epoch
+        return self._engine.epoch
 
     @property
     def following_epoch(self) -> int:
         """Number of the epoch after the consumer's: of the next one that has a batch of its own."""
-        epoch, plan = self.epoch, self.plan
-        return epoch + 1 if plan is None else plan.next_epoch(epoch)
+        with self.opened():
+            self._engine.prepare()
+            return self._engine.following_epoch()
 
     @property
     def step(self) -> int:
         """Number of batches of the epoch that are behind the consumer, failed ones included."""
-        return self._engine.position.step
+        return self._engine.step
 
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
@@ -324,7 +325,7 @@ class DALIGenericIterator:
     @property
     def left_out(self) -> int:
         """Number of batches behind the consumer that ``on_error="skip"`` left out."""
-        return self._engine.position.errors if self._config.on_error == "skip" else 0
+        return self._engine.num_failed if self._config.on_error == "skip" else 0
 
     def total(self, num_epochs: int) -> int:
         """Number of batches of the first epochs together.
@@ -334,8 +335,8 @@ class DALIGenericIterator:
         """
         with self.opened():
             total = len(self)
-            plan, stream = self._engine.plan, self._engine.streams[0]
-            return num_epochs * total if plan is None else plan.total(num_epochs, stream)
+            plan, shard = self._engine.plan, self._engine.shards[0]
+            return num_epochs * total if plan is None else plan.total(num_epochs, shard)
 
     @property
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -351,12 +352,9 @@ class DALIGenericIterator:
         """
         with self.opened():
             if self._spec is None:
-                try:
-                    batch = self.peek()
-                except StopIteration:
-                    batch = self._engine.sample()
-                engine = self._engine
-                self._spec = engine.make_batch.spec(batch, engine.batch_size, engine.plan)
+                with self._engine.interruptible():
+                    self._engine.checkpoint()
+                    self._spec = self._engine.spec()
             return dict(self._spec)
 
     def watch(self) -> InputStats:
@@ -364,15 +362,6 @@ class DALIGenericIterator:
         if self.stats is None:
             self.stats = InputStats()
         return self.stats
-
-    def _count(self, stats: InputStats, outcome: Outcome) -> None:
-        engine, after = self._engine, outcome.after
-        step = after.step - 1  # of the batch: others may have been left out before it
-        rows = engine.batch_size * len(engine.streams)
-        valid = rows
-        if engine.plan is not None:
-            valid = sum(engine.plan.valid(after.epoch, step, s) for s in engine.streams)
-        stats.delivered(after.epoch, step, valid, rows, after.errors)
 
     # Position and lifecycle
 
@@ -422,14 +411,8 @@ class DALIGenericIterator:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
         with self.opened():
-            engine = self._engine
-            engine.roll_back()
-            check_resumable(engine.source)
-            engine.checkpoint()
-            # A lazy iterator's first state stays what it was before the pipelines were built.
-            known = engine.position.checkpoints is not None
-            data = engine.fingerprint() if known else unknown()
-            return codec.encode(engine.position, self._config.output_map, data)
+            self._engine.roll_back()
+            return self._engine.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
         """Goes on where a state says, with new pipelines, which are built at once.
@@ -449,19 +432,14 @@ class DALIGenericIterator:
             Exception: If the pipelines can't be built. Nothing has changed.
         """
         with self.opened():
-            engine = self._engine
-            engine.roll_back()
-            check_resumable(engine.source)
-            engine.checkpoint()
-            self._go_to(codec.read(state), difference_names(allow, "allow"))
-
-    def _go_to(self, saved: codec.Saved, named: Sequence[str] = ()) -> None:
-        self._engine.restore(saved, self._config.allow_changes, named)
-        self._stays, self._stopped = True, False
+            names = difference_names(allow, "allow")
+            self._engine.roll_back()
+            self._engine.set_state(state, self._config.allow_changes, names)
+            self._stays, self._stopped = True, False
 
     def keep_seed(self, other: DALIGenericIterator) -> None:
         """Has pipelines, which are not built yet, the seed that a state brought to another's."""
-        self._engine.source.set_seed(other._engine.source.set_seed(None))
+        self._engine.keep_seed(other._engine)
 
     def checkpoints(self) -> list[bytes]:
         """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
@@ -469,38 +447,24 @@ class DALIGenericIterator:
         Raises:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
-        return dali_checkpoints.to_bytes(self.get_state())
+        with self.opened():
+            self._engine.roll_back()
+            return self._engine.checkpoints()
 
-    def _restore_checkpoints(self, pieces: Sequence[bytes], stand_there: bool = False) -> None:
-        """Goes on where checkpoints say, this package's or those of DALI's plugin.
-
-        Args:
-            pieces: One for each pipeline.
-            stand_there: Whether the pipelines were built at them already.
-        """
+    def _restore_checkpoints(self, pieces: Sequence[bytes]) -> None:
+        """Goes on where checkpoints say, this package's or those of DALI's plugin."""
         if isinstance(pieces, (bytes, bytearray, str, Mapping)):
             raise TypeError(
                 "checkpoints must be a list of bytes, one for each pipeline, as checkpoints() of "
                 f"an iterator gives it, not {str(pieces)[:40]!r}; a state is for set_state()"
             )
-        engine = self._engine
-        saved = dali_checkpoints.read(pieces)
-        if saved is None or stand_there:
-            engine.runner()
-        if saved is None:  # DALI's counters say nothing without the epochs
-            position = dali_checkpoints.of_dali(pieces, engine.plan, engine.streams)
-            saved = codec.Saved(position, list(self._config.output_map), engine.fingerprint())
-        check_resumable(engine.source)
-        if stand_there:
-            engine.adopt(saved)
-            self._stays = True
-        else:
-            self._go_to(saved)
+        self._engine.set_checkpoints(pieces, self._config.allow_changes)
+        self._stays, self._stopped = True, False
 
     def start_prefetch(self) -> None:
         """Builds the pipelines where they are not, and schedules runs; waits for none."""
         with self.opened():
-            self._engine.runner().schedule()
+            self._engine.schedule()
 
     def opened(self) -> threading.RLock:
         """The lock, of an iterator that is not closed, nor of a parent process."""
@@ -522,21 +486,3 @@ class DALIGenericIterator:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _unwrapped(outcome: Outcome) -> Batch:
-    """The batch of an outcome.
-
-    Raises:
-        StopIteration: If the epoch has no further batch.
-        Exception: The error that counts as a batch.
-    """
-    if outcome.ended:
-        raise StopIteration
-    if outcome.error is None:
-        batch: Batch = outcome.batch
-        return batch
-    try:
-        raise outcome.error
-    finally:
-        del outcome  # as in `_next`

@@ -34,6 +34,12 @@ class BaseSource:
         # By field, int32 [records, 2], 0 where nobody looked; threads may write a size twice.
         self._sizes: dict[str, NDArray[np.int32]] = {}
 
+    def bind(self, *args: Any) -> Any:
+        """What an iterator over it is made of; see `dalijax.core.sources.binding.bind`."""
+        from .binding import bind
+
+        return bind(self, *args)
+
     def __len__(self) -> int:
         raise NotImplementedError
 

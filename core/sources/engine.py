@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..config import IteratorConfig
+from ..epochs import EpochPlan
 from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_record import runs
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.dali_pipeline import check_outputs
 from ..pipeline.deferred import FunctionError
+from ..pipeline.engine import CLOSED, Engine, Outcome
 from ..pipeline.function_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import stacked
@@ -26,6 +30,7 @@ from ..seeds import DEFAULT_SEED
 from ..state import random_state
 from ..state.fingerprint import fingerprint
 from ..state.position import FailedBatch
+from ..stats import InputStats
 from . import state as states
 from .feed import Feed, RowRange, Rows, SomeRows
 from .graph import FieldGraph
@@ -36,17 +41,6 @@ _log = logging.getLogger("dalijax")
 _MOST_NAMED = 5
 _MOST_TRIED = 64  # records behind a batch of which none can be decoded
 _READ_AHEAD = 2  # runs that are read before DALI asks for them
-CLOSED = "the iterator is closed: make a new one"
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a run gave, and the position behind it; see `dalijax.core.iterator.engine.Outcome`."""
-
-    after: SamplePosition
-    batch: Any = None
-    error: Exception | None = None
-    ended: bool = False
 
 
 class _UnreadRecords(Exception):
@@ -57,8 +51,8 @@ class _UnreadRecords(Exception):
         self.rows = rows
 
 
-class SourceEngine:
-    """The pipelines of one iterator over a source, at the consumer's position; not thread-safe.
+class SourceEngine(Engine[SamplePosition]):
+    """Pipelines that are fed with the rows of a position; see `Engine`.
 
     A run of the pipelines follows from its position alone, so that the pipelines go anywhere: the
     batches that DALI has prepared are dropped, and the next ones are those of the new position.
@@ -69,7 +63,6 @@ class SourceEngine:
         graph: The graph's function over the source's fields.
         call: Arguments of ``nvidia.dali.pipeline_def``; ``batch_size`` is the global one with a
             sharding, else that of this process.
-        shuffle: Whether each epoch has an order of its own.
         hosts: Number of this process and of all, where each makes a slice of the global batch.
     """
 
@@ -79,7 +72,6 @@ class SourceEngine:
         config: IteratorConfig,
         graph: FieldGraph,
         call: Mapping[str, Any],
-        shuffle: bool = True,
         hosts: tuple[int, int] = (0, 1),
     ):
         call = dict(call)
@@ -97,51 +89,63 @@ class SourceEngine:
         else:
             parts = [RowRange(hosts[0] * rows, (hosts[0] + 1) * rows)]
             batch_size = rows * hosts[1]
-        self.position = SamplePosition()
-        self.plan = SamplePlan(
-            len(source), batch_size, config.last_batch_policy, bool(config.last_batch_padded)
-        )
+        super().__init__(graph.__name__, SamplePosition())
+        rules = config.last_batch_policy, bool(config.last_batch_padded)
+        self._samples = SamplePlan(len(source), batch_size, *rules)
+        self.plan = EpochPlan(len(source), 1, batch_size, *rules)
+        self.batch_size, self.shards = rows, (0,)
+        self.device_ids = tuple(one.get("device_id", call.get("device_id")) for one in each)
         self.make_batch = BatchMaker(config, placement)
-        self.errors: list[FailedBatch] = []
-        self.closed = False
-        self.process = 0
         self._source, self._config, self._graph = source, config, graph
-        self._shuffle, self._parts = shuffle, parts
+        self._parts = parts
         self._seeded, self._seed = seed is not None, DEFAULT_SEED if seed is None else int(seed)
         self._call, self._each = call, [{**one, "part": k} for k, one in enumerate(each)]
         self._feed: Feed | None = None
         self._runner: Runner | None = None
         self._taken = 0  # runs of the present pipelines
-        self._outcome: Outcome | None = None
+        self._num_failed = 0
         self._operators: tuple[str, ...] = ()
         self._random: list[str] = []  # operators whose numbers follow from the runs before
 
     # The consumer's position
 
-    def peek(self) -> Outcome:
-        """The next batch, an error that counts as one, or the end of the epoch."""
-        if self._outcome is None:
-            self._outcome = self._next_outcome()
-        return self._outcome
+    @property
+    def epoch(self) -> int:
+        """Number of the consumer's epoch, from 0."""
+        return self.position.epoch
 
-    def advance(self) -> None:
-        """Moves behind the batch that `peek` gives."""
-        self.position = self.peek().after
-        self._outcome = None
+    @property
+    def step(self) -> int:
+        """Number of batches of the epoch behind the consumer, in batches of the present size."""
+        return self._samples.step(self.position)
+
+    @property
+    def num_failed(self) -> int:
+        """Number of batches that failed in this process."""
+        return self._num_failed
+
+    def length(self) -> int:
+        """Number of batches of the epoch: those behind the consumer, and those to come."""
+        return self._samples.length(self.position)
+
+    def following_epoch(self) -> int:
+        """Number of the next epoch that has a batch of its own."""
+        end = self._samples.skip(self.position, self._samples.remaining(self.position))
+        return self._samples.next_epoch(end).epoch
 
     def skip(self, batches: int) -> int:
         """Moves behind so many batches, or to the end of the epoch; returns their number."""
-        count = min(batches, self.plan.remaining(self.position))
-        self.go_to(self.plan.skip(self.position, count))
+        count = min(batches, self._samples.remaining(self.position))
+        self.go_to(self._samples.skip(self.position, count))
         return count
 
     def at_end(self) -> bool:
         """Whether every batch of the epoch is behind the consumer."""
-        return self.plan.remaining(self.position) == 0
+        return self._samples.remaining(self.position) == 0
 
     def next_epoch(self) -> None:
         """Moves from the end of an epoch to the start of the next one."""
-        self.go_to(self.plan.next_epoch(self.position))
+        self.go_to(self._samples.next_epoch(self.position))
 
     def rewind(self) -> None:
         """Moves back to the start of the epoch."""
@@ -153,7 +157,7 @@ class SourceEngine:
         Raises:
             ValueError: If there is no such batch.
         """
-        self.go_to(self.plan.seek(epoch, step))
+        self.go_to(self._samples.seek(epoch, step))
 
     def go_to(self, position: SamplePosition) -> None:
         """Moves to a position.
@@ -169,7 +173,7 @@ class SourceEngine:
 
     # States
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """The consumer's position, as a plain JSON value.
 
         Raises:
@@ -178,42 +182,74 @@ class SourceEngine:
         self._check_no_random()
         return states.encode(self.position, self._stream())
 
-    def restore(
-        self, saved: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
+    def set_state(
+        self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
     ) -> None:
-        """Moves to a saved position.
-
-        Raises:
-            StateError: If it is none, or of other data; nothing has changed.
-        """
-        position, stream = states.read(saved)
+        """Moves to the position of a state; see `Engine`."""
+        position, stream = states.read(state)
         if stream.operators and not self._operators:
-            self.runner()
+            self.prepare()
         states.check(stream, self._stream(), self._seeded, allow, named)
-        if not self.plan.has(position):
+        if not self._samples.has(position):
             raise StateError(f"the state is damaged: no epoch of this stream has {position}")
         if stream.seed != self._seed:
             self._seed = stream.seed
             self.drop()
         self.go_to(position)
 
+    def checkpoints(self) -> list[bytes]:
+        """The state as bytes, one piece for all pipelines."""
+        return [json.dumps(self.get_state()).encode()]
+
+    def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
+        """Moves where `checkpoints` said; see `Engine`."""
+        if len(pieces) != 1:
+            raise StateError(
+                f"{len(pieces)} checkpoints, where an iterator over a source has one: pass what "
+                "checkpoints() of one gave"
+            )
+        self.set_state(pieces[0], allow, ())
+
+    def keep_seed(self, other: SourceEngine) -> None:
+        """Takes the seed that a state brought to another engine; nothing is built yet."""
+        self._seed = other._seed
+
     def _stream(self) -> states.Stream:
         policy = self._config.last_batch_policy.name
-        order = "shuffled" if self._shuffle else "sequential"
-        padded = "padded" if self.plan.padded else "unpadded"
+        order = "shuffled" if self._config.shuffle else "sequential"
+        padded = "padded" if self._samples.padded else "unpadded"
         return states.Stream(
             seed=self._seed,
             identity=self._source.identity(),
-            order=f"{order} {policy} {padded} {self.plan.num_samples}",
+            order=f"{order} {policy} {padded} {self._samples.num_samples}",
             outputs=tuple(self._config.output_map) if self._operators else (),
             operators=self._operators,
         )
 
     # Pipelines
 
-    def runner(self) -> Runner:
-        """The running pipelines, which stand at the position."""
-        return self._runner_at(self.position)[0]
+    def prepare(self) -> None:
+        """Builds the pipelines where they are not, to stand at the position."""
+        self._runner_at(self.position)
+
+    def schedule(self) -> None:
+        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        self._runner_at(self.position)[0].schedule()
+
+    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of a whole batch; see `Engine`."""
+        outcome = self.peek()
+        if outcome.ended:  # one of the next epoch, which is prepared anyway
+            outcome = self._outcome_at(self._samples.next_epoch(self.position))
+        return self.make_batch.spec(outcome.unwrap(), self.batch_size, self.plan)
+
+    def count(self, stats: InputStats, outcome: Outcome[SamplePosition]) -> None:
+        """Counts a batch that is delivered."""
+        here = self.position
+        parts = [self._samples.rows(here, part.first, part.last) for part in self._parts]
+        rows = sum(len(part.valid) for part in parts)
+        valid = sum(int(part.valid.sum()) for part in parts)
+        stats.delivered(here.epoch, self.step, valid, rows, self._num_failed)
 
     def _runner_at(self, here: SamplePosition) -> tuple[Runner, Feed]:
         if self.closed:
@@ -233,9 +269,9 @@ class SourceEngine:
 
     def _build(self, here: SamplePosition) -> tuple[Runner, Feed]:
         self.process = os.getpid()
-        names = self._graph.names
+        names, config = self._graph.names, self._config
         feed = Feed(
-            self._source, self.plan, self._parts, names, self._seed, self._shuffle, _READ_AHEAD
+            self._source, self._samples, self._parts, names, self._seed, config.shuffle, _READ_AHEAD
         )
         feed.start_at(here)
         try:
@@ -290,36 +326,30 @@ class SourceEngine:
         if feed is not None:
             feed.close()
 
-    def close(self) -> None:
-        """Frees the pipelines for good."""
-        self.closed = True
-        self.drop()
-
     # Batches
 
-    def _next_outcome(self) -> Outcome:
-        """The first outcome from the position on that ``on_error`` does not leave out."""
+    def _next_outcome(self) -> Outcome[SamplePosition]:
         here, skipped = self.position, list[FailedBatch]()
         while True:
             outcome = self._outcome_at(here)
             if not isinstance(outcome.error, BatchError) or self._config.on_error != "skip":
                 self.errors += skipped
                 return outcome
-            step = self.plan.step(here)
+            step = self._samples.step(here)
             failed = FailedBatch(here.epoch, step, str(outcome.error), outcome.error.files)
             _log.warning("skipped: %s", failed.message)
             skipped.append(failed)
             here = outcome.after
 
-    def _outcome_at(self, here: SamplePosition) -> Outcome:
+    def _outcome_at(self, here: SamplePosition) -> Outcome[SamplePosition]:
         """What the run at a position gives.
 
         Raises:
             Exception: What the source raised where no record can be read; nothing has moved.
         """
-        if self.plan.remaining(here) == 0:
+        if self._samples.remaining(here) == 0:
             return Outcome(here, ended=True)
-        after = self.plan.skip(here, 1)
+        after = self._samples.skip(here, 1)
         batch: Batch | None = None
         error: Exception | None = None
         runner, feed = self._runner_at(here)
@@ -373,20 +403,22 @@ class SourceEngine:
 
     def _undecoded(
         self, here: SamplePosition, runner: Runner, feed: Feed, run: int, error: RuntimeError
-    ) -> Outcome:
+    ) -> Outcome[SamplePosition]:
         """What becomes of a batch that DALI can't make."""
         parts = [feed.rows(run, part) for part in range(len(self._parts))]
         bad = [(rows, row) for rows in parts for row in self._undecodable(feed, rows)]
         described = self._described(here, bad, f"DALI says: {advice.of_run(error)}")
         described.__cause__ = error
         if self._config.on_error == "mask" and self._replaced(feed, bad):
-            failed = FailedBatch(here.epoch, self.plan.step(here), str(described), described.files)
+            failed = FailedBatch(
+                here.epoch, self._samples.step(here), str(described), described.files
+            )
             _log.warning("masked: %s", failed.message)
             self.errors.append(failed)
             self._go_back(runner, feed, here)
             return self._outcome_at(here)
         feed.forget(run)
-        return Outcome(self.plan.skip(here, 1), error=described)
+        return Outcome(self._samples.skip(here, 1), error=described)
 
     def _replaced(self, feed: Feed, bad: Sequence[tuple[Rows, int]]) -> bool:
         """Has other records stand for bad rows from now on; False where that does not help."""
@@ -414,10 +446,11 @@ class SourceEngine:
         shown = ", ".join(names[:_MOST_NAMED]) + " and more" * (len(names) > _MOST_NAMED)
         told = f": {shown} can't be {verb}" if names else ""
         error = BatchError(
-            f"batch {self.plan.step(here)} of epoch {here.epoch} failed, and counts as delivered"
-            f"{told}. {why}"
+            f"batch {self._samples.step(here)} of epoch {here.epoch} failed, and counts as "
+            f"delivered{told}. {why}"
         )
         error.files = tuple(names)
+        self._num_failed += 1
         return error
 
     def _undecodable(self, feed: Feed, rows: Rows) -> list[int]:

@@ -34,12 +34,14 @@ def make(source, batch_size, shards=0, policy=FILL, padded=False, seed=3, shuffl
         sharding=sharding_over(shards) if shards else None,
         as_numpy=None if shards else True,
         on_error=more.pop("on_error", "raise"),
+        source=source,
+        shuffle=shuffle,
     )
     graph = FieldGraph(
         more.pop("graph", numbers_and_draws), source.fields, more.pop("settings", {})
     )
     call = {"batch_size": batch_size, "num_threads": 1, "seed": seed, "device_id": None} | more
-    return SourceEngine(source, config, graph, call, shuffle)
+    return SourceEngine(source, config, graph, call)
 
 
 def sharding_over(shards):
@@ -83,11 +85,11 @@ def test_random_moves(seed):
             here = plan.seek(int(chosen.integers(4)))
             engine.seek(here.epoch, 0)
         elif move == "restore":
-            state = json.loads(json.dumps(engine.state()))
+            state = json.loads(json.dumps(engine.get_state()))
             engine.close()
             engine, plan = other()
-            engine.restore(state, (), ())
-            assert engine.state() == state
+            engine.set_state(state, (), ())
+            assert engine.get_state() == state
         elif move == "drop":
             engine.drop()
         else:
@@ -197,15 +199,15 @@ def test_states_of_another_stream_are_refused(change, name):
     engine = of()
     engine.peek()
     engine.advance()
-    state = engine.state()
+    state = engine.get_state()
     assert len(json.dumps(state)) <= 2048
     small = {k: v for k, v in state.items() if k not in ("operators", "outputs")}
     assert len(json.dumps(small)) <= 400
     other = of(**change)
-    before = other.state()
+    before = other.get_state()
     with pytest.raises(StateError, match=name):
-        other.restore(state, (), ())
-    assert other.state()["sample"] == before["sample"] == 0
+        other.set_state(state, (), ())
+    assert other.get_state()["sample"] == before["sample"] == 0
     engine.close()
     other.close()
 
@@ -215,7 +217,7 @@ def test_a_seed_that_was_left_out_is_the_states():
     engine.peek()
     engine.advance()
     other.peek()
-    other.restore(engine.state(), (), ())
+    other.set_state(engine.get_state(), (), ())
     numbers = expected(np.arange(3, 8), 8, 3)[0]
     np.testing.assert_array_equal(other.peek().batch["number"], numbers)
     engine.close()
@@ -224,7 +226,7 @@ def test_a_seed_that_was_left_out_is_the_states():
 
 def test_damaged_states_are_refused():
     engine = make(Numbers(8), 3)
-    state = engine.state()
+    state = engine.get_state()
     wrong = [{}, [], "x", {**state, "version": 2}, {**state, "more": 1}]
     wrong += [{k: v for k, v in state.items() if k != key} for key in state]
     for key, values in {
@@ -238,8 +240,8 @@ def test_damaged_states_are_refused():
         wrong += [{**state, key: value} for value in values]
     for one in wrong:
         with pytest.raises(StateError):
-            engine.restore(one, (), ())
-        assert engine.state() == state
+            engine.set_state(one, (), ())
+        assert engine.get_state() == state
     engine.close()
 
 
@@ -275,7 +277,7 @@ def test_keys_of_functions_belong_to_records(global_):
         for _ in range(3):
             batches.append(np.asarray(engine.peek().batch["drawn"]))
             engine.advance()
-        state = engine.state()
+        state = engine.get_state()
         engine.rewind()
         again = np.asarray(engine.peek().batch["drawn"])
         engine.close()
@@ -300,7 +302,12 @@ def test_random_operators_of_dali_stay_where_they_are():
         engine.next_epoch()
     engine.peek()
     engine.advance()
-    for move in (engine.rewind, engine.state, lambda: engine.skip(1), lambda: engine.seek(0, 1)):
+    for move in (
+        engine.rewind,
+        engine.get_state,
+        lambda: engine.skip(1),
+        lambda: engine.seek(0, 1),
+    ):
         here = engine.position
         with pytest.raises(StateError, match="Uniform.*draw.uniform"):
             move()

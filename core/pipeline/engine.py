@@ -1,0 +1,266 @@
+"""What an iterator stands on: pipelines at one position, whatever feeds them."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import jax
+
+from ..config import IteratorConfig
+from ..epochs import EpochPlan
+from ..state.position import FailedBatch
+from ..stats import InputStats
+from .batch import Batch
+
+P = TypeVar("P")
+# What skip() takes.
+COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
+CLOSED = "the iterator is closed: make a new one"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome(Generic[P]):
+    """What a run gave, and the position behind it.
+
+    Attributes:
+        after: The position behind it; at the end of an epoch that of the end.
+        batch: The batch, where there is one.
+        error: An error that counts as a batch.
+        ended: Whether the epoch has no further batch.
+    """
+
+    after: P
+    batch: Batch | None = None
+    error: Exception | None = None
+    ended: bool = False
+
+    def unwrap(self) -> Batch:
+        """The batch.
+
+        Raises:
+            StopIteration: If the epoch has no further batch.
+            Exception: The error that counts as a batch.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.ended or self.batch is None:
+            raise StopIteration
+        return self.batch
+
+
+class Engine(abc.ABC, Generic[P]):
+    """The pipelines of one iterator, at the consumer's position; not thread-safe.
+
+    There is one position. A batch that was looked at is kept beside it, with the position behind
+    it, so that looking moves nothing. DALI's readers, records of Grain and indexed sources are
+    engines; an iterator does not know which it has.
+
+    Args:
+        name: What the pipelines are called.
+        start: The position of the first batch.
+
+    Attributes:
+        position: The position of the next batch to deliver.
+        batch_size: Batch size of each pipeline; 0 until it is known.
+        plan: The epochs as they are from the start; None where only the source knows their end,
+            and until the pipelines were built.
+        shards: The shard of each pipeline in epoch 0.
+        device_ids: The GPU of each pipeline, None for the CPU; none until they are known.
+        errors: The batches that ``on_error="skip"`` left out, and those with masked records.
+        closed: Whether `close` was called.
+        process: The process that built pipelines; 0 until one has.
+    """
+
+    def __init__(self, name: str, start: P):
+        self.name = name
+        self.position = start
+        self.batch_size = 0
+        self.plan: EpochPlan | None = None
+        self.shards: tuple[int, ...] = ()
+        self.device_ids: tuple[int | None, ...] = ()
+        self.errors: list[FailedBatch] = []
+        self.closed = False
+        self.process = 0
+        self._outcome: Outcome[P] | None = None
+        self._interrupted: P | None = None  # where a call began that was broken off
+
+    # The consumer's position
+
+    def peek(self) -> Outcome[P]:
+        """The next batch, an error that counts as one, or the end of the epoch.
+
+        Raises:
+            Exception: What the pipelines' own source raised; its batch stays the next one.
+        """
+        if self._outcome is None:
+            self._outcome = self._next_outcome()
+        return self._outcome
+
+    def advance(self) -> None:
+        """Moves behind the batch that `peek` gives."""
+        self.position = self.peek().after
+        self._outcome = None
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A call that moves on: broken off anywhere, by Ctrl-C say, it has moved nothing."""
+        self.roll_back()
+        self._interrupted = self.position
+        try:
+            yield
+        except Exception:
+            self._interrupted = None
+            raise
+        self._interrupted = None
+
+    def roll_back(self) -> None:
+        """Goes back to where a call began that was broken off, wherever it had come to."""
+        before, self._interrupted = self._interrupted, None
+        if before is not None and self._can_stand_at(before):
+            self.drop()
+            self.position = before
+
+    def close(self) -> None:
+        """Frees the pipelines for good."""
+        self.closed = True
+        self.drop()
+
+    @property
+    @abc.abstractmethod
+    def epoch(self) -> int:
+        """Number of the consumer's epoch, from 0."""
+
+    @property
+    @abc.abstractmethod
+    def step(self) -> int:
+        """Number of batches of the epoch that are behind the consumer, failed ones included."""
+
+    @property
+    @abc.abstractmethod
+    def num_failed(self) -> int:
+        """Number of batches behind the consumer that failed."""
+
+    @abc.abstractmethod
+    def length(self) -> int | None:
+        """Number of batches that the epoch delivers, if known; builds nothing."""
+
+    @abc.abstractmethod
+    def following_epoch(self) -> int:
+        """Number of the next epoch that has a batch of its own."""
+
+    @abc.abstractmethod
+    def at_end(self) -> bool:
+        """Whether every batch of the epoch is behind the consumer."""
+
+    @abc.abstractmethod
+    def next_epoch(self) -> None:
+        """Moves from the end of an epoch to the start of the next one."""
+
+    @abc.abstractmethod
+    def rewind(self) -> None:
+        """Moves back to the start of the epoch.
+
+        Raises:
+            RuntimeError: If nothing says how the pipelines stood there.
+        """
+
+    @abc.abstractmethod
+    def skip(self, batches: int) -> int:
+        """Moves behind so many batches, or to the end of the epoch; returns their number."""
+
+    # States
+
+    @abc.abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """The consumer's position, as a plain JSON value.
+
+        Raises:
+            StateError: If the pipelines can't be resumed.
+        """
+
+    @abc.abstractmethod
+    def set_state(
+        self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
+    ) -> None:
+        """Moves to the position of a state.
+
+        Args:
+            state: What `get_state` gave.
+            allow: Names of differences to go on with.
+            named: More of them, which must be names of something.
+
+        Raises:
+            StateError: If it is none, or of other data; nothing has changed.
+            Exception: If no pipelines can be built at all; nothing has changed.
+        """
+
+    def checkpoint(self) -> None:
+        """Takes what a state of the position needs, before a look moves the pipelines on."""
+
+    def stands_restored(self) -> bool:
+        """Whether the caller built the pipelines at checkpoints, whose position it then takes."""
+        return False
+
+    @abc.abstractmethod
+    def checkpoints(self) -> list[bytes]:
+        """The state as bytes for each pipeline.
+
+        Raises:
+            StateError: If the pipelines can't be resumed.
+        """
+
+    @abc.abstractmethod
+    def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
+        """Moves where `checkpoints` of an engine said; raises as `set_state`."""
+
+    @abc.abstractmethod
+    def keep_seed(self, other: Any) -> None:
+        """Takes the seed that a state brought to another engine of the same kind."""
+
+    # Pipelines
+
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """Builds the pipelines where they are not, to stand at the position."""
+
+    @abc.abstractmethod
+    def schedule(self) -> None:
+        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+
+    @abc.abstractmethod
+    def drop(self) -> None:
+        """Frees the pipelines and what was peeked; the next use builds them, at the position."""
+
+    @abc.abstractmethod
+    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of a whole batch; takes at most one, which stays next."""
+
+    @abc.abstractmethod
+    def count(self, stats: InputStats, outcome: Outcome[P]) -> None:
+        """Counts a batch that is delivered."""
+
+    @abc.abstractmethod
+    def _next_outcome(self) -> Outcome[P]:
+        """The first outcome from the position on that ``on_error`` does not leave out."""
+
+    def _can_stand_at(self, position: P) -> bool:
+        """Whether new pipelines can be built to stand at a position."""
+        return True
+
+
+class EngineSource(Protocol):
+    """What brings an engine of its own.
+
+    Attributes:
+        name: What to call it.
+    """
+
+    name: str
+
+    def engine(self, config: IteratorConfig) -> Engine[Any]:
+        """The engine of a new iterator."""
+        ...

@@ -1,0 +1,87 @@
+"""From a source and a graph's function to the engine of an iterator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..arguments import checked_arguments, function_parameters, name_of
+from ..config import CONFIG_NAMES, IteratorConfig
+from ..pipeline.function_source import default_device_id
+from .engine import SourceEngine
+from .graph import FieldGraph
+from .source import Source
+
+_OF_READERS = ("shard_id", "num_shards")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourcePipelines:
+    """What an iterator over a source is made of.
+
+    Attributes:
+        name: The name of the graph's function.
+    """
+
+    name: str
+    _source: Source
+    _graph: FieldGraph
+    _call: Mapping[str, Any]
+    _hosts: tuple[int, int]
+
+    def engine(self, config: IteratorConfig) -> SourceEngine:
+        """The engine of a new iterator."""
+        return SourceEngine(self._source, config, self._graph, self._call, self._hosts)
+
+
+def bind(
+    source: Source,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    call: Mapping[str, Any],
+    config: IteratorConfig,
+    hosts: tuple[int, int],
+) -> SourcePipelines:
+    """Checks a call of an iterator function with a source.
+
+    Args:
+        source: The source.
+        function: The graph's function.
+        args: Positional arguments, of which there may be none.
+        call: Settings of the function, and arguments of ``nvidia.dali.pipeline_def``.
+        config: The iterator's arguments.
+        hosts: Number of this process and of all, where each makes a slice of the global batch.
+
+    Raises:
+        TypeError: For an argument that nobody takes, or a parameter that nothing fills.
+        ValueError: For one that belongs to readers, or a missing batch_size.
+    """
+    name, own = name_of(function), function_parameters(function)
+    if args:
+        raise TypeError(
+            f"{name} with a source takes its settings by keyword, not {args!r}: its parameters "
+            "are the fields of the records"
+        )
+    settings = {k: v for k, v in call.items() if k in own}
+    of_readers = [k for k in _OF_READERS if k in call or (k in own and k not in source.fields)]
+    of_readers += [k for k in ("reader_name",) if config.reader_name is not None]
+    of_readers += [k for k in ("size",) if config.size != -1]
+    if of_readers:
+        raise ValueError(
+            f"{of_readers} of {name} with a source: they belong to DALI's readers. A source says "
+            "its size, and every pipeline makes its rows of the global batch: leave them out"
+        )
+    rest = {k: v for k, v in call.items() if k not in own}
+    rest = checked_arguments(function, rest, CONFIG_NAMES)
+    if rest.get("batch_size") is None:
+        raise ValueError(
+            f"batch_size is missing: pass the number of samples of a batch, {name[:-2]}(..., "
+            "batch_size=128)"
+        )
+    if rest.get("exec_dynamic") is False:
+        raise ValueError("exec_dynamic=False with a source, which runs on DALI's newer executor")
+    if config.sharding is None and config.devices is None:
+        rest.setdefault("device_id", default_device_id())
+    graph = FieldGraph(function, source.fields, settings)
+    return SourcePipelines(name.removesuffix("()"), source, graph, rest, hosts)
