@@ -4,10 +4,10 @@ Steps over one batch that lies on the device already say what the model takes. T
 are fed by dalijax, by Grain and OpenCV, and so on in turn, for some rounds. A step waits for its
 input from when the device has finished the step before it until it is dispatched; the rest of what
 it takes longer goes into sharing the device with the decoder. How long Python stands in
-``next()`` matters only where the device is not busy meanwhile. CUDA reads the number of its
-hardware queues when a process starts; without a word it is 8::
+``next()`` matters only where the device is not busy meanwhile. ``import dalijax`` sets CUDA's
+hardware queues to 32; DALIJAX_CUDA_QUEUES=keep measures CUDA's default of 8::
 
-    CUDA_DEVICE_MAX_CONNECTIONS=32 python benchmarks/training.py --threads 8 --workers 16
+    python benchmarks/training.py --threads 8 --workers 16
 """
 
 from __future__ import annotations
