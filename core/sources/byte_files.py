@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import os
-import threading
+import resource
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from .order import Indices
 
-_MOST_OPEN = 128  # files of a source in a process
 _ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
 _LOCAL_WINDOW = 2048  # the header and the content of a small tar member, and the header behind
 _REMOTE_WINDOW = 1 << 22
@@ -152,11 +150,17 @@ class Window:
         return self._data[begin : begin + count]
 
 
+def most_open() -> int:
+    """The files that a source keeps open: half of what the process may open, and at most 4,096."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if limit == resource.RLIM_INFINITY else min(4096, limit // 2)
+
+
 class ByteFiles:
     """Files whose ranges are read by number, from several threads at once.
 
     A file is opened when it is first read in a process, and closed when the files are dropped, or
-    many others were read since. A thread that still reads it keeps it open.
+    too many are open. A thread that still reads it keeps it open.
 
     Args:
         paths: Their paths or URLs.
@@ -166,18 +170,11 @@ class ByteFiles:
     def __init__(self, paths: Sequence[str], sizes: Sequence[int]):
         self.paths = tuple(paths)
         self.sizes = tuple(sizes)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._open: collections.OrderedDict[int, ByteFile] = collections.OrderedDict()
-        self._lock = threading.Lock()  # of the order in which they were used
+        # Without a lock, which a fork could leave taken: whoever is late opens a file twice.
+        self._open: dict[int, ByteFile] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths, "sizes": self.sizes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+        return {**self.__dict__, "_open": {}}
 
     def file(self, number: int) -> ByteFile:
         """One of the files.
@@ -185,21 +182,18 @@ class ByteFiles:
         Raises:
             OSError: If it can't be opened, or has another size.
         """
-        with self._lock:
-            file = self._open.get(number)
-            if file is not None:
-                self._open.move_to_end(number)
-                return file
+        file = self._open.get(number)
+        if file is not None:
+            return file
         file = open_file(self.paths[number])
         if file.size != self.sizes[number]:
             raise OSError(
                 f"{file.path} has {file.size:,} bytes, and had {self.sizes[number]:,} when the "
                 "source was opened: open it anew"
             )
-        with self._lock:
-            self._open[number] = file
-            while len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)
+        if len(self._open) >= max(1, most_open()):
+            self._open = {}
+        self._open[number] = file
         return file
 
     def read(
