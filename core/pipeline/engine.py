@@ -46,7 +46,10 @@ class Outcome(Generic[P]):
             Exception: The error that counts as a batch.
         """
         if self.error is not None:
-            raise self.error
+            try:
+                raise self.error
+            finally:
+                del self  # the error's traceback has this frame: together they would stay
         if self.ended or self.batch is None:
             raise StopIteration
         return self.batch
