@@ -64,7 +64,8 @@ def color_jitter(
         values[:, -1] *= _DEGREES
         return list(values.T)
 
-    drawn = draw.compute_outputs(factors, [((), np.float32)] * 4, columns=4, name=name)
+    forms = [((), np.float32)] * 4
+    drawn = draw.compute_outputs(factors, forms, columns=4, settings=ranges, name=name)
     arguments: dict[str, Any] = dict(zip(ranges, drawn))
     return draw.sized(fn.color_twist(images, **arguments), images)
 

@@ -60,6 +60,7 @@ def random_resized_crop(
         [_PIXELS, _PIXELS],
         columns=windows.COLUMNS,
         images=images,
+        settings={"scale": scale, "ratio": ratio},
         name=name,
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
@@ -105,6 +106,7 @@ def random_crop(
         columns=2,
         images=images,
         unfit=lambda sizes: windows.too_small(sizes, size, padding=sides),
+        settings={"size": size, "padding": sides},
         name=name,
     )
     cropped = fn.slice(
@@ -156,6 +158,7 @@ def center_crop(
         [_PIXELS, _PIXELS],
         columns=0,
         images=images,
+        settings={"size": size, "resize": resize},
         unfit=lambda sizes: windows.too_small(sizes, size, shorter=resize),
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
@@ -250,6 +253,7 @@ def random_erasing(
         [_PIXELS, _PIXELS],
         columns=windows.COLUMNS + 1,
         images=images,
+        settings={"probability": probability, "scale": scale, "ratio": ratio},
         name=name,
     )
     erased = fn.erase(images, anchor=start, shape=extent, axis_names="HW", fill_value=value)

@@ -7,6 +7,7 @@ an input: so it is the same on whatever shard, device or batch the record lies, 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -48,6 +49,16 @@ class DrawRows:
 _DRAW = "_dalijax_draw"
 
 
+def described_draws(pipeline: Pipeline) -> list[str]:
+    """A line for each draw of a pipeline, as a fingerprint has them of operators.
+
+    The numbers that a draw is made with are in no operator's arguments: without these lines a state
+    of other augmentation would be restored without a word.
+    """
+    draw: Draw | None = vars(pipeline).get(_DRAW)
+    return [] if draw is None else draw.described()
+
+
 def draw_of_pipeline() -> Draw | None:
     """The draw of the pipeline that is being defined, if its records have numbers."""
     draw: Draw | None = vars(Pipeline.current() or object).get(_DRAW)
@@ -75,7 +86,7 @@ class Draw:
     def __init__(self, rows: Callable[[int], DrawRows], fields: Mapping[str, str]):
         self._rows = rows
         self._fields = fields
-        self._names: set[str] = set()
+        self._draws: dict[str, Mapping[str, Any]] = {}  # settings, by the draw's name
         # By the name of a node of images: a field whose pictures have their sizes, or one size.
         self._sizes: dict[str, str | NDArray[np.int32]] = {}
         pipeline = Pipeline.current()
@@ -107,7 +118,8 @@ class Draw:
             # In double precision, and rounded once: alike on every CPU.
             return (u.astype(np.float64) * width + low).astype(np.float32)
 
-        return self.compute(scaled, shape, _FLOAT, name=name)
+        settings = {"low": low, "high": high}
+        return self.compute(scaled, shape, _FLOAT, settings=settings, name=name)
 
     @do_not_convert
     def normal(
@@ -136,7 +148,14 @@ class Draw:
             radius = np.sqrt(-2.0 * np.log(1.0 - first))
             return (radius * np.cos(2 * np.pi * second) * stddev + mean).astype(np.float32)
 
-        return self.compute(box_muller, shape, _FLOAT, columns=2 * math.prod(shape), name=name)
+        return self.compute(
+            box_muller,
+            shape,
+            _FLOAT,
+            columns=2 * math.prod(shape),
+            settings={"mean": mean, "stddev": stddev},
+            name=name,
+        )
 
     @do_not_convert
     def coin_flip(
@@ -151,7 +170,8 @@ class Draw:
         """
         if not 0 <= probability <= 1:
             raise ValueError(f"probability must be from 0 to 1, not {probability}")
-        return self.compute(lambda u, _: u < probability, shape, _INT, name=name)
+        settings = {"probability": probability}
+        return self.compute(lambda u, _: u < probability, shape, _INT, settings=settings, name=name)
 
     @do_not_convert
     def choice(
@@ -182,7 +202,8 @@ class Draw:
         def chosen(u: NDArray[np.float32], _: Any) -> NDArray[Any]:
             return table[np.searchsorted(bounds, u.astype(np.float64), side="right")]
 
-        return self.compute(chosen, shape, dtype, name=name)
+        settings = {"values": table.tolist(), "p": None if p is None else bounds.tolist()}
+        return self.compute(chosen, shape, dtype, settings=settings, name=name)
 
     @do_not_convert
     def compute(
@@ -193,6 +214,7 @@ class Draw:
         *,
         columns: int | None = None,
         images: DataNode | None = None,
+        settings: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> DataNode:
         """What a function makes of uniform numbers, and of the sizes of pictures.
@@ -205,6 +227,7 @@ class Draw:
             dtype: The dtype that the result gets.
             columns: Numbers that it takes for each sample; None: as many as the shape has.
             images: What ``fn.decoders.image`` gave of a field, or images whose size `sized` says.
+            settings: What the function depends on, JSON values: states of others are refused.
             name: The draw's name.
 
         Raises:
@@ -216,6 +239,7 @@ class Draw:
             [(shape, dtype)],
             columns=math.prod(shape) if columns is None else columns,
             images=images,
+            settings=settings,
             name=name,
         )[0]
 
@@ -228,6 +252,7 @@ class Draw:
         columns: int,
         images: DataNode | None = None,
         unfit: Callable[[NDArray[np.int32]], Mapping[int, str]] | None = None,
+        settings: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> tuple[DataNode, ...]:
         """As `compute`, for a function of several outputs.
@@ -239,6 +264,7 @@ class Draw:
             images: As in `compute`.
             unfit: Called with the sizes of the images, gives what is wrong with records that it
                 can't be done for, by row: these count as bad records, whatever the function gives.
+            settings: As in `compute`.
             name: The draw's name.
 
         Raises:
@@ -247,13 +273,14 @@ class Draw:
         """
         known = None if images is None else self._sizes_of(images)
         if name is None:
-            name = f"#{len(self._names)}"
-        if name in self._names:
+            name = f"#{len(self._draws)}"
+        if name in self._draws:
             raise ValueError(f"two draws have the name {name!r}: give each one of its own")
-        self._names.add(name)
         keys = column_keys(name, columns)
         rows_of = self._rows
         forms = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]
+        form = [[*shape, dtype.name] for shape, dtype in forms]
+        self._draws[name] = {"outputs": form, **({} if settings is None else settings)}
 
         @do_not_convert
         def source(run: int) -> list[NDArray[Any]]:
@@ -279,6 +306,13 @@ class Draw:
             ndim=[len(shape) for shape, _ in forms],
         )
         return tuple(nodes)
+
+    def described(self) -> list[str]:
+        """A line for each draw: its name, and the settings that its numbers depend on."""
+        return [
+            " ".join(["draw", name.replace(" ", "_"), *(f"{k}={_text(v)}" for k, v in own.items())])
+            for name, own in self._draws.items()
+        ]
 
     @do_not_convert
     def words(self) -> DataNode:
@@ -334,3 +368,9 @@ class Draw:
 def _kind(operator: Any) -> str:
     """DALI's name of what gave a node."""
     return str(getattr(getattr(operator, "_op", None), "schema_name", "another value"))
+
+
+def _text(value: Any) -> str:
+    """A setting, without spaces; numbers of NumPy as those of Python."""
+    text = json.dumps(value, separators=(",", ":"), default=lambda one: np.asarray(one).tolist())
+    return text.replace(" ", "_")

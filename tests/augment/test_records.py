@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dalijax import augment
 from drawing import FUNCTIONS, picture, run
 
 RECORDS = [7, 10**10, 0, 3, 12, 5, 9, 1, 2, 4, 6, 8]
@@ -41,3 +42,33 @@ def test_a_branch_of_a_graph_with_conditionals_augments_its_samples_alone(functi
     assert 0 < np.sum(some) < len(RECORDS)
     for image, one, other, pixels in zip(images, some, augmented, pictures(RECORDS)):
         np.testing.assert_array_equal(image, other if one else pixels)
+
+
+@pytest.mark.parametrize(
+    ("function", "change"),
+    [
+        (augment.random_resized_crop, {"scale": (0.5, 1.0)}),
+        (augment.random_resized_crop, {"ratio": (1.0, 1.0)}),
+        (augment.random_crop, {"padding": 1}),
+        (augment.random_erasing, {"probability": 0.1}),
+        (augment.flip, {"probability": 0.1}),
+        (augment.color_jitter, {"hue": 0.1}),
+        (augment.rand_augment, {"magnitude": 10}),
+        (augment.trivial_augment, {"num_magnitude_bins": 11}),
+        (augment.auto_augment, {"policy": "svhn"}),
+    ],
+)
+def test_states_can_tell_other_settings(function, change):
+    """They are in no argument of an operator."""
+    seen = []
+
+    def graph(images, draw, **more):
+        sizes = [16] if function in (augment.random_resized_crop, augment.random_crop) else []
+        output = function(images, *sizes, draw=draw, name="it", **more)
+        seen.append(draw.described())
+        return output
+
+    for more in ({}, {}, change):
+        run(lambda x, d: graph(x, d, **more), pictures(RECORDS[:2]))
+    assert seen[0] == seen[1] != seen[2]
+    assert all(len(lines) == 1 and lines[0].startswith("draw it ") for lines in seen)

@@ -5,7 +5,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 
 from dalijax.core.hashing import column_keys, fold, uniform
-from dalijax.core.pipeline.draw import Draw, DrawRows
+from dalijax.core.pipeline.draw import Draw, DrawRows, described_draws
 
 ROWS = 6
 
@@ -127,3 +127,33 @@ def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
 def test_what_can_not_be_drawn_is_refused(call, text):
     with pytest.raises(ValueError, match=text):
         run(call, [0])
+
+
+def test_draws_are_described_with_what_their_numbers_depend_on():
+    def lines(graph):
+        @pipeline_def(batch_size=2, num_threads=1, device_id=None)
+        def pipeline():
+            return graph(Draw(lambda _: DrawRows(fold(np.arange(2)), lambda field: None), {}))
+
+        return described_draws(pipeline())
+
+    def graph(d, high=4, p=None, settings=None):
+        return (
+            d.uniform(-2, high),
+            d.normal(np.float32(0.5), shape=[2], name="a b"),
+            d.choice([1, 2], p=p),
+            d.compute(lambda u, _: u, settings=settings),
+        )
+
+    assert lines(graph) == [
+        'draw #0 outputs=[["float32"]] low=-2 high=4',
+        'draw a_b outputs=[[2,"float32"]] mean=0.5 stddev=1.0',
+        'draw #2 outputs=[["int32"]] values=[1,2] p=null',
+        'draw #3 outputs=[["float32"]]',
+    ]
+    changes = ({"high": 5}, {"p": [1, 3]}, {"settings": {"strength": 1}})
+    for number, change in zip((0, 2, 3), changes):
+        changed = lines(lambda d: graph(d, **change))
+        assert [k for k, (a, b) in enumerate(zip(changed, lines(graph))) if a != b] == [number]
+    plain = pipeline_def(lambda: fn.constant(fdata=[1.0]), batch_size=1, num_threads=1)
+    assert described_draws(plain(device_id=None)) == []
