@@ -6,7 +6,7 @@
 - `Records`: anything with a length and records by number (Grain's sources, TFDS, HuggingFace).
 - `Arrays`: rows of arrays.
 - `Mixture`: several sources in exact proportions.
-- `Source` and `Field`: the protocol, for sources of your own.
+- `Source` and `Field`: the base class and the kinds of fields, for sources of your own.
 """
 
 from .core.sources.arrays import Arrays as Arrays

@@ -150,7 +150,8 @@ class IteratorConfig:
         if self.source is not None and not hasattr(self.source, "bind"):
             raise TypeError(
                 f"source must be one of dalijax.sources, not {self.source!r:.80}: wrap anything "
-                "with a length and records by number in dalijax.sources.Records(...)"
+                "with a length and records by number in dalijax.sources.Records(...), or subclass "
+                "dalijax.sources.Source"
             )
         if self.source is None and not self.shuffle:
             raise ValueError("shuffle=False without a source: a reader shuffles, or not, by itself")

@@ -12,13 +12,10 @@ from numpy.typing import NDArray
 
 from .identity import identity_of
 from .order import Indices
-from .picture_size import file_picture_size, picture_size
-from .source import Field, Values
-
-_UNKNOWN = -1
+from .source import Field, Source, Values
 
 
-class BaseSource:
+class BaseSource(Source):
     """A source whose identity is a digest, and whose pictures' sizes are looked up once.
 
     Args:
@@ -33,23 +30,6 @@ class BaseSource:
         self._identity = identity
         # By field, int32 [records, 2], 0 where nobody looked; threads may write a size twice.
         self._sizes: dict[str, NDArray[np.int32]] = {}
-
-    def bind(self, *args: Any) -> Any:
-        """What an iterator over it is made of; see `dalijax.core.sources.binding.bind`."""
-        from .binding import bind
-
-        return bind(self, *args)
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def read(self, indices: Indices, names: Any) -> Mapping[str, Values]:
-        """See `dalijax.sources.Source`."""
-        raise NotImplementedError
-
-    def name(self, index: int) -> str:
-        """See `dalijax.sources.Source`."""
-        raise NotImplementedError
 
     def identity(self) -> str:
         """See `dalijax.sources.Source`."""
@@ -66,9 +46,10 @@ class BaseSource:
         table = self._sizes.get(name)
         if table is None:
             table = self._sizes.setdefault(name, _zeros(len(self)))
-        size_of = _of_path if self.fields[name].is_path else picture_size
-        for row in np.flatnonzero(table[indices, 0] == 0).tolist():
-            table[indices[row]] = size_of(data[row]) or (_UNKNOWN, _UNKNOWN)
+        rows = np.flatnonzero(table[indices, 0] == 0)
+        if len(rows):
+            unknown = [data[row] for row in rows.tolist()]
+            table[indices[rows]] = super().sizes(indices[rows], name, unknown)
         return table[indices]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,10 +62,3 @@ def _zeros(count: int) -> NDArray[np.int32]:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, np.int32).reshape(count, 2)
-
-
-def _of_path(path: NDArray[np.uint8]) -> tuple[int, int] | None:
-    try:
-        return file_picture_size(path.tobytes())
-    except OSError:  # whoever reads the file says it
-        return None

@@ -83,7 +83,7 @@ class Proportions:
         return component, windows * self._counts[component] + ranks[row, slots]
 
 
-class Mixture:
+class Mixture(Source):
     """Several sources as one, in exact proportions.
 
     The records of each are numbered behind those of the sources before it. In each window of the

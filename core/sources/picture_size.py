@@ -40,12 +40,22 @@ def picture_size(data: Any) -> Size | None:
     return _size(take)
 
 
-def file_picture_size(path: str | bytes) -> Size | None:
+def path_size(path: Any) -> Size | None:
     """`picture_size` of a file, of which little more than the header is read.
 
-    Raises:
-        OSError: If it can't be read.
+    Args:
+        path: The bytes of its path; anything with the buffer protocol.
+
+    Returns:
+        None, too, if it can't be read: whoever reads it all says why.
     """
+    try:
+        return _file_size(bytes(path))
+    except OSError:
+        return None
+
+
+def _file_size(path: bytes) -> Size | None:
     with open(path, "rb", buffering=0) as file:
         head = file.read(_HEAD)
 

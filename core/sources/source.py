@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .order import Indices, shuffled
+from .picture_size import path_size, picture_size
 
 # Of samples of the stream: the record of each, and the epoch whose random numbers it draws.
 Order = Callable[[Indices], tuple[Indices, Indices]]
@@ -36,7 +37,7 @@ class Field:
 
 
 class Source(Protocol):
-    """Records by number, from 0 to ``len(source) - 1``.
+    """Records by number, from 0 to ``len(source) - 1``; the base class of sources of your own.
 
     Its methods may be called from several threads at once. It pickles: what it opens, it opens when
     it is first used.
@@ -76,7 +77,15 @@ class Source(Protocol):
         Returns:
             int32 of shape [records, 2]; -1 where the header doesn't say it.
         """
-        ...
+        size_of = path_size if self.fields[name].is_path else picture_size
+        sizes = [size_of(value) or (-1, -1) for value in data]
+        return np.array(sizes, np.int32).reshape(-1, 2)
+
+    def bind(self, *args: Any) -> Any:
+        """What an iterator over it is made of; see `dalijax.core.sources.binding.bind`."""
+        from .binding import bind  # which needs the engine, and that sources
+
+        return bind(self, *args)
 
     def name(self, index: int) -> str:
         """What to call a record in errors: its path, or archive and member."""

@@ -1,6 +1,7 @@
 """Sizes of pictures against Pillow's, and against what DALI decodes."""
 
 import io
+import os
 import struct
 import zlib
 
@@ -9,7 +10,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
-from dalijax.core.sources.picture_size import file_picture_size, picture_size
+from dalijax.core.sources.picture_size import path_size, picture_size
 from dalijax.sources import Arrays, Files, Mixture, Records
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 61, 3), np.uint8)
@@ -94,7 +95,7 @@ def test_sizes_are_those_of_dali(name, tmp_path):
     size = picture_size(PICTURES[name])
     assert (size, size) == shape_by_dali(PICTURES[name])
     (tmp_path / "picture").write_bytes(PICTURES[name])
-    assert file_picture_size(str(tmp_path / "picture")) == size
+    assert path_size(os.fsencode(tmp_path / "picture")) == size
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
@@ -137,7 +138,7 @@ def test_what_is_no_picture_has_no_size(tmp_path):
     ):
         assert picture_size(data) is None
         (tmp_path / "x").write_bytes(data)
-        assert file_picture_size(str(tmp_path / "x")) is None
+        assert path_size(os.fsencode(tmp_path / "x")) is None
 
 
 def test_sources_have_the_sizes_of_their_pictures(tmp_path):

@@ -8,12 +8,11 @@ import numpy as np
 from PIL import Image
 
 from dalijax.core.hashing import column_keys, fold, uniform
-from dalijax.core.sources.binding import bind
 from dalijax.core.sources.order import shuffled
-from dalijax.core.sources.source import Field
+from dalijax.sources import Field, Source
 
 
-class Numbers:
+class Numbers(Source):
     """Record i has the number i, a grey JPEG of 3 i, and a text.
 
     Args:
@@ -34,9 +33,6 @@ class Numbers:
 
     def __len__(self):
         return self.count
-
-    def bind(self, *args):
-        return bind(self, *args)
 
     def picture(self, index):
         """The bytes of a record's picture, of a size that depends on it."""
