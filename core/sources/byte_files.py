@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,15 @@ def fetch(system: Any, paths: Sequence[bytes]) -> list[bytes]:
     nothing = [None] * len(names)
     contents: list[bytes] = system.cat_ranges(names, nothing, nothing, on_error="raise")
     return contents
+
+
+def open_stream(path: str) -> BinaryIO:
+    """A local file, or one of a URL, to be read from its beginning on."""
+    if not is_remote(path):
+        return open(path, "rb")
+    system, path = filesystem(path)
+    stream: BinaryIO = system.open(path, "rb")
+    return stream
 
 
 class LocalFile:

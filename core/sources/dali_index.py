@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .byte_files import open_stream
+
 # Where a sample begins, and extension, offset and size of its members.
 Sample = tuple[int, dict[bytes, tuple[int, int]]]
 
@@ -20,7 +22,7 @@ def read_dali_index(path: str) -> Iterator[Sample]:
         ValueError: If it is damaged, or has names of which ``wds2idx`` does not know the offset:
             those above 100 bytes, which have headers of their own, and others that it escapes.
     """
-    with open(path, "rb") as file:
+    with open_stream(path) as file:
         version, _, count = file.readline().strip().partition(b" ")
         if version not in _VERSIONS or not count.isdigit():
             raise ValueError(f"{path} does not begin with 'v1.1' or 'v1.2' and a number of samples")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..pipeline.schema import leaf
 from ..state.reader_files import below_common_root, file_sizes
 from .base import BaseSource
 from .byte_files import fetch, filesystem, is_remote
@@ -145,7 +146,7 @@ class Files(BaseSource):
             else:
                 paths = [self._root + self._names[i] for i in indices.tolist()]
                 contents = paths if self._system is None else fetch(self._system, paths)
-                columns[name] = [np.frombuffer(content, np.uint8) for content in contents]
+                columns[name] = list(map(leaf, contents))
         return columns
 
     def name(self, index: int) -> str:

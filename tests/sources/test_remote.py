@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import re
+import subprocess
 import sys
 import threading
 
@@ -102,6 +103,19 @@ def test_tars_in_memory(tmp_path, memory, caplog):
     assert len(Tar(urls, FIELDS)) == 25
 
 
+def test_indexes_of_dali_in_memory(tmp_path, memory):
+    path = write_tar(tmp_path / "a.tar", samples(0, 5))
+    index = tmp_path / "index"
+    subprocess.run([sys.executable, "-m", "wds2idx", path, index], check=True, capture_output=True)
+    memory.pipe("/a.tar", pathlib.Path(path).read_bytes())
+    memory.pipe("/index", index.read_bytes())
+    source = Tar("memory://a.tar", FIELDS, index_paths="memory://index")
+    same(source, Tar(path, FIELDS))
+    memory.pipe("/index", b"v1.2 7")
+    with pytest.raises(ValueError, match=r"memory://index is no index of memory://a\.tar"):
+        Tar("memory://a.tar", {"jpg": "data"}, index_paths="memory://index")
+
+
 def test_records_in_memory(tmp_path, memory):
     tf = pytest.importorskip("tensorflow")
     path = str(tmp_path / "a.tfrecord")
@@ -121,6 +135,9 @@ def test_files_in_memory(tmp_path, memory):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
         memory.pipe(f"/root/{name}", name.encode())
+    memory.pipe("/empty.jpg", b"")
+    (empty,) = Files(paths=["memory://empty.jpg"]).read(np.array([0]), ["data"])["data"]
+    assert empty.shape == (0,) and empty.dtype == np.uint8
     local = Files(tmp_path)
     for source in (
         Files("memory://root"),
