@@ -309,10 +309,11 @@ class Draw:
 
     def described(self) -> list[str]:
         """A line for each draw: its name, and the settings that its numbers depend on."""
-        return [
-            " ".join(["draw", name.replace(" ", "_"), *(f"{k}={_text(v)}" for k, v in own.items())])
-            for name, own in self._draws.items()
-        ]
+        lines = []
+        for name, settings in self._draws.items():
+            values = [f"{key}={_text(value)}" for key, value in settings.items()]
+            lines.append(" ".join(["draw", f"draw.{name}".replace(" ", "_"), *values]))
+        return lines
 
     @do_not_convert
     def words(self) -> DataNode:

@@ -21,6 +21,7 @@ from ..pipeline.bad_record import runs
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.dali_pipeline import check_outputs
 from ..pipeline.deferred import FunctionError
+from ..pipeline.draw import described_draws
 from ..pipeline.engine import CLOSED, Engine, Outcome
 from ..pipeline.function_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
@@ -297,7 +298,8 @@ class SourceEngine(Engine[SamplePosition]):
         stateful = [random_state.operators(one) for one in checkpoints[:1]]
         self._random = [name for own in stateful for name, has in own.items() if has]
         known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)
-        self._operators = states.operator_lines(known)
+        draws = described_draws(runner.pipelines[0])
+        self._operators = states.operator_lines([*draws, *known["operators"]])
 
     def _check_no_random(self) -> None:
         """Raises StateError where random numbers follow from the runs before."""

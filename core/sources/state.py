@@ -21,6 +21,7 @@ from .plan import SamplePosition
 
 FORMAT = "dalijax.source"
 VERSION = 1
+_LONGEST = 1400  # characters of the operators' lines
 _MOST = 1 << 53  # what every reader of JSON keeps exactly
 _TYPES: Mapping[str, type] = {
     "format": str,
@@ -59,13 +60,25 @@ class Stream:
         return unknown() | {"operators": list(self.operators)}
 
 
-def operator_lines(fingerprint: Fingerprint) -> tuple[str, ...]:
-    """The operators of a fingerprint, a short digest for the arguments of each."""
-    lines = []
-    for line in fingerprint["operators"]:
+def operator_lines(operators: Sequence[str]) -> tuple[str, ...]:
+    """The lines of operators, a short digest for the arguments of each; of many, one for the last.
+
+    A graph with RandAugment has two hundred operators.
+
+    Args:
+        operators: Lines as those of a fingerprint, what is best named first.
+    """
+    lines: list[str] = []
+    characters = 0
+    for number, line in enumerate(operators):
         kind, name, *arguments = line.split(" ")
         text = digest(json.dumps(arguments).encode(), length=8)
-        lines.append(f"{kind} {name} arguments=#{text}")
+        short = f"{kind} {name} arguments=#{text}"
+        characters += len(short) + len('"", ')
+        if characters > _LONGEST:
+            rest = digest(json.dumps(operators[number:]).encode(), length=8)
+            return (*lines, f"and further arguments=#{rest}")
+        lines.append(short)
     return tuple(lines)
 
 

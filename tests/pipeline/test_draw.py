@@ -146,10 +146,10 @@ def test_draws_are_described_with_what_their_numbers_depend_on():
         )
 
     assert lines(graph) == [
-        'draw #0 outputs=[["float32"]] low=-2 high=4',
-        'draw a_b outputs=[[2,"float32"]] mean=0.5 stddev=1.0',
-        'draw #2 outputs=[["int32"]] values=[1,2] p=null',
-        'draw #3 outputs=[["float32"]]',
+        'draw draw.#0 outputs=[["float32"]] low=-2 high=4',
+        'draw draw.a_b outputs=[[2,"float32"]] mean=0.5 stddev=1.0',
+        'draw draw.#2 outputs=[["int32"]] values=[1,2] p=null',
+        'draw draw.#3 outputs=[["float32"]]',
     ]
     changes = ({"high": 5}, {"p": [1, 3]}, {"settings": {"strength": 1}})
     for number, change in zip((0, 2, 3), changes):

@@ -1,0 +1,86 @@
+"""Augmentation of records of a source, through the iterator: layouts, states, small pictures."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numbers_source import Numbers
+from nvidia.dali import fn
+
+from dalijax import augment, data_iterator
+
+COUNT = 24
+
+
+def graph(number, data, draw, magnitude=9, value=0):
+    images = fn.decoders.image(data)
+    images = augment.random_resized_crop(images, 16, draw=draw)
+    images = augment.flip(images, draw=draw)
+    images = augment.rand_augment(images, draw=draw, magnitude=magnitude)
+    images = augment.color_jitter(images, draw=draw, brightness=0.4, saturation=0.4)
+    return number, augment.random_erasing(images, draw=draw, value=value)
+
+
+def crops(number, data, draw):
+    return number, augment.random_crop(fn.decoders.image(data), 17, draw=draw, padding=(1, 0, 0, 0))
+
+
+def make(batch_size, shards=0, function=graph, count=COUNT, **more):
+    options = {}
+    if shards:
+        mesh = Mesh(np.array(jax.devices()[:shards]), ("data",))
+        options["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
+    iterator_fn = data_iterator(function, ["number", "images"], mask="mask", **options)
+    call = {"source": Numbers(count), "batch_size": batch_size, "device_id": None, "seed": 5}
+    return iterator_fn(**call, **more)
+
+
+def by_number(batches):
+    """The image of each record of some batches of one epoch."""
+    return {
+        int(number): np.asarray(image)
+        for batch in batches
+        for number, image in zip(np.asarray(batch["number"]), np.asarray(batch["images"]))
+    }
+
+
+@pytest.mark.parametrize(("batch_size", "shards"), ((6, 0), (8, 2), (24, 4)))
+def test_a_record_is_augmented_alike_on_every_layout(batch_size, shards):
+    with make(4) as iterator, make(batch_size, shards) as other:
+        images, others = by_number(iterator), by_number(other)
+    assert sorted(images) == sorted(others) == list(range(COUNT))
+    for number, image in images.items():
+        np.testing.assert_array_equal(image, others[number])
+
+
+def test_a_state_goes_on_and_knows_the_settings():
+    with make(4) as iterator:
+        next(iterator)
+        state = json.loads(json.dumps(iterator.get_state()))
+        assert len(json.dumps(state)) <= 2048
+        rest = by_number(iterator)
+    with make(10) as other:
+        other.set_state(state)
+        again = by_number(other)
+    assert {k: again[k].tolist() for k in rest} == {k: v.tolist() for k, v in rest.items()}
+    # The settings of draws are named; of many operators the last ones together.
+    for change, name in (({"magnitude": 10}, "draw.#2"), ({"value": 1}, "further")):
+        with make(4, **change) as other:
+            differs = rf"differs.*\n  operators\.{name}\.arguments: .*\nMake"
+            with pytest.raises(ValueError, match=differs):
+                other.set_state(state)
+                next(other)
+            other.set_state(state, allow=[f"operators.{name}.arguments"])
+            assert next(other)["number"].tolist() == list(rest)[:4]
+
+
+def test_pictures_that_are_too_small_are_named():
+    with (
+        make(4, function=crops, shuffle=False) as iterator,
+        pytest.raises(
+            Exception, match=r"number 0, number 3 can't be read.*has 16 x 16 pixels, too few"
+        ),
+    ):
+        next(iterator)
