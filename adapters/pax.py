@@ -139,7 +139,7 @@ class DALIInput(base_input.BaseInput):
         self._check_names(config.output_map)
         self._mask = config.mask or self.weights
         # Without an epoch there is no padding, nor what could mask it.
-        knows_epochs = config.reader_name is not None or config.size > 0
+        knows_epochs = config.reader_name or config.size > 0 or config.source is not None
         if config.mask is None and (knows_epochs or not self._endless):
             self._call["mask"] = self._mask
         # Now, since Pax drops the provider before it asks for the first batch.
@@ -167,7 +167,9 @@ class DALIInput(base_input.BaseInput):
         what = "a whole number of samples, 1 or more"
         rows = whole_number("batch_size", self.batch_size, what, 1)
         call = {**arguments, "batch_size": rows}
-        return call | given.of_shard(self.infeed_host_index, self.num_infeed_hosts, seed)
+        if given.has_source(arguments) and not self._endless:
+            call["last_batch_padded"] = True
+        return call | given.of_shard(self.infeed_host_index, self.num_infeed_hosts, seed, call)
 
     def _check_names(self, names: Sequence[str]) -> None:
         if self.weights in names:

@@ -91,7 +91,11 @@ def _seed(cfg: Any) -> int:
 
 
 def _of_host(
-    iterator_fn: IteratorFunction, cfg: Any, shard_id: int, num_shards: int
+    iterator_fn: IteratorFunction,
+    cfg: Any,
+    shard_id: int,
+    num_shards: int,
+    arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Arguments of the iterator function for one host's share of the batch."""
     if cfg.batch_size % num_shards:
@@ -99,7 +103,7 @@ def _of_host(
             f"batch_size={cfg.batch_size} of the DatasetConfig is not divisible by the "
             f"{num_shards} hosts' shards: choose one that is"
         )
-    call = iterator_fn.of_shard(shard_id, num_shards, _seed(cfg))
+    call = iterator_fn.of_shard(shard_id, num_shards, _seed(cfg), arguments)
     return call | {"batch_size": cfg.batch_size // num_shards}
 
 
@@ -161,7 +165,8 @@ def get_dataset_fn(
                 "arrays, over its mesh. Pass get_dataset_fn(iterator_fn, partitioner=...), in gin "
                 "@partitioning.PjitPartitioner()"
             )
-        return train_class(iterator_fn, **call, **_of_host(iterator_fn, cfg, shard_id, num_shards))
+        host = _of_host(iterator_fn, cfg, shard_id, num_shards, call)
+        return train_class(iterator_fn, **call, **host)
 
     return get_dataset
 
@@ -247,7 +252,9 @@ def eval_get_dataset_fn(
             mask=weights,
             epoch_rules=epoch_rules,
         )
-        whole = {**call, **_of_host(iterator_fn, cfg, shard_id, num_shards)}
+        whole = {**call, **_of_host(iterator_fn, cfg, shard_id, num_shards, call)}
+        if iterator_fn.has_source(call):
+            whole["last_batch_padded"] = True
         dataset = EvalDataset(fitted, whole, weights, masked, eval_steps)
         return {name or iterator_fn.__name__: dataset}
 

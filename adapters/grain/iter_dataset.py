@@ -30,7 +30,7 @@ _NO_INDEX = (
 
 
 class DALIIterDataset(grain.IterDataset):
-    """A DALI reader as a Grain dataset of batches.
+    """A DALI reader, or a source of records, as a Grain dataset of batches.
 
     Args:
         iterator_fn: What `dalijax.data_iterator` returned, or a plain graph function with
@@ -41,7 +41,8 @@ class DALIIterDataset(grain.IterDataset):
         pad: "mask": batches are whole and have an array "mask", bool of shape [batch], False
             at the padding.
         shard_options: grain.ShardOptions: the reader reads this shard of the data, the same
-            in every epoch. Default: all of it.
+            in every epoch. Default: all of it. Over a source: these rows of a global batch of
+            shard_count times batch_size.
         sharding: A jax.sharding.Sharding: batches are global arrays, and it says the shards.
         writable: As for `DALITransform`.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``:
@@ -96,8 +97,11 @@ class DALIIterDataset(grain.IterDataset):
             raise ValueError(
                 "shard_options with sharding, which says the shards by itself: leave one out"
             )
+        # A source's epochs are batched by themselves; a reader's arguments say whether its are.
+        more = {"last_batch_padded": True} if iterator_fn.has_source(call) else {}
         self._iterator_fn = iterator_fn.adapted(
             "DALIIterDataset",
+            **more,
             auto_reset=False,
             last_batch_policy=LastBatchPolicy.DROP if drop_remainder else policy,
             mask="mask" if pad else None,
@@ -145,7 +149,7 @@ class DALIIterDataset(grain.IterDataset):
                 raise ValueError("shard_id and num_shards come from shard_options: leave them out")
             own = function_parameters(self._iterator_fn.pipeline_fn)
             seed = None if "seed" in own else call.pop("seed", None)
-            call |= self._iterator_fn.of_shard(index, count, seed)
+            call |= self._iterator_fn.of_shard(index, count, seed, call)
 
     @property
     def _element_spec(self) -> Any:

@@ -14,6 +14,7 @@ from ...core.arguments import whole_number
 from ...core.config import EpochRules, IteratorConfig
 from ...core.iterator.data_iterator import IteratorFunction, iterator_function
 from ...core.iterator.epoch_stream import BatchStream
+from ...core.pipeline.engine import EngineSource
 from ...core.pipeline.function_source import FunctionSource
 from .iterator import Array, DatasetIterator, plain, scalar, tf
 from .stepped_stream import ChainedStream
@@ -238,7 +239,7 @@ class _Source:
     def __reduce__(self) -> Any:
         return _Source, (self.iterator_fn, self.call)  # pipelines stay behind
 
-    def prepared(self) -> tuple[FunctionSource, IteratorConfig]:
+    def prepared(self) -> tuple[FunctionSource | EngineSource, IteratorConfig]:
         """Where the pipelines come from, and the iterator's arguments."""
         return self.iterator_fn.prepared((), dict(self.call))
 

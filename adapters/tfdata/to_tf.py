@@ -10,6 +10,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.epochs import EpochPlan
 from ...core.extras import extra
+from ...core.pipeline.function_source import FunctionSource
 from .dataset import DALIDataset
 from .steps import UNKNOWN, Repeat, Skip, Step, Take
 
@@ -68,6 +69,8 @@ class _Bridge:
         iterator = source.known(epochs).iterator
         pipelines, plan = source.prepared()[0], iterator.plan
         if plan is None or not self._regular(plan) or self._config.on_error == "skip":
+            return None
+        if not isinstance(pipelines, FunctionSource):  # Python feeds them
             return None
         pipeline = pipelines.define()
         if pipeline.device_id is not None or plugin._has_external_source(pipeline):

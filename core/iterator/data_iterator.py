@@ -20,6 +20,7 @@ from ..arguments import (
 )
 from ..config import CONFIG_DEFAULTS, CONFIG_NAMES, IteratorConfig, OnError, Shardings
 from ..pipeline.batch import choose_placement
+from ..pipeline.engine import EngineSource
 from ..pipeline.function_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
 from ..pipeline.shards import shard_pipelines
 from ..placement import DataShard
@@ -175,24 +176,40 @@ class IteratorFunction:
         config = dataclasses.replace(self.config, as_numpy=True, on_host=True)
         return type(self)(self.pipeline_fn, config)
 
-    def of_shard(self, shard_id: int, num_shards: int, seed: int | None = None) -> dict[str, Any]:
+    def has_source(self, call: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments is over one of `dalijax.sources`."""
+        if "source" in function_parameters(self.pipeline_fn):
+            return self.config.source is not None
+        return call.get("source", self.config.source) is not None
+
+    def of_shard(
+        self,
+        shard_id: int,
+        num_shards: int,
+        seed: int | None = None,
+        call: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """The arguments of a call for one of several shards that are no sharding's: of hosts, say.
 
         Args:
             shard_id: The shard.
             num_shards: Number of shards; where it is 1 the pipeline function need not take it.
             seed: A seed for all of them; None for the default. Each gets one of its own, so that
-                they draw different numbers.
+                they draw different numbers. Over a source all have the same: its numbers belong to
+                the records.
+            call: The other arguments.
 
         Raises:
             ValueError: If the pipeline function does not take what says its shard.
         """
-        call: dict[str, Any] = dict(self._named(shard_id, num_shards))
+        if self.has_source(call or {}):
+            return {"hosts": (shard_id, num_shards), "seed": ShardSeed.of(seed, 0)}
+        shard: dict[str, Any] = dict(self._named(shard_id, num_shards))
         if "seed" not in function_parameters(self.pipeline_fn):
-            call["seed"] = ShardSeed.of(seed, shard_id)
+            shard["seed"] = ShardSeed.of(seed, shard_id)
         elif seed is not None:
-            call["seed"] = shard_seed(seed, shard_id)
-        return call
+            shard["seed"] = shard_seed(seed, shard_id)
+        return shard
 
     def _named(self, shard_id: int, num_shards: int) -> dict[str, int]:
         """What says its shard to the pipeline function, as far as it takes it; see `of_shard`."""
@@ -216,7 +233,7 @@ class IteratorFunction:
 
     def prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[FunctionSource, IteratorConfig]:
+    ) -> tuple[FunctionSource | EngineSource, IteratorConfig]:
         """Where the pipelines of a call come from, and the iterator's arguments."""
         parameters = function_parameters(self.pipeline_fn)
         named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}

@@ -401,6 +401,26 @@ class DALIGenericIterator:
             self._stays = self._stays and count < 1
             return self._engine.skip(count)
 
+    def seek(self, epoch: int, step: int = 0) -> None:
+        """Goes to a batch of an iterator over a source, in constant time.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch in it, from 0. Both are counted from the start, in batches of the
+                present size.
+
+        Raises:
+            ValueError: If there is no such batch, or DALI's readers read, which go where a state
+                says alone.
+        """
+        what = "a whole number, 0 or more"
+        epoch = whole_number("epoch", epoch, what, 0)
+        step = whole_number("step", step, what, 0)
+        with self.opened():
+            self._engine.roll_back()
+            self._engine.seek(epoch, step)
+            self._stays, self._stopped = True, False
+
     def get_state(self) -> dict[str, Any]:
         """Where the consumer stands, as a plain JSON value (dict of str, int and list of str).
 

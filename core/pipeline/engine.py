@@ -175,6 +175,17 @@ class Engine(abc.ABC, Generic[P]):
     def skip(self, batches: int) -> int:
         """Moves behind so many batches, or to the end of the epoch; returns their number."""
 
+    def seek(self, epoch: int, step: int) -> None:
+        """Moves to a batch of an epoch, counted from the start in batches of the present size.
+
+        Raises:
+            ValueError: If there is no such batch, or the pipelines read in order alone.
+        """
+        raise ValueError(
+            f"seek({epoch}, {step}): a reader goes to where it has a state of alone. Use "
+            "set_state(), or a source of dalijax.sources, which goes anywhere"
+        )
+
     # States
 
     @abc.abstractmethod

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
@@ -27,7 +28,7 @@ from ..pipeline.function_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import stacked
 from ..pipeline.shards import shard_pipelines
-from ..seeds import DEFAULT_SEED
+from ..seeds import ShardSeed
 from ..state import random_state
 from ..state.fingerprint import fingerprint
 from ..state.position import FailedBatch
@@ -76,7 +77,7 @@ class SourceEngine(Engine[SamplePosition]):
         hosts: tuple[int, int] = (0, 1),
     ):
         call = dict(call)
-        seed = call.pop("seed", None)
+        seed = ShardSeed.of(call.pop("seed", None), 0)
         placement = choose_placement(config)
         shards = placement.shards
         each = shard_pipelines(shards, call["batch_size"], call)
@@ -88,6 +89,11 @@ class SourceEngine(Engine[SamplePosition]):
             parts = [RowRange(s.shard_id * rows, (s.shard_id + 1) * rows) for s in shards]
             batch_size = rows * shards[0].num_shards
         else:
+            if hosts[1] > 1 and config.last_batch_policy is LastBatchPolicy.PARTIAL:
+                raise ValueError(
+                    f"LastBatchPolicy.PARTIAL over {hosts[1]} shards of the batch, of which some "
+                    "would have no sample: use FILL and a mask (pad='mask'), or DROP"
+                )
             parts = [RowRange(hosts[0] * rows, (hosts[0] + 1) * rows)]
             batch_size = rows * hosts[1]
         super().__init__(graph.__name__, SamplePosition())
@@ -99,13 +105,15 @@ class SourceEngine(Engine[SamplePosition]):
         self.make_batch = BatchMaker(config, placement)
         self._source, self._config, self._graph = source, config, graph
         self._parts = parts
-        self._seeded, self._seed = seed is not None, DEFAULT_SEED if seed is None else int(seed)
+        self._seeded, self._seed = not seed.is_default, seed.seed
         self._call, self._each = call, [{**one, "part": k} for k, one in enumerate(each)]
         self._feed: Feed | None = None
         self._runner: Runner | None = None
         self._taken = 0  # runs of the present pipelines
         self._num_failed = 0
         self._operators: tuple[str, ...] = ()
+        # A first state stays what it was before the pipelines were built.
+        self._graph_in_state = False
         self._random: list[str] = []  # operators whose numbers follow from the runs before
 
     # The consumer's position
@@ -168,9 +176,16 @@ class SourceEngine(Engine[SamplePosition]):
                 position is not that of the next run.
         """
         if position != self.position:
-            if self._feed is None or self._feed.position(self._taken) != position:
+            run = self._samples.run_from(position)
+            if self._feed is None or self._feed.position(self._taken) != run:
                 self._check_no_random()
             self.position, self._outcome = position, None
+            self._graph_in_state = bool(self._operators)
+
+    def advance(self) -> None:
+        """Moves behind the batch that `peek` gives."""
+        super().advance()
+        self._graph_in_state = True
 
     # States
 
@@ -181,7 +196,10 @@ class SourceEngine(Engine[SamplePosition]):
             StateError: If the graph has random numbers that follow from the runs before.
         """
         self._check_no_random()
-        return states.encode(self.position, self._stream())
+        stream = self._stream()
+        if not self._graph_in_state:
+            stream = dataclasses.replace(stream, operators=())
+        return states.encode(self.position, stream)
 
     def set_state(
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
@@ -197,6 +215,7 @@ class SourceEngine(Engine[SamplePosition]):
             self._seed = stream.seed
             self.drop()
         self.go_to(position)
+        self._graph_in_state = bool(stream.operators)
 
     def checkpoints(self) -> list[bytes]:
         """The state as bytes, one piece for all pipelines."""
@@ -223,7 +242,7 @@ class SourceEngine(Engine[SamplePosition]):
             seed=self._seed,
             identity=self._source.identity(),
             order=f"{order} {policy} {padded} {self._samples.num_samples}",
-            outputs=tuple(self._config.output_map) if self._operators else (),
+            outputs=tuple(self._config.output_map),
             operators=self._operators,
         )
 
@@ -255,6 +274,7 @@ class SourceEngine(Engine[SamplePosition]):
     def _runner_at(self, here: SamplePosition) -> tuple[Runner, Feed]:
         if self.closed:
             raise ValueError(CLOSED)
+        here = self._samples.run_from(here)
         if self._runner is None or self._feed is None:
             return self._build(here)
         runner, feed = self._runner, self._feed
@@ -316,7 +336,8 @@ class SourceEngine(Engine[SamplePosition]):
         """What builds pipelines that are fed with some rows."""
         graph: Any = functools.partial(self._graph, feeder)
         graph.__name__ = self._graph.__name__  # for errors
-        return FunctionSource(graph, (), {**self._call, **more}, each)
+        call = {**self._call, **more}
+        return FunctionSource(graph, (), call, each, self._config.on_host)
 
     def drop(self) -> None:
         """Frees the pipelines and what was peeked; the next use builds them, at the position."""

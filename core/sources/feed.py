@@ -212,9 +212,7 @@ class Feed:
         while run not in self._positions:
             last = max(self._positions)
             behind = self._plan.skip(self._positions[last], 1)
-            while self._plan.remaining(behind) == 0:
-                behind = self._plan.next_epoch(behind)
-            self._positions[last + 1] = behind
+            self._positions[last + 1] = self._plan.run_from(behind)
         return self._positions[run]
 
     def rows(self, run: int, part: int) -> Rows:

@@ -27,7 +27,8 @@ class SamplePosition:
     Attributes:
         epoch: The consumer's epoch, from 0.
         start: The sample of the stream that this epoch's first batch begins with.
-        sample: The sample of the stream that the next batch begins with.
+        sample: The sample of the stream that the next batch begins with; at an epoch's end one
+            that is behind it.
     """
 
     epoch: int = 0
@@ -57,12 +58,23 @@ class SamplePlan:
         batch_size: Rows of a global batch, at least 1.
         policy: What becomes of an epoch's last batch.
         padded: Whether the last batch repeats the epoch's last sample, rather than running on.
+
+    Raises:
+        ValueError: If no epoch has a batch.
     """
 
     num_samples: int
     batch_size: int
     policy: LastBatchPolicy = LastBatchPolicy.FILL
     padded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.policy is LastBatchPolicy.DROP and self.num_samples < self.batch_size:
+            raise ValueError(
+                f"no epoch has a batch: batch_size {self.batch_size} is more than the "
+                f"{self.num_samples} samples of an epoch, and the rest is dropped. Use a smaller "
+                "batch, or keep the rest"
+            )
 
     def end(self, here: SamplePosition) -> int:
         """The sample behind the last one of the consumer's epoch."""
@@ -73,8 +85,8 @@ class SamplePlan:
     def has(self, here: SamplePosition) -> bool:
         """Whether a stream of these epochs, in batches of any sizes, comes to a position."""
         end = self.end(here)
-        if self.padded:
-            return here.start == here.epoch * self.num_samples <= here.sample <= end
+        if self.padded and here.start != here.epoch * self.num_samples:
+            return False
         if self.policy is LastBatchPolicy.DROP:  # epochs begin behind what was dropped
             return here.epoch * self.num_samples <= here.start <= here.sample <= end
         return here.epoch * self.num_samples <= here.start < end and here.start <= here.sample
@@ -113,10 +125,13 @@ class SamplePlan:
 
     def skip(self, here: SamplePosition, batches: int) -> SamplePosition:
         """The position behind so many of the epoch's batches, which must be there."""
-        sample = here.sample + batches * self.batch_size
-        if self.padded:
-            sample = min(sample, self.end(here))
-        return dataclasses.replace(here, sample=sample)
+        return dataclasses.replace(here, sample=here.sample + batches * self.batch_size)
+
+    def run_from(self, here: SamplePosition) -> SamplePosition:
+        """The first position from one on that has a batch."""
+        while self.remaining(here) == 0:
+            here = self.next_epoch(here)
+        return here
 
     def next_epoch(self, here: SamplePosition) -> SamplePosition:
         """The start of the epoch behind the one that a position is in, at whose end it is.
