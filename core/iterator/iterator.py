@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..arguments import knows_its_names, whole_number
-from ..config import IteratorConfig, OnError, Shardings, difference_names
+from ..config import IteratorConfig, Shardings, difference_names
 from ..epochs import EpochPlan
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT, Engine, EngineSource
@@ -90,7 +90,7 @@ class DALIGenericIterator:
         *,
         mask: str | None = None,
         as_numpy: bool | None = None,
-        on_error: OnError = "raise",
+        on_error: Literal["raise", "skip"] = "raise",
     ):
         config = IteratorConfig(
             output_map=output_map,
