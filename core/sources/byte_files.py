@@ -141,12 +141,12 @@ def open_file(path: str) -> ByteFile:
 class Window:
     """Reads of a file that are mostly ahead of one another: a few bytes at a time.
 
-    Args:
+    Attributes:
         file: The file.
     """
 
     def __init__(self, file: ByteFile):
-        self._file = file
+        self.file = file
         self._data = b""
         self._start = 0
 
@@ -154,7 +154,7 @@ class Window:
         """Bytes from an offset on; fewer at the end of the file."""
         begin = at - self._start
         if begin < 0 or begin + count > len(self._data):
-            self._data = self._file.read(at, max(count, self._file.window))
+            self._data = self.file.read(at, max(count, self.file.window))
             self._start, begin = at, 0
         return self._data[begin : begin + count]
 

@@ -6,6 +6,7 @@ import array
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ _log = logging.getLogger("dalijax")
 NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # as WebDataset reads them
 _NAMED = 3  # samples that an error names
 _REPORTED = 1000  # samples between two steps of the progress
+_THREADS = 8  # tars that are walked at once: what takes the time is the disk
 _MOST_MEMBERS = 100  # of a sample that is looked at
 
 
@@ -78,14 +80,13 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
 class _Columns:
     """The rows of one tar as they come.
 
+    It does not keep the tar open, of which there may be thousands.
+
     Args:
-        file: The tar.
         extensions: The field of each extension.
     """
 
-    def __init__(self, file: ByteFile, extensions: Mapping[str, str]):
-        self._file = file
-        self.take = Window(file)
+    def __init__(self, extensions: Mapping[str, str]):
         names = dict.fromkeys(extensions.values())
         # Of each field its extensions, and two columns: offset and size, or the value alone.
         self._fields: list[tuple[str, list[bytes], array.array[int], array.array[int] | None]] = []
@@ -100,46 +101,46 @@ class _Columns:
         self.incomplete = 0
         self.first_incomplete: list[str] = []
 
-    def add(self, samples: Iterable[Sample]) -> None:
-        """Adds samples; those that lack a field are counted."""
+    def add(self, samples: Iterable[Sample], take: Window) -> None:
+        """Adds samples of a tar; those that lack a field are counted."""
         for start, sample in samples:
             row = []
             for name, extensions, _, _ in self._fields:
                 places = [sample[e] for e in extensions if e in sample]
                 if len(places) > 1:
-                    raise ValueError(f"{sample_name(self._file, start)} has {name!r} twice")
+                    raise ValueError(f"{sample_name(take.file, start)} has {name!r} twice")
                 row += places
             if len(row) < len(self._fields):
-                self._lacks(start, sample)
+                self._lacks(start, sample, take)
                 continue
             for (name, _, first, second), (offset, size) in zip(self._fields, row):
                 if second is None:
-                    first.append(self._number(name, start, offset, size))
+                    first.append(_number(name, start, take(offset, size), take))
                 else:
                     first.append(offset)
                     second.append(size)
             self.start.append(start)
 
-    def _lacks(self, start: int, sample: Mapping[bytes, Any]) -> None:
+    def _lacks(self, start: int, sample: Mapping[bytes, Any], take: Window) -> None:
         self.incomplete += 1
         if len(self.first_incomplete) < _NAMED:
             lacking = [name for name, own, _, _ in self._fields if not sample.keys() & set(own)]
             has = [extension.decode(errors="replace") for extension in sample]
-            name = sample_name(self._file, start)
+            name = sample_name(take.file, start)
             self.first_incomplete.append(f"{name} lacks {lacking}, and has {has}")
 
-    def _number(self, name: str, start: int, offset: int, size: int) -> int:
-        text = self.take(offset, size)
-        try:
-            value = int(text)
-            if -(1 << 63) <= value < 1 << 63:
-                return value
-        except ValueError:
-            pass
-        raise ValueError(
-            f"{name!r} of {sample_name(self._file, start)} must be a whole number of 64 bits, not "
-            f"{text[:40]!r}"
-        )
+
+def _number(name: str, start: int, text: bytes, take: Window) -> int:
+    try:
+        value = int(text)
+        if -(1 << 63) <= value < 1 << 63:
+            return value
+    except ValueError:
+        pass
+    raise ValueError(
+        f"{name!r} of {sample_name(take.file, start)} must be a whole number of 64 bits, not "
+        f"{text[:40]!r}"
+    )
 
 
 def sample_name(file: ByteFile, start: int) -> str:
@@ -162,11 +163,19 @@ def index_tars(
         extensions: The field of each extension.
     """
     sizes = [open_file(path).size for path in paths]
-    tars = []
+    given: Sequence[str | None] = dali_indexes or [None] * len(paths)
     with progress(f"Indexing {len(paths)} tars", sum(sizes)) as done:
-        for number, path in enumerate(paths):
-            given = None if dali_indexes is None else dali_indexes[number]
-            tars.append(_indexed(open_file(path), given, extensions, done))
+        pool = ThreadPoolExecutor(_THREADS)
+        try:
+            tars = list(
+                pool.map(
+                    lambda path, dali: _indexed(open_file(path), dali, extensions, done),
+                    paths,
+                    given,
+                )
+            )
+        finally:
+            pool.shutdown(cancel_futures=True)
     arrays = {
         name: np.concatenate([np.frombuffer(tar.arrays[name], np.int64) for tar in tars])
         for name in tars[0].arrays
@@ -188,18 +197,18 @@ def _indexed(
 ) -> _Columns:
     path = given or os.path.splitext(file.path)[0] + ".idx"
     if given is not None or not (is_remote(path) or not os.path.isfile(path)):
-        columns = _Columns(file, extensions)
+        columns = _Columns(extensions)
         try:
-            columns.add(_checked(read_dali_index(path), file))
+            columns.add(_checked(read_dali_index(path), file), Window(file))
             done(file.size)
             return columns
         except (ValueError, OSError) as error:
             if given is not None:
                 raise ValueError(f"{path} is no index of {file.path}: {error}") from error
             _log.warning("%s is not used, since it does not fit: %s", path, error)
-    columns = _Columns(file, extensions)
-    samples = grouped(members(columns.take, file.size, file.path), file.path)
-    columns.add(_counted(samples, file.size, done))
+    columns, take = _Columns(extensions), Window(file)
+    samples = grouped(members(take, file.size, file.path), file.path)
+    columns.add(_counted(samples, file.size, done), take)
     return columns
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import resource
 import shutil
 import subprocess
 import sys
@@ -462,6 +463,19 @@ def test_many_tars_do_not_stay_open(tmp_path, monkeypatch):
     values = source.read(np.array([5, 0, 3, 1, 4, 2, 5]), ["data"])["data"]
     assert [v.tobytes() for v in values] == [sample(i)[0][1] for i in (5, 0, 3, 1, 4, 2, 5)]
     assert len(source._files._open) <= 2
+
+
+def test_tars_are_not_kept_open_while_others_are_indexed(tmp_path):
+    paths = [write_tar(tmp_path / f"{k}.tar", samples(k, k + 1)) for k in range(60)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there + 30, limits[1]))
+    try:
+        source = Tar(paths, FIELDS)
+        values = source.read(np.arange(60), ["label"])["label"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    np.testing.assert_array_equal(values, np.arange(60) - 3)
 
 
 def test_threads_read_at_once(tmp_path, monkeypatch):
