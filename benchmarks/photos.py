@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
+import struct
+import tarfile
 
 import numpy as np
 from PIL import Image
+
+from dalijax.core.sources.tfrecord_headers import masked_crc
 
 SIZE = (500, 375)
 
@@ -37,3 +42,44 @@ def make(folder: pathlib.Path, count: int) -> list[str]:
         box = (left, top, left + 0.7 * width, top + 0.7 * height)
         picture.resize(SIZE, Image.Resampling.BICUBIC, box=box).save(path, quality=92)
     return files
+
+
+def tars(folder: pathlib.Path, files: list[str], count: int = 1) -> list[str]:
+    """The files and their numbers as WebDataset's tars, so many of them; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{part}-of-{count}.tar" for part in range(count)]
+    for part, path in enumerate(paths):
+        with tarfile.open(path, "w") as tar:
+            for number in range(part, len(files), count):
+                for kind, data in (
+                    ("jpg", pathlib.Path(files[number]).read_bytes()),
+                    ("cls", str(number).encode()),
+                ):
+                    member = tarfile.TarInfo(f"{number:06d}.{kind}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return [str(path) for path in paths]
+
+
+def tfrecord(path: pathlib.Path, files: list[str]) -> str:
+    """The files and their numbers as a TFRecord of tf.train.Examples; returns its path."""
+
+    def field(number: int, content: bytes) -> bytes:
+        size, head = len(content), [number << 3 | 2]
+        while size > 127:
+            head.append(size & 127 | 128)
+            size >>= 7
+        return bytes([*head, size]) + content
+
+    def feature(name: bytes, kind: int, value: bytes) -> bytes:
+        return field(1, field(1, name) + field(2, field(kind, value)))
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as out:
+        for number, file in enumerate(files):
+            label = bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
+            image = feature(b"image", 1, field(1, pathlib.Path(file).read_bytes()))
+            data = field(1, image + feature(b"label", 3, field(1, label)))
+            head = struct.pack("<Q", len(data))
+            out.write(head + struct.pack("<I", masked_crc(head)) + data + bytes(4))
+    return str(path)

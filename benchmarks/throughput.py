@@ -9,6 +9,7 @@ medians over the rounds, ratios those of the same round::
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import statistics
 import tempfile
@@ -25,7 +26,8 @@ from nvidia.dali.plugin import jax as dax
 
 import photos
 import report
-from dalijax import data_iterator
+from dalijax import augment as dalijax_augment
+from dalijax import data_iterator, sources
 from dalijax import fn as dalijax_fn
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform, pack_records
 from report import GPU
@@ -94,6 +96,42 @@ def of_bytes(image: Any, label: Any) -> Any:
 
 def of_paths(path: Any, label: Any) -> Any:
     return augment(dalijax_fn.read_file(path)), label
+
+
+def of_source(data: Any, label: Any, *, draw: Any) -> Any:
+    """The same work over a source, whose random numbers belong to the records."""
+    if GPU:
+        images = fn.decoders.image(data, device="mixed", hw_decoder_load=LOAD)
+    else:
+        images = fn.decoders.image(data)
+    images = dalijax_augment.random_resized_crop(images, 224, draw=draw)
+    images = fn.crop_mirror_normalize(
+        images,
+        dtype=types.FLOAT16,
+        output_layout="HWC",
+        mean=MEAN.tolist(),
+        std=STD.tolist(),
+        mirror=draw.coin_flip(),
+    )
+    return images, label
+
+
+def open_source(kind: str, files: list[str]) -> Any:
+    """A source of the files, or of what they were packed into."""
+    folder = pathlib.Path(files[0]).parent / "packed"
+    if kind == "Files":
+        return sources.Files(paths=files, labels=list(range(len(files))))
+    if kind == "TFRecord":
+        path = folder / "all.tfrecord"
+        path = pathlib.Path(photos.tfrecord(path, files)) if not path.exists() else path
+        return sources.TFRecord([str(path)], features={"image": "data", "label": "label"})
+    count = 4 if kind == "Mixture" else 1
+    tars = sorted(map(str, folder.glob(f"*-of-{count}.tar"))) or photos.tars(folder, files, count)
+    fields = {"jpg": "data", "cls": "label"}
+    if kind == "Tar":
+        return sources.Tar(tars, fields)
+    weights = (4, 3, 2, 1)
+    return sources.Mixture([(sources.Tar([t], fields), w) for t, w in zip(tars, weights)])
 
 
 class Read(grain.transforms.Map):
@@ -187,6 +225,10 @@ def variants(
     def core() -> Iterator[Any]:
         return data_iterator(reading, names, reader_name="reader").stream(None, files, **call)
 
+    def of_records(kind: str) -> Iterator[Any]:
+        iterator_fn = data_iterator(of_source, names, source=open_source(kind, files))
+        return iterator_fn.stream(None, **call)
+
     def plugin() -> Iterator[Any]:
         iterator = dax.data_iterator(reading, names, reader_name="reader", auto_reset=True)(
             files, seed=1, device_id=0 if GPU else None, **call
@@ -252,6 +294,10 @@ def variants(
         **({f"{RAW}, to the host": lambda: raw(to_host)} if GPU else {}),
         "DALI's JAX plugin": plugin,
         "dalijax.data_iterator": core,
+        **{
+            f"dalijax.sources.{kind}": functools.partial(of_records, kind)
+            for kind in ("Tar", "TFRecord", "Files", "Mixture")
+        },
         "DALIIterDataset": source,
         "CLU DALIDatasetIterator": clu,
         "DALIDataset (tf.data-like)": lambda: iter(dataset()),
