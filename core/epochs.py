@@ -178,6 +178,12 @@ class EpochPlan:
             return self.batch_size
         return max(0, min(self.batch_size, self._valid_from(epoch, step, shard_id)))
 
+    def whole(self, epoch: int, shard_id: int) -> int:
+        """Number of batches at the head of an epoch of which every sample belongs to it."""
+        if self.policy is LastBatchPolicy.DROP:
+            return self.delivered(epoch, shard_id)
+        return self._valid_from(epoch, 0, shard_id) // self.batch_size
+
     def _valid_from(self, epoch: int, step: int, shard_id: int) -> int:
         """Samples of an epoch from the start of one of its batches on (0 or less: none)."""
         if self.padded:

@@ -78,6 +78,8 @@ class ReaderEngine(Engine[Position]):
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
         self._start = Checkpoints()  # of the first batch, once pipelines were built
+        # The arithmetic of the present epoch: its number, batches, and those without padding.
+        self._epoch_length, self._whole = (-1, 0), 0
         self._exact: Position | None = None  # where the pipelines stand, unless a batch failed
         self._most_to_drop = _MOST_TO_DROP
 
@@ -422,6 +424,7 @@ class ReaderEngine(Engine[Position]):
             if plan is None:
                 check_epochs(pipelines, config, source)
         self.batch_size, self.plan, self.shards = pipelines[0].max_batch_size, plan, shards
+        self._epoch_length = (-1, 0)
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
 
     def fingerprint(self) -> Fingerprint:
@@ -467,19 +470,24 @@ class ReaderEngine(Engine[Position]):
         return self._length_of(self.epoch)
 
     def _length_of(self, epoch: int) -> int | None:
-        return None if self.plan is None else self.plan.delivered(epoch, self.shards[0])
+        if self.plan is None:
+            return None
+        if self._epoch_length[0] != epoch:
+            self._epoch_length = epoch, self.plan.delivered(epoch, self.shards[0])
+            self._whole = min(self.plan.whole(epoch, shard_id) for shard_id in self.shards)
+        return self._epoch_length[1]
 
     def following_epoch(self) -> int:
         """Number of the next epoch that has a batch of its own."""
         return self.epoch + 1 if self.plan is None else self.plan.next_epoch(self.epoch)
 
     def _is_end(self, here: Position) -> bool:
-        self.runner()
+        runner = self.runner()
         total = self._length_of(here.epoch)
         if total is not None:
             return here.step >= total
         # An ended source at the start of an epoch is one to restart, or an error.
-        return here.step > 0 and self.runner().ended()
+        return here.step > 0 and runner.ended()
 
     def _valid(self, outputs: Sequence[Outputs], here: Position) -> list[int]:
         """Samples of each pipeline's batch that belong to the epoch, once sizes are checked."""
@@ -498,6 +506,8 @@ class ReaderEngine(Engine[Position]):
                 "with size or reader_name each batch must be whole. Leave size out (-1) for a "
                 "source of smaller batches"
             )
+        if self._epoch_length[0] == here.epoch and here.step < self._whole:
+            return lengths
         return [self.plan.valid(here.epoch, here.step, shard) for shard in self.shards]
 
     # Batches
@@ -511,12 +521,13 @@ class ReaderEngine(Engine[Position]):
         Args:
             convert: Makes something else than a batch of the pipelines' outputs.
         """
-        self.runner()
+        runner = self.runner()
         here, skipped = self._with_start(self.position), list[FailedBatch]()
         outcome: Outcome[Position] | None
         named: BatchError | None
+        if runner.deferred is not None:
+            runner.deferred.check_thread()
         while True:
-            self.check_thread()
             outcome = self._outcome_at(here, convert)
             try:
                 if not isinstance(outcome.error, BatchError):
@@ -531,12 +542,6 @@ class ReaderEngine(Engine[Position]):
                 here = outcome.after
             finally:
                 outcome = named = None  # an error's traceback has this frame: see `_outcome_at`
-
-    def check_thread(self) -> None:
-        """Raises RuntimeError where a function of the graph can't be called in this thread."""
-        deferred = self.runner().deferred
-        if deferred is not None:
-            deferred.check_thread()
 
     def _outcome_at(
         self, here: Position, convert: Callable[[Sequence[Outputs]], Any] | None
@@ -598,7 +603,8 @@ class ReaderEngine(Engine[Position]):
 
     def _checkpoints_after(self, here: Position, failed: bool) -> Checkpoints:
         """Where the pipelines must stand for the batch behind a position."""
-        later = (here.checkpoints or Checkpoints()).later(1)
+        before = here.checkpoints or Checkpoints()
+        later = Checkpoints(before.data, before.to_drop + 1)
         if failed:  # DALI's checkpoint is incomplete then, and others may fail, too
             self._most_to_drop = 0
             return later
@@ -623,9 +629,10 @@ class ReaderEngine(Engine[Position]):
 
     def _sample(self) -> Batch:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""
-        self.check_thread()
         runner = Runner(self._source.build())
         try:
+            if runner.deferred is not None:
+                runner.deferred.check_thread()
             return runner.take(
                 lambda outputs: self.make_batch(
                     outputs, [len(own[0]) for own in outputs], True, runner.deferred

@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
@@ -90,6 +91,7 @@ class Engine(abc.ABC, Generic[P]):
         self.process = 0
         self._outcome: Outcome[P] | None = None
         self._interrupted: P | None = None  # where a call began that was broken off
+        self._one_call = _Interruptible(self)
 
     # The consumer's position
 
@@ -105,20 +107,12 @@ class Engine(abc.ABC, Generic[P]):
 
     def advance(self) -> None:
         """Moves behind the batch that `peek` gives."""
-        self.position = self.peek().after
+        self.position = (self._outcome or self.peek()).after
         self._outcome = None
 
-    @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> contextlib.AbstractContextManager[None]:
         """A call that moves on: broken off anywhere, by Ctrl-C say, it has moved nothing."""
-        self.roll_back()
-        self._interrupted = self.position
-        try:
-            yield
-        except Exception:
-            self._interrupted = None
-            raise
-        self._interrupted = None
+        return self._one_call
 
     def roll_back(self) -> None:
         """Goes back to where a call began that was broken off, wherever it had come to."""
@@ -264,6 +258,26 @@ class Engine(abc.ABC, Generic[P]):
     def _can_stand_at(self, position: P) -> bool:
         """Whether new pipelines can be built to stand at a position."""
         return True
+
+
+class _Interruptible:
+    """See `Engine.interruptible`; a class, since a generator costs 3 us for each batch."""
+
+    def __init__(self, engine: Engine[Any]):
+        # Weak: else engines, and their pipelines, would be freed by Python's cyclic gc alone.
+        self._engine = weakref.ref(engine)
+
+    def __enter__(self) -> None:
+        engine = self._engine()
+        if engine is not None:
+            if engine._interrupted is not None:
+                engine.roll_back()
+            engine._interrupted = engine.position
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        engine = self._engine()
+        if engine is not None and (kind is None or issubclass(kind, Exception)):
+            engine._interrupted = None
 
 
 class EngineSource(Protocol):

@@ -35,6 +35,11 @@ def test_equals_the_simulation(policy, padded, stick):
                     mask = case.mask(samples, epoch)
                     valid = plan.valid(epoch, step, stream)
                     assert mask == [k < valid for k in range(len(mask))], (case, epoch, step)
+                masks = [all(case.mask(own, epoch)) for own in expected[stream]]
+                whole = next((k for k, full in enumerate(masks) if not full), len(masks))
+                short = [len(own) < batch for own in expected[stream]]
+                whole = min(whole, short.index(True) if True in short else whole)
+                assert plan.whole(epoch, stream) == whole, (case, epoch)
             epoch = plan.next_epoch(epoch)
 
 
