@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from nvidia.dali.tensors import TensorCPU
 
-from ..hashing import fold
+from ..hashing import Bits, fold
 from ..pipeline.draw import DrawRows
 from ..pipeline.lifetime import calls
 from .order import Indices
 from .plan import SamplePlan, SamplePosition
-from .source import Source, order_of
+from .source import Source, Values, order_of
 
 _THREADS = 4  # more were no faster on 16 cores
 _CHUNK = 64  # records of a task
@@ -43,70 +44,122 @@ class _Chunk:
     Attributes:
         columns: For each field the values of the records, None where one can't be read.
         errors: What the reading of a record raised, by its place.
+        inputs: What DALI is handed of the fields whose values differ in size.
+        sizes: Heights and widths of pictures, by field, where they are wanted.
     """
 
-    columns: dict[str, list[Any]]
-    errors: dict[int, Exception]
+    columns: dict[str, Values]
+    errors: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, list[TensorCPU]] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, NDArray[np.int32]] = dataclasses.field(default_factory=dict)
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> _Chunk:
     """Reads records, and each alone where they can't be read together."""
     try:
         columns = source.read(records, names)
-        return _Chunk({name: list(columns[name]) for name in names}, {})
+        return _Chunk({name: columns[name] for name in names})
     except Exception as error:
         if len(records) == 1:
             return _Chunk({name: [None] for name in names}, {0: error})
-    chunk = _Chunk({name: [] for name in names}, {})
+    values: dict[str, list[Any]] = {name: [] for name in names}
+    errors = {}
     for place in range(len(records)):
         single = _read(source, records[place : place + 1], names)
         for name in names:
-            chunk.columns[name] += single.columns[name]
+            values[name] += list(single.columns[name])
         if single.errors:
-            chunk.errors[place] = single.errors[0]
+            errors[place] = single.errors[0]
+    return _Chunk({**values}, errors)
+
+
+def _prepared(
+    source: Source, records: Indices, names: Sequence[str], sized: Sequence[str]
+) -> _Chunk:
+    """Reads records, and makes of them what the loop would wait for."""
+    chunk = _read(source, records, names)
+    if not chunk.errors:
+        chunk.inputs = {
+            name: [TensorCPU(value) for value in chunk.columns[name]]
+            for name in names
+            if source.fields[name].dtype is not None
+            and not isinstance(chunk.columns[name], np.ndarray)
+        }
+        chunk.sizes = {name: source.sizes(records, name, chunk.columns[name]) for name in sized}
     return chunk
 
 
+def _joined(values: Sequence[Values]) -> Values:
+    """The values of several chunks: one array where they are arrays."""
+    if all(isinstance(value, np.ndarray) for value in values):
+        return np.concatenate(values)
+    return [value for part in values for value in part]
+
+
 class Rows:
-    """The rows of one run of one pipeline.
+    """The rows of one run of one pipeline, read by threads.
 
     Attributes:
         samples: The sample of the stream in each, shape [rows].
         valid: Which of them belong to the consumer's epoch, shape [rows].
-        records: The record of each, int64 [rows].
         errors: What the reading raised, by row; another record stands there.
     """
 
     def __init__(self, feed: Feed, samples: Indices, valid: NDArray[np.bool_]):
-        stand_ins = feed.stand_ins
         self.samples, self.valid = samples, valid
         self.errors: dict[int, Exception] = {}
-        if stand_ins:
-            masked = np.isin(samples, list(stand_ins))
-            self.valid = valid & ~masked
-            samples = np.array([stand_ins.get(int(t), int(t)) for t in samples], np.int64)
-        self.records, epochs = feed.order(samples)
-        self.drawn = fold(feed.seed, epochs, self.records)
+        if feed.stand_ins:
+            self.valid = valid & ~np.isin(samples, list(feed.stand_ins))
         self._feed = feed
-        self._columns: dict[str, list[Any]] | None = None
-        self._tasks = [
-            feed.pool.submit(_read, feed.source, self.records[k : k + _CHUNK], feed.names)
-            for k in range(0, len(self.records), _CHUNK)
-        ]
+        self._chunks: list[_Chunk] | None = None
+        self._columns: dict[str, Values] = {}
+        self._started = feed.pool.submit(self._start)
 
-    def column(self, name: str) -> list[Any]:
+    def _start(self) -> tuple[Indices, Bits, list[concurrent.futures.Future[_Chunk]]]:
+        """Starts to read; gives the records, a hash of each to draw by, and what reads them."""
+        feed, samples = self._feed, self.samples
+        if feed.stand_ins:
+            samples = np.array([feed.stand_ins.get(int(t), int(t)) for t in samples], np.int64)
+        records, epochs = feed.order(samples)
+        names, sized = feed.names, list(feed.sized)
+        tasks = [
+            feed.pool.submit(_prepared, feed.source, records[k : k + _CHUNK], names, sized)
+            for k in range(0, len(records), _CHUNK)
+        ]
+        return records, fold(feed.seed, epochs, records), tasks
+
+    @property
+    def records(self) -> Indices:
+        """The record of each row, int64 [rows]."""
+        return self._started.result()[0]
+
+    def column(self, name: str) -> Values:
         """A field of the records."""
-        if self._columns is None:
-            self._columns = self._gathered()
+        self._wait()
+        if name not in self._columns:
+            self._columns[name] = _joined([one.columns[name] for one in self._chunks or ()])
         return self._columns[name]
+
+    def inputs(self, name: str) -> Any:
+        """A field of the records as DALI takes it."""
+        chunks = self._wait()
+        if not self.errors and all(name in one.inputs for one in chunks):
+            return [tensor for one in chunks for tensor in one.inputs[name]]
+        return self.column(name)
 
     def sizes(self, name: str) -> NDArray[np.int32]:
         """Heights and widths of a field's pictures, int32 [rows, 2].
 
         A picture whose header can't be read counts as a record that can't be; 1 x 1 stands there.
         """
-        data = self.column(name)
-        sizes = np.array(self._feed.source.sizes(self.records, name, data), np.int32)
+        chunks = self._wait()
+        self._feed.sized.add(name)  # from now on the threads look them up
+        if not self.errors and all(name in one.sizes for one in chunks):
+            sizes = np.concatenate([one.sizes[name] for one in chunks])
+        else:
+            sizes = np.array(
+                self._feed.source.sizes(self.records, name, self.column(name)), np.int32
+            )
         for row in np.flatnonzero((sizes < 1).any(axis=1)).tolist():
             sizes[row] = 1
             unknown = ValueError("the size of the picture can't be read from its header")
@@ -115,41 +168,42 @@ class Rows:
 
     def draw_rows(self) -> DrawRows:
         """What numbers are drawn for."""
-        return DrawRows(self.drawn, self.sizes, self.refuse)
+        return DrawRows(self._started.result()[1], self.sizes, self.refuse)
 
     def refuse(self, row: int, error: Exception) -> None:
         """Has a row's record count as one that can't be read, if nothing was wrong before."""
         self.errors.setdefault(row, error)
 
-    def _gathered(self) -> dict[str, list[Any]]:
-        names = self._feed.names
-        columns: dict[str, list[Any]] = {name: [] for name in names}
-        for number, task in enumerate(self._tasks):
+    def _wait(self) -> list[_Chunk]:
+        """Waits for what is read."""
+        if self._chunks is None:
             with calls.suspended():  # it may wait as long as a disk likes
-                chunk = task.result()
-            for name in names:
-                columns[name] += chunk.columns[name]
-            self.errors |= {number * _CHUNK + at: error for at, error in chunk.errors.items()}
-        self._tasks.clear()
-        if self.errors:
-            self._replace(columns)
-        return columns
+                self._chunks = [task.result() for task in self._started.result()[2]]
+            first = 0
+            for chunk in self._chunks:
+                self.errors |= {first + at: error for at, error in chunk.errors.items()}
+                first += len(next(iter(chunk.columns.values()), ()))
+            if self.errors:
+                self._replace()
+        return self._chunks
 
-    def _replace(self, columns: dict[str, list[Any]]) -> None:
+    def _replace(self) -> None:
         """Has the nearest record that was read stand for each that was not.
 
         Raises:
             Exception: What was raised for the first, where the records behind can't be read
                 either: it is the source that fails then, and the batch is not lost.
         """
-        good = [row for row in range(len(self.records)) if row not in self.errors]
+        good = [row for row in range(len(self.samples)) if row not in self.errors]
         spare = {} if good else self._spare()
-        for row in self.errors:
-            nearest = min(good, key=lambda k: abs(k - row), default=-1)
-            for name, values in columns.items():
+        for name in self._feed.names:
+            values = list(self.column(name))
+            for row in self.errors:
+                nearest = min(good, key=lambda k: abs(k - row), default=-1)
                 values[row] = values[nearest] if good else spare[name][0]
+            self._columns[name] = values
 
-    def _spare(self) -> dict[str, list[Any]]:
+    def _spare(self) -> dict[str, Values]:
         """A record of the samples behind, where none of these can be read."""
         behind = int(self.samples[-1]) + 1 + np.arange(_MOST_TRIED)
         for record in self._feed.order(behind)[0]:
@@ -176,6 +230,7 @@ class Feed:
 
     Attributes:
         next_run: The run that DALI asks for next.
+        sized: The fields of pictures whose sizes the graph wants.
         stand_ins: Samples of the stream, and those that stand for them, masked.
     """
 
@@ -195,6 +250,7 @@ class Feed:
         # Threads end with the last reference, not with the process.
         self._end = weakref.finalize(self, self.pool.shutdown, wait=False, cancel_futures=True)
         self.next_run = 0
+        self.sized: set[str] = set()
         self.stand_ins: dict[int, int] = {}
         self._plan = plan
         self._parts = list(parts)
@@ -233,9 +289,9 @@ class Feed:
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
 
-    def column(self, run: int, part: int, name: str) -> list[Any]:
-        """A field of the records of a run."""
-        return self.rows(run, part).column(name)
+    def inputs(self, run: int, part: int, name: str) -> Any:
+        """A field of the records of a run, as DALI takes it."""
+        return self.rows(run, part).inputs(name)
 
     def draw_rows(self, run: int, part: int) -> DrawRows:
         """What numbers are drawn for in a run."""
@@ -261,9 +317,9 @@ class SomeRows:
 
     rows: Rows
 
-    def column(self, run: int, part: int, name: str) -> list[Any]:
-        """A field of the records."""
-        return self.rows.column(name)
+    def inputs(self, run: int, part: int, name: str) -> Any:
+        """A field of the records, as DALI takes it."""
+        return self.rows.inputs(name)
 
     def draw_rows(self, run: int, part: int) -> DrawRows:
         """What numbers are drawn for."""

@@ -20,8 +20,8 @@ DRAW = "draw"
 class Feeder(Protocol):
     """What a pipeline is fed with; see `dalijax.core.sources.feed.Rows`."""
 
-    def column(self, run: int, part: int, name: str) -> list[Any]:
-        """A field of the records of a run."""
+    def inputs(self, run: int, part: int, name: str) -> Any:
+        """A field of the records of a run, as DALI takes it."""
         ...
 
     def draw_rows(self, run: int, part: int) -> DrawRows:
@@ -103,7 +103,7 @@ class FieldGraph:
             field = self._fields[name]
             # Without a copy: nobody writes to what was read, and DALI keeps it alive.
             node = fn.external_source(
-                source=_column(feeder, part, name),
+                source=_inputs(feeder, part, name),
                 batch=True,
                 dtype=dali_type(field.dtype),  # type: ignore[arg-type]
                 ndim=field.ndim,
@@ -117,6 +117,6 @@ class FieldGraph:
         return self._function(**nodes, **self._settings)
 
 
-def _column(feeder: Feeder, part: int, name: str) -> Callable[[int], list[Any]]:
+def _inputs(feeder: Feeder, part: int, name: str) -> Callable[[int], Any]:
     """A source of ``fn.external_source``, which asks for a run."""
-    return lambda run: feeder.column(run, part, name)
+    return lambda run: feeder.inputs(run, part, name)
