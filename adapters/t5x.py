@@ -219,13 +219,17 @@ def eval_get_dataset_fn(
         eval_steps batches.
 
     Raises:
-        TypeError: If iterator_fn is no iterator function.
+        TypeError: If iterator_fn is no iterator function, or ``masked`` is one name.
         ValueError: For arguments that T5X says, and for names in ``masked`` that no output has.
     """
     iterator_fn = _checked(iterator_fn, call)
     outputs = call.get("output_map", iterator_fn.config.output_map)
+    if isinstance(masked, str):
+        raise TypeError(
+            f"masked={masked!r} must be a list of names, not one name: pass masked=[{masked!r}]"
+        )
     unknown = sorted(set(masked) - set(outputs))
-    if isinstance(masked, str) or unknown:
+    if unknown:
         raise ValueError(
             f"masked={masked!r}: the outputs of {iterator_fn.__name__}() are {list(outputs)}. "
             "T5X's losses leave padding out by decoder_loss_weights [batch, length] alone: add "

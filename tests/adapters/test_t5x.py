@@ -113,6 +113,8 @@ def test_what_does_not_fit_is_refused(jpegs_many):
     with pytest.raises(ValueError, match="add shard_id=0 and num_shards=1"):
         get_dataset_fn(plain, files=jpegs_many)(DatasetConfig(), 0, 2, None)
     made(DatasetConfig(), 0, 1, None, continue_from_last_checkpoint=True)
+    with pytest.raises(TypeError, match=r"masked='x' must be a list.*pass masked=\['x'\]"):
+        eval_get_dataset_fn(NUMBERS, masked="x", files=jpegs_many)
     leaves_out = eval_get_dataset_fn(NUMBERS, masked=(), files=jpegs_many, on_error="skip")
     with pytest.raises(ValueError, match="which wait for it"):
         leaves_out(DatasetConfig(), 0, 2, None)
@@ -302,7 +304,7 @@ def test_the_tokens_of_padded_rows_count_nothing(jpegs_many, shards):
 
 
 def test_outputs_that_say_no_padding_are_refused_for_evaluation(jpegs_many):
-    for options in ({}, {"masked": ["y"]}, {"masked": "x"}):
+    for options in ({}, {"masked": ["y"]}):
         with pytest.raises(ValueError, match=r"outputs of numbers\(\) are \['x', 'u'\].*add that"):
             eval_get_dataset_fn(NUMBERS, files=jpegs_many, **options)
 
