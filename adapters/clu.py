@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from ..core.arguments import knows_its_names
 from ..core.errors import StateError
 from ..core.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
@@ -286,6 +287,14 @@ class _PeekableFunction(IteratorFunction):
     _iterator = DALIGenericPeekableIterator
 
 
+def _with_its_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a function that passes all on to `dalijax.data_iterator` its signature."""
+    vars(function)["__signature__"] = inspect.signature(data_iterator)
+    return function
+
+
+@knows_its_names
+@_with_its_arguments
 def peekable_data_iterator(
     pipeline_fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
@@ -309,9 +318,6 @@ def peekable_data_iterator(
         return lambda function: peekable_data_iterator(function, *args, **kwargs)
     plain = data_iterator(pipeline_fn, *args, **kwargs)
     return _PeekableFunction(plain.pipeline_fn, plain.config)
-
-
-vars(peekable_data_iterator)["__signature__"] = inspect.signature(data_iterator)
 
 
 def _stream(

@@ -505,6 +505,9 @@ def test_peekable_iterators_of_pipelines_made_by_hand_resume_behind_a_peek(jpegs
 
 def test_the_decorator_of_peekable_iterators_is_that_of_others():
     assert inspect.signature(peekable_data_iterator) == inspect.signature(data_iterator)
+    wrong = r"^peekable_data_iterator\(\) has no .*'reder_name'.*did you mean 'reader_name'"
+    with pytest.raises(TypeError, match=wrong):
+        peekable_data_iterator(output_map=["x"], reder_name="reader")
     function = pickle.loads(pickle.dumps(PEEKABLE))
     assert type(function) is type(PEEKABLE)
     adapted = function.adapted("a test", mask="mask")
