@@ -70,14 +70,18 @@ class BatchStream:
             The number of batches that were skipped.
 
         Raises:
-            ValueError: If it is less than 0.
+            ValueError: If it is less than 0, or the stream has no end and no batch.
+            RuntimeError: If every batch of an epoch fails, and the stream has no end.
         """
         count, done = whole_number("skip()'s argument", batches, COUNT, 0), 0
         with self.iterator.opened():
+            failed = None
             while done < count:
                 moved = self.iterator.skip(count - done)
                 done += moved
-                if not moved and not self._go_on():
+                if moved:
+                    failed = None
+                elif (failed := self._behind_end(failed)) is None:
                     break
         return done
 
@@ -87,21 +91,35 @@ class BatchStream:
         One step for other threads, who see no state between the two epochs.
         """
         with self.iterator.opened():
-            failed = None  # batches, up to the start of an epoch that began here
+            failed = None
             while True:
                 try:
                     return call()
                 except StopIteration:
-                    errors = len(self.iterator.errors)
-                    if self.num_epochs is None and failed not in (None, errors):
-                        raise RuntimeError(
-                            f"every batch of epoch {self.iterator.epoch} failed, and "
-                            "on_error='skip' left all of them out. The last one: "
-                            f"{self.iterator.errors[-1].message}"
-                        ) from None
-                    if not self._go_on():
+                    failed = self._behind_end(failed)
+                    if failed is None:
                         raise
-                    failed = errors
+
+    def _behind_end(self, failed: int | None) -> int | None:
+        """Starts the next epoch, unless the one that ended shows that none will have a batch.
+
+        Args:
+            failed: What it returned for the epoch that has ended without a batch; None for any
+                other epoch.
+
+        Returns:
+            The number of batches that failed before; None where there is no next epoch.
+
+        Raises:
+            RuntimeError: If all batches of the epoch failed, and the stream has no end.
+        """
+        errors = self.iterator.errors
+        if self.num_epochs is None and failed not in (None, len(errors)):
+            raise RuntimeError(
+                f"every batch of epoch {self.iterator.epoch} failed, and on_error='skip' left all "
+                f"of them out. The last one: {errors[-1].message}"
+            ) from None
+        return len(errors) if self._go_on() else None
 
     def _go_on(self) -> bool:
         """Starts the next epoch, where there is one."""

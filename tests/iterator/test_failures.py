@@ -190,10 +190,11 @@ def test_without_checkpoints_or_a_reader_the_error_is_dalis(broken):
 def test_a_stream_without_an_end_does_not_look_for_a_good_batch_for_ever(broken):
     train = data_iterator(decode, NAMES, reader_name="reader", on_error="skip")
     stream = train.stream(None, broken[0], batch_size=BATCH)
-    for call in (stream.peek, stream.__next__, stream.__next__):
+    for call in (stream.peek, stream.__next__, lambda: stream.skip(1), lambda: stream.skip(1)):
         with pytest.raises(RuntimeError, match=r"every batch of epoch \d failed.*\n"):
             call()
     assert list(train.stream(2, broken[0], batch_size=BATCH)) == []
+    assert train.stream(2, broken[0], batch_size=BATCH).skip(1) == 0
 
 
 @pytest.mark.parametrize("broken", [(11,)], indirect=True)
