@@ -6,7 +6,8 @@ import difflib
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
 
 from nvidia.dali import Pipeline, backend
 from nvidia.dali.data_node import DataNode
@@ -15,7 +16,7 @@ from ..state.operators import operators_of
 
 _ARRAYS = ("jax", "jaxlib", "numpy")
 _NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')
-_NO_FILES = re.compile("No files found|Failed to open")
+_NO_FILES = re.compile("No files found|Failed to open|Cannot open|empty list|No webdataset")
 _MOST_NAMES = 3
 
 
@@ -88,21 +89,44 @@ def of_readers(error: Exception, pipeline: Pipeline) -> str:
     """What to do about a reader that finds no files."""
     if not _NO_FILES.search(str(error)):
         return ""
-    lines = (_of_folder(folder) for folder in _folders(pipeline))
+    lines = (_of_reader(kind, arguments) for kind, _, arguments in operators_of(pipeline))
     return " ".join(line for line in lines if line)
 
 
-def _folders(pipeline: Pipeline) -> Iterator[str]:
-    """The folders that the file readers of a graph read."""
-    for kind, _, arguments in operators_of(pipeline):
-        if kind == "readers.file" and "file_root" in arguments and "file_list" not in arguments:
-            yield str(arguments["file_root"]).strip("'\"")
+def _of_reader(kind: str, arguments: Mapping[str, Any]) -> str:
+    """What is wrong with what a reader reads; "" where nothing is."""
+    for name in ("files", "paths"):
+        if kind.startswith("readers.") and arguments.get(name) == []:
+            return f"{name}=[] of fn.{kind} is empty: pass one path at least."
+    listed, folder = (str(arguments.get(n, "")).strip("'\"") for n in ("file_list", "file_root"))
+    if listed:
+        return _of_list(kind, listed)
+    if not folder:
+        return ""
+    if not os.path.isdir(folder):
+        return f"There is no folder {folder!r} (file_root)."
+    if kind == "readers.file":
+        return _of_folder(folder)
+    fits = str(arguments.get("file_filter", "*.npy")).strip("'\"")
+    return (
+        f"No file in {folder!r} (file_root) or below fits {fits!r} (file_filter): name the folder "
+        f"of the files that fn.{kind} reads, or their file_filter."
+    )
+
+
+def _of_list(kind: str, path: str) -> str:
+    """What is wrong with a list of files; "" where nothing is."""
+    if not os.path.isfile(path):
+        return f"There is no list of files {path!r} (file_list)."
+    with open(path, "rb") as file:
+        if file.read().strip():
+            return ""
+    line = "'cat/1.jpg 0'" if kind == "readers.file" else "'1.npy'"
+    return f"The list {path!r} (file_list) is empty: it has one file in each line, as in {line}."
 
 
 def _of_folder(folder: str) -> str:
     """What is wrong with a folder of classes; "" where nothing is."""
-    if not os.path.isdir(folder):
-        return f"There is no folder {folder!r} (file_root)."
     with os.scandir(folder) as entries:
         inside = sorted(entries, key=lambda entry: entry.name)
     folders = [entry.name for entry in inside if entry.is_dir()]

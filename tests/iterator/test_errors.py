@@ -367,6 +367,34 @@ def test_a_folder_without_classes(tmp_path):
     refused(read(tmp_path / "other"), RuntimeError, f"subfolders of '{here}/other'", "file_filters")
 
 
+def test_readers_without_files(tmp_path):
+    empty, missing = tmp_path / "empty.txt", str(tmp_path / "none.txt")
+    empty.write_text("\n")
+    here = re.escape(str(tmp_path))
+
+    def read(reader, **arguments):
+        outputs = ["x", "label"][: 2 if reader is fn.readers.file else 1]
+
+        def graph():
+            read = reader(name="reader", **arguments)
+            return tuple(read) if isinstance(read, (list, tuple)) else read
+
+        return lambda: data_iterator(graph, outputs, reader_name="reader")(batch_size=2)
+
+    file, numpy, tars = fn.readers.file, fn.readers.numpy, fn.readers.webdataset
+    for make, *texts in (
+        (read(file, files=[]), r"^files=\[\] of fn.readers.file is empty: pass one path"),
+        (read(numpy, files=[]), r"^files=\[\] of fn.readers.numpy is empty"),
+        (read(tars, paths=[], ext=["jpg"]), r"^paths=\[\] of fn.readers.webdataset is empty"),
+        (read(file, file_list=str(empty)), f"^The list '{here}/empty.txt'", "'cat/1.jpg 0'"),
+        (read(numpy, file_root=str(tmp_path), file_list=str(empty)), "is empty", "'1.npy'"),
+        (read(file, file_list=missing), f"^There is no list of files '{here}/none.txt'"),
+        (read(numpy, file_root=str(tmp_path)), f"^No file in '{here}' .* fits '[*].npy'"),
+        (read(numpy, file_root=missing), f"^There is no folder '{here}/none.txt'"),
+    ):
+        refused(make, RuntimeError, *texts, "DALI says")
+
+
 def test_what_is_no_pipeline(jpegs):
     cure = ("pipelines must be a nvidia.dali.Pipeline", "data_iterator", "pipe.batch_size")
     for given in (graph, train, pipeline_def(graph)):
