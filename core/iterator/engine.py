@@ -439,8 +439,9 @@ class ReaderEngine(Engine[Position]):
                 self._source.serialized,
                 self.runner().deferred,
             )
-            if self._source.seed is not None:  # that of all shards, not the first one's here
-                self._fingerprint["seed"] = self._source.seed
+            seed = self._source.seed  # that of all shards, not the first one's here
+            if seed is not None and seed >= 0:  # DALI draws one instead of a negative one
+                self._fingerprint["seed"] = seed
         return self._fingerprint
 
     def _can_stand_at(self, position: Position) -> bool:

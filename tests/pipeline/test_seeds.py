@@ -223,6 +223,19 @@ def test_a_seed_that_was_given_is_not_changed(jpegs_many, make):
         assert batches(other, 2) == before[1:]
 
 
+@pytest.mark.filterwarnings("ignore:The use of negative seed:UserWarning")
+@pytest.mark.parametrize("seed", (-1, -5, -(1 << 63)))
+@pytest.mark.parametrize("make", (core, sharded, host))
+def test_a_negative_seed_has_dali_draw_one_and_is_no_difference(jpegs_many, make, seed):
+    first = make(jpegs_many, seed=seed)
+    batches(first, 2)
+    state = state_of(first)
+    want = batches(first)
+    for other in (make(jpegs_many), make(jpegs_many, seed=seed)):
+        other.set_state(state)
+        assert batches(other) == want
+
+
 def test_a_refused_state_leaves_its_seed_behind(jpegs_many):
     first = core(jpegs_many[:20], seed=5)
     next(first)
