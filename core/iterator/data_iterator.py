@@ -30,14 +30,30 @@ from .iterator import DALIGenericIterator
 
 
 class _LeftOut:
-    """The default of an argument for which None says something else."""
+    """The default of an argument for which None says something else.
+
+    Args:
+        meaning: What happens then, for ``help()``.
+    """
+
+    def __init__(self, meaning: str):
+        self._meaning = meaning
 
     def __repr__(self) -> str:
-        return "<left out>"
+        return f"<{self._meaning}>"
 
 
-LEFT_OUT: Any = _LeftOut()
-_DEFAULTS = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED, "prefetch_queue_depth": 2}
+LEFT_OUT: Any = _LeftOut("left out")
+_OF_PIPELINE_DEF = _LeftOut("the pipeline_def's")
+_DEFAULTS = {
+    "batch_size": inspect.Parameter.empty,
+    "num_threads": DEFAULT_NUM_THREADS,
+    "device_id": _LeftOut("0 with a GPU, else None"),  # counting GPUs starts CUDA
+    "seed": DEFAULT_SEED,
+    "prefetch_queue_depth": 2,
+    "exec_dynamic": True,
+    "enable_conditionals": False,
+}
 
 
 class IteratorFunction:
@@ -88,7 +104,8 @@ class IteratorFunction:
             seed: Of the random operators and the shuffling; 0 where it is left out, or None, so
                 that two iterators that are made alike deliver alike. With sharding or devices the
                 pipelines have seeds of their own (shard 0 this one), so that they draw different
-                numbers. A state that is restored brings its own where it is left out.
+                numbers. A state that is restored brings its own where it is left out. Of a negative
+                one DALI draws one (deprecated there).
             prefetch_queue_depth: Batches that DALI prepares ahead, at the cost of their memory;
                 2 where it is left out.
             exec_dynamic: Whether DALI's newer executor runs the pipeline (its default); False
@@ -115,7 +132,7 @@ class IteratorFunction:
             "exec_dynamic": exec_dynamic,
             "enable_conditionals": enable_conditionals,
         }
-        call = {name: value for name, value in named.items() if value is not LEFT_OUT} | more
+        call = {k: v for k, v in named.items() if not isinstance(v, _LeftOut)} | more
         source, config = self.prepared(args, call)
         return self._iterator.from_source(source, config, checkpoints=checkpoints)
 
@@ -321,7 +338,8 @@ def _signature(pipeline_fn: Callable[..., Any]) -> inspect.Signature:
         name: one for name, one in signature.parameters.items() if one.kind != one.VAR_KEYWORD
     }
     # Those that a pipeline_def has set are not known here.
-    defaults = {} if is_pipeline_def(pipeline_fn) else _DEFAULTS
+    of_def = is_pipeline_def(pipeline_fn)
+    defaults = dict.fromkeys(_DEFAULTS, _OF_PIPELINE_DEF) if of_def else _DEFAULTS
     for name, one in _call_signature().parameters.items():
         if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD):
             parameter = one.replace(default=defaults.get(name, one.default))

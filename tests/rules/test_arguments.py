@@ -135,14 +135,26 @@ def test_the_signature_has_the_functions_own_arguments_and_those_of_a_call():
     assert list(found)[:4] == ["jpegs", "pad", "shard_id", "num_shards"]
     assert {found[k].kind for k in list(found)[4:-1]} == {inspect.Parameter.KEYWORD_ONLY}
     assert found["batch_size"].annotation is int and found["checkpoints"].default is None
-    defaults = {k: found[k].default for k in ("num_threads", "seed", "prefetch_queue_depth")}
+    own = ("num_threads", "seed", "prefetch_queue_depth", "exec_dynamic")
+    defaults = {k: found[k].default for k in own}
     made = data_iterator(counter, ["x"], COUNT).prepared((), {"batch_size": 2})[0].build()[0]
     assert defaults == {k: getattr(made, k) for k in defaults}
+    assert found["batch_size"].default is inspect.Parameter.empty
+    assert repr(found["device_id"].default) == "<0 with a GPU, else None>"
+    assert found["enable_conditionals"].default is False
     # A parameter of the function's own is its own, and a pipeline_def may have other defaults.
     own = inspect.signature(data_iterator(lambda seed="a": counter(), ["x"])).parameters
     assert own["seed"].default == "a" and next(iter(own)) == "seed"
     decorated = inspect.signature(data_iterator(pipeline_def(num_threads=3)(counter), ["x"]))
-    assert repr(decorated.parameters["num_threads"].default) == "<left out>"
+    assert repr(decorated.parameters["num_threads"].default) == "<the pipeline_def's>"
+
+
+def test_the_defaults_of_the_signature_may_be_passed():
+    train = data_iterator(counter, ["x"], COUNT)
+    call = inspect.signature(train).bind(batch_size=2)
+    call.apply_defaults()
+    with train(**call.kwargs) as iterator, train(batch_size=2) as plain:
+        assert next(iterator)["x"].tolist() == next(plain)["x"].tolist()
 
 
 def test_help_has_both_texts_and_is_true():
