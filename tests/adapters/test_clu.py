@@ -217,7 +217,7 @@ assert next(iterator)["x"].tolist() == want == [[4], [5], [6], [7]]
         [sys.executable, "-c", code, *jpegs_many],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env={**os.environ, "EPATH_USE_TF": "0"},
     )
     assert done.returncode == 0, done.stderr
@@ -300,7 +300,7 @@ assert adapter.DALIDatasetIterator
 loaded = sorted(m for m in sys.modules if m.split(".")[0] in ("tensorflow", "tensorboard"))
 assert not loaded, loaded
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

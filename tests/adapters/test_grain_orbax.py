@@ -240,7 +240,7 @@ def run(tmp_path, job, *arguments, processes=1, devices=1):
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in started]
+        outputs = [process.communicate(timeout=300)[0] for process in started]
     finally:
         for process in started:
             process.kill()

@@ -300,7 +300,7 @@ class GatedIterator(grain.DatasetIterator):
     def __next__(self):
         if self.at == 40:
             raise StopIteration
-        if self.at >= self.free and not self.received.wait(60):
+        if self.at >= self.free and not self.received.wait(300):
             raise TimeoutError(f"record {self.at} was asked for before the first batch was given")
         self.at += 1
         return {"x": np.int32(self.at - 1)}

@@ -544,7 +544,7 @@ except ImportError:
     print("needs TensorFlow")
 """
     out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True
     )
     assert out.stdout == "ended\nneeds TensorFlow\n"
 

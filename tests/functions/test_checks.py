@@ -113,7 +113,7 @@ with Pipeline(batch_size=2, num_threads=1, device_id=None):
             print(type(error).__name__, error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     numbas, jaxs = done.stdout.splitlines()

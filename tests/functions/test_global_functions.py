@@ -751,7 +751,7 @@ threading.Thread(target=go_on).start()
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.stdout.split("\n")[0] == "went on", done.stderr
 

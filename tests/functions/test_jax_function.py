@@ -2,19 +2,19 @@
 
 import functools
 import itertools
-import time
+import threading
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import readme
 from function_graphs import BATCH, check, layouts, run, uniform
 from nvidia.dali import Pipeline, pipeline_def
 from nvidia.dali import fn as dali_fn
 from nvidia.dali.plugin import jax as dax
 
-import dalijax
 from dalijax import data_iterator, fn
 from dalijax.core.pipeline.function_notes import live_outputs, release
 
@@ -287,11 +287,8 @@ def test_outputs_of_changing_kinds_and_places():
 
 
 def test_the_readmes_example(jpegs):
-    text = (Path(dalijax.__file__).parent / "README.md").read_text()
-    block = text.split("## Functions in the graph")[1].split("```python\n")[1].split("```")[0]
-    on_cpu = block.replace('device="mixed"', 'device="cpu"').replace("labels.gpu()", "labels")
     names = {}
-    exec(on_cpu, names)  # noqa: S102 - our own text
+    exec(readme.block("Functions in the graph"), names)  # noqa: S102 - our own text
     with names["train"](str(Path(jpegs[0]).parent.parent), batch_size=4) as iterator:
         state, batch = iterator.get_state(), next(iterator)
         assert batch["images"].shape == (4, 224, 224, 3)
@@ -400,8 +397,11 @@ def test_an_array_that_a_function_writes_again_is_copied():
     start = -raw.ctypes.data % 64
     own = raw[start : start + 4 * 1024 * BATCH].view(np.float32).reshape(BATCH, 1024)
 
+    written = threading.Semaphore(0)
+
     def twice(x):
         np.multiply(x, 2, out=own)
+        written.release()
         return own
 
     def graph():
@@ -409,9 +409,11 @@ def test_an_array_that_a_function_writes_again_is_copied():
         return x, fn.jax_function(twice, stateful=False)(x)
 
     pipeline = pipeline_def(graph, batch_size=BATCH, num_threads=2, device_id=None)()
+    pipeline.run()
+    assert all(written.acquire(timeout=300) for _ in range(2))
     for _ in range(10):
         x, made = pipeline.run()
-        time.sleep(0.01)  # while it prepares the next ones
+        assert written.acquire(timeout=300)  # the next batch lies there, too
         np.testing.assert_array_equal(made.as_array(), x.as_array() * 2)
 
 

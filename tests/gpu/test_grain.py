@@ -31,7 +31,7 @@ def train(tmp_path, out, steps):
         [sys.executable, SCRIPT, *options, "--steps", str(steps), "--out", tmp_path / out],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         env={**os.environ, "XLA_FLAGS": flags},
     )
     assert done.returncode == 0, done.stderr[-3000:]

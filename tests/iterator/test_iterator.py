@@ -292,7 +292,7 @@ def test_interpreter_exit_with_running_pipelines(tmp_path, ending, code):
             os.kill(os.getpid(), signal.SIGINT)
         """)
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
 

@@ -50,7 +50,7 @@ class Trainer:
         return reached
 
     def finish(self):
-        out, errors = self.process.communicate(timeout=60)
+        out, errors = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, errors
         assert "Traceback" not in errors
         return out.split(), json.loads(self.checkpoint.read_text())

@@ -202,7 +202,7 @@ def train(folder, side=8):
         "inf",
     ]
     command += ["--threads", "1,2", "--plot", "tune.png", "--json", "tune.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "| num_threads |" in done.stdout and "iterator = train(..., num_threads=" in done.stdout
     assert "prefetch_queue_depth=4" in done.stderr  # the progress bar
@@ -220,6 +220,6 @@ def train(folder, side=8):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert failed.returncode != 0 and words in failed.stderr

@@ -1,5 +1,6 @@
 """A real paxml training with input checkpoints: steps in one go equal steps in two processes."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -8,6 +9,9 @@ import sys
 
 import pytest
 from PIL import Image
+from praxis import base_hyperparams, pax_fiddle
+
+from dalijax.adapters.pax import DALIInput
 
 DEVICES = "--xla_force_host_platform_device_count=2"
 SCRIPT = pathlib.Path(__file__).parent.parent.parent / "examples" / "pax_train.py"
@@ -42,3 +46,20 @@ def test_six_steps_are_four_and_two(tmp_path, layout):
     (saved,) = (tmp_path / "stopped").glob("**/checkpoint_*4/train_input/process_0-of-1")
     assert json.loads(saved.read_bytes())["step"] == 4
     assert Image.open(tmp_path / "straight" / "losses.png").convert("L").getextrema()[0] < 100
+
+
+def test_labels_have_the_shape_of_the_weights(jpegs, monkeypatch):
+    """Else a loss for each sample would be of shape (batch, batch)."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    monkeypatch.setenv("XLA_FLAGS", DEVICES)
+    example = importlib.import_module("pax_train")
+    arguments = {"files": jpegs, "classes": list(range(len(jpegs))), "augment": True}
+    config = pax_fiddle.Config(
+        DALIInput,
+        iterator_fn=example.pictures,
+        arguments=arguments,
+        batch_size=4,
+        is_training=True,
+    )
+    batch = base_hyperparams.instantiate(config).get_next()
+    assert batch.labels.shape == batch.eval_sample_weights.shape == (4,)

@@ -4,14 +4,13 @@ import base64
 import dataclasses
 import json
 import threading
-import time
 import zlib
 
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
 
-from conformance import Expected, check
+from conformance import TALLY, Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.core.state import codec as state_lib
 from dalijax.core.state.fingerprint import unknown
@@ -519,8 +518,6 @@ def test_types_of_fingerprints_are_the_same_before_the_pipelines_exist(jpegs_man
 
 @pytest.mark.parametrize("shuffle", (False, True))
 def test_states_over_100_000_files_are_small(tmp_path, shuffle):
-    import conformance
-
     file = tmp_path / "file.bin"
     file.write_bytes(b"x")
     count = 100_000
@@ -537,23 +534,17 @@ def test_states_over_100_000_files_are_small(tmp_path, shuffle):
 
     iterator = many(batch_size=64)
     iterator.get_state()  # the first one reads the graph
-    seconds, sizes = [], []
+    sizes = []
     for _ in range(50):
         next(iterator)
-        start = time.perf_counter()
         state = iterator.get_state()
-        seconds.append(time.perf_counter() - start)
         sizes.append(len(json.dumps(state)))
     assert max(sizes) <= 4096
     again = many(batch_size=64)
     again.set_state(state)
     for _ in range(3):
         assert np.array_equal(next(again)["x"], next(iterator)["x"])
-    # Told in the closing table, not asserted: machines differ.
-    conformance.TALLY.notes.append(
-        f"state of {count:,} files, random_shuffle={shuffle}: {max(sizes)} bytes, get_state() "
-        f"median {1e6 * float(np.median(seconds)):.0f} us"
-    )
+    TALLY.notes.append(f"state of {count:,} files, random_shuffle={shuffle}: {max(sizes)} bytes")
 
 
 def test_states_of_dozens_of_operators_are_small_and_say_what_differs(jpegs_many):

@@ -281,7 +281,7 @@ def check_properties(
             assert got == results[at : at + len(got)], ("process", at)
             TALLY.restores += 1
             TALLY.batches += len(got)
-        child.join(60)
+        child.join(300)
         assert child.exitcode == 0
 
 

@@ -25,7 +25,7 @@ import dalijax
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALITransform
 
-PICTURE = np.zeros((400, 400, 3), np.uint8)
+PICTURE = np.zeros((200, 200, 3), np.uint8)  # a batch of it takes DALI about 0.1 s
 HOWS = ("none", "thread", "device_put", "mp", "own_thread", "iterator", "peek")
 # How the program ends, and its exit code: Python ends by the signal after Ctrl-C.
 ENDS = {"normal": 0, "exception": 1, "exit": 7, "ctrl-c": -signal.SIGINT}

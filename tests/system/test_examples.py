@@ -39,7 +39,7 @@ def run(name, folder, *options):
         [sys.executable, EXAMPLES / name, "--cache", folder / "cache", *options],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,71 @@
+"""Labels of training examples have the shape of their mask.
+
+DALI's readers give labels of shape (batch, 1), which a loss for each sample or a mask of shape
+(batch,) would broadcast to (batch, batch) without a word.
+"""
+
+import importlib
+import pathlib
+
+import numpy as np
+import pytest
+import readme
+
+from conftest import NUM_FILES
+
+BATCH = 4
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+
+def quickstart(module, files, classes):
+    return module.training_data(files, classes, False, batch_size=BATCH)
+
+
+def quickstart_held_out(module, files, classes):
+    return module.held_out_data(files, classes, False, batch_size=BATCH)
+
+
+def clu_train(module, files, classes):
+    return module.training_data(files, classes, batch_size=BATCH)
+
+
+def grain_train(module, files, classes):
+    return iter(module.dataset(files, classes, BATCH))
+
+
+def check(labels, mask):
+    assert labels.shape == mask.shape == (BATCH,)
+    assert np.issubdtype(labels.dtype, np.integer)
+    assert (labels * mask).shape == (BATCH,)
+
+
+@pytest.mark.parametrize(
+    ("name", "batches"),
+    [
+        ("quickstart", quickstart),
+        ("quickstart", quickstart_held_out),
+        ("clu_train", clu_train),
+        ("grain_train", grain_train),
+    ],
+)
+def test_an_examples_labels(jpegs, monkeypatch, name, batches):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    iterator = batches(importlib.import_module(name), jpegs, list(range(NUM_FILES)))
+    batch = next(iterator)
+    labels = np.asarray(batch["label" if name == "grain_train" else "labels"])
+    check(labels, np.asarray(batch.get("mask", np.ones(BATCH, bool))))
+    iterator.close()
+
+
+def test_the_readmes_labels(jpegs):
+    code = readme.block("Ten lines").replace("batch_size=256", f"batch_size={BATCH}")
+    steps = []
+
+    def step(images, labels, mask):
+        check(np.asarray(labels), np.asarray(mask))
+        steps.append(images)
+
+    folder = pathlib.Path(jpegs[0]).parent.parent
+    exec(code.replace("imagenet/train", str(folder)), names := {"step": step})  # noqa: S102 - ours
+    names["iterator"].close()
+    assert len(steps) == NUM_FILES // BATCH
