@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -89,11 +90,21 @@ def _prepared(
     return chunk
 
 
-def _joined(values: Sequence[Values]) -> Values:
-    """The values of several chunks: one array where they are arrays."""
-    if all(isinstance(value, np.ndarray) for value in values):
-        return np.concatenate(values)
-    return [value for part in values for value in part]
+@dataclasses.dataclass(frozen=True)
+class _Started:
+    """What is known of rows as they are read.
+
+    Attributes:
+        records: The record of each row.
+        hashes: A hash of its seed, epoch and record, to draw by.
+        order: The rows in the order in which they are read.
+        tasks: What reads them, some after others.
+    """
+
+    records: Indices
+    hashes: Bits
+    order: Indices
+    tasks: list[concurrent.futures.Future[_Chunk]]
 
 
 class Rows:
@@ -115,36 +126,38 @@ class Rows:
         self._columns: dict[str, Values] = {}
         self._started = feed.pool.submit(self._start)
 
-    def _start(self) -> tuple[Indices, Bits, list[concurrent.futures.Future[_Chunk]]]:
-        """Starts to read; gives the records, a hash of each to draw by, and what reads them."""
+    def _start(self) -> _Started:
+        """Starts to read."""
         feed, samples = self._feed, self.samples
         if feed.stand_ins:
             samples = np.array([feed.stand_ins.get(int(t), int(t)) for t in samples], np.int64)
         records, epochs = feed.order(samples)
         names, sized = feed.names, list(feed.sized)
+        # By number: a task reads of few files, or parts of a mixture, and onwards in each.
+        rows = np.argsort(records, kind="stable")
         tasks = [
-            feed.pool.submit(_prepared, feed.source, records[k : k + _CHUNK], names, sized)
+            feed.pool.submit(_prepared, feed.source, records[rows[k : k + _CHUNK]], names, sized)
             for k in range(0, len(records), _CHUNK)
         ]
-        return records, fold(feed.seed, epochs, records), tasks
+        return _Started(records, fold(feed.seed, epochs, records), rows, tasks)
 
     @property
     def records(self) -> Indices:
         """The record of each row, int64 [rows]."""
-        return self._started.result()[0]
+        return self._started.result().records
 
     def column(self, name: str) -> Values:
         """A field of the records."""
         self._wait()
         if name not in self._columns:
-            self._columns[name] = _joined([one.columns[name] for one in self._chunks or ()])
+            self._columns[name] = self._joined([one.columns[name] for one in self._chunks or ()])
         return self._columns[name]
 
     def inputs(self, name: str) -> Any:
         """A field of the records as DALI takes it."""
         chunks = self._wait()
         if not self.errors and all(name in one.inputs for one in chunks):
-            return [tensor for one in chunks for tensor in one.inputs[name]]
+            return self._joined([one.inputs[name] for one in chunks])
         return self.column(name)
 
     def sizes(self, name: str) -> NDArray[np.int32]:
@@ -155,7 +168,7 @@ class Rows:
         chunks = self._wait()
         self._feed.sized.add(name)  # from now on the threads look them up
         if not self.errors and all(name in one.sizes for one in chunks):
-            sizes = np.concatenate([one.sizes[name] for one in chunks])
+            sizes = np.asarray(self._joined([one.sizes[name] for one in chunks]))
         else:
             sizes = np.array(
                 self._feed.source.sizes(self.records, name, self.column(name)), np.int32
@@ -168,21 +181,34 @@ class Rows:
 
     def draw_rows(self) -> DrawRows:
         """What numbers are drawn for."""
-        return DrawRows(self._started.result()[1], self.sizes, self.refuse)
+        return DrawRows(self._started.result().hashes, self.sizes, self.refuse)
 
     def refuse(self, row: int, error: Exception) -> None:
         """Has a row's record count as one that can't be read, if nothing was wrong before."""
         self.errors.setdefault(row, error)
 
+    def _joined(self, values: Sequence[Values]) -> Values:
+        """The values of all tasks in the order of the rows: an array where they are arrays."""
+        order = self._started.result().order
+        if all(isinstance(value, np.ndarray) for value in values):
+            array = np.concatenate(values)
+            rows = np.empty_like(array)
+            rows[order] = array
+            return rows
+        result: list[Any] = [None] * len(order)
+        for row, value in zip(order.tolist(), itertools.chain.from_iterable(values)):
+            result[row] = value
+        return result
+
     def _wait(self) -> list[_Chunk]:
         """Waits for what is read."""
         if self._chunks is None:
             with calls.suspended():  # it may wait as long as a disk likes
-                self._chunks = [task.result() for task in self._started.result()[2]]
-            first = 0
-            for chunk in self._chunks:
-                self.errors |= {first + at: error for at, error in chunk.errors.items()}
-                first += len(next(iter(chunk.columns.values()), ()))
+                started = self._started.result()
+                self._chunks = [task.result() for task in started.tasks]
+            for number, chunk in enumerate(self._chunks):
+                for place, error in chunk.errors.items():
+                    self.errors[int(started.order[number * _CHUNK + place])] = error
             if self.errors:
                 self._replace()
         return self._chunks
