@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import inspect
 import json
 import os
 import pathlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,8 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = _parser().parse_args(arguments)
     call = dict(_argument(text) for text in options.arg)
+    iterator_fn = _loaded(options.iterator_fn)
+    _check_complete(iterator_fn, call)
     tuned = tune(
-        _loaded(options.iterator_fn),
+        iterator_fn,
         batch_size=options.batch_size,
         seconds=options.seconds,
         max_seconds=options.max_seconds,
@@ -96,10 +99,22 @@ def _loaded(text: str) -> IteratorFunction:
         for part in name.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError) as error:
-        raise SystemExit(f"{text!r} can't be loaded: {error}") from error
+        raise SystemExit(f"{text!r} can't be loaded from {os.getcwd()}: {error}") from error
     if not isinstance(target, IteratorFunction):
         raise SystemExit(f"{text!r} is {target!r}: decorate it with dalijax.data_iterator")
     return target
+
+
+def _check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> None:
+    """Ends the command where an argument that only the user knows is missing."""
+    if iterator_fn.has_source(call):  # whose fields are arguments, too
+        return
+    others = {"hw_decoder_load", "shard_id", "num_shards", *call}
+    parameters = inspect.signature(iterator_fn.pipeline_fn).parameters.values()
+    named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    if missing := [p.name for p in named if p.default is p.empty and p.name not in others]:
+        passed = " ".join(f"--arg {name}=VALUE" for name in missing)
+        raise SystemExit(f"{iterator_fn.__name__}() needs more arguments: pass {passed}")
 
 
 def _argument(text: str) -> tuple[str, Any]:

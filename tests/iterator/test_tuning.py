@@ -212,7 +212,7 @@ def train(folder, side=8):
     assert high - low > 50
     for wrong, words in (
         ("my_data", "write module:function"),
-        ("my_data:nothing", "can't be loaded"),
+        ("my_data:nothing", f"can't be loaded from {tmp_path}"),
         ("my_data:fn", "decorate it with dalijax.data_iterator"),
     ):
         failed = subprocess.run(
@@ -223,3 +223,7 @@ def train(folder, side=8):
             timeout=300,
         )
         assert failed.returncode != 0 and words in failed.stderr
+    command = command[: command.index("--arg")]
+    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert failed.returncode == 1
+    assert failed.stderr == "train() needs more arguments: pass --arg folder=VALUE\n"
