@@ -266,8 +266,8 @@ class ReaderEngine(Engine[Position]):
         if not self._source.rebuildable:
             raise StateError(
                 "these pipelines can't be built again, and so not at a state: DALI does not "
-                "serialise their Python sources or functions. Use dalijax.data_iterator, which "
-                "builds pipelines from their function"
+                "serialise their Python sources or functions. Use dalijax.data_iterator of their "
+                "function, which restores this state; or make them at checkpoints() of an iterator"
             )
         self.drop()
         try:

@@ -425,7 +425,7 @@ def test_hand_made_pipelines_refuse_a_state_before_anything_changes():
     state, checkpoints = iterator.get_state(), iterator.checkpoints()
     iterator.set_state(state)  # where it stands
     second = next(iterator)
-    with pytest.raises(ValueError, match="can't be built again.*Use dalijax.data_iterator"):
+    with pytest.raises(ValueError, match="can't be built.*data_iterator.*restores this state"):
         iterator.set_state(state)
     assert next(iterator)["x"].tolist() == [[4], [5]] and iterator.step == 3
     # Its states are for those who can: the function's iterator, and new pipelines made there.
