@@ -1,0 +1,85 @@
+"""Sources on GPUs: ids, masks and random numbers of any layout, pixels within the rounding."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import backend, fn
+
+from dalijax import augment, data_iterator, sources
+from photographs import photos  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.skipif(
+    backend.GetCUDADeviceCount() == 0 or jax.default_backend() != "gpu",
+    reason="needs a GPU that DALI and JAX see, and DALIJAX_TEST_GPU=1",
+)
+GPUS = jax.local_device_count()
+LAYOUTS = ["cpu", "gpu", "sharded over one", *(["sharded over two"] if GPUS > 1 else [])]
+BATCH = 6
+
+
+def graph(data, label, *, draw, device="mixed"):
+    images = fn.decoders.image(data, device=device)
+    window = draw.compute(lambda u, sizes: sizes + u, (2,), np.float32, images=images)
+    images = augment.random_resized_crop(images, 32, draw=draw, name="crop")
+    return augment.flip(images, draw=draw, name="flip"), label, draw.uniform(name="u"), window
+
+
+def over(photos, layout, batch=BATCH, seed=None):
+    source = sources.Files(paths=photos, labels=list(range(len(photos))))
+    more = {"device": "mixed"}
+    if layout == "cpu":
+        more = {"device": "cpu", "device_id": None}
+    config = {}
+    if layout.startswith("sharded"):
+        devices = jax.local_devices()[: 2 if layout.endswith("two") else 1]
+        config["sharding"] = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d"))
+    make = data_iterator(graph, ["image", "id", "u", "window"], mask="mask", **config)
+    return make(source=source, batch_size=batch, seed=seed, num_threads=2, **more)
+
+
+def rows_of(iterator, batches):
+    out = [{k: np.asarray(v) for k, v in next(iterator).items()} for _ in range(batches)]
+    return {k: np.concatenate([batch[k] for batch in out]) for k in out[0]}
+
+
+def check(rows, reference):
+    for name in ("id", "u", "window", "mask"):
+        np.testing.assert_array_equal(rows[name], reference[name], name)
+    # Which pictures the hardware decodes depends on the batch.
+    off = np.abs(rows["image"].astype(int) - reference["image"].astype(int))
+    assert off.mean() < 2 and np.quantile(off, 0.99) < 16
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_has_the_records_and_the_numbers_of_a_cpu(photos, layout):
+    reference = rows_of(over(photos, "cpu", seed=7), len(photos) // BATCH)
+    check(rows_of(over(photos, layout, seed=7), len(photos) // BATCH), reference)
+
+
+@pytest.mark.parametrize(("first", "second"), [*itertools.product(LAYOUTS, LAYOUTS)])
+def test_a_state_goes_on_with_any_layout(photos, first, second):
+    saved = over(photos, first, seed=7)
+    rows_of(saved, 2)
+    state = json.loads(json.dumps(saved.get_state()))
+    reference = rows_of(saved, 2)
+    saved.close()
+    for batch, batches in ((BATCH, 2), (2 * BATCH, 1)):
+        other = over(photos, second, batch)
+        other.set_state(state)
+        check(rows_of(other, batches), reference)
+        other.close()
+
+
+def test_moves_flush_what_a_gpu_has_prepared(photos):
+    iterator = over(photos, "gpu", seed=7)
+    every = rows_of(iterator, len(photos) // BATCH)
+    for step in (2, 0, 2, 1, 1):
+        iterator.seek(0, step)
+        rows = rows_of(iterator, 1)
+        part = {k: v[step * BATCH : (step + 1) * BATCH] for k, v in every.items()}
+        check(rows, part)
+    iterator.close()
