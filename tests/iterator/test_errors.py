@@ -371,6 +371,8 @@ def test_readers_without_files(tmp_path):
     empty, missing = tmp_path / "empty.txt", str(tmp_path / "none.txt")
     empty.write_text("\n")
     here = re.escape(str(tmp_path))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    np.save(tmp_path / "a" / "b" / "1.npy", np.zeros(1))  # two levels down
 
     def read(reader, **arguments):
         outputs = ["x", "label"][: 2 if reader is fn.readers.file else 1]
@@ -389,7 +391,7 @@ def test_readers_without_files(tmp_path):
         (read(file, file_list=str(empty)), f"^The list '{here}/empty.txt'", "'cat/1.jpg 0'"),
         (read(numpy, file_root=str(tmp_path), file_list=str(empty)), "is empty", "'1.npy'"),
         (read(file, file_list=missing), f"^There is no list of files '{here}/none.txt'"),
-        (read(numpy, file_root=str(tmp_path)), f"^No file in '{here}' .* fits '[*].npy'"),
+        (read(numpy, file_root=str(tmp_path)), f"^No file in '{here}' .* direct .* fits '[*].npy'"),
         (read(numpy, file_root=missing), f"^There is no folder '{here}/none.txt'"),
     ):
         refused(make, RuntimeError, *texts, "DALI says")
