@@ -109,8 +109,8 @@ def _of_reader(kind: str, arguments: Mapping[str, Any]) -> str:
         return _of_folder(folder)
     fits = str(arguments.get("file_filter", "*.npy")).strip("'\"")
     return (
-        f"No file in {folder!r} (file_root) or its direct subfolders fits {fits!r} (file_filter): name "
-        f"the folder of the files that fn.{kind} reads, or their file_filter."
+        f"No file in {folder!r} (file_root) or its direct subfolders fits {fits!r} (file_filter): "
+        f"name the folder of the files that fn.{kind} reads, or their file_filter."
     )
 
 
