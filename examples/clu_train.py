@@ -12,7 +12,6 @@ It needs TensorFlow and TensorBoard beside CLU, which declares neither.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 from pathlib import Path
@@ -24,7 +23,7 @@ import optax
 import orbax.checkpoint as ocp
 from clu import metric_writers, periodic_actions
 from flax import nnx
-from matplotlib.figure import Figure
+from losses import Losses
 from nvidia.dali import backend
 from pictures import CACHE, make_pictures, split
 from quickstart import SIDE, Network, train_step
@@ -47,26 +46,6 @@ def training_data(files: list[str], classes: list[int]) -> Any:
     images = fn.flip(images, horizontal=fn.random.coin_flip())
     labels = fn.squeeze(labels, axes=0)  # as in quickstart.py: of shape [batch]
     return images, labels.gpu() if gpu else labels
-
-
-class Metrics:
-    """The losses of the steps, for a picture at the end; clu.metrics would do as well."""
-
-    def __init__(self, path: Path):
-        self._path = path
-
-    def add(self, step: int, loss: float) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, "loss": loss}) + "\n")
-
-    def save_picture(self, path: Path) -> None:
-        lines = map(json.loads, self._path.read_text().splitlines())
-        losses = {line["step"]: line["loss"] for line in lines}
-        figure = Figure(figsize=(7, 4))
-        ax = figure.add_subplot(xlabel="step", ylabel="loss", yscale="log")
-        ax.plot(sorted(losses), [losses[step] for step in sorted(losses)])
-        figure.savefig(path)
-        print(f"The loss of every step: {path}")
 
 
 def main() -> None:
@@ -134,20 +113,20 @@ def main() -> None:
     ]
     if arguments.profile and jax.process_index() == 0:
         hooks.append(periodic_actions.Profile(logdir=str(out), num_profile_steps=5))
-    metrics = Metrics(out / "losses.jsonl")
+    losses = Losses(out / "losses.jsonl")
     with metric_writers.ensure_flushes(writer):
         # The range comes first: else one batch too many is drawn at the end.
         for step, batch in zip(range(start + 1, arguments.steps + 1), iterator):
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 loss = train_step(model, optimizer, batch["images"], batch["labels"])
-            metrics.add(step, float(loss))
+            losses.add(step, float(loss))
             if step % arguments.report_every == 0:
                 writer.write_scalars(step, {"loss": float(loss)})
             for hook in hooks:
                 hook(step)
     manager.close()
     iterator.close()
-    metrics.save_picture(out / "losses.png")
+    losses.save_picture(out / "losses.png")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ record would be decoded by Python.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 from pathlib import Path
@@ -26,7 +25,7 @@ import nvidia.dali.fn as fn
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
-from matplotlib.figure import Figure
+from losses import Losses
 from nvidia.dali import backend
 from pictures import CACHE, make_pictures, split
 from quickstart import SIDE, Network
@@ -80,15 +79,6 @@ def train_step(
     return loss
 
 
-def save_curve(losses: dict[int, float], path: Path) -> None:
-    """Writes a PNG of the loss over the steps."""
-    figure = Figure(figsize=(7, 4))
-    ax = figure.add_subplot(xlabel="step", ylabel="loss", yscale="log")
-    ax.plot(sorted(losses), [losses[step] for step in sorted(losses)])
-    figure.savefig(path)
-    print(f"The loss of every step: {path}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a classifier on Grain's records.")
     parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
@@ -114,6 +104,7 @@ def main() -> None:
     optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)
     iterator = iter(dataset(files, labels, arguments.batch_size))
     graph, state = nnx.split((model, optimizer))
+    losses = Losses(out / "losses.jsonl")
     with ocp.CheckpointManager(out / "checkpoints") as manager:
         start = manager.latest_step() or 0
         if start:
@@ -126,27 +117,22 @@ def main() -> None:
             )
             model, optimizer = nnx.merge(graph, restored["state"])
             print(f"going on after step {start}")
-        with (out / "losses.jsonl").open("a") as log:
-            for step in range(start + 1, arguments.steps + 1):
-                batch = next(iterator)
-                loss = float(train_step(model, optimizer, batch["image"], batch["label"]))
-                log.write(json.dumps({"step": step, "loss": loss}) + "\n")
-                log.flush()
-                if step % arguments.save_every == 0 or step == arguments.steps:
-                    state = nnx.split((model, optimizer))[1]
-                    manager.save(
-                        step,
-                        args=ocp.args.Composite(
-                            state=ocp.args.StandardSave(state),
-                            data=grain.checkpoint.CheckpointSave(iterator),
-                        ),
-                    )
-                    print(
-                        f"step {step}: loss {loss:.3f}, saving", flush=True
-                    )  # in a thread of Orbax
+        for step in range(start + 1, arguments.steps + 1):
+            batch = next(iterator)
+            loss = float(train_step(model, optimizer, batch["image"], batch["label"]))
+            losses.add(step, loss)
+            if step % arguments.save_every == 0 or step == arguments.steps:
+                state = nnx.split((model, optimizer))[1]
+                manager.save(
+                    step,
+                    args=ocp.args.Composite(
+                        state=ocp.args.StandardSave(state),
+                        data=grain.checkpoint.CheckpointSave(iterator),
+                    ),
+                )
+                print(f"step {step}: loss {loss:.3f}, saving", flush=True)  # in a thread of Orbax
     iterator.close()
-    lines = map(json.loads, (out / "losses.jsonl").read_text().splitlines())
-    save_curve({line["step"]: line["loss"] for line in lines}, out / "losses.png")
+    losses.save_picture(out / "losses.png")
 
 
 if __name__ == "__main__":

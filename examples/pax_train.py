@@ -18,7 +18,6 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 import argparse
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ import numpy as np
 import nvidia.dali.fn as fn
 import tensorflow as tf
 from absl import flags
-from matplotlib.figure import Figure
+from losses import Losses
 from nvidia.dali import backend
 from paxml import base_experiment, learners, programs, tasks_lib, train
 from pictures import CACHE, make_pictures, split
@@ -89,40 +88,18 @@ class Classifier(base_model.BaseModel):
         return py_utils.NestedMap(loss=(mean[0], count), accuracy=(mean[1], count)), {}
 
 
-class Told:
-    """What the programs report, a JSON line for each step, for a picture at the end."""
-
-    def __init__(self, path: Path):
-        self._path = path
-
-    def add(self, **line: Any) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def save_picture(self, path: Path) -> None:
-        lines = [json.loads(line) for line in self._path.read_text().splitlines()]
-        figure = Figure(figsize=(7, 4))
-        ax = figure.add_subplot(xlabel="step", ylabel="loss")
-        for kind, style in (("training", "-"), ("evaluation", "o")):
-            points = {line["step"]: line["loss"] for line in lines if line["kind"] == kind}
-            ax.plot(sorted(points), [points[step] for step in sorted(points)], style, label=kind)
-        ax.legend()
-        figure.savefig(path)
-        print(f"The loss of every step: {path}")
-
-
 class Training(programs.SingleTaskTrainProgram):
     """paxml's own, which also writes its losses."""
 
-    def __init__(self, told: Told):
+    def __init__(self, losses: Losses):
         super().__init__()
-        self._told = told
+        self._losses = losses
 
     def run(self, state: Any, step: int) -> Any:
         out = super().run(state, step)
         leaves = jax.tree_util.tree_leaves(out.state)
         digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves))
-        self._told.add(
+        self._losses.add(
             kind="training",
             step=int(out.new_train_step),
             loss=float(np.mean(out.loss)),
@@ -134,14 +111,14 @@ class Training(programs.SingleTaskTrainProgram):
 class Evaluation(programs.SingleTaskEvalProgram):
     """paxml's own, which also writes its metrics."""
 
-    def __init__(self, input_p: Any, told: Told):
+    def __init__(self, input_p: Any, losses: Losses):
         super().__init__(input_p)
-        self._told = told
+        self._losses = losses
 
     def run(self, state: Any, step: int) -> Any:
         out = super().run(state, step)
         metrics = {name: float(value) for name, value in out.eval_metrics.items()}
-        self._told.add(
+        self._losses.add(
             kind="evaluation", step=int(step), batches=int(out.num_eval_steps), **metrics
         )
         return out
@@ -150,11 +127,11 @@ class Evaluation(programs.SingleTaskEvalProgram):
 class Experiment(base_experiment.BaseExperiment):
     """The data sets, the task and the programs."""
 
-    def __init__(self, arguments: argparse.Namespace, told: Told):
+    def __init__(self, arguments: argparse.Namespace, losses: Losses):
         self.names, self.files, self.held_out = split(
             arguments.data or make_pictures(arguments.cache, count=arguments.count)
         )
-        self.arguments, self.told = arguments, told
+        self.arguments, self.losses = arguments, losses
 
     def datasets(self) -> list[Any]:
         def data(own: Any, augment: bool) -> dict[str, Any]:
@@ -189,10 +166,10 @@ class Experiment(base_experiment.BaseExperiment):
         )
 
     def train_programs(self) -> list[Any]:
-        return [Training(self.told)]
+        return [Training(self.losses)]
 
     def eval_programs(self) -> list[Any]:
-        return [Evaluation(input_p, self.told) for input_p in self.eval_datasets()]
+        return [Evaluation(input_p, self.losses) for input_p in self.eval_datasets()]
 
     def task(self) -> Any:
         model = pax_fiddle.Config(Classifier, name="classifier", num_classes=len(self.names))
@@ -236,14 +213,14 @@ def main() -> None:
     if arguments.fresh:
         shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    told = Told(out / "told.jsonl")
+    losses = Losses(out / "losses.jsonl")
     train.train_and_evaluate(
-        Experiment(arguments, told),
+        Experiment(arguments, losses),
         str(out / arguments.layout),
         maybe_use_persistence_checkpointing=False,
         eval_on_test=True,
     )
-    told.save_picture(out / "losses.png")
+    losses.save_picture(out / "losses.png")
 
 
 if __name__ == "__main__":

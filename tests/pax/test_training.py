@@ -30,7 +30,7 @@ def run(folder, out, steps, layout):
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": DEVICES},
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    lines = [json.loads(line) for line in (folder / out / "told.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / out / "losses.jsonl").read_text().splitlines()]
     return {(line["kind"], line["step"]): line for line in lines}
 
 
