@@ -22,7 +22,7 @@ class Losses:
     def save_picture(self, path: Path) -> None:
         """Writes a PNG of the loss over the steps; of a step that was repeated, the last one."""
         lines = [json.loads(line) for line in self._path.read_text().splitlines()]
-        figure = Figure(figsize=(7, 4))
+        figure = Figure(figsize=(7, 4), layout="constrained")
         ax = figure.add_subplot(xlabel="step", ylabel="loss", yscale="log")
         for kind, style in (("training", "-"), ("evaluation", "o")):
             points = {line["step"]: line["loss"] for line in lines if line["kind"] == kind}

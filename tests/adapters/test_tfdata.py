@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numbered import graph
 from nvidia.dali import Pipeline, fn, types
 from PIL import Image
 
@@ -33,20 +34,6 @@ from dalijax.adapters.tfdata.steps import (
 )
 
 N, BATCH = 11, 4
-
-
-def graph(files, shuffle=False, padded=True, stick=False, shard_id=0, num_shards=1, count=N):
-    label = fn.readers.file(
-        files=files[:count],
-        labels=list(range(count)),
-        name="reader",
-        random_shuffle=shuffle,
-        pad_last_batch=padded,
-        stick_to_shard=stick,
-        shard_id=shard_id,
-        num_shards=num_shards,
-    )[1]
-    return label, fn.random.uniform()
 
 
 def dataset(files, policy="PARTIAL", **call):

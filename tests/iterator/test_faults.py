@@ -8,6 +8,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from numbered import numbers
 from nvidia.dali import fn, pipeline_def, types
 
 from conformance import Expected, check, frozen
@@ -400,10 +401,6 @@ def away(path):
         yield
     finally:
         pathlib.Path(path + ".away").rename(path)
-
-
-def numbers(batch):
-    return batch["x"].ravel().tolist()
 
 
 @pytest.mark.parametrize("depth", (1, 2, 3))

@@ -8,6 +8,7 @@ import flax.jax_utils
 import jax
 import numpy as np
 import pytest
+from numbered import numbers
 from nvidia.dali import fn, pipeline_def
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
@@ -28,10 +29,6 @@ def graph(jpegs, pad_last_batch=False):
 def make(jpegs, batch_size=BATCH, pad_last_batch=True, **config):
     iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader", mask="mask", **config)
     return iterator_fn(jpegs, batch_size=batch_size, pad_last_batch=pad_last_batch)
-
-
-def numbers(batch):
-    return np.asarray(batch["x"]).ravel().tolist()
 
 
 EPOCH = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 11, 11, 11]]

@@ -5,16 +5,13 @@ import pathlib
 
 import numpy as np
 import pytest
+from numbered import numbers
 from nvidia.dali import fn, pipeline_def, types
 
 from conformance import frozen
 from conftest import corrupt
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.core.state import codec
-
-
-def numbers(batch):
-    return batch["x"].ravel().tolist()
 
 
 def to_drop(state):

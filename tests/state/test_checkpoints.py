@@ -2,17 +2,13 @@
 
 import itertools
 
-import numpy as np
 import pytest
+from numbered import numbers_and_draws
 from nvidia.dali.plugin.jax import data_iterator as dali_data_iterator
 
 from cells import Cell, graph
 from dalijax import LastBatchPolicy, data_iterator
 from oracle import Case
-
-
-def numbers(batch):
-    return np.asarray(batch["x"]).ravel().tolist(), np.asarray(batch["u"]).tolist()
 
 
 def ours(files, cell, checkpoints=None, **config):
@@ -53,7 +49,7 @@ def walk(iterator, batches):
     out = []
     while len(out) < batches:
         try:
-            out.append(numbers(next(iterator)))
+            out.append(numbers_and_draws(next(iterator)))
         except StopIteration:
             out.append("stop")
             iterator.reset()

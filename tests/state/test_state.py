@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
+from numbered import numbers_and_draws
 from nvidia.dali import fn, pipeline_def
 
 from conformance import TALLY, Expected, check
@@ -41,10 +42,6 @@ def make(files, config=None, call=None, **changed):
     config = {"output_map": ["x", "u"], "reader_name": "reader", "mask": "mask", **(config or {})}
     iterator_fn = data_iterator(graph, **config)
     return iterator_fn(files, **{**BASE, **changed}, **{"batch_size": 3, **(call or {})})
-
-
-def numbers(batch):
-    return np.asarray(batch["x"]).ravel().tolist(), np.asarray(batch["u"]).tolist()
 
 
 CHANGES = [
@@ -127,7 +124,7 @@ def test_a_state_goes_on_where_dali_copies_its_outputs_otherwise(jpegs_many, cou
     assert moved["data"] != state["data"]
     other.set_state(moved)
     for _ in range(5):
-        assert numbers(next(other)) == numbers(next(ours))
+        assert numbers_and_draws(next(other)) == numbers_and_draws(next(ours))
 
 
 def kind(files, operator):
@@ -173,7 +170,7 @@ def test_states_at_one_position_of_two_graphs_are_told_apart(jpegs_many, tried):
     other.set_state(good.get_state())
     with pytest.raises(ValueError, match="saved -> now"):
         other.set_state(bad.get_state())
-    assert numbers(next(other)) == numbers(next(good))
+    assert numbers_and_draws(next(other)) == numbers_and_draws(next(good))
 
 
 def test_a_state_over_a_graph_without_checkpoints_is_refused_by_name(jpegs_many):
@@ -186,7 +183,7 @@ def test_a_state_over_a_graph_without_checkpoints_is_refused_by_name(jpegs_many)
     for what in (lambda: other.set_state(saved.get_state()), other.get_state):
         with pytest.raises(ValueError, match="no state to resume from.*`separated`"):
             what()
-    assert numbers(next(other)) == numbers(next(make(jpegs_many)))
+    assert numbers_and_draws(next(other)) == numbers_and_draws(next(make(jpegs_many)))
 
 
 def test_the_word_checkpoint_in_a_path_means_nothing(tmp_path):
@@ -243,7 +240,7 @@ def test_pipelines_made_by_hand_go_on_where_dali_copies_their_outputs_otherwise(
     next(ours)
     other.set_state(elsewhere(ours.get_state()))
     for one, two in zip(ours, other, strict=True):
-        assert numbers(one) == numbers(two)
+        assert numbers_and_draws(one) == numbers_and_draws(two)
 
 
 def test_operators_are_compared_but_not_their_devices(jpegs_many):
@@ -292,7 +289,7 @@ def test_threads_prefetching_and_devices_may_change(jpegs_many):
     next(iterator)
     other = make(jpegs_many, call=dict(prefetch_queue_depth=3, num_threads=3))
     other.set_state(iterator.get_state())
-    assert numbers(next(other)) == numbers(next(iterator))
+    assert numbers_and_draws(next(other)) == numbers_and_draws(next(iterator))
 
 
 def test_what_is_no_state_is_refused(jpegs_many):
@@ -332,9 +329,9 @@ def test_what_is_no_state_is_refused(jpegs_many):
         with pytest.raises(ValueError, match=words):
             iterator.set_state(wrong)
         assert json.dumps(iterator.get_state()) == text
-    rest = [numbers(b) for b in iterator]
+    rest = [numbers_and_draws(b) for b in iterator]
     reference = make(jpegs_many)
-    assert [numbers(b) for b in reference][1:] == rest
+    assert [numbers_and_draws(b) for b in reference][1:] == rest
 
 
 def given(files, pipeline=None, **changed):
@@ -462,7 +459,7 @@ def test_element_spec(jpegs_many):
             "u": ((3,), "float32"),
             "mask": ((3,), "bool"),
         }
-        assert numbers(next(iterator))[0] == [0, 1, 2]
+        assert numbers_and_draws(next(iterator))[0] == [0, 1, 2]
         # At the end of an epoch, too, without moving on.
         ended = make(jpegs_many, config=dict(last_batch_policy=policy))
         again = make(jpegs_many, config=dict(last_batch_policy=policy))
@@ -506,8 +503,8 @@ def test_any_thread_may_call(jpegs_many):
         thread.join()
     assert not failures
     want = [next(reference, "stop") for _ in range(300)]
-    assert [b if b == "stop" else numbers(b) for b in got] == [
-        b if b == "stop" else numbers(b) for b in want
+    assert [b if b == "stop" else numbers_and_draws(b) for b in got] == [
+        b if b == "stop" else numbers_and_draws(b) for b in want
     ]
 
 
