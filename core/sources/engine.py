@@ -79,6 +79,11 @@ class SourceEngine(Engine[SamplePosition]):
         call = dict(call)
         seed = ShardSeed.of(call.pop("seed", None), 0)
         placement = choose_placement(config)
+        if config.on_error == "skip" and (config.over_processes or hosts[1] > 1):
+            raise ValueError(
+                "on_error='skip' over several processes or hosts, one of which would then be a "
+                "batch ahead of the others: use 'mask'"
+            )
         shards = placement.shards
         each = shard_pipelines(shards, call["batch_size"], call)
         rows = each[0]["batch_size"]

@@ -1,5 +1,6 @@
 """DALIInput keeps praxis's contract of an input, line by line, and its states go everywhere."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -16,7 +17,7 @@ from praxis import base_hyperparams, base_input, pax_fiddle, py_utils
 
 import dalijax.adapters.pax as adapter
 from conformance import Expected, check
-from dalijax import LastBatchPolicy, data_iterator
+from dalijax import LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.pax import DALIInput, DALIInputSpecsProvider
 from dalijax.adapters.tfdata import DALIDataset
@@ -491,3 +492,33 @@ def test_states_go_from_and_to_the_other_protocols(jpegs_many, number, tmp_path)
 
 def same(batch, expected):
     return all(np.asarray(batch[k]).astype(np.float64).tolist() == v for k, v in expected.items())
+
+
+def test_a_source():
+    """Hosts slice one global batch; an evaluation has each sample once, and a state goes on."""
+    source = sources.Arrays({"number": np.arange(11, dtype=np.int32)})
+    make = data_iterator(lambda number, draw: (number, draw.uniform()), ["x", "u"], source=source)
+
+    def of(host=0, hosts=1, **fields):
+        place = {"infeed_host_index": host, "num_infeed_hosts": hosts, "batch_size": 4 // hosts}
+        own = {"name": "data", "iterator_fn": make, **place, **fields}
+        return base_hyperparams.instantiate(pax_fiddle.Config(DALIInput, **own))
+
+    training = {"is_training": True, "input_random_seed": 3}
+    whole, hosts = of(**training), [of(k, 2, **training) for k in range(2)]
+    for _ in range(5):
+        batch, parts = whole.get_next(), [host.get_next() for host in hosts]
+        for name in ("x", "u"):
+            together = np.concatenate([part[name] for part in parts])
+            np.testing.assert_array_equal(together, batch[name])
+    evaluated = []
+    for k in range(2):
+        data = of(k, 2, reset_for_eval=True, eval_loop_num_batches=-1)
+        batches = []
+        with contextlib.suppress(StopIteration):
+            while True:
+                batches.append(data.get_next())
+        assert len(batches) == 3
+        for one in batches:
+            evaluated += one.x[one.eval_sample_weights > 0].tolist()
+    assert sorted(evaluated) == list(range(11))

@@ -246,6 +246,15 @@ def test_t5x_over_a_source():
     assert rows == 11
 
 
+def test_what_would_put_hosts_out_of_step_is_refused():
+    make = data_iterator(graph, ["x", "u"], source=numbers(29))
+    call = {"batch_size": 2, "hosts": (0, 2)}
+    with pytest.raises(ValueError, match="'skip' over several processes or hosts.*'mask'"):
+        make(on_error="skip", **call)
+    with pytest.raises(ValueError, match="PARTIAL over 2 shards.*FILL and a mask"):
+        make(last_batch_policy=LastBatchPolicy.PARTIAL, **call)
+
+
 # Binding
 
 
