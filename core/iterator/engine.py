@@ -378,6 +378,10 @@ class ReaderEngine(Engine[Position]):
         return self._runner_at(self.position)
 
     def prepare(self) -> None:
+        """Builds the pipelines where they are not, to stand at the position."""
+        self.runner()
+
+    def start(self) -> None:
         """Builds the pipelines, and takes the checkpoints of their start."""
         self.runner()
         self.position = self._with_start(self.position)

@@ -152,7 +152,7 @@ class DALIGenericIterator:
             return
         if checkpoints is not None:
             self._restore_checkpoints(checkpoints)
-        engine.prepare()
+        engine.start()
         if checkpoints is None and engine.stands_restored():
             self._stays = True
         if config.prepare_first_batch:

@@ -235,6 +235,10 @@ class Engine(abc.ABC, Generic[P]):
     def prepare(self) -> None:
         """Builds the pipelines where they are not, to stand at the position."""
 
+    def start(self) -> None:
+        """Builds the pipelines at once, so that the first state says what they read."""
+        self.prepare()
+
     @abc.abstractmethod
     def schedule(self) -> None:
         """Builds the pipelines where they are not, and schedules runs; waits for none."""
