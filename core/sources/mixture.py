@@ -152,13 +152,22 @@ class Mixture(Source):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
-        columns: dict[str, list[Any]] = {name: [None] * len(indices) for name in names}
-        for source, rows, local in self._split(indices):
-            values = source.read(local, names)
-            for name, column in columns.items():
-                for row, value in zip(rows.tolist(), values[name], strict=True):
-                    column[row] = value
-        return dict(columns)
+        parts = [(rows, s.read(local, names)) for s, rows, local in self._split(indices)]
+        columns: dict[str, Values] = {}
+        for name in names:
+            values = [part[name] for _, part in parts]
+            column: Any = [None] * len(indices)
+            arrays = [value for value in values if isinstance(value, np.ndarray)]
+            if len(arrays) == len(values) and len({a.shape[1:] for a in arrays}) == 1:
+                column = np.empty((len(indices), *arrays[0].shape[1:]), np.result_type(*arrays))
+                for (rows, _), array in zip(parts, arrays):
+                    column[rows] = array
+            else:
+                for (rows, _), value in zip(parts, values):
+                    for row, one in zip(rows.tolist(), value, strict=True):
+                        column[row] = one
+            columns[name] = column
+        return columns
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
         """See `dalijax.sources.Source`."""
