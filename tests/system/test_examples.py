@@ -3,9 +3,11 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 from PIL import Image
 
@@ -74,3 +76,17 @@ def test_functions_draw_a_picture_each_and_resume(tmp_path):
     for name in ("mixup", "cutmix", "swirl", "solarized"):
         low, high = Image.open(tmp_path / f"{name}.png").convert("L").getextrema()
         assert high - low > 50, name
+
+
+@pytest.mark.skipif(os.environ.get("DALIJAX_FULL") != "1", reason="40 s: make test-full")
+def test_elastic_ends_with_the_losses_of_an_unbroken_run(tmp_path):
+    said = run("elastic.py", tmp_path, "--smoke", "--out", tmp_path / "out")
+    for line in (
+        "unbroken: 1 processes x 1 devices, steps 1 to 15",
+        "broken: 2 processes x 2 devices, steps 1 to 6",
+        "broken: 4 processes x 1 devices, steps 5 to 12",
+        "broken: 1 processes x 1 devices, steps (9|13) to 15",  # killed as it saved step 12
+    ):
+        assert re.search(line, said)
+    assert float(said.partition("differ by ")[2].partition(" ")[0]) < 1e-3
+    assert (tmp_path / "out" / "losses.png").stat().st_size > 10_000

@@ -1,0 +1,205 @@
+"""Trains on two processes, is killed, goes on with four, is killed again, and ends on one.
+
+The losses are those of a run that nothing stopped, up to the rounding of sums: batches follow from
+the seed alone, and processes and devices only take slices of them::
+
+    python examples/elastic.py            # two minutes on two CPU cores
+    python examples/elastic.py --smoke    # fewer steps
+
+A checkpoint has the model and the input's position, a small dict that is alike on every process.
+On a cluster each host runs `train`; here the hosts are processes with fake CPU devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import nvidia.dali.fn as fn
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from matplotlib.figure import Figure
+from pictures import CACHE, make_pictures
+from quickstart import SIDE, Network, train_step
+
+from dalijax import augment, data_iterator, sources
+
+OUT = Path(__file__).resolve().parent / "out" / "elastic"
+BATCH = 32  # pictures of a global batch, over all processes
+LAYOUTS = ((2, 2), (4, 1), (1, 1))  # processes, and devices of each
+BOUND = 1e-3  # between losses: float32 sums of other parts, through all steps
+
+
+@data_iterator(output_map=["images", "labels"])
+def pictures(data: Any, label: Any, *, draw: Any) -> Any:
+    """Shuffled and augmented pictures; ``draw`` has random numbers that belong to the picture."""
+    images = fn.decoders.image(data)
+    images = augment.random_resized_crop(images, SIDE, scale=(0.6, 1.0), draw=draw)
+    images = augment.flip(images, draw=draw)
+    return augment.color_jitter(images, brightness=0.2, contrast=0.2, draw=draw), label
+
+
+def train(options: argparse.Namespace) -> Iterator[tuple[int, float]]:
+    """Steps and their losses, from the last checkpoint on; every process runs this."""
+    everything = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
+    rows = NamedSharding(everything.mesh, PartitionSpec("data"))
+    source = sources.Files(options.data)
+    # `pictures` shuffles all files anew in each epoch. The batch size is that of all processes.
+    iterator = pictures(source=source, batch_size=BATCH, seed=1, sharding=rows, num_threads=1)
+
+    model = Network(num_classes=6, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+    graph, state = nnx.split((model, optimizer))
+    state = jax.device_put(state, everything)  # on each device of each process
+
+    manager = ocp.CheckpointManager(options.checkpoints.resolve())
+    start = manager.latest_step() or 0
+    if start:
+        saved = manager.restore(
+            start,
+            args=ocp.args.Composite(
+                model=ocp.args.StandardRestore(state), input=ocp.args.JsonRestore()
+            ),
+        )
+        state = saved["model"]  # on the devices that there are now
+        iterator.set_state(saved["input"])
+    model, optimizer = nnx.merge(graph, state)
+
+    step = start
+    while step < options.steps:
+        for batch in iterator:  # an epoch, or what is left of it
+            loss = train_step(model, optimizer, batch["images"], batch["labels"])
+            step += 1
+            yield step, float(loss)
+            if step % options.save_every == 0:
+                state = nnx.split((model, optimizer))[1]
+                manager.save(
+                    step,
+                    args=ocp.args.Composite(
+                        model=ocp.args.StandardSave(state),
+                        input=ocp.args.JsonSave(iterator.get_state()),
+                    ),
+                )
+                manager.wait_until_finished()  # short as the run is, each is there to go on from
+            if step == options.steps:
+                break
+    manager.close()  # waits for the last checkpoint
+    iterator.close()
+
+
+def run_process(options: argparse.Namespace) -> None:
+    """One of the processes: the first one prints the losses."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", options.devices)
+    if options.processes > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        address = f"localhost:{options.port}"
+        jax.distributed.initialize(address, options.processes, options.process)
+    for step, loss in train(options):
+        if options.process == 0:
+            print("loss", step, loss, flush=True)  # others print to the same place
+
+
+def losses(
+    options: argparse.Namespace, name: str, layout: tuple[int, int], killed_after: int | None
+) -> dict[int, float]:
+    """Losses of a run, by step; all its processes are killed after a step, if one is given."""
+    processes, devices = layout
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, __file__, "--data", options.data, "--steps", options.steps]
+    command += ["--save-every", options.save_every, "--checkpoints", options.out / name]
+    command += ["--processes", processes, "--devices", devices, "--port", port]
+    seen: dict[int, float] = {}
+    log = options.out / f"{name}.log"
+    with log.open("a") as errors:
+        running = [
+            subprocess.Popen(
+                [str(word) for word in (*command, "--process", process)],
+                stdout=subprocess.PIPE if process == 0 else errors,
+                stderr=errors,
+                text=True,
+            )
+            for process in range(processes)
+        ]
+        try:
+            for line in running[0].stdout or ():
+                if line.startswith("loss "):
+                    step, loss = line.split()[1:]
+                    seen[int(step)] = float(loss)
+                    if int(step) == killed_after:
+                        break
+            if killed_after is None and any(process.wait(60) for process in running):
+                raise SystemExit(f"a process failed: see {log}")
+        finally:
+            for process in running:
+                process.kill()  # SIGKILL: nothing is saved, nothing is said
+                process.wait()
+    print(f"{name}: {processes} processes x {devices} devices, steps {min(seen)} to {max(seen)}")
+    return seen
+
+
+def plot(unbroken: dict[int, float], parts: list[dict[int, float]], path: Path) -> None:
+    figure = Figure(figsize=(8, 4.5))
+    ax = figure.add_subplot(xlabel="step", ylabel="loss", title="One run on 2, 4 and 1 processes")
+    ax.plot(unbroken.keys(), unbroken.values(), color="0.8", linewidth=6, label="unbroken")
+    for (processes, devices), part in zip(LAYOUTS, parts):
+        label = f"{processes} processes x {devices} devices"
+        ax.plot(part.keys(), part.values(), marker=".", label=label)
+    ax.legend()
+    figure.savefig(path, dpi=120)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Goes on with another number of processes.")
+    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser.add_argument("--out", type=Path, default=OUT, help="checkpoints, logs and the plot")
+    parser.add_argument("--smoke", action="store_true", help="fewer pictures and steps")
+    for name in ("steps", "save-every", "processes", "devices", "port", "process"):
+        parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--checkpoints", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    if options.process is not None:
+        run_process(options)
+        return
+    options.steps, options.save_every, count = (15, 4, 120) if options.smoke else (75, 10, 600)
+    options.data = options.data or make_pictures(options.cache, count=count)
+    shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True)
+
+    unbroken = losses(options, "unbroken", (1, 1), killed_after=None)
+    kills = (options.steps * 2 // 5, options.steps * 4 // 5, None)
+    parts = [losses(options, "broken", *how) for how in zip(LAYOUTS, kills)]
+
+    print("step  unbroken  on 2, 4 and 1 processes")
+    for step, loss in unbroken.items():
+        print(
+            f"{step:4}  {loss:.6f}", *(f" {p[step]:.6f}" if step in p else " " * 9 for p in parts)
+        )
+    plot(unbroken, parts, options.out / "losses.png")
+    if set(unbroken) != set().union(*parts):
+        raise SystemExit("the broken run has not taken each step")
+    apart = max(abs(loss - unbroken[step]) for part in parts for step, loss in part.items())
+    print(f"The losses differ by {apart:.1e} at most. A plot: {options.out / 'losses.png'}")
+    if apart > BOUND:
+        raise SystemExit(f"That is more than the rounding of sums makes, {BOUND}")
+
+
+if __name__ == "__main__":
+    main()
