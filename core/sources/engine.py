@@ -354,6 +354,11 @@ class SourceEngine(Engine[SamplePosition]):
         if feed is not None:
             feed.close()
 
+    def __del__(self) -> None:
+        # Rows refer to their feed: its threads would stay until Python's cyclic gc runs.
+        if getattr(self, "_feed", None) is not None:
+            self.drop()
+
     # Batches
 
     def _next_outcome(self) -> Outcome[SamplePosition]:

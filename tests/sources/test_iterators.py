@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
+import threading
 import types
 
 import jax
@@ -253,6 +255,26 @@ def test_what_would_put_hosts_out_of_step_is_refused():
         make(on_error="skip", **call)
     with pytest.raises(ValueError, match="PARTIAL over 2 shards.*FILL and a mask"):
         make(last_batch_policy=LastBatchPolicy.PARTIAL, **call)
+
+
+def test_a_dropped_iterator_ends_its_threads():
+    def reading():
+        return {t for t in threading.enumerate() if t.name.startswith("dalijax-read")}
+
+    gc.collect()
+    before = reading()
+    gc.disable()
+    try:
+        iterator = elastic("one device", 4)
+        next(iterator)
+        own = reading() - before
+        assert own
+        del iterator
+        for thread in own:
+            thread.join(300)
+        assert not reading() & own
+    finally:
+        gc.enable()
 
 
 # Binding
