@@ -9,9 +9,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.errors import RecordError
-from ...core.pipeline.record_queue import Place, Pulled
-from ...core.records.decoder import Decoder
+from ...core.records.engine import RecordEngine
+from ...core.records.record_queue import RecordBatch, RecordPosition
 from ...core.seeds import DEFAULT_SEED
 from .transform import DALITransform
 
@@ -64,6 +63,23 @@ class DALIBatch(grain.transforms.Batch):
         )
 
 
+class _OneBatch:
+    """Reads the batch that it was handed, once; see `RecordReader`."""
+
+    def __init__(self) -> None:
+        self.batch: RecordBatch | None = None
+
+    def next_records(self) -> RecordBatch:
+        """The batch."""
+        batch, self.batch = self.batch, None
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def seek(self, position: RecordPosition) -> None:
+        """There is nothing to go back to: each call has its own records."""
+
+
 class _Decode:
     """A function of a list of records to a batch; pickles, and builds its pipeline where it is."""
 
@@ -73,48 +89,37 @@ class _Decode:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._decoder: Decoder | None = None
-        self._waiting: list[Pulled] = []
+        self._engine: RecordEngine | None = None
+        self._reader = _OneBatch()
 
     def __call__(self, values: Sequence[Any]) -> dict[str, Any]:
-        pulled = Pulled(list(values), None, lambda row: f"record {row} of the batch")
+        batch = RecordBatch(list(values), None, lambda row: f"record {row} of the batch")
         if self._transform.pad:
-            pulled = pulled.padded(self._transform.batch_size)
+            batch = batch.padded(self._transform.batch_size)
         with self._lock:
             try:
-                return self._decoded(pulled)
+                return self._decoded(batch)
             except BaseException:  # whatever is left of this batch must not meet the next one
-                if self._decoder is not None:
-                    self._decoder.close()
-                self._decoder = None
+                if self._engine is not None:
+                    self._engine.close()
+                self._engine = None
                 raise
 
-    def _decoded(self, pulled: Pulled) -> dict[str, Any]:
-        if self._decoder is None:
-            self._decoder = self._transform.decoder(self._pull, self._seek, DEFAULT_SEED)
-        decoder = self._decoder
-        self._waiting = [pulled]
-        decoder.again()
-        decoder.start()
-        drawing = decoder.stateful()
+    def _decoded(self, batch: RecordBatch) -> dict[str, Any]:
+        if self._engine is None:
+            self._engine = self._transform.engine(self._reader, DEFAULT_SEED)
+        engine = self._engine
+        self._reader.batch = batch
+        engine.restart()
+        engine.prepare()
+        drawing = engine.stateful()
         if drawing:
             raise ValueError(
                 f"the operators {drawing} draw random numbers, which DALIBatch could not draw "
                 "again after a restore: draw them for each record by RandomInputs, or use "
                 "DALITransform or DALIDataLoader"
             )
-        try:
-            return self._transform.delivered(decoder.next())
-        except StopIteration:
-            raise RecordError(decoder.errors[-1].message) from None
-
-    def _seek(self, place: Place) -> None:
-        """There is nothing to go back to: each call gives its own records."""
-
-    def _pull(self) -> Pulled:
-        if not self._waiting:
-            raise StopIteration
-        return self._waiting.pop()
+        return self._transform.delivered(engine.next())
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_transform": self._transform}

@@ -13,7 +13,7 @@ import numpy as np
 from ...core.config import IteratorConfig
 from ...core.errors import StateError
 from ...core.pipeline.batch import choose_placement
-from ...core.pipeline.record_queue import Place, Pulled
+from ...core.records.record_queue import RecordBatch, RecordPosition
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
 from ...core.state.fingerprint import digest
@@ -172,61 +172,76 @@ def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
 
 
+class _StepReader:
+    """Reads the records of the global batches, by their numbers; see `RecordReader`."""
+
+    def __init__(self, loader: DALIDataLoader):
+        self._loader = loader
+        self._step = 0
+        self._records: grain.DatasetIterator | None = None
+
+    def next_records(self) -> RecordBatch:
+        """The records of the next step."""
+        if self._records is None:
+            self._records = self._loader.records(self._step)
+        try:
+            element, valid = next(self._records)
+            rows = unpacked(element)
+        except StopIteration:
+            raise
+        except BaseException:  # Grain's reader goes on behind what failed: read it again
+            self.stop()
+            raise
+        self._step += 1
+        mask = None if all(valid[: len(rows)]) else np.array(valid)
+        return RecordBatch(
+            [row["record"] for row in rows], None, lambda row: row_name(rows[row]), mask
+        )
+
+    def seek(self, position: RecordPosition) -> None:
+        """Goes to a step."""
+        self.stop()
+        self._step = position.step
+
+    def stop(self) -> None:
+        """Ends what reads ahead; the next read starts it anew."""
+        records, self._records = self._records, None
+        if records is not None:
+            records.close()
+
+
 class DALIDataLoaderIterator(grain.DatasetIterator):
     """Iterates over a `DALIDataLoader`."""
 
     def __init__(self, loader: DALIDataLoader, transform: DALITransform):
         super().__init__()
         self._loader = loader
-        self._records: grain.DatasetIterator | None = None
-        self._decoder = transform.decoder(self._pull, self._seek, 0, by_step=True)
+        self._reader = _StepReader(loader)
+        self._engine = transform.engine(self._reader, 0, by_step=True)
         self._deliver = transform.delivered
         self._seed = loader.seed
         self._drawing = -1  # whether the graph has random operators, once that is known
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        return self._deliver(self._decoder.next())
-
-    def _pull(self) -> Pulled:
-        if self._records is None:
-            self._records = self._loader.records(self._decoder.pulled_next)
-        try:
-            handed_over, valid = next(self._records)
-            rows = unpacked(handed_over)
-        except StopIteration:
-            raise
-        except BaseException:  # Grain's reader goes on behind what failed: read it again
-            self._stop()
-            raise
-        mask = None if all(valid[: len(rows)]) else np.array(valid)
-        return Pulled(
-            [row["record"] for row in rows],
-            None,
-            lambda row: row_name(rows[row]),
-            mask,
-        )
-
-    def _seek(self, place: Place) -> None:
-        """Has the records be read again behind a batch that was delivered."""
-        self._stop()
+        return self._deliver(self._engine.next())
 
     @property
     def errors(self) -> tuple[Any, ...]:
         """The batches that were skipped, or that have masked records, in this process."""
-        return tuple(self._decoder.errors)
+        return tuple(self._engine.errors)
 
     def get_state(self) -> dict[str, Any]:
         """The global step, and what says that the data is the same; for any process."""
-        place = self._decoder.place
+        here = self._engine.snapshot()
         # The first state stays what it was before the pipelines were built.
-        if place.step and self._decoder.built:
-            self._drawing = int(bool(self._decoder.stateful()))
+        if here.step and self._engine.built:
+            self._drawing = int(bool(self._engine.stateful()))
         return {
             "version": 1,
-            "step": place.step,
+            "step": here.step,
             "random": self._drawing,
-            "graph": self._decoder.graph(place),
+            "graph": self._engine.graph(here),
             "shards": self._loader.num_shards,
             **self._loader.described,
             "seed": self._seed,
@@ -252,7 +267,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         ]
         if lines:
             raise StateError.of_other_data(lines)
-        self._decoder.check("", state["graph"])
+        self._engine.check("", state["graph"])
         if state["random"] not in (-1, 0, 1) or state["shards"] < 1:
             raise StateError(
                 f"the state is damaged: random is {state['random']}, shards {state['shards']}"
@@ -269,16 +284,16 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
                 "graph's random operators draw other numbers for them: draw them for each "
                 "record (RandomInputs), or pass other_randomness=True to go on all the same"
             )
-        with self._decoder.lock:
-            self._stop()
+        with self._engine.lock:
             if state["seed"] != self._seed:
                 self._seed = state["seed"]
-                self._decoder.set_seed(shard_seed(self._seed, self._loader.shard))
+                self._engine.set_seed(shard_seed(self._seed, self._loader.shard))
             self._drawing = state["random"]
-            self._decoder.restore(state["step"], None, graph=state["graph"])
+            self._reader.seek(RecordPosition(state["step"]))
+            self._engine.restore(state["step"], None, graph=state["graph"])
 
     def _get_next_index(self) -> int:
-        return self._decoder.place.step
+        return self._engine.snapshot().step
 
     def _set_next_index(self, index: int) -> None:
         self.set_state(self.get_state() | {"step": index})
@@ -286,22 +301,17 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules runs."""
         self._assert_not_closed()
-        self._decoder.start_prefetch()
-
-    def _stop(self) -> None:
-        records, self._records = self._records, None
-        if records is not None:
-            records.close()
+        self._engine.schedule()
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
-        return self._decoder.watch()
+        return self._engine.watch()
 
     def close(self) -> None:
         """Frees the pipelines and the readers; ``next()`` then raises ValueError."""
         super().close()
-        self._decoder.close()
-        self._stop()
+        self._engine.close()
+        self._reader.stop()
 
     def __str__(self) -> str:
         return "DALIDataLoaderIterator()"

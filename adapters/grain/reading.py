@@ -10,7 +10,7 @@ import grain
 from grain import experimental
 from grain._src.python.dataset.transformations import prefetch
 
-from ...core.pipeline.record_queue import ReadError
+from ...core.records.record_queue import ReadError, RecordBatch, RecordPosition
 from .packing import unpacked
 
 __all__: list[str] = []
@@ -79,17 +79,46 @@ class Reader:
         parent: An iterator of records, or of lists of them, each of which is a batch.
         rows: Number of records in a batch.
         lists: Whether the parent is one of `RecordLists`, which are joined and cut.
+        whole: Whether batches of fewer rows are left out.
+        pad: Whether they are filled up with their last record.
 
     Attributes:
+        start: The position of the first batch.
         position: Behind the last batch that was read.
     """
 
-    def __init__(self, parent: grain.DatasetIterator, rows: int, lists: bool):
+    def __init__(
+        self, parent: grain.DatasetIterator, rows: int, lists: bool, whole: bool, pad: bool
+    ):
         self._parent = parent
         self._rows = rows
         self._lists = lists
+        self._whole = whole
+        self._pad = pad
         self._source = _source(parent)
-        self._begin(Position(parent.get_state()))
+        self.start = Position(parent.get_state())
+        self._begin(self.start)
+
+    def next_records(self) -> RecordBatch:
+        """The records of the next batch; see `RecordReader`."""
+        records = self._records()
+        if len(records) > self._rows:
+            raise ValueError(
+                f"the parent gives lists of {len(records)} records, more than the {self._rows} of "
+                "a batch: batch the records by that number"
+            )
+        position, count = self.position, len(records)
+        start = position.records - count
+        batch = RecordBatch(
+            records,
+            position,
+            lambda row: f"record {start + min(row, count - 1)} of the stream",
+        )
+        return batch.padded(self._rows) if self._pad else batch
+
+    def seek(self, position: RecordPosition) -> None:
+        """Goes to the batch behind a position; see `RecordReader`."""
+        self.go_to(position.after or self.start)
 
     def _begin(self, position: Position) -> None:
         """Notes where the parent stands."""
@@ -110,11 +139,8 @@ class Reader:
         """Reads again what was read behind the position, but for what raised."""
         self.go_to(dataclasses.replace(self.position, failed=tuple(self._failed)))
 
-    def batch(self, whole: bool) -> list[Any]:
+    def _records(self) -> list[Any]:
         """The records of the next batch.
-
-        Args:
-            whole: Whether batches of fewer rows are left out.
 
         Raises:
             StopIteration: At the end.
@@ -125,7 +151,7 @@ class Reader:
             while True:
                 records = self._next_batch()
                 count += len(records)
-                if not whole or len(records) >= self._rows:
+                if not self._whole or len(records) >= self._rows:
                     break
                 self._gathered = []
         except (StopIteration, ReadError):

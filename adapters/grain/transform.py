@@ -17,9 +17,10 @@ from ...core.errors import StateError
 from ...core.pipeline.arrays import writable
 from ...core.pipeline.batch import choose_placement
 from ...core.pipeline.function_source import default_device_id
-from ...core.pipeline.record_queue import Place, Pulled, check_fed
 from ...core.pipeline.shards import shard_pipelines
-from ...core.records.decoder import Decoder
+from ...core.records.engine import RecordEngine
+from ...core.records.record_pipelines import check_record_graph
+from ...core.records.record_queue import RecordReader
 from ...core.seeds import ShardSeed
 from ...core.state.codec import brief
 from ...core.stats import InputStats
@@ -154,7 +155,7 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         if {*difference_names(allow_changes, "allow_changes")} - {"graph"}:
             raise ValueError(f"allow_changes may have 'graph' alone here, not {allow_changes}")
         # What is wrong is said where it is written.
-        check_fed(pipeline_fn, IteratorConfig(**self._settings), on_error)
+        check_record_graph(pipeline_fn, IteratorConfig(**self._settings), on_error)
         self._call = checked_arguments(pipeline_fn, self._call)
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
@@ -204,14 +205,13 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         """A batch as it is delivered."""
         return writable(batch) if self.writable else batch
 
-    def decoder(
-        self,
-        pull: Callable[[], Pulled],
-        seek: Callable[[Place], None],
-        seed: int,
-        by_step: bool = False,
-    ) -> Decoder:
-        """What decodes the batches that ``pull`` gives from where ``seek`` last put it.
+    def engine(self, reader: RecordReader, seed: int, by_step: bool = False) -> RecordEngine:
+        """The pipelines that make batches of a reader's records.
+
+        Args:
+            reader: The reader.
+            seed: As for `seed`.
+            by_step: As for `RecordEngine`.
 
         Raises:
             RuntimeError: For a GPU pipeline in a worker process of Grain.
@@ -227,14 +227,13 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         each = shard_pipelines(choose_placement(config).shards, self.batch_size, call)
         for name in each[0]:
             call.pop(name, None)
-        return Decoder(
+        return RecordEngine(
             self._fn,
             config,
             call,
             each,
             each[0]["batch_size"],
-            pull,
-            seek,
+            reader,
             self._on_error,
             self._spec,
             by_step,
@@ -297,51 +296,35 @@ class DecodedIterator(grain.DatasetIterator):
         super().__init__(parent)
         self._transform = transform
         self._rows = transform.local_rows()
-        self._decoder = transform.decoder(self._pull, self._seek, seed)
         # A MapDataset's position counts batches, an IterDataset's records.
         self._made = f"{transform.made(seed)}{' lists' if lists else ''}"
         self._takes_seed = transform.takes_seed(seed)
-        self._reader = Reader(parent, self._rows, lists)
-        self._start = self._reader.position
+        self._reader = Reader(
+            parent, self._rows, lists, transform.drop_remainder, bool(transform.pad)
+        )
+        self._engine = transform.engine(self._reader, seed)
 
     def __next__(self) -> Any:
         self._assert_not_closed()
-        return self._transform.delivered(self._decoder.next())
-
-    def _pull(self) -> Pulled:
-        """The records of the next batch."""
-        records = self._reader.batch(whole=self._transform.drop_remainder)
-        if len(records) > self._rows:
-            raise ValueError(
-                f"the parent gives lists of {len(records)} records, more than the {self._rows} of "
-                "a batch: batch the records by that number"
-            )
-        position, count = self._reader.position, len(records)
-        start = position.records - count
-        pulled = Pulled(
-            records,
-            position,
-            lambda row: f"record {start + min(row, count - 1)} of the stream",
-        )
-        return pulled.padded(self._rows) if self._transform.pad else pulled
+        return self._transform.delivered(self._engine.next())
 
     @property
     def errors(self) -> tuple[Any, ...]:
         """The batches that were skipped, or that have masked records, in this process."""
-        return tuple(self._decoder.errors)
+        return tuple(self._engine.errors)
 
     def get_state(self) -> dict[str, Any]:
         """The parent's state at the last batch delivered, and the random state."""
-        place = self._decoder.place
-        position = place.after or self._start
+        here = self._engine.snapshot()
+        position = here.after or self._reader.start
         return {
             "parent": copy.deepcopy(position.parent),
-            "step": place.step,
+            "step": here.step,
             "records": position.records,
             "skip": position.skip,
             "failed": list(position.failed),
-            "random": self._decoder.random_state(place),
-            "graph": self._decoder.graph(place),
+            "random": self._engine.random_state(here),
+            "graph": self._engine.graph(here),
             "made": self._made,
         }
 
@@ -364,15 +347,15 @@ class DecodedIterator(grain.DatasetIterator):
             or not all(0 <= n < 1 << 53 for n in (state["step"], state["records"]))
             or min(state["skip"], *state["failed"], 0) < 0
             or state["skip"] >= self._rows
-            or not _is_like(state["parent"], self._start.parent)
+            or not _is_like(state["parent"], self._reader.start.parent)
         ):
             raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
         seed = self._seed_of(state["made"])
         if state["made"] != self._made and seed is None:
             told = f"rows, last batch, seed: {state['made']} -> {self._made}"
             raise StateError.of_other_data([told])
-        with self._decoder.lock, self._with_seed(seed):
-            self._decoder.check(state["random"], state["graph"])
+        with self._engine.lock, self._with_seed(seed):
+            self._engine.check(state["random"], state["graph"])
             try:
                 parent = copy.deepcopy(state["parent"])
                 failed = tuple(state["failed"])
@@ -383,8 +366,7 @@ class DecodedIterator(grain.DatasetIterator):
                 raise StateError(
                     f"the parent refuses its part of the state, {brief(state['parent'])}: {error!r}"
                 ) from error
-            self._start = position
-            self._decoder.restore(state["step"], position, state["random"], state["graph"])
+            self._engine.restore(state["step"], position, state["random"], state["graph"])
             self._made = state["made"]
 
     def _seed_of(self, made: str) -> int | None:
@@ -400,22 +382,18 @@ class DecodedIterator(grain.DatasetIterator):
         if seed is None:
             yield
             return
-        before = self._decoder.set_seed(seed)
+        before = self._engine.set_seed(seed)
         try:
             yield
         except BaseException:
-            self._decoder.set_seed(before)
+            self._engine.set_seed(before)
             raise
 
-    def _seek(self, place: Place) -> None:
-        """Has the parent go on behind a batch that was delivered."""
-        self._reader.go_to(place.after or self._start)
-
     def _get_next_index(self) -> int:
-        return self._decoder.place.step
+        return self._engine.snapshot().step
 
     def _set_next_index(self, index: int) -> None:
-        if index != self._decoder.place.step:
+        if index != self._engine.snapshot().step:
             raise ValueError(
                 f"no way to batch {index} without the state there, which has the random state and "
                 "the parent's: use get_state() and set_state()"
@@ -425,16 +403,16 @@ class DecodedIterator(grain.DatasetIterator):
         """Reads the first records, builds the pipelines and schedules runs."""
         self._assert_not_closed()
         super().start_prefetch()
-        self._decoder.start_prefetch()
+        self._engine.schedule()
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
-        return self._decoder.watch()
+        return self._engine.watch()
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError."""
         super().close()
-        self._decoder.close()
+        self._engine.close()
 
     def __str__(self) -> str:
         return "DALITransformIterator()"

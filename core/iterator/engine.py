@@ -20,7 +20,7 @@ from ..pipeline.bad_files import BadFiles
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.dali_pipeline import check_outputs, is_unmappable
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, Engine, Outcome
+from ..pipeline.engine import CLOSED, EpochEngine, Outcome
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -35,7 +35,7 @@ from ..state import codec, dali_checkpoints
 from ..state.codec import Saved
 from ..state.fingerprint import Fingerprint, check_names, fingerprint, not_allowed, renamed, unknown
 from ..state.position import Checkpoints, FailedBatch, Position
-from ..state.random_state import check_form, grafted
+from ..state.random_state import check_form, for_operators
 from ..state.reader_files import READERS, reader_of
 from ..stats import InputStats
 
@@ -54,7 +54,7 @@ _STOPPED = (
 )
 
 
-class ReaderEngine(Engine[Position]):
+class ReaderEngine(EpochEngine[Position]):
     """Pipelines that read by themselves, at the consumer's position; see `Engine`.
 
     Args:
@@ -310,7 +310,7 @@ class ReaderEngine(Engine[Position]):
             if one is None or one.data is None:
                 return one
             pairs = zip(one.data, start, strict=True)
-            return Checkpoints(tuple(grafted(*pair, names) for pair in pairs), one.to_drop)
+            return Checkpoints(tuple(for_operators(*pair, names) for pair in pairs), one.to_drop)
 
         position = dataclasses.replace(
             saved.position,

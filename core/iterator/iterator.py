@@ -14,7 +14,7 @@ from ..arguments import knows_its_names, whole_number
 from ..config import IteratorConfig, Shardings, difference_names
 from ..epochs import EpochPlan
 from ..pipeline.batch import Batch
-from ..pipeline.engine import CLOSED, COUNT, Engine, EngineSource
+from ..pipeline.engine import CLOSED, COUNT, EngineSource, EpochEngine
 from ..pipeline.handmade_source import HandmadeSource
 from ..pipeline.lifetime import calls, check_process
 from ..pipeline.pipeline_source import PipelineSource
@@ -125,7 +125,7 @@ class DALIGenericIterator:
             checkpoints: What `checkpoints` of an iterator gave, to go on from.
         """
         iterator = cls.__new__(cls)
-        engine: Engine[Any]
+        engine: EpochEngine[Any]
         if isinstance(source, PipelineSource):
             engine = ReaderEngine(source, config)
         else:
@@ -135,7 +135,7 @@ class DALIGenericIterator:
 
     def _open(
         self,
-        engine: Engine[Any],
+        engine: EpochEngine[Any],
         config: IteratorConfig,
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,

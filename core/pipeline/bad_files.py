@@ -14,11 +14,12 @@ from nvidia.dali.tensors import TensorListCPU
 
 from ..errors import BatchError
 from ..state.position import Checkpoints
-from ..state.random_state import trimmed
+from ..state.random_state import for_operators
+from .bad_record import failing, runs_alone
 from .dali_pipeline import operators_behind
 from .lifetime import calls
 from .pipeline_source import Define, PipelineSource
-from .runner import Outputs, Runner, SourceError, discard
+from .runner import Outputs, Runner
 
 # Where DALI's own decoder, on the CPU, tells which sample another one of its operators refused.
 _DECODES_IMAGES = re.compile(
@@ -106,7 +107,7 @@ def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: i
     if start is None:
         return []
     start.build()
-    there = _alone(define(trimmed(checkpoint, start.checkpoint())), reader)
+    there = _alone(define(for_operators(checkpoint, start.checkpoint())), reader)
     if there is None:
         return []
     there.build()
@@ -140,20 +141,12 @@ def _samples(outputs: Sequence[Outputs]) -> list[Sample]:
 
 
 def _undecodable(samples: Sequence[Sample]) -> list[int]:
-    """The first samples that fail by themselves, found by halving."""
+    """The first samples that fail by themselves."""
     if any(one.data is None or one.data.dtype != np.uint8 for one in samples):
         return []
-    todo = [range(len(samples))] if samples else []
-    bad: list[int] = []
-    while todo and len(bad) < _MOST_FILES:
-        rows = todo.pop()
-        if _decodes([samples[i].data for i in rows]):
-            continue
-        if len(rows) == 1:
-            bad += rows
-        else:
-            todo += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
-    return bad
+    return failing(
+        len(samples), lambda rows: _decodes([samples[i].data for i in rows]), most=_MOST_FILES
+    )
 
 
 def _decodes(images: Sequence[Any]) -> bool:
@@ -164,11 +157,4 @@ def _decodes(images: Sequence[Any]) -> bool:
         data = fn.external_source(lambda: next(batches))
         pipeline.set_outputs(fn.decoders.image(data))
     pipeline.build()
-    runner = Runner([pipeline])
-    try:
-        runner.take(discard)
-    except (RuntimeError, SourceError):
-        return False
-    finally:
-        runner.close()
-    return True
+    return runs_alone(Runner([pipeline]))

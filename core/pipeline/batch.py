@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -13,7 +13,7 @@ from nvidia.dali.tensors import TensorListCPU
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..placement import GlobalPlacement, LocalPlacement, over_devices
-from . import arrays
+from . import arrays, schema
 from .deferred import DeferredCalls
 from .runner import Outputs
 
@@ -69,9 +69,7 @@ class BatchMaker:
         Raises:
             FunctionError: If a function that is called on the batch failed.
         """
-        axis = self._device_axis
-        if axis is None:  # as DALI's plugin: several pipelines without a sharding are stacked
-            axis = len(outputs) > 1
+        axis = self._has_device_axis(len(outputs))
         cut = self._cut
         kept = [
             n if cut and isinstance(n, int) else len(tensors[0])
@@ -96,10 +94,44 @@ class BatchMaker:
             masks = [
                 v if isinstance(v, np.ndarray) else np.arange(n) < v for n, v in zip(kept, valid)
             ]
-            if axis:
-                masks = [mask[None] for mask in masks]
-            batch[self._mask] = self._placement.place_mask(self._mask, masks)
+            batch[self._mask] = self._place_rows(self._mask, masks, axis)
         return self._placement.finish(batch)
+
+    def add_columns(
+        self, batch: Batch, columns: Mapping[str, Sequence[Any]], rows: Sequence[int]
+    ) -> None:
+        """Adds what passes the graph by: numbers are placed as outputs are, with a sharding.
+
+        Args:
+            batch: The batch of one run.
+            columns: For each name the values of all rows.
+            rows: Rows of each pipeline's batch.
+
+        Raises:
+            ValueError: If the batch has the name already, or the values don't stack.
+            TypeError: If JAX would narrow 64-bit numbers.
+        """
+        for name, values in columns.items():
+            if name in batch:
+                raise ValueError(
+                    f"{name!r} of the records passes the graph by, and an output or the mask has "
+                    "that name, too: name the output otherwise"
+                )
+            column = schema.stacked(values, name)
+            numeric = isinstance(column, np.ndarray) and column.dtype.kind in "biufc"
+            if numeric and isinstance(self._placement, GlobalPlacement):
+                pieces = np.split(arrays.narrowed(column, name), np.cumsum(rows)[:-1])
+                column = self._place_rows(name, pieces, self._has_device_axis(len(rows)))
+            batch[name] = column
+
+    def _has_device_axis(self, pipelines: int) -> bool:
+        if self._device_axis is None:  # as DALI's plugin stacks pipelines without a sharding
+            return pipelines > 1
+        return self._device_axis
+
+    def _place_rows(self, name: str, pieces: Sequence[np.ndarray], axis: bool) -> Any:
+        """Host arrays of [rows, ...], one for each pipeline, beside the outputs."""
+        return self._placement.place_mask(name, [one[None] for one in pieces] if axis else pieces)
 
     def _piece(
         self, tensors: arrays.TensorList, name: str, kept: int, copy: bool, axis: bool

@@ -13,7 +13,7 @@ from nvidia.dali import Pipeline, backend
 
 from .. import cuda_queues
 from ..errors import StateError
-from ..state.random_state import moved
+from ..state.random_state import to_other_device
 from . import advice
 from .deferred import deferred_of
 
@@ -97,7 +97,7 @@ def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | 
     first = start.checkpoint()
     del start  # a GPU may not have room for two
     try:
-        return make(moved(checkpoint, first))
+        return make(to_other_device(checkpoint, first))
     except (RuntimeError, ValueError) as error:
         if not isinstance(error, StateError) and not _OF_ANOTHER.search(str(error)):
             raise

@@ -60,8 +60,7 @@ class Engine(abc.ABC, Generic[P]):
     """The pipelines of one iterator, at the consumer's position; not thread-safe.
 
     There is one position. A batch that was looked at is kept beside it, with the position behind
-    it, so that looking moves nothing. DALI's readers, records of Grain and indexed sources are
-    engines; an iterator does not know which it has.
+    it, so that looking moves nothing.
 
     Args:
         name: What the pipelines are called.
@@ -69,11 +68,6 @@ class Engine(abc.ABC, Generic[P]):
 
     Attributes:
         position: The position of the next batch to deliver.
-        batch_size: Batch size of each pipeline; 0 until it is known.
-        plan: The epochs as they are from the start; None where only the source knows their end,
-            and until the pipelines were built.
-        shards: The shard of each pipeline in epoch 0.
-        device_ids: The GPU of each pipeline, None for the CPU; none until they are known.
         errors: The batches that ``on_error="skip"`` left out, and those with masked records.
         closed: Whether `close` was called.
         process: The process that built pipelines; 0 until one has.
@@ -82,18 +76,12 @@ class Engine(abc.ABC, Generic[P]):
     def __init__(self, name: str, start: P):
         self.name = name
         self.position = start
-        self.batch_size = 0
-        self.plan: EpochPlan | None = None
-        self.shards: tuple[int, ...] = ()
-        self.device_ids: tuple[int | None, ...] = ()
         self.errors: list[FailedBatch] = []
         self.closed = False
         self.process = 0
         self._outcome: Outcome[P] | None = None
         self._interrupted: P | None = None  # where a call began that was broken off
         self._one_call = _Interruptible(self)
-
-    # The consumer's position
 
     def peek(self) -> Outcome[P]:
         """The next batch, an error that counts as one, or the end of the epoch.
@@ -121,10 +109,63 @@ class Engine(abc.ABC, Generic[P]):
             self.drop()
             self.position = before
 
+    def snapshot(self) -> P:
+        """The position, for any thread: before a call that is under way or was broken off."""
+        return self._interrupted or self.position
+
     def close(self) -> None:
         """Frees the pipelines for good."""
         self.closed = True
         self.drop()
+
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """Builds the pipelines where they are not, to stand at the position."""
+
+    @abc.abstractmethod
+    def schedule(self) -> None:
+        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+
+    @abc.abstractmethod
+    def drop(self) -> None:
+        """Frees the pipelines and what was peeked; the next use builds them, at the position."""
+
+    @abc.abstractmethod
+    def count(self, stats: InputStats, outcome: Outcome[P]) -> None:
+        """Counts a batch that is delivered."""
+
+    @abc.abstractmethod
+    def _next_outcome(self) -> Outcome[P]:
+        """The first outcome from the position on that ``on_error`` does not leave out."""
+
+    def _can_stand_at(self, position: P) -> bool:
+        """Whether new pipelines can be built to stand at a position."""
+        return True
+
+
+class EpochEngine(Engine[P]):
+    """An engine whose batches come in epochs, under an iterator of ours.
+
+    DALI's readers and indexed sources are such engines; an iterator does not know which it has.
+
+    Args:
+        name: What the pipelines are called.
+        start: The position of the first batch.
+
+    Attributes:
+        batch_size: Batch size of each pipeline; 0 until it is known.
+        plan: The epochs as they are from the start; None where only the source knows their end,
+            and until the pipelines were built.
+        shards: The shard of each pipeline in epoch 0.
+        device_ids: The GPU of each pipeline, None for the CPU; none until they are known.
+    """
+
+    def __init__(self, name: str, start: P):
+        super().__init__(name, start)
+        self.batch_size = 0
+        self.plan: EpochPlan | None = None
+        self.shards: tuple[int, ...] = ()
+        self.device_ids: tuple[int | None, ...] = ()
 
     @property
     @abc.abstractmethod
@@ -231,37 +272,13 @@ class Engine(abc.ABC, Generic[P]):
 
     # Pipelines
 
-    @abc.abstractmethod
-    def prepare(self) -> None:
-        """Builds the pipelines where they are not, to stand at the position."""
-
     def start(self) -> None:
         """Builds the pipelines at once, so that the first state says what they read."""
         self.prepare()
 
     @abc.abstractmethod
-    def schedule(self) -> None:
-        """Builds the pipelines where they are not, and schedules runs; waits for none."""
-
-    @abc.abstractmethod
-    def drop(self) -> None:
-        """Frees the pipelines and what was peeked; the next use builds them, at the position."""
-
-    @abc.abstractmethod
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a whole batch; takes at most one, which stays next."""
-
-    @abc.abstractmethod
-    def count(self, stats: InputStats, outcome: Outcome[P]) -> None:
-        """Counts a batch that is delivered."""
-
-    @abc.abstractmethod
-    def _next_outcome(self) -> Outcome[P]:
-        """The first outcome from the position on that ``on_error`` does not leave out."""
-
-    def _can_stand_at(self, position: P) -> bool:
-        """Whether new pipelines can be built to stand at a position."""
-        return True
 
 
 class _Interruptible:
@@ -293,6 +310,6 @@ class EngineSource(Protocol):
 
     name: str
 
-    def engine(self, config: IteratorConfig) -> Engine[Any]:
+    def engine(self, config: IteratorConfig) -> EpochEngine[Any]:
         """The engine of a new iterator."""
         ...

@@ -1,7 +1,7 @@
 """Records: what a graph takes of them, as which arrays, and what passes it by.
 
 A record is bytes, a str, a number, an array, or a dict of these, which may be nested. Everything
-here is pure; `dalijax.core.records.decoder` feeds what this makes to pipelines.
+here is pure; `dalijax.core.records.engine` feeds what this makes to pipelines.
 """
 
 from __future__ import annotations

@@ -18,15 +18,14 @@ from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..errors import BatchError, StateError
 from ..pipeline import advice
-from ..pipeline.bad_record import runs
+from ..pipeline.bad_record import failing, runs_alone
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.dali_pipeline import check_outputs
 from ..pipeline.deferred import FunctionError
 from ..pipeline.draw import described_draws
-from ..pipeline.engine import CLOSED, Engine, Outcome
+from ..pipeline.engine import CLOSED, EpochEngine, Outcome
 from ..pipeline.function_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
-from ..pipeline.schema import stacked
 from ..pipeline.shards import shard_pipelines
 from ..seeds import ShardSeed
 from ..state import random_state
@@ -53,7 +52,7 @@ class _UnreadRecords(Exception):
         self.rows = rows
 
 
-class SourceEngine(Engine[SamplePosition]):
+class SourceEngine(EpochEngine[SamplePosition]):
     """Pipelines that are fed with the rows of a position; see `Engine`.
 
     A run of the pipelines follows from its position alone, so that the pipelines go anywhere: the
@@ -422,14 +421,11 @@ class SourceEngine(Engine[SamplePosition]):
             valid[list(rows.errors)] = False
             masks.append(valid)
         batch = self.make_batch(outputs, masks, not runner.dynamic, runner.deferred)
-        for name in self._graph.passed:
-            if name in batch:
-                raise ValueError(
-                    f"the field {name!r} passes the graph by, and an output or the mask has that "
-                    "name, too: name the output otherwise"
-                )
-            values = [value for rows in parts for value in rows.column(name)]
-            batch[name] = stacked(values, name)
+        columns = {
+            name: [value for rows in parts for value in rows.column(name)]
+            for name in self._graph.passed
+        }
+        self.make_batch.add_columns(batch, columns, [len(rows.valid) for rows in parts])
         return batch
 
     # Records that can't be read or decoded
@@ -487,24 +483,12 @@ class SourceEngine(Engine[SamplePosition]):
         return error
 
     def _undecodable(self, feed: Feed, rows: Rows) -> list[int]:
-        """The rows that fail by themselves, found by halving."""
-        bad: list[int] = []
-        todo = [list(range(len(rows.samples)))]
-        while todo:
-            own = todo.pop(0)
-            if self._decodes(feed.alone(rows.samples[own])):
-                continue
-            if len(own) == 1:
-                bad += own
-            else:
-                todo += [own[: len(own) // 2], own[len(own) // 2 :]]
-        return sorted(bad)
+        """The rows that fail by themselves."""
+        return failing(
+            len(rows.samples), lambda some: self._decodes(feed.alone(rows.samples[list(some)]))
+        )
 
     def _decodes(self, rows: SomeRows) -> bool:
         """Whether a pipeline of its own runs these rows."""
         each = {**self._each[0], "batch_size": len(rows.rows.samples)}
-        runner = Runner(self._pipelines(rows, [each], prefetch_queue_depth=1).build())
-        try:
-            return runs(runner)
-        finally:
-            runner.close()
+        return runs_alone(Runner(self._pipelines(rows, [each], prefetch_queue_depth=1).build()))

@@ -90,7 +90,29 @@ def _check_reader(name: str, state: bytes, most: int) -> None:
         raise ValueError(f"{name} is at sample {samples} of pass {passes}")
 
 
-def moved(checkpoint: bytes, start: bytes) -> bytes:
+def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | None = None) -> bytes:
+    """The checkpoint of a pipeline, for one with other operators.
+
+    Args:
+        checkpoint: The checkpoint.
+        start: The other pipeline's, at its start: operators that are new keep this state.
+        names: The names of operators in the checkpoint, by those that they have now; the same
+            names by default.
+
+    Raises:
+        StateError: If an operator has a state now and had none; if it is no checkpoint.
+    """
+    had, has, rest = _both(checkpoint, start)
+    fields: list[tuple[int, Any]] = []
+    for name, own in has.items():
+        kept = had.get(name if names is None else names.get(name, ""))
+        if kept is not None and own.get(2) and not kept.get(2):
+            raise StateError(f"{name} has a state now, and had none when the state was saved")
+        fields.append((1, protobuf.message(((kept or own) | {1: name.encode()}).items())))
+    return protobuf.message([*fields, *rest])
+
+
+def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
     """The checkpoint of a pipeline, for one of the same graph on other devices.
 
     DALI copies to and from devices by operators of its own, named after them, which have no
@@ -98,17 +120,13 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
 
     Args:
         checkpoint: The checkpoint.
-        start: That of the other pipeline, at its start.
+        start: The other pipeline's, at its start.
 
     Raises:
         StateError: If another operator than those is in one of them alone, or has a state in the
             other pipeline alone; if they are of other outputs; if it is no checkpoint.
     """
-    try:
-        had, has = _contents(checkpoint), _contents(start)
-        rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
-    except (ValueError, TypeError, LookupError) as error:
-        raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
+    had, has, _ = _both(checkpoint, start)
     # At its start an operator may have no state yet; the other way round DALI would begin anew.
     alone = {*had} ^ {*has}
     alone |= {name for name in {*had} & {*has} if has[name].get(2) and not had[name].get(2)}
@@ -119,47 +137,18 @@ def moved(checkpoint: bytes, start: bytes) -> bytes:
     lost, gained = _outputs(had) - _copied(has), _outputs(has) - _copied(had)
     if lost and gained:
         raise StateError(f"its outputs were {sorted(lost)} where they are {sorted(gained)} now")
-    named = [(1, protobuf.message(had.get(name, fields).items())) for name, fields in has.items()]
-    return protobuf.message([*named, *rest])
+    return for_operators(checkpoint, start)
 
 
-def grafted(checkpoint: bytes, start: bytes, names: Mapping[str, str]) -> bytes:
-    """The checkpoint of a pipeline, for one of a graph with other operators.
-
-    Args:
-        checkpoint: The checkpoint.
-        start: That of the other pipeline, at its start: of its new operators it is the state.
-        names: The names of operators in the checkpoint, by those that they have now.
-
-    Raises:
-        StateError: If an operator has a state in one of the two alone; if it is no checkpoint.
-    """
+def _both(
+    checkpoint: bytes, start: bytes
+) -> tuple[dict[str, dict[int, Any]], dict[str, dict[int, Any]], list[tuple[int, Any]]]:
+    """What two checkpoints have of each operator, and what the first has besides."""
     try:
-        had, has = _contents(checkpoint), _contents(start)
         rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
+        return _contents(checkpoint), _contents(start), rest
     except (ValueError, TypeError, LookupError) as error:
         raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
-    fields: list[tuple[int, Any]] = []
-    for name, own in has.items():
-        kept = had.get(names.get(name, ""))
-        if kept is not None and own.get(2) and not kept.get(2):
-            raise StateError(f"{name} has a state now, and had none when the state was saved")
-        fields.append((1, protobuf.message(((kept or own) | {1: name.encode()}).items())))
-    return protobuf.message([*fields, *rest])
-
-
-def trimmed(checkpoint: bytes, start: bytes) -> bytes:
-    """The checkpoint of a pipeline, for one of some of its operators.
-
-    Args:
-        checkpoint: The checkpoint.
-        start: That of the other pipeline, at its start.
-    """
-    had, has = _contents(checkpoint), _contents(start)
-    rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
-    return protobuf.message(
-        [*((1, protobuf.message(had.get(k, own).items())) for k, own in has.items()), *rest]
-    )
 
 
 def _copied(names: Iterable[str]) -> set[str]:
@@ -172,14 +161,14 @@ def _outputs(names: Iterable[str]) -> set[str]:
     return _copied(name for name in names if name.startswith("__MakeContiguous_"))
 
 
-def difference(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
+def compress(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
     """Checkpoints of pipelines as a short text, given those of their start."""
     data = b"".join(len(one).to_bytes(4, "big") + one for one in checkpoints)
     return base64.b85encode(deflate(data, b"".join(first), 9)).decode()
 
 
-def applied(text: str, first: Sequence[bytes]) -> list[bytes]:
-    """The checkpoints that `difference` made a text of.
+def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
+    """The checkpoints that `compress` made a text of.
 
     Raises:
         StateError: If it was made of other pipelines.
@@ -201,7 +190,7 @@ def applied(text: str, first: Sequence[bytes]) -> list[bytes]:
     return made
 
 
-def after(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = None) -> bytes:
+def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = None) -> bytes:
     """The checkpoint of a pipeline after so many runs of whole batches.
 
     Args:

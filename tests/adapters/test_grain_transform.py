@@ -579,14 +579,14 @@ class Interrupt(BaseException):
     """As KeyboardInterrupt, which pytest would take for its own."""
 
 
-@pytest.mark.parametrize("where", ("_delivered", "_convert", "_next"))
+@pytest.mark.parametrize("where", ("_behind", "_convert", "_next_outcome"))
 def test_after_an_interruption_the_batch_comes_again_with_its_own_records(where):
     ds = source(40).pipe(transform())
     whole = walk(iter(ds))
     iterator = iter(ds)
-    decoder = iterator._decoder
+    engine = iterator._engine
     taken = [next(iterator)]
-    real = getattr(decoder, where)
+    real = getattr(engine, where)
     for after in (False, True):  # in the middle of the call
 
         def broken(*args, after=after):
@@ -595,10 +595,10 @@ def test_after_an_interruption_the_batch_comes_again_with_its_own_records(where)
             raise Interrupt
 
         state = iterator.get_state()
-        setattr(decoder, where, broken)
+        setattr(engine, where, broken)
         with pytest.raises(Interrupt):
             next(iterator)
-        delattr(decoder, where)
+        delattr(engine, where)
         assert iterator.get_state() == state
         taken.append(next(iterator))
     taken += list(iterator)
@@ -631,7 +631,7 @@ def test_an_iterator_that_is_dropped_frees_its_pipelines_at_once():
 
     iterator = iter(source(20).pipe(transform()))
     next(iterator)
-    pipelines = weakref.WeakSet(iterator._decoder._fed.runner.pipelines)
+    pipelines = weakref.WeakSet(iterator._engine._pipelines.runner.pipelines)
     gc.disable()
     try:
         del iterator

@@ -13,7 +13,7 @@ from nvidia.dali import fn, pipeline_def, types
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, RandomInputs
 from dalijax.core.errors import StateError
 from dalijax.core.state import protobuf
-from dalijax.core.state.random_state import after, applied, difference, moved, operators
+from dalijax.core.state.random_state import after_runs, compress, expand, operators, to_other_device
 
 BATCH = 3
 MANY = [f"o{k}" for k in range(12)]
@@ -87,7 +87,7 @@ def alike(a, b):
 @pytest.mark.parametrize("depth", (1, 3))
 @pytest.mark.parametrize("runs", STEPS)
 def test_the_checkpoint_after_runs_goes_on_as_a_pipeline_that_ran(runs, depth):
-    told = after(runs, *checkpoints(many, 2))
+    told = after_runs(runs, *checkpoints(many, 2))
     ran = built(many, prefetch_queue_depth=depth)
     for _ in range(runs):
         ran.run()
@@ -100,15 +100,15 @@ def test_all_numbers_of_the_checkpoint_after_runs_are_dali_s():
     real = checkpoints(many, 40)
     number = re.compile(rb"[0-9A-F]{16}:[0-9A-F]{16}")
     for runs, own in enumerate(real):
-        assert number.findall(after(runs, *real[:3])) == number.findall(own)
+        assert number.findall(after_runs(runs, *real[:3])) == number.findall(own)
     assert len(number.findall(real[0])) == 12
 
 
 @pytest.mark.parametrize("graph", (plain, many))
 def test_the_count_of_runs_stays_at_its_start(graph):
     real = checkpoints(graph, 2)
-    assert after(0, *real) == real[0]
-    assert b'"iter": 0,' in after(7, *real)
+    assert after_runs(0, *real) == real[0]
+    assert b'"iter": 0,' in after_runs(7, *real)
 
 
 def test_numbers_carry_over_all_digits():
@@ -118,7 +118,7 @@ def test_numbers_carry_over_all_digits():
     for step in (0, 1, 255, 2**33):
         for start in (0, 2**32 - 1, 2**40):
             zero, one, two = (text(start + k * step) for k in range(3))
-            assert after(1000, zero, one, two) == text(start + 1000 * step)
+            assert after_runs(1000, zero, one, two) == text(start + 1000 * step)
 
 
 UNEVEN = {
@@ -135,19 +135,19 @@ def test_what_does_not_advance_evenly_is_refused_with_the_cure(change):
     zero, one, two = checkpoints(lambda image: fn.random.uniform(), 2)
     assert change(two) != two
     with pytest.raises(StateError, match="can't be told.*RandomInputs"):
-        after(3, zero, one, change(two))
+        after_runs(3, zero, one, change(two))
 
 
 def test_batches_of_several_sizes_are_no_even_advance():
     real = checkpoints(lambda image: (image, fn.random.uniform()), 2, sizes=[3, 2])
     with pytest.raises(StateError, match="can't be told"):
-        after(3, *real)
+        after_runs(3, *real)
 
 
 def test_a_number_that_goes_down_is_refused():
     texts = [b"x_%016X_" % n for n in (9, 8, 7)]
     with pytest.raises(StateError, match="can't be told"):
-        after(3, *texts)
+        after_runs(3, *texts)
 
 
 def test_operators_are_told_apart_by_whether_they_have_a_state():
@@ -167,8 +167,8 @@ def test_a_checkpoint_moves_to_operators_that_copy_elsewhere():
     assert elsewhere != real
     with pytest.raises(RuntimeError, match="might come from another pipeline"):
         built(many, elsewhere)
-    assert moved(elsewhere, start) == real
-    assert moved(real, start) == real
+    assert to_other_device(elsewhere, start) == real
+    assert to_other_device(real, start) == real
 
 
 def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
@@ -179,14 +179,17 @@ def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
         assert other != one
         both = (other, start) if one is real else (real, other)
         with pytest.raises(StateError, match=name.decode() + ".*in one of the two graphs alone"):
-            moved(*both)
-    assert moved(checkpoints(plain, 2)[2], checkpoints(plain, 0)[0]) == checkpoints(plain, 2)[2]
+            to_other_device(*both)
+    assert (
+        to_other_device(checkpoints(plain, 2)[2], checkpoints(plain, 0)[0])
+        == checkpoints(plain, 2)[2]
+    )
     known = dict(protobuf.fields(next(c for n, c in protobuf.fields(real) if b"__Uniform_1" in c)))
     without = protobuf.message([(1, protobuf.message([(1, known[1]), (2, b"")]))])
     # What comes last of a name counts.
     with pytest.raises(StateError, match="__Uniform_1 is, or has a state, in one"):
-        moved(real + without, start)
-    assert moved(real, start + without) == real
+        to_other_device(real + without, start)
+    assert to_other_device(real, start + without) == real
 
 
 def test_a_checkpoint_moves_to_no_other_output_of_its_operators():
@@ -197,12 +200,12 @@ def test_a_checkpoint_moves_to_no_other_output_of_its_operators():
     a = made([b"x", b"y", b"__MakeContiguous_CpuToCpu_x"])
     for names in ([b"__Copy_GpuToCpu_x"], [b"__MakeContiguous_GpuToGpu_x", b"__Copy_GpuToCpu_y"]):
         b = made([b"x", b"y", *names])
-        assert moved(a, b) == b and moved(b, a) == a
+        assert to_other_device(a, b) == b and to_other_device(b, a) == a
     both = made([b"x", b"y", b"__MakeContiguous_CpuToCpu___Copy_GpuToCpu_x"])
-    assert moved(a, both) == both and moved(both, a) == a
+    assert to_other_device(a, both) == both and to_other_device(both, a) == a
     c = made([b"x", b"y", b"__MakeContiguous_CpuToCpu_y"])
     with pytest.raises(StateError, match=r"outputs were \['x'\] where they are \['y'\]"):
-        moved(a, c)
+        to_other_device(a, c)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +214,7 @@ def test_a_checkpoint_moves_to_no_other_output_of_its_operators():
 def test_bytes_that_are_no_checkpoint_are_refused(odd):
     start = checkpoints(plain, 0)[0]
     with pytest.raises(StateError, match="not of the form that is known"):
-        moved(start + odd, start)
+        to_other_device(start + odd, start)
 
 
 # The short text
@@ -221,28 +224,28 @@ def test_bytes_that_are_no_checkpoint_are_refused(odd):
 @given(st.lists(st.tuples(st.binary(max_size=99), st.binary(max_size=99)), max_size=4))
 def test_a_difference_gives_the_checkpoints_back(pairs):
     first, now = [a for a, _ in pairs], [b for _, b in pairs]
-    assert applied(difference(now, first), first) == now
+    assert expand(compress(now, first), first) == now
 
 
 def test_a_difference_of_real_checkpoints_is_short_and_of_them_only():
     real = checkpoints(many, 3)
-    text = difference([real[3]], [real[0]])
-    assert applied(text, [real[0]]) == [real[3]]
+    text = compress([real[3]], [real[0]])
+    assert expand(text, [real[0]]) == [real[3]]
     assert len(text) < 150
     others = [checkpoints(many, 0, seed=1)[0], checkpoints(plain, 0)[0], real[1]]
     for other in others:
         with pytest.raises(StateError, match="another graph, seed or number of shards"):
-            applied(text, [other])
+            expand(text, [other])
     with pytest.raises(StateError, match="another graph, seed or number of shards"):
-        applied(text, [real[0], real[0]])
+        expand(text, [real[0], real[0]])
     with pytest.raises(StateError, match="the state has 1 pipelines, not 0"):
-        applied(difference([real[3]], []), [])
+        expand(compress([real[3]], []), [])
 
 
 @pytest.mark.parametrize("text", ("", "x", "~~~", "\x00", "é", "c$" * 40))
 def test_no_difference_is_refused(text):
     with pytest.raises(StateError):
-        applied(text, [b"first"])
+        expand(text, [b"first"])
 
 
 # Through Grain

@@ -1,0 +1,475 @@
+"""The engine of records: pipelines fed with the records of a stream."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..config import IteratorConfig
+from ..errors import RecordError, StateError, UnfitRecordError
+from ..pipeline.bad_record import runs
+from ..pipeline.batch import Batch, BatchMaker, choose_placement
+from ..pipeline.deferred import FunctionError
+from ..pipeline.engine import CLOSED, Engine, Outcome
+from ..pipeline.lifetime import calls, check_process
+from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
+from ..pipeline.schema import described, values_of
+from ..state import random_state
+from ..state.position import FailedBatch
+from ..stats import InputStats
+from .record_pipelines import RecordPipelines, check_record_graph
+from .record_queue import ReadError, RecordBatch, RecordPosition, RecordQueue, RecordReader
+
+_log = logging.getLogger("dalijax")
+_LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
+
+
+class RecordEngine(Engine[RecordPosition]):
+    """Pipelines fed with the records of a stream, at the consumer's position; see `Engine`.
+
+    Args:
+        pipeline_fn: The function of the graph; see `dalijax.core.pipeline.schema.learn`.
+        config: The iterator's arguments; ``mask`` adds the rows that are valid.
+        call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
+        each: What differs between the pipelines (device_id, seed).
+        rows: Rows of each pipeline's batch.
+        reader: Gives the records, and refers to no engine.
+        on_error: What becomes of records that DALI can't decode: "raise", "skip" (the whole
+            batch) or "mask" (a neighbour stands for them, masked out).
+        spec: What a record looks like, where the first one doesn't say it.
+        by_step: Whether the random state follows from the step alone, for whole batches.
+
+    Attributes:
+        stats: What `next` counts, once somebody watches.
+    """
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        config: IteratorConfig,
+        call: Mapping[str, Any],
+        each: Sequence[Mapping[str, Any]],
+        rows: int,
+        reader: RecordReader,
+        on_error: str = "raise",
+        spec: Any = None,
+        by_step: bool = False,
+    ):
+        check_record_graph(pipeline_fn, config, on_error)
+        super().__init__(getattr(pipeline_fn, "__name__", repr(pipeline_fn)), RecordPosition())
+        self.stats: InputStats | None = None
+        self._lock = threading.RLock()  # Grain's iterators may be called from several threads
+        self._calls = calls  # modules lose their names before the last iterators are freed
+        self._reader = reader
+        self._read_at_position = True  # whether the reader and the queue are where they must be
+        self._rows = rows * len(each)
+        self._on_error = on_error
+        self._by_step = by_step
+        self._config = config
+        self._make_batch = BatchMaker(config, choose_placement(config))
+        self._queue = RecordQueue(reader.next_records, len(each), rows)
+        self._pipelines = RecordPipelines(
+            pipeline_fn, config.output_map, call, each, rows, self._queue, spec
+        )
+        self._peeked: RecordBatch | None = None  # the records of the outcome
+        self._random_state = ""  # of a restored position, until the pipelines have it
+        self._graph = ""
+
+    @property
+    def lock(self) -> threading.RLock:
+        """The lock of `next`; whoever moves the reader holds it, too.
+
+        Raises:
+            RuntimeError: In a child that was forked from the process with the pipelines.
+        """
+        check_process(self.process)  # whose threads may have held it
+        return self._lock
+
+    # Batches
+
+    def next(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            StopIteration: At the end.
+            RecordError: If DALI can't decode a record; the next call gives the next batch.
+            Exception: What the reader raised.
+        """
+        with self.lock:
+            if self.stats is None:
+                return self._next()
+            with self.stats.waiting():
+                return self._next()
+
+    def _next(self) -> Batch:
+        with self.interruptible():
+            outcome = self.peek()
+            if self.stats is not None and not outcome.ended:
+                self.count(self.stats, outcome)
+            self.advance()
+        try:
+            return outcome.unwrap()
+        finally:
+            del outcome  # an error's traceback has this frame: together they would keep the batch
+
+    def watch(self) -> InputStats:
+        """Counts what is delivered from now on; until it is called nothing is counted."""
+        self.stats = self.stats or InputStats()
+        return self.stats
+
+    def count(self, stats: InputStats, outcome: Outcome[RecordPosition]) -> None:
+        """Counts a batch that is delivered."""
+        batch = self._peeked
+        if batch is None:  # a record's reading raised: no batch is behind it
+            return
+        rows = len(batch.records)
+        valid = rows if batch.valid is None else int(batch.valid.sum())
+        stats.delivered(0, self.position.step, valid, rows, len(self.errors))
+
+    def _next_outcome(self) -> Outcome[RecordPosition]:
+        here, failed = self.position, list[FailedBatch]()
+        try:
+            while True:
+                outcome = self._outcome_at(here, failed)
+                if self._on_error != "skip" or not isinstance(outcome.error, RecordError):
+                    self.errors += failed
+                    return outcome
+                failed.append(_logged("skipped", here, str(outcome.error)))
+                here = outcome.after
+        except BaseException:
+            if here is not self.position:  # what was skipped comes again
+                self.drop()
+            raise
+
+    def _outcome_at(
+        self, here: RecordPosition, failed: list[FailedBatch]
+    ) -> Outcome[RecordPosition]:
+        """What the run at a position gives, where the pipelines stand.
+
+        Args:
+            here: The position.
+            failed: Where a batch with masked records is noted.
+
+        Raises:
+            Exception: What the reader raised where nothing was read; nothing has moved.
+        """
+        self._peeked = None
+        try:
+            runner = self._runner_at(here)
+        except ReadError as raised:
+            return self._unread(here, raised)
+        except StopIteration:  # before the first record
+            return Outcome(here, ended=True)
+        if runner.deferred is not None:
+            runner.deferred.check_thread()
+        batch: Batch | None = None
+        error: Exception | None = None
+        try:
+            batch = runner.take(self._convert)
+        except SourceEnded:
+            return Outcome(here, ended=True)
+        except SourceError as raised:
+            self._pipelines.stop()
+            cause = raised.__cause__ or raised
+            if isinstance(cause, ReadError):
+                return self._unread(here, cause)
+            unfit = self._pipelines.unfit(self._queue.batches[0]) if self._queue.batches else []
+            if not unfit:
+                raise cause from None
+            return self._undecoded(here, cause, unfit, failed)
+        except FunctionError as raised:
+            error = RecordError(f"batch {here.step} failed. {raised}")
+            error.__cause__ = raised.__cause__
+        except RuntimeError as raised:
+            return self._undecoded(here, raised, [], failed)
+        except Exception as raised:  # no array can be made of it
+            error = raised
+        try:
+            return Outcome(self._behind(here), batch, error)
+        finally:
+            del error  # its traceback has this frame: together they would keep the batch
+
+    def _behind(self, here: RecordPosition) -> RecordPosition:
+        """The position behind the batch that the pipelines ran last."""
+        runner = self._pipelines.runner
+        return self._pop(here, runner.checkpoints() if runner else None)
+
+    def _pop(self, here: RecordPosition, checkpoints: tuple[bytes, ...] | None) -> RecordPosition:
+        """The position behind the first batch of the queue, which is taken."""
+        self._peeked = self._queue.batches[0]
+        self._queue.pop()
+        return RecordPosition(here.step + 1, self._peeked.after, checkpoints)
+
+    def _unread(self, here: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
+        """What the reading of a record raised, and the position behind that record."""
+        self._queue.error = None
+        cause = error.__cause__ or error
+        if isinstance(cause, StopIteration):  # which would look like the end
+            stop = cause
+            cause = RuntimeError(f"the reading of a record raised StopIteration: {stop}")
+            cause.__cause__ = stop
+        after = dataclasses.replace(here, after=error.after)
+        return Outcome(after, error=cause if isinstance(cause, Exception) else error)
+
+    def _convert(self, outputs: Sequence[Outputs]) -> Batch:
+        if self._queue.unread:
+            raise ValueError(
+                "the graph uses none of the records' arrays, so that nothing feeds it: have its "
+                "outputs depend on one of its inputs"
+            )
+        records, runner = self._queue.batches[0], self._pipelines.runner
+        rows = [len(tensors[0]) for tensors in outputs]
+        valid = np.ones(sum(rows), bool) if records.valid is None else records.valid
+        masks = np.split(valid, np.cumsum(rows)[:-1])
+        deferred = runner.deferred if runner else None
+        batch = self._make_batch(outputs, masks, not (runner and runner.dynamic), deferred)
+        schema = self._pipelines.schema
+        passed = schema.passed if schema else ()
+        columns = {name: values_of(records.records, name) for name in passed}
+        self._make_batch.add_columns(batch, columns, rows)
+        return batch
+
+    # Records that DALI can't decode
+
+    def _undecoded(
+        self,
+        here: RecordPosition,
+        error: BaseException,
+        unfit: Sequence[int],
+        failed: list[FailedBatch],
+    ) -> Outcome[RecordPosition]:
+        """What becomes of a batch that DALI can't make.
+
+        Args:
+            here: Its position.
+            error: What was raised.
+            unfit: The rows that the graph can't even be given.
+            failed: Where a batch with masked records is noted.
+        """
+        batch = self._queue.batches[0]
+        bad = list(unfit) or self._pipelines.undecodable(batch)
+        text = _description(here, batch, bad, bool(unfit), error)
+        repaired = self._repaired(batch, bad) if bad else None
+        after: RecordPosition | None = None
+        if repaired is not None:
+            self._queue.batches[0] = repaired
+            runner = self._stand(here)
+            if self._on_error == "mask":
+                failed.append(_logged("masked", here, text))
+                return self._outcome_at(here, failed)
+            if runs(runner):  # the random state moves on as by any other batch
+                after = self._behind(here)
+        if after is None:
+            checkpoints = self._behind_failure(here, batch)
+            after = self._pop(here, checkpoints)
+            self._pipelines.stop()
+        kind = UnfitRecordError if unfit else RecordError
+        described_error = kind(text)
+        described_error.__cause__ = error
+        return Outcome(after, error=described_error)
+
+    def _repaired(self, batch: RecordBatch, bad: Sequence[int]) -> RecordBatch | None:
+        """The first batch of the queue with good records for bad ones, if there are any.
+
+        They are of the batch itself, or else of those behind it; not of those before it, which a
+        run that goes on from here never saw.
+        """
+        if len(bad) < len(batch.records):
+            return batch.without(bad, None)
+        for place in range(1, _LOOK_AHEAD + 1):
+            try:
+                later = self._queue.at(place)
+            except (StopIteration, ReadError):
+                break
+            good = sorted({*range(len(later.records))} - {*self._pipelines.undecodable(later)})
+            if good:
+                return batch.without(bad, later.records[good[0]])
+        return None
+
+    def _behind_failure(self, here: RecordPosition, batch: RecordBatch) -> tuple[bytes, ...] | None:
+        """The checkpoints behind a batch that fails however often it is run.
+
+        The random state moves on all the same: where it is what fails, the same numbers would
+        fail in every batch that follows.
+        """
+        if self._by_step:
+            return None
+        start = self._checkpoints_at(here)
+        try:
+            return self._pipelines.after(1, batch, start)
+        except (StateError, RuntimeError, SourceError):  # it fails with other numbers, too
+            return start
+
+    # Pipelines
+
+    def prepare(self) -> None:
+        """Builds the pipelines where they are not, to stand at the position.
+
+        Raises:
+            StopIteration: If there is no batch: the first one says the records' dtypes.
+            ReadError: If the reading of its first record raised.
+            StateError: If the position is one of other pipelines.
+        """
+        with self.lock:
+            self._runner_at(self.position)
+
+    def schedule(self) -> None:
+        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        with self.lock, contextlib.suppress(StopIteration, ReadError):  # said when it is due
+            self._runner_at(self.position).schedule()
+
+    def _runner_at(self, here: RecordPosition) -> Runner:
+        if self.closed:
+            raise ValueError(CLOSED)
+        return self._pipelines.runner or self._stand(here)
+
+    def _stand(self, here: RecordPosition) -> Runner:
+        """New pipelines at a position, which read from the start of the queue."""
+        self.process = os.getpid()
+        pipelines = self._pipelines
+        try:
+            if not self._read_at_position:
+                self._reader.seek(here)
+                self._read_at_position = True
+            runner = None
+            if not pipelines.first:
+                runner = pipelines.build()
+                if runner.deferred is not None:
+                    runner.deferred.check(self._config)
+            self._check_graph(self._graph)
+            self._graph = self._graph and pipelines.graph
+            checkpoints = self._checkpoints_at(here)
+            # The first checkpoint had to be seen to know the others by their difference.
+            if runner is None or checkpoints != pipelines.first:
+                runner = pipelines.stand(checkpoints)
+            return runner
+        except BaseException:  # refused, and so is the next call
+            pipelines.stop()
+            raise
+
+    def _checkpoints_at(self, here: RecordPosition) -> tuple[bytes, ...]:
+        """Where the pipelines, which were built once, stand at a position."""
+        pipelines = self._pipelines
+        if here.checkpoints:
+            return here.checkpoints
+        if pipelines.first and self._random_state:
+            return tuple(random_state.expand(self._random_state, pipelines.first))
+        if not (self._by_step and here.step and any(pipelines.operators.values())):
+            return pipelines.first
+        first = self._queue.at(0).padded(self._rows)
+        sample = self._repaired(first, bad) if (bad := pipelines.undecodable(first)) else first
+        if sample is None:
+            raise StateError(
+                f"no record behind step {here.step} can be decoded: nothing goes on there"
+            )
+        return pipelines.after(here.step, sample)
+
+    def restart(self) -> None:
+        """Goes on after the reader had no batch, where it may have one now."""
+        if self._pipelines.runner is not None:
+            self._pipelines.runner.restart()
+
+    def drop(self) -> None:
+        """Frees the pipelines and what was read; the next use builds them, at the position."""
+        self._outcome = self._peeked = None
+        self._read_at_position = False
+        self._pipelines.stop()
+        self._queue.clear()
+
+    def close(self) -> None:
+        """Frees the pipelines and what was read, for good."""
+        if self._calls.lost(self.process):  # whoever has the lock may never give it back
+            self.closed = True
+            return
+        with self.lock:
+            super().close()
+
+    # States
+
+    def random_state(self, position: RecordPosition) -> str:
+        """The random state at a position as a short text; "" before the pipelines were built.
+
+        Raises:
+            StateError: If the graph can't be resumed: the message says why.
+        """
+        self._pipelines.check_resumable()
+        if not position.checkpoints:
+            return self._random_state
+        return random_state.compress(position.checkpoints, self._pipelines.first)
+
+    def graph(self, position: RecordPosition) -> str:
+        """A digest of the graph, the same for the first state before and after it was built."""
+        return self._graph or (self._pipelines.graph if position.step else "")
+
+    def stateful(self) -> list[str]:
+        """Names of the operators that have a state, once the pipelines were built."""
+        return [name for name, has_state in self._pipelines.operators.items() if has_state]
+
+    @property
+    def built(self) -> bool:
+        """Whether the pipelines were ever built with the seed that they have now."""
+        return bool(self._pipelines.first)
+
+    def check(self, saved_state: str, graph: str) -> None:
+        """Raises StateError where a state is known to be of other pipelines."""
+        self._check_graph(graph)
+        if saved_state and self._pipelines.first:
+            random_state.expand(saved_state, self._pipelines.first)
+
+    def _check_graph(self, saved: str) -> None:
+        now = self._pipelines.graph
+        if saved and now not in ("", saved) and "graph" not in self._config.allow_changes:
+            what = f"graph: {saved} -> {now} (with allow_changes=['graph'] other arguments go on)"
+            raise StateError.of_other_data([what])
+
+    def set_seed(self, seed: int | None) -> int | None:
+        """Sets the seed of the pipelines, which are built again, to a state's; None: the default.
+
+        Returns:
+            The seed that was set before.
+        """
+        with self.lock:
+            return self._pipelines.set_seed(seed)
+
+    def restore(self, step: int, after: Any, saved_state: str = "", graph: str = "") -> None:
+        """Goes on behind a batch, where the reader stands; the next use builds the pipelines.
+
+        Args:
+            step: Number of batches behind the position.
+            after: As `RecordBatch.after` of the last of them.
+            saved_state: What `random_state` gave.
+            graph: What `graph` gave.
+        """
+        with self.lock:
+            self._interrupted = None
+            self.drop()
+            self._read_at_position = True
+            self._random_state, self._graph = saved_state, graph
+            self.position = RecordPosition(step, after)
+
+
+def _description(
+    here: RecordPosition,
+    batch: RecordBatch,
+    bad: Sequence[int],
+    unfit: bool,
+    error: BaseException,
+) -> str:
+    """The records that fail, and what DALI says of them."""
+    names = "; ".join(f"{batch.name(row)} ({described(batch.records[row])})" for row in bad[:5])
+    verb = "take" if unfit else "decode"
+    what = f"DALI can't {verb} {names}" if bad else f"batch {here.step} failed"
+    more = " and more" if len(bad) > 5 else ""
+    return f"{what}{more}. {'' if unfit else 'DALI says: '}{error}"
+
+
+def _logged(verb: str, here: RecordPosition, text: str) -> FailedBatch:
+    _log.warning("%s: %s", verb, text)
+    return FailedBatch(0, here.step, text)

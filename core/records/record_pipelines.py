@@ -1,0 +1,337 @@
+"""Pipelines fed with records: built to stand at checkpoints, one for each data shard."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nvidia.dali import fn
+
+from ..arguments import function_parameters
+from ..config import IteratorConfig
+from ..pipeline.arrays import dali_type
+from ..pipeline.bad_record import failing, runs_alone
+from ..pipeline.dali_pipeline import check_outputs
+from ..pipeline.function_source import FunctionSource
+from ..pipeline.pipeline_source import check_resumable
+from ..pipeline.runner import Runner, discard
+from ..pipeline.schema import Column, Schema, learn
+from ..state import random_state
+from ..state.fingerprint import digest, fingerprint
+from .record_queue import RecordBatch, RecordQueue, no_more
+
+ON_ERROR = ("raise", "skip", "mask")
+
+
+def check_record_graph(
+    pipeline_fn: Callable[..., Any], config: IteratorConfig, on_error: str
+) -> None:
+    """Raises TypeError or ValueError where a graph or its arguments can't be fed with records."""
+    if getattr(pipeline_fn, "_is_pipeline_def", False):
+        raise TypeError(
+            f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
+            "pass the plain function, whose parameters are fed"
+        )
+    if isinstance(getattr(pipeline_fn, "config", None), IteratorConfig):
+        raise TypeError(
+            f"{pipeline_fn!r} is an iterator function of dalijax.data_iterator, which reads by "
+            "itself: pass the plain function, undecorated, whose parameters are the records' keys"
+        )
+    if not callable(pipeline_fn):
+        raise TypeError(f"pipeline_fn must be a function of a DALI graph, not {pipeline_fn!r}")
+    if on_error not in ON_ERROR:
+        raise ValueError(f"on_error must be one of {ON_ERROR}, not {on_error!r}")
+    if on_error == "mask" and config.mask is None:
+        raise ValueError("on_error='mask' needs a mask to say which records are bad: pad='mask'")
+    if on_error == "skip" and config.over_processes:
+        raise ValueError(
+            "on_error='skip' over several processes, one of which would then be a batch ahead of "
+            "the others: use 'mask'"
+        )
+
+
+class RecordPipelines:
+    """The pipelines of one `RecordEngine`.
+
+    Args:
+        pipeline_fn: The function of the graph; see `dalijax.core.pipeline.schema.learn`.
+        output_map: Names of its outputs.
+        call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
+        each: What differs between the pipelines (device_id, seed).
+        rows: Rows of each pipeline's batch.
+        queue: What they read.
+        spec: What a record looks like, where the first one doesn't say it.
+
+    Attributes:
+        runner: The running pipelines, where there are any.
+        first: DALI's checkpoint of each pipeline before its first run, once they were built.
+        graph: A digest of the operators and their arguments, once they were built; else "".
+    """
+
+    def __init__(
+        self,
+        pipeline_fn: Callable[..., Any],
+        output_map: Sequence[str],
+        call: Mapping[str, Any],
+        each: Sequence[Mapping[str, Any]],
+        rows: int,
+        queue: RecordQueue,
+        spec: Any,
+    ):
+        parameters = function_parameters(pipeline_fn)
+        self.runner: Runner | None = None
+        self.first: tuple[bytes, ...] = ()
+        self.graph = ""
+        self._fn = pipeline_fn
+        arguments = {k: v for k, v in call.items() if k in parameters}
+        self._record_graph = _RecordGraph(pipeline_fn, arguments)
+        self._options = {k: v for k, v in call.items() if k not in parameters}
+        self._output_map = output_map
+        self._each = [{**one, "pipeline": number} for number, one in enumerate(each)]
+        self._rows = rows
+        self._queue = queue
+        self._spec = spec
+        self._seed: int | None = None
+        self._first_of_seed: dict[int | None, tuple[bytes, ...]] = {}
+        self._source = self._over(queue, self._each)
+
+    @property
+    def schema(self) -> Schema | None:
+        """How records become inputs, once one was seen."""
+        return self._record_graph.schema
+
+    @property
+    def operators(self) -> dict[str, bool]:
+        """Whether each operator has a state, by its name; empty until there are pipelines."""
+        return random_state.operators(self.first[0]) if self.first else {}
+
+    def set_seed(self, seed: int | None) -> int | None:
+        """Sets the seed of the next pipelines to that of a state; None: the default.
+
+        Returns:
+            The seed that was set before.
+        """
+        self.stop()
+        before, self._seed = self._seed, seed
+        self._first_of_seed[before] = self.first
+        self.first = self._first_of_seed.get(seed, ())
+        self._source.set_seed(seed)
+        return before
+
+    def check_resumable(self) -> None:
+        """Raises StateError where the graph has no state to resume from."""
+        check_resumable(self._source)
+
+    def build(self) -> Runner:
+        """New pipelines at their start; the first record says what they take.
+
+        Raises:
+            StopIteration: If there is no record.
+        """
+        if self._record_graph.schema is None:
+            first = self._queue.at(0)
+            if not first.records:
+                raise ValueError("a batch of no record was read: leave out empty lists")
+            self._record_graph.learn(first.records[0], self._spec)
+        runner = self.stand(None)
+        check_outputs(runner.pipelines[0], self._output_map)
+        self.first = runner.checkpoints() or ()
+        if not self.graph:
+            known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)["operators"]
+            self.graph = digest(json.dumps([list(self._output_map), known]).encode(), length=8)
+        return runner
+
+    def stand(self, checkpoints: Sequence[bytes] | None) -> Runner:
+        """New pipelines at checkpoints, which read from the start of the queue."""
+        self.stop()
+        self.runner = Runner(self._source.build(checkpoints), gradual=True)
+        return self.runner
+
+    def stop(self) -> None:
+        """Frees the pipelines; the next ones read from the start of the queue."""
+        self._queue.rewind()
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            runner.close()
+
+    def _over(
+        self, queue: RecordQueue, each: Sequence[Mapping[str, Any]], **more: Any
+    ) -> FunctionSource:
+        """What builds pipelines that read a queue."""
+        graph: Any = functools.partial(self._record_graph, queue)
+        graph.__name__ = getattr(self._fn, "__name__", repr(self._fn))  # for errors
+        source = FunctionSource(graph, (), {**self._options, **more}, each)
+        source.set_seed(self._seed)
+        return source
+
+    def after(
+        self, runs: int, sample: RecordBatch, start: Sequence[bytes] | None = None
+    ) -> tuple[bytes, ...]:
+        """The checkpoints some runs behind others.
+
+        Args:
+            runs: Number of runs.
+            sample: A batch like those that are run, which tells how far each run moves on.
+            start: Where the runs begin; at the start of the pipelines by default.
+
+        Raises:
+            StateError: If the operators' states are not known to move on evenly.
+            RuntimeError: If the sample doesn't run.
+        """
+        queue = RecordQueue(no_more, len(self._each), self._rows, [sample] * 2)
+        runner = Runner(self._over(queue, self._each).build())
+        try:
+            three = [runner.checkpoints() or ()]
+            for _ in range(2):
+                runner.take(discard)
+                three.append(runner.checkpoints() or ())
+        finally:
+            runner.close()
+        return tuple(
+            random_state.after_runs(runs, zero, one, two, base)
+            for (zero, one, two), base in zip(zip(*three), start or three[0], strict=True)
+        )
+
+    # Records that DALI can't take
+
+    def undecodable(self, batch: RecordBatch) -> list[int]:
+        """The rows of a batch that fail by themselves."""
+
+        def decode(rows: Sequence[int]) -> bool:
+            alone = RecordBatch([batch.records[row] for row in rows], None, str)
+            queue = RecordQueue(no_more, 1, self._rows, [alone])
+            one = self._over(queue, self._each[:1], prefetch_queue_depth=1)
+            return runs_alone(Runner(one.build()))
+
+        return failing(len(batch.records), decode, self._rows)
+
+    def unfit(self, batch: RecordBatch) -> list[int]:
+        """The rows of a batch that the graph can't be given."""
+        return self._record_graph.unfit(batch.records)
+
+
+class _RecordGraph:
+    """The graph of one pipeline: the caller's function over the columns of its records.
+
+    It refers to no pipeline, so that pipelines are freed with the last reference to them.
+
+    Args:
+        pipeline_fn: The function.
+        arguments: Its arguments that are no columns.
+
+    Attributes:
+        schema: The columns, once a record was seen.
+    """
+
+    def __init__(self, pipeline_fn: Callable[..., Any], arguments: Mapping[str, Any]):
+        self.schema: Schema | None = None
+        self._fn = pipeline_fn
+        self._arguments = arguments
+        self._used: set[int] = set()  # columns that pipelines have asked for
+
+    def learn(self, record: Any, spec: Any) -> Schema:
+        """Finds the columns by a record, and by what a record looks like, where that is said."""
+        self.schema = learn(record, self._fn, self._arguments, spec)
+        return self.schema
+
+    def __call__(self, queue: RecordQueue, pipeline: int = 0) -> Any:
+        """Defines the graph.
+
+        Args:
+            queue: What the pipeline reads.
+            pipeline: Its number.
+        """
+        schema = self._known()
+        nodes = _sources(schema, _Feed(self, queue, pipeline))
+        args, kwargs = schema.arguments(nodes)
+        try:
+            return self._fn(*args, **kwargs, **self._arguments)
+        except StopIteration as error:
+            raise RuntimeError(f"the graph's function raised StopIteration: {error}") from error
+        except KeyError as error:
+            if not schema.nested:
+                raise
+            keys = ["/".join(column.path) for column in schema.columns]
+            raise KeyError(f"{error} in the graph's function: the records have {keys}") from error
+        except TypeError as error:
+            if not (args and isinstance(args[0], dict)):
+                raise
+            names = sorted(function_parameters(self._fn) - set(self._arguments))
+            raise TypeError(
+                f"{error}\nThe whole record, a dict of {sorted(args[0])}, is its only argument, "
+                f"since none of its parameters, {names}, is one of these keys: name its parameters "
+                "like the keys that it takes, or index the dict"
+            ) from error
+
+    def columns(self, columns: Sequence[int], records: Sequence[Any]) -> list[Any]:
+        """Some columns of records, as DALI takes them."""
+        self._used.update(columns)
+        try:
+            schema = self._known()
+            return [schema.column(k, records) for k in columns]
+        except StopIteration as error:  # which DALI would take for the end
+            raise RuntimeError(f"a record raised StopIteration: {error}") from error
+
+    def _known(self) -> Schema:
+        if self.schema is None:
+            raise ValueError("no record was seen that would say what the graph takes")
+        return self.schema
+
+    def unfit(self, records: Sequence[Any]) -> list[int]:
+        """The rows whose columns, those that were asked for, can't be made."""
+        rows: list[int] = []
+        for row, record in enumerate(records):
+            try:
+                self.columns(sorted(self._used), [record])
+            except (ValueError, TypeError):
+                rows.append(row)
+        return rows
+
+
+class _Feed:
+    """Feeds one pipeline: each run asks once for each column that the graph uses."""
+
+    def __init__(self, graph: _RecordGraph, queue: RecordQueue, pipeline: int):
+        self._graph = graph
+        self._queue = queue
+        self._pipeline = pipeline
+        self._asked: set[int] = set()  # columns that this run has
+        self._records: Sequence[Any] = ()
+
+    def columns(self, *columns: int) -> list[Any]:
+        """Some columns of the next run."""
+        if not self._asked or self._asked.intersection(columns):
+            self._asked.clear()
+            self._records = self._queue.read(self._pipeline)
+        self._asked.update(columns)
+        return self._graph.columns(columns, self._records)
+
+    def source_of(self, column: int) -> Callable[[int], Any]:
+        """A source of ``fn.external_source``: one column."""
+        return lambda index: self.columns(column)[0]
+
+
+def _sources(schema: Schema, feed: _Feed) -> Any:
+    """A node for each column."""
+    if schema.nested:  # DALI drops those that the graph doesn't use, and never asks for them
+        return [
+            fn.external_source(source=feed.source_of(k), batch=True, **_type(one))
+            for k, one in enumerate(schema.columns)
+        ]
+    every = range(len(schema.columns))
+    return fn.external_source(
+        source=lambda index: feed.columns(*every),
+        num_outputs=len(schema.columns),
+        dtype=[_type(one)["dtype"] for one in schema.columns],
+        ndim=[one.ndim for one in schema.columns],
+        batch=True,
+    )
+
+
+def _type(column: Column) -> dict[str, Any]:
+    """The dtype and number of dimensions of a column, as DALI names them."""
+    if column.dtype is None:
+        return {}
+    return {"dtype": dali_type(column.dtype), "ndim": column.ndim}

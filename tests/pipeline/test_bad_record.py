@@ -1,0 +1,35 @@
+"""Finding the records of a batch that fail, by halving."""
+
+import itertools
+
+import pytest
+
+from dalijax.core.pipeline.bad_record import failing
+
+
+def subsets(count):
+    every = range(count)
+    return itertools.chain.from_iterable(
+        itertools.combinations(every, size) for size in range(count + 1)
+    )
+
+
+@pytest.mark.parametrize("at_once", (None, 1, 3))
+@pytest.mark.parametrize("count", range(9))
+def test_the_failing_ones_are_found_in_order(count, at_once):
+    for bad in subsets(count):
+        asked = []
+
+        def succeed(rows, bad=bad, asked=asked):
+            asked.append(list(rows))
+            return not {*rows} & {*bad}
+
+        assert failing(count, succeed, at_once) == list(bad)
+        assert all(rows and len(rows) <= (at_once or count) for rows in asked)
+        assert len(asked) == len({tuple(rows) for rows in asked})
+
+
+def test_the_search_ends_with_enough_of_them():
+    for bad in subsets(7):
+        found = failing(7, lambda rows, bad=bad: not {*rows} & {*bad}, most=2)
+        assert found == list(bad)[:2]
