@@ -96,7 +96,8 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
             arrays.
         on_error: What becomes of a record that DALI can't decode. "raise": a RuntimeError that
             names it, and the next call gives the next batch; "skip": the batch is left out;
-            "mask" (with ``pad="mask"``): a neighbour stands for it, masked out.
+            "mask" (with ``pad="mask"``): a neighbour stands for it, masked out; where none of its
+            batch and the eight behind it can be decoded, it raises.
         element_spec: What a record looks like, with objects that have shape and dtype, where
             the first one doesn't say it.
         read_options: grain.ReadOptions for a MapDataset, counted in batches.

@@ -395,6 +395,50 @@ def test_a_wholly_corrupt_batch_with_none_before_it(how, bad):
     compare(walk(again), without(clean, bad, how == "mask")[steps:], how)
 
 
+def test_a_mask_without_any_record_to_stand_in_raises_and_goes_on():
+    # Left out, one of several processes would be a batch ahead of the others.
+    bad = range(4, 48)
+    iterator = iter(source(48, bad).pipe(transform(pad="mask", on_error="mask")))
+    steps = [taken(iterator) for _ in range(12)]
+    assert numbers(steps[:1]) == [[0, 1, 2, 3]] and walk(iterator) == []
+    for step, text in enumerate(steps[1:], 1):
+        assert text.startswith(f"DALI can't decode record {B * step} of the stream")
+    assert iterator.errors == ()
+
+
+def test_what_fails_behind_a_skipped_batch_loses_nothing():
+    class Late:
+        def __init__(self, fails):
+            self.fails = fails
+
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, index):
+            if index == 8 and self.fails:
+                self.fails -= 1
+                raise OSError("disk")
+            return {"image": BAD if index == 4 else jpeg(index), "i": index}
+
+    def of(fails):
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        ds = grain.MapDataset.source(Late(fails)).to_iter_dataset(options)
+        return iter(ds.pipe(transform(on_error="skip")))
+
+    want, iterator = walk(of(0)), of(1)
+    assert numbers(want) == [[0, 1, 2, 3], [8, 9, 10, 11], [12, 13, 14, 15]]
+    got = [taken(iterator)]
+    with pytest.raises(OSError, match="disk"):
+        next(iterator)
+    state = iterator.get_state()
+    got += walk(iterator)
+    assert numbers(got) == [[0, 1, 2, 3], [9, 10, 11, 12], [13, 14, 15]]  # 8 raised, once
+    assert [one.step for one in iterator.errors] == [1]
+    again = of(0)
+    again.set_state(state)
+    assert walk(again) == got[1:]
+
+
 def test_a_repaired_batch_that_makes_no_array_is_behind_too():
     big = io.BytesIO()
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(big, "JPEG")

@@ -20,6 +20,7 @@ from dalijax.adapters import clu, t5x, tfdata
 from dalijax.adapters.grain import DALIIterDataset
 from dalijax.core.errors import StateError
 from oracle import Case
+from tars import write_tar
 
 N, BATCH = 11, 4
 PADDED = Case(N, 1, BATCH, "FILL", True, False)
@@ -348,3 +349,34 @@ def test_a_readers_iterator_has_no_seek(jpegs):
     with pytest.raises(StateError, match="no state of dalijax|no state"):
         iterator.set_state(elastic("one device", 4).get_state())
     iterator.close()
+
+
+@pytest.mark.parametrize("shape", (None, (4,), (2, 2)), ids=("host", "4", "2x2"))
+def test_numbers_and_texts_that_pass_the_graph_by(shape, tmp_path):
+    names = [f"{k}" for k in range(N)]
+    entries = [
+        entry
+        for k in range(N)
+        for entry in (
+            (f"{k:02}.jpg", bytes([k])),
+            (f"{k:02}.json", json.dumps(10 * k).encode()),
+            (f"{k:02}.txt", names[k].encode()),
+        )
+    ]
+    tar = sources.Tar(
+        write_tar(tmp_path / "a.tar", entries), {"jpg": "data", "json": "meta", "txt": "text"}
+    )
+
+    def take(data):
+        return data + 0
+
+    sharding = shape and mesh_of(shape, ("x", "y")[: len(shape)], ("x",), range(np.prod(shape)))
+    config = {"as_numpy": True} if shape is None else {"sharding": sharding}
+    make = data_iterator(take, ["data"], source=tar, shuffle=False, **config)
+    for step, batch in enumerate(make(batch_size=BATCH, num_threads=1)):
+        rows = [k % N for k in range(BATCH * step, BATCH * (step + 1))]
+        assert batch["text"].tolist() == [names[k] for k in rows]
+        assert np.asarray(batch["meta"]).tolist() == [10 * k for k in rows]
+        if sharding:
+            assert batch["meta"].sharding.is_equivalent_to(sharding, 1)
+        assert np.asarray(batch["data"]).tolist() == [[k] for k in rows]
