@@ -107,7 +107,7 @@ class _Decode:
 
     def _decoded(self, batch: RecordBatch) -> dict[str, Any]:
         if self._engine is None:
-            self._engine = self._transform.engine(self._reader, DEFAULT_SEED)
+            self._engine = self._transform.engine(self._reader, DEFAULT_SEED, None)
         engine = self._engine
         self._reader.batch = batch
         engine.restart()

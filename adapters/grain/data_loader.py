@@ -13,7 +13,7 @@ import numpy as np
 from ...core.config import IteratorConfig
 from ...core.errors import StateError
 from ...core.pipeline.batch import choose_placement
-from ...core.records.record_queue import RecordBatch, RecordPosition
+from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
 from ...core.state.fingerprint import digest
@@ -30,7 +30,8 @@ class DALIDataLoader:
 
     The state is the global step: a run that was saved on two processes of two devices goes on
     on one of four, with the same records in the same order. So are the pixels, where random
-    numbers are drawn for each record (`RandomInputs`) or not at all. Random operators of DALI
+    numbers are drawn for each record (``draw``, by its index in the sampler's order; or
+    `RandomInputs`) or not at all. Random operators of DALI
     follow from (seed, global step, shard): a graph with them goes on bit by bit on the same
     number of shards, and is refused on another one unless ``other_randomness`` says so.
 
@@ -128,12 +129,14 @@ class DALIDataLoader:
             size = shards[0].batch_size(batch_size)
             rows = [range(s.shard_id * size, (s.shard_id + 1) * size) for s in shards]
             self.num_shards = shards[0].num_shards
+        self._rows = tuple(row for each in rows for row in each)
+        self._batch_size = batch_size
         self._steps = Steps(
             data_source,
             sampler,
             tuple(operations),
             batch_size,
-            tuple(row for own in rows for row in own),
+            self._rows,
             drop_remainder,
             bool(pad),
         )
@@ -154,6 +157,11 @@ class DALIDataLoader:
     def num_steps(self) -> int:
         """Number of global batches."""
         return len(self._steps)
+
+    def numbers(self) -> Numbers:
+        """Gives the index in the sampler's order of each row that this process feeds for a step."""
+        rows, batch_size = np.array(self._rows, np.int64), self._batch_size
+        return lambda step: step * batch_size + rows
 
     def records(self, step: int) -> grain.DatasetIterator:
         """The records of the batches from a step on."""
@@ -217,7 +225,9 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         super().__init__()
         self._loader = loader
         self._reader = _StepReader(loader)
-        self._engine = transform.engine(self._reader, 0, by_step=True)
+        self._engine = transform.engine(
+            self._reader, 0, loader.numbers(), loader.seed, by_step=True
+        )
         self._deliver = transform.delivered
         self._seed = loader.seed
         self._drawing = -1  # whether the graph has random operators, once that is known
@@ -282,12 +292,13 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             raise StateError(
                 f"the state is of {state['shards']} shards, here are {now['shards']}, and the "
                 "graph's random operators draw other numbers for them: draw them for each "
-                "record (RandomInputs), or pass other_randomness=True to go on all the same"
+                "record (by draw.uniform() and its like, or RandomInputs), or pass "
+                "other_randomness=True to go on all the same"
             )
         with self._engine.lock:
             if state["seed"] != self._seed:
                 self._seed = state["seed"]
-                self._engine.set_seed(shard_seed(self._seed, self._loader.shard))
+                self._engine.set_seed(shard_seed(self._seed, self._loader.shard), self._seed)
             self._drawing = state["random"]
             self._reader.seek(RecordPosition(state["step"]))
             self._engine.restore(state["step"], None, graph=state["graph"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import grain
 import jax
+import numpy as np
 from grain.experimental import ShapeDtypeStruct
 
 from ...core.arguments import checked_arguments, whole_number
@@ -20,7 +21,7 @@ from ...core.pipeline.function_source import default_device_id
 from ...core.pipeline.shards import shard_pipelines
 from ...core.records.engine import RecordEngine
 from ...core.records.record_pipelines import check_record_graph
-from ...core.records.record_queue import RecordReader
+from ...core.records.record_queue import Numbers, RecordReader
 from ...core.seeds import ShardSeed
 from ...core.state.codec import brief
 from ...core.stats import InputStats
@@ -84,7 +85,11 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         pipeline_fn: The function of the graph, undecorated. Records that are dicts give its
             parameters by their keys; keys that it does not take pass it by, batched. A
             record that is bytes, text, a number or an array is its only parameter. Text
-            comes as UTF-8 (see `dalijax.fn.read_file` for paths).
+            comes as UTF-8 (see `dalijax.fn.read_file` for paths). A parameter ``draw`` gets
+            random numbers that belong to the record's place in the stream (see
+            `dalijax.core.pipeline.draw.Draw`, and `dalijax.augment`); they need no state, and
+            do not depend on the number of shards. Processes that read parts of a dataset
+            without ``sharding`` need a ``seed`` each.
         batch_size: Number of records in a batch; with ``sharding`` the global one, of which
             each process feeds the rows that it holds.
         output_map: A name for each output of the graph.
@@ -206,13 +211,30 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         """A batch as it is delivered."""
         return writable(batch) if self.writable else batch
 
-    def engine(self, reader: RecordReader, seed: int, by_step: bool = False) -> RecordEngine:
+    def numbers(self) -> Numbers:
+        """Gives the number in the stream of each record that this process feeds for a step."""
+        rows = np.arange(self.batch_size, dtype=np.int64)
+        shards = choose_placement(IteratorConfig(**self._settings)).shards
+        if shards:
+            each = np.split(rows, shards[0].num_shards)
+            rows = np.concatenate([each[shard.shard_id] for shard in shards])
+        return lambda step: step * self.batch_size + rows
+
+    def engine(
+        self,
+        reader: RecordReader,
+        seed: int,
+        numbers: Numbers | None,
+        draw_seed: int | None = None,
+        by_step: bool = False,
+    ) -> RecordEngine:
         """The pipelines that make batches of a reader's records.
 
         Args:
             reader: The reader.
             seed: As for `seed`.
-            by_step: As for `RecordEngine`.
+            numbers, by_step: As for `RecordEngine`.
+            draw_seed: The seed of ``draw``; None: that of the graph.
 
         Raises:
             RuntimeError: For a GPU pipeline in a worker process of Grain.
@@ -235,6 +257,8 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
             each,
             each[0]["batch_size"],
             reader,
+            numbers,
+            int(self.seed(seed)) if draw_seed is None else draw_seed,
             self._on_error,
             self._spec,
             by_step,
@@ -303,7 +327,7 @@ class DecodedIterator(grain.DatasetIterator):
         self._reader = Reader(
             parent, self._rows, lists, transform.drop_remainder, bool(transform.pad)
         )
-        self._engine = transform.engine(self._reader, seed)
+        self._engine = transform.engine(self._reader, seed, transform.numbers())
 
     def __next__(self) -> Any:
         self._assert_not_closed()

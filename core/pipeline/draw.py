@@ -46,6 +46,7 @@ class DrawRows:
     refuse: Callable[[int, Exception], None] = _raise
 
 
+DRAW = "draw"  # the parameter of a graph that gets it
 _DRAW = "_dalijax_draw"
 
 
@@ -66,7 +67,7 @@ def draw_of_pipeline() -> Draw | None:
 
 
 class Draw:
-    """Draws numbers that belong to records: the ``draw`` of a graph over a source.
+    """Draws numbers that belong to records: the ``draw`` of a graph over records or a source.
 
     Each method gives a DataNode, an input of operators, with one value for each sample::
 
@@ -79,11 +80,11 @@ class Draw:
     Functions of the graph that want a key get one of such numbers, too.
 
     Args:
-        rows: The rows of a run of the pipeline, by its number.
+        rows: Gives the rows of a run of the pipeline, by the run's number, for the draw of a name.
         fields: The field of each input of the graph, by the name of its node.
     """
 
-    def __init__(self, rows: Callable[[int], DrawRows], fields: Mapping[str, str]):
+    def __init__(self, rows: Callable[[int, str], DrawRows], fields: Mapping[str, str]):
         self._rows = rows
         self._fields = fields
         self._draws: dict[str, Mapping[str, Any]] = {}  # settings, by the draw's name
@@ -284,7 +285,7 @@ class Draw:
 
         @do_not_convert
         def source(run: int) -> list[NDArray[Any]]:
-            rows = rows_of(run)
+            rows = rows_of(run, name)
             sizes: Any = known
             if isinstance(known, str):
                 sizes = rows.sizes(known)

@@ -25,10 +25,14 @@ from ..state import random_state
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .record_pipelines import RecordPipelines, check_record_graph
-from .record_queue import ReadError, RecordBatch, RecordPosition, RecordQueue, RecordReader
+from .record_queue import Numbers, ReadError, RecordBatch, RecordPosition, RecordQueue, RecordReader
 
 _log = logging.getLogger("dalijax")
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
+
+
+class _RefusedRecords(Exception):
+    """Records of a batch that the graph could not augment."""
 
 
 class RecordEngine(Engine[RecordPosition]):
@@ -41,6 +45,8 @@ class RecordEngine(Engine[RecordPosition]):
         each: What differs between the pipelines (device_id, seed).
         rows: Rows of each pipeline's batch.
         reader: Gives the records, and refers to no engine.
+        numbers: Gives the numbers of the rows of a step, for ``draw``; see `RecordQueue`.
+        draw_seed: The seed of ``draw``.
         on_error: What becomes of records that DALI can't decode: "raise", "skip" (the whole
             batch) or "mask" (a neighbour stands for them, masked out).
         spec: What a record looks like, where the first one doesn't say it.
@@ -58,6 +64,8 @@ class RecordEngine(Engine[RecordPosition]):
         each: Sequence[Mapping[str, Any]],
         rows: int,
         reader: RecordReader,
+        numbers: Numbers | None,
+        draw_seed: int,
         on_error: str = "raise",
         spec: Any = None,
         by_step: bool = False,
@@ -74,9 +82,17 @@ class RecordEngine(Engine[RecordPosition]):
         self._by_step = by_step
         self._config = config
         self._make_batch = BatchMaker(config, choose_placement(config))
-        self._queue = RecordQueue(reader.next_records, len(each), rows)
+        self._queue = RecordQueue(reader.next_records, len(each), rows, numbers)
         self._pipelines = RecordPipelines(
-            pipeline_fn, config.output_map, call, each, rows, self._queue, spec
+            pipeline_fn,
+            config.output_map,
+            call,
+            each,
+            rows,
+            self._queue,
+            numbers,
+            draw_seed,
+            spec,
         )
         self._peeked: RecordBatch | None = None  # the records of the outcome
         self._random_state = ""  # of a restored position, until the pipelines have it
@@ -184,6 +200,10 @@ class RecordEngine(Engine[RecordPosition]):
             if not unfit:
                 raise cause from None
             return self._undecoded(here, cause, unfit, failed)
+        except _RefusedRecords:
+            refused = self._queue.batches[0].refused
+            self._pipelines.stop()
+            return self._undecoded(here, refused[min(refused)], sorted(refused), failed)
         except FunctionError as raised:
             error = RecordError(f"batch {here.step} failed. {raised}")
             error.__cause__ = raised.__cause__
@@ -225,6 +245,8 @@ class RecordEngine(Engine[RecordPosition]):
                 "outputs depend on one of its inputs"
             )
         records, runner = self._queue.batches[0], self._pipelines.runner
+        if records.refused:
+            raise _RefusedRecords
         rows = [len(tensors[0]) for tensors in outputs]
         valid = np.ones(sum(rows), bool) if records.valid is None else records.valid
         masks = np.split(valid, np.cumsum(rows)[:-1])
@@ -254,9 +276,9 @@ class RecordEngine(Engine[RecordPosition]):
             failed: Where a batch with masked records is noted.
         """
         batch = self._queue.batches[0]
-        bad = list(unfit) or self._pipelines.undecodable(batch)
+        bad = list(unfit) or self._pipelines.undecodable(batch, here.step)
         text = _description(here, batch, bad, bool(unfit), error)
-        repaired = self._repaired(batch, bad) if bad else None
+        repaired = self._repaired(batch, bad, here.step) if bad else None
         after: RecordPosition | None = None
         if repaired is not None:
             self._queue.batches[0] = repaired
@@ -275,7 +297,7 @@ class RecordEngine(Engine[RecordPosition]):
         described_error.__cause__ = error
         return Outcome(after, error=described_error)
 
-    def _repaired(self, batch: RecordBatch, bad: Sequence[int]) -> RecordBatch | None:
+    def _repaired(self, batch: RecordBatch, bad: Sequence[int], step: int) -> RecordBatch | None:
         """The first batch of the queue with good records for bad ones, if there are any.
 
         They are of the batch itself, or else of those behind it; not of those before it, which a
@@ -288,7 +310,8 @@ class RecordEngine(Engine[RecordPosition]):
                 later = self._queue.at(place)
             except (StopIteration, ReadError):
                 break
-            good = sorted({*range(len(later.records))} - {*self._pipelines.undecodable(later)})
+            bad_later = self._pipelines.undecodable(later, step + place)
+            good = sorted({*range(len(later.records))} - {*bad_later})
             if good:
                 return batch.without(bad, later.records[good[0]])
         return None
@@ -337,6 +360,7 @@ class RecordEngine(Engine[RecordPosition]):
         try:
             if not self._read_at_position:
                 self._reader.seek(here)
+                self._queue.clear(here.step)
                 self._read_at_position = True
             runner = None
             if not pipelines.first:
@@ -364,7 +388,8 @@ class RecordEngine(Engine[RecordPosition]):
         if not (self._by_step and here.step and any(pipelines.operators.values())):
             return pipelines.first
         first = self._queue.at(0).padded(self._rows)
-        sample = self._repaired(first, bad) if (bad := pipelines.undecodable(first)) else first
+        bad = pipelines.undecodable(first, here.step)
+        sample = self._repaired(first, bad, here.step) if bad else first
         if sample is None:
             raise StateError(
                 f"no record behind step {here.step} can be decoded: nothing goes on there"
@@ -381,7 +406,7 @@ class RecordEngine(Engine[RecordPosition]):
         self._outcome = self._peeked = None
         self._read_at_position = False
         self._pipelines.stop()
-        self._queue.clear()
+        self._queue.clear(0)
 
     def close(self) -> None:
         """Frees the pipelines and what was read, for good."""
@@ -429,14 +454,18 @@ class RecordEngine(Engine[RecordPosition]):
             what = f"graph: {saved} -> {now} (with allow_changes=['graph'] other arguments go on)"
             raise StateError.of_other_data([what])
 
-    def set_seed(self, seed: int | None) -> int | None:
-        """Sets the seed of the pipelines, which are built again, to a state's; None: the default.
+    def set_seed(self, seed: int | None, draw_seed: int | None = None) -> int | None:
+        """Sets the seed of the pipelines and of ``draw`` to a state's; None: the default.
+
+        Args:
+            seed: The seed of the pipelines.
+            draw_seed: The seed of ``draw``, where it is another one.
 
         Returns:
             The seed that was set before.
         """
         with self.lock:
-            return self._pipelines.set_seed(seed)
+            return self._pipelines.set_seed(seed, draw_seed)
 
     def restore(self, step: int, after: Any, saved_state: str = "", graph: str = "") -> None:
         """Goes on behind a batch, where the reader stands; the next use builds the pipelines.
@@ -450,6 +479,7 @@ class RecordEngine(Engine[RecordPosition]):
         with self.lock:
             self._interrupted = None
             self.drop()
+            self._queue.clear(step)
             self._read_at_position = True
             self._random_state, self._graph = saved_state, graph
             self.position = RecordPosition(step, after)

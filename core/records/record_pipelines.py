@@ -7,20 +7,25 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from nvidia.dali import fn
 
 from ..arguments import function_parameters
 from ..config import IteratorConfig
+from ..hashing import fold
 from ..pipeline.arrays import dali_type
 from ..pipeline.bad_record import failing, runs_alone
 from ..pipeline.dali_pipeline import check_outputs
+from ..pipeline.draw import DRAW, Draw, DrawRows, described_draws
 from ..pipeline.function_source import FunctionSource
+from ..pipeline.picture_size import picture_size
 from ..pipeline.pipeline_source import check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
 from ..state import random_state
 from ..state.fingerprint import digest, fingerprint
-from .record_queue import RecordBatch, RecordQueue, no_more
+from .record_queue import Numbers, PipelineRows, RecordBatch, RecordQueue, no_more
 
 ON_ERROR = ("raise", "skip", "mask")
 
@@ -62,6 +67,8 @@ class RecordPipelines:
         each: What differs between the pipelines (device_id, seed).
         rows: Rows of each pipeline's batch.
         queue: What they read.
+        numbers: Gives the numbers of the rows of a step; None where nobody knows them.
+        draw_seed: The seed of ``draw``, the same for all pipelines of all processes.
         spec: What a record looks like, where the first one doesn't say it.
 
     Attributes:
@@ -78,6 +85,8 @@ class RecordPipelines:
         each: Sequence[Mapping[str, Any]],
         rows: int,
         queue: RecordQueue,
+        numbers: Numbers | None,
+        draw_seed: int,
         spec: Any,
     ):
         parameters = function_parameters(pipeline_fn)
@@ -86,7 +95,8 @@ class RecordPipelines:
         self.graph = ""
         self._fn = pipeline_fn
         arguments = {k: v for k, v in call.items() if k in parameters}
-        self._record_graph = _RecordGraph(pipeline_fn, arguments)
+        self._record_graph = _RecordGraph(pipeline_fn, arguments, draw_seed)
+        self._numbers = numbers
         self._options = {k: v for k, v in call.items() if k not in parameters}
         self._output_map = output_map
         self._each = [{**one, "pipeline": number} for number, one in enumerate(each)]
@@ -107,14 +117,19 @@ class RecordPipelines:
         """Whether each operator has a state, by its name; empty until there are pipelines."""
         return random_state.operators(self.first[0]) if self.first else {}
 
-    def set_seed(self, seed: int | None) -> int | None:
+    def set_seed(self, seed: int | None, draw_seed: int | None = None) -> int | None:
         """Sets the seed of the next pipelines to that of a state; None: the default.
+
+        Args:
+            seed: The seed.
+            draw_seed: The seed of ``draw``, where it is another one.
 
         Returns:
             The seed that was set before.
         """
         self.stop()
         before, self._seed = self._seed, seed
+        self._record_graph.set_seed(seed if draw_seed is None else draw_seed)
         self._first_of_seed[before] = self.first
         self.first = self._first_of_seed.get(seed, ())
         self._source.set_seed(seed)
@@ -135,12 +150,20 @@ class RecordPipelines:
             if not first.records:
                 raise ValueError("a batch of no record was read: leave out empty lists")
             self._record_graph.learn(first.records[0], self._spec)
+            if self._record_graph.draws and self._numbers is None:
+                raise ValueError(
+                    "draw has numbers of records whose place in the stream is known, and no "
+                    "operation of grain.DataLoader knows it: use DALITransform or DALIDataLoader, "
+                    "or draw the numbers by RandomInputs"
+                )
         runner = self.stand(None)
         check_outputs(runner.pipelines[0], self._output_map)
         self.first = runner.checkpoints() or ()
         if not self.graph:
             known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)["operators"]
-            self.graph = digest(json.dumps([list(self._output_map), known]).encode(), length=8)
+            draws = described_draws(runner.pipelines[0])
+            text = json.dumps([list(self._output_map), [*draws, *known]])
+            self.graph = digest(text.encode(), length=8)
         return runner
 
     def stand(self, checkpoints: Sequence[bytes] | None) -> Runner:
@@ -180,7 +203,7 @@ class RecordPipelines:
             StateError: If the operators' states are not known to move on evenly.
             RuntimeError: If the sample doesn't run.
         """
-        queue = RecordQueue(no_more, len(self._each), self._rows, [sample] * 2)
+        queue = RecordQueue(no_more, len(self._each), self._rows, self._numbers, [sample] * 2)
         runner = Runner(self._over(queue, self._each).build())
         try:
             three = [runner.checkpoints() or ()]
@@ -196,12 +219,15 @@ class RecordPipelines:
 
     # Records that DALI can't take
 
-    def undecodable(self, batch: RecordBatch) -> list[int]:
-        """The rows of a batch that fail by themselves."""
+    def undecodable(self, batch: RecordBatch, step: int) -> list[int]:
+        """The rows of the batch of a step that fail by themselves."""
+        numbers = self._numbers and self._numbers(step)
 
         def decode(rows: Sequence[int]) -> bool:
             alone = RecordBatch([batch.records[row] for row in rows], None, str)
-            queue = RecordQueue(no_more, 1, self._rows, [alone])
+            some = None if numbers is None else numbers[list(rows)]
+            of_step = None if some is None else lambda _: some
+            queue = RecordQueue(no_more, 1, self._rows, of_step, [alone])
             one = self._over(queue, self._each[:1], prefetch_queue_depth=1)
             return runs_alone(Runner(one.build()))
 
@@ -220,21 +246,35 @@ class _RecordGraph:
     Args:
         pipeline_fn: The function.
         arguments: Its arguments that are no columns.
+        seed: The seed of ``draw``.
 
     Attributes:
         schema: The columns, once a record was seen.
+        draws: Whether the function takes ``draw``; a key of the records has the name before it.
+        seed: The seed of ``draw``.
     """
 
-    def __init__(self, pipeline_fn: Callable[..., Any], arguments: Mapping[str, Any]):
+    def __init__(self, pipeline_fn: Callable[..., Any], arguments: Mapping[str, Any], seed: int):
         self.schema: Schema | None = None
+        self.draws = False
+        self.seed = seed
+        self._default_seed = seed
         self._fn = pipeline_fn
         self._arguments = arguments
         self._used: set[int] = set()  # columns that pipelines have asked for
 
     def learn(self, record: Any, spec: Any) -> Schema:
         """Finds the columns by a record, and by what a record looks like, where that is said."""
-        self.schema = learn(record, self._fn, self._arguments, spec)
+        like = record if spec is None else spec
+        open_ = function_parameters(self._fn) - {*self._arguments}
+        self.draws = DRAW in open_ and not (isinstance(like, Mapping) and DRAW in like)
+        given = {**self._arguments, DRAW: None} if self.draws else self._arguments
+        self.schema = learn(record, self._fn, given, spec)
         return self.schema
+
+    def set_seed(self, seed: int | None) -> None:
+        """Sets the seed of ``draw`` to that of a state; None: the default."""
+        self.seed = self._default_seed if seed is None else seed
 
     def __call__(self, queue: RecordQueue, pipeline: int = 0) -> Any:
         """Defines the graph.
@@ -244,8 +284,12 @@ class _RecordGraph:
             pipeline: Its number.
         """
         schema = self._known()
-        nodes = _sources(schema, _Feed(self, queue, pipeline))
+        feed = _Feed(self, queue, pipeline)
+        nodes = _sources(schema, feed)
         args, kwargs = schema.arguments(nodes)
+        if self.draws:
+            columns = {node.name: str(k) for k, node in enumerate(nodes)}
+            kwargs[DRAW] = Draw(feed.draw_rows, columns)
         try:
             return self._fn(*args, **kwargs, **self._arguments)
         except StopIteration as error:
@@ -291,26 +335,54 @@ class _RecordGraph:
 
 
 class _Feed:
-    """Feeds one pipeline: each run asks once for each column that the graph uses."""
+    """Feeds one pipeline: each run asks once for each column that the graph uses, and draw."""
 
     def __init__(self, graph: _RecordGraph, queue: RecordQueue, pipeline: int):
         self._graph = graph
         self._queue = queue
         self._pipeline = pipeline
-        self._asked: set[int] = set()  # columns that this run has
-        self._records: Sequence[Any] = ()
+        self._asked: set[int | str] = set()  # columns and draws that this run has
+        self._rows: PipelineRows | None = None
+        self._sizes: dict[str, NDArray[np.int32]] = {}
 
     def columns(self, *columns: int) -> list[Any]:
         """Some columns of the next run."""
-        if not self._asked or self._asked.intersection(columns):
-            self._asked.clear()
-            self._records = self._queue.read(self._pipeline)
-        self._asked.update(columns)
-        return self._graph.columns(columns, self._records)
+        return self._graph.columns(columns, self._rows_for(columns).records)
 
     def source_of(self, column: int) -> Callable[[int], Any]:
         """A source of ``fn.external_source``: one column."""
         return lambda index: self.columns(column)[0]
+
+    def draw_rows(self, run: int, name: str) -> DrawRows:
+        """What one draw of the next run gets numbers for."""
+        rows = self._rows_for((name,))
+        hashes = fold(self._graph.seed, 0, rows.numbers)
+        return DrawRows(hashes, self._sizes_of, rows.refuse)
+
+    def _rows_for(self, names: Sequence[int | str]) -> PipelineRows:
+        """The rows of the run that asks; what is asked for again is asked for by the next one."""
+        if self._rows is None or self._asked.intersection(names):
+            self._asked.clear()
+            self._sizes.clear()
+            self._rows = None  # where the stream has ended the next run asks anew
+            self._rows = self._queue.read(self._pipeline)
+        self._asked.update(names)
+        return self._rows
+
+    def _sizes_of(self, column: str) -> NDArray[np.int32]:
+        """Heights and widths of the pictures of a column in this run, int32 [rows, 2].
+
+        A record whose picture's header can't be read is refused; 1 x 1 stands there.
+        """
+        rows = self._rows
+        if rows is not None and column not in self._sizes:
+            (pictures,) = self._graph.columns([int(column)], rows.records)
+            known = [picture_size(one) for one in pictures]
+            unknown = ValueError("the size of the picture can't be read from its header")
+            for row in [row for row, size in enumerate(known) if size is None]:
+                rows.refuse(row, unknown)
+            self._sizes[column] = np.array([size or (1, 1) for size in known], np.int32)
+        return self._sizes[column]
 
 
 def _sources(schema: Schema, feed: _Feed) -> Any:

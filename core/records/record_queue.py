@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..pipeline.lifetime import calls
 
@@ -49,12 +50,14 @@ class RecordBatch:
         after: What the reader wants to know of the position behind them.
         name: Gives what the record of a row is called in errors, e.g. its index and key.
         valid: Which rows are no padding; None for all.
+        refused: Why records can't be augmented, by row; graphs note it as they run.
     """
 
     records: Sequence[Any]
     after: Any
     name: Callable[[int], str]
     valid: np.ndarray | None = None
+    refused: dict[int, Exception] = dataclasses.field(default_factory=dict)
 
     def padded(self, rows: int) -> RecordBatch:
         """The batch with its last record repeated up to so many rows."""
@@ -80,7 +83,26 @@ class RecordBatch:
         for i in bad:
             records[i] = records[min(good, key=lambda k: abs(k - i))] if good else spare
             valid[i] = False
-        return dataclasses.replace(self, records=records, valid=valid)
+        return dataclasses.replace(self, records=records, valid=valid, refused={})
+
+
+# The number in the stream of each row of a step, int64 [rows].
+Numbers = Callable[[int], NDArray[np.int64]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineRows:
+    """The rows of a batch that one pipeline takes.
+
+    Attributes:
+        records: The record of each.
+        numbers: The number in the stream of each, int64 [rows]; None where it is not known.
+        refuse: Called with a row whose record can't be augmented, and why.
+    """
+
+    records: Sequence[Any]
+    numbers: NDArray[np.int64] | None
+    refuse: Callable[[int, Exception], None]
 
 
 class RecordReader(Protocol):
@@ -108,10 +130,12 @@ class RecordQueue:
         next_records: Gives the next batch; see `RecordReader`.
         pipelines: Number of pipelines.
         rows: Rows of each pipeline's batch.
+        numbers: Gives the numbers of the rows of a step; None where nobody knows them.
         batches: What it starts with.
 
     Attributes:
         batches: The batches.
+        step: The number of the first of them.
     """
 
     def __init__(
@@ -119,13 +143,16 @@ class RecordQueue:
         next_records: Callable[[], RecordBatch],
         pipelines: int,
         rows: int,
+        numbers: Numbers | None,
         batches: Sequence[RecordBatch] = (),
     ):
         self.batches = collections.deque(batches)
+        self.step = 0
         # Kept until the consumer comes to it: all pipelines must meet it, and it is raised once.
         self.error: ReadError | None = None
         self._next_records = next_records
         self._rows = rows
+        self._numbers = numbers
         self._read = [0] * pipelines  # batches of the queue that each pipeline has read
 
     @property
@@ -151,26 +178,35 @@ class RecordQueue:
                 raise
         return self.batches[place]
 
-    def read(self, pipeline: int) -> Sequence[Any]:
-        """The records that one pipeline takes next; raises as `at`."""
-        records = self.at(self._read[pipeline]).records
+    def read(self, pipeline: int) -> PipelineRows:
+        """The rows that one pipeline takes next; raises as `at`."""
+        place = self._read[pipeline]
+        batch = self.at(place)
         self._read[pipeline] += 1
-        if len(self._read) > 1 and len(records) > self._rows:
-            records = records[pipeline * self._rows : (pipeline + 1) * self._rows]
-        return records
+        first, last = 0, len(batch.records)
+        if len(self._read) > 1 and last > self._rows:
+            first, last = pipeline * self._rows, (pipeline + 1) * self._rows
+        numbers = self._numbers and self._numbers(self.step + place)[first:last]
+
+        def refuse(row: int, error: Exception) -> None:
+            batch.refused.setdefault(first + row, error)
+
+        return PipelineRows(batch.records[first:last], numbers, refuse)
 
     def pop(self) -> None:
         """Drops the first batch, which every pipeline has read."""
         self.batches.popleft()
+        self.step += 1
         self._read = [read - 1 for read in self._read]
 
     def rewind(self) -> None:
         """Has all pipelines start over at the first batch."""
         self._read = [0] * len(self._read)
 
-    def clear(self) -> None:
-        """Drops all batches."""
+    def clear(self, step: int) -> None:
+        """Drops all batches; the next one is that of a step."""
         self.batches.clear()
+        self.step = step
         self.error = None
         self.rewind()
 

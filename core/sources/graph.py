@@ -11,10 +11,8 @@ from nvidia.dali.fn.io import file
 
 from ..arguments import name_of
 from ..pipeline.arrays import dali_type
-from ..pipeline.draw import Draw, DrawRows
+from ..pipeline.draw import DRAW, Draw, DrawRows
 from .source import Field
-
-DRAW = "draw"
 
 
 class Feeder(Protocol):
@@ -112,7 +110,7 @@ class FieldGraph:
             # Mapping small files takes twice as long as reading them.
             nodes[name] = file.read(node, dont_use_mmap=True) if field.is_path else node
             names[nodes[name].name] = name
-        draw = Draw(lambda run: feeder.draw_rows(run, part), names)
+        draw = Draw(lambda run, _: feeder.draw_rows(run, part), names)
         if self._draws:
             nodes[DRAW] = draw
         return self._function(**nodes, **self._settings)

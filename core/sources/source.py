@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..pipeline.picture_size import path_size, picture_size
 from .order import Indices, shuffled
-from .picture_size import path_size, picture_size
 
 # Of samples of the stream: the record of each, and the epoch whose random numbers it draws.
 Order = Callable[[Indices], tuple[Indices, Indices]]

@@ -13,7 +13,7 @@ ROWS = 6
 def run(graph, records, seed=3, epoch=1, sizes=None):
     """What a graph of draws gives for some records."""
 
-    def rows(_):
+    def rows(*_):
         return DrawRows(fold(seed, epoch, np.asarray(records)), lambda field: sizes[field])
 
     @pipeline_def(batch_size=len(records), num_threads=1, device_id=None)
@@ -94,7 +94,7 @@ def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
     def pipeline(behind):
         data = fn.external_source(source=lambda: [bytes_] * 2, batch=True)
         draw = Draw(
-            lambda _: DrawRows(fold(0, np.arange(2)), lambda field: sizes), {data.name: "data"}
+            lambda *_: DrawRows(fold(0, np.arange(2)), lambda field: sizes), {data.name: "data"}
         )
         images = behind(fn.decoders.image, data)
         return draw.compute(lambda u, hw: hw * 10, (2,), np.int32, images=images, columns=0)
@@ -133,7 +133,7 @@ def test_draws_are_described_with_what_their_numbers_depend_on():
     def lines(graph):
         @pipeline_def(batch_size=2, num_threads=1, device_id=None)
         def pipeline():
-            return graph(Draw(lambda _: DrawRows(fold(np.arange(2)), lambda field: None), {}))
+            return graph(Draw(lambda *_: DrawRows(fold(np.arange(2)), lambda field: None), {}))
 
         return described_draws(pipeline())
 

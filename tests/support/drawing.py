@@ -85,7 +85,7 @@ def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=E
 
     def define():
         data = fn.external_source(source=lambda: files, batch=True)
-        draw = RecordingDraw(lambda _: rows, {data.name: "data"})
+        draw = RecordingDraw(lambda *_: rows, {data.name: "data"})
         return graph(fn.decoders.image(data, device="mixed" if gpu else "cpu"), draw)
 
     pipeline = pipeline_def(

@@ -10,7 +10,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
-from dalijax.core.sources.picture_size import path_size, picture_size
+from dalijax.core.pipeline.picture_size import path_size, picture_size
 from dalijax.sources import Arrays, Files, Mixture, Records
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 61, 3), np.uint8)

@@ -1,0 +1,239 @@
+"""`draw` and `dalijax.augment` over Grain's records: numbers of a place in the stream, anywhere."""
+
+import io
+import json
+
+import grain
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn as dali_fn
+from PIL import Image
+
+from dalijax import augment, data_iterator, fn, sources
+from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform
+from dalijax.core.errors import RecordError
+from dalijax.core.hashing import column_keys, fold, uniform
+
+N, BATCH, SEED = 22, 4, 7
+SIZES = [(20 + 3 * k, 24 + 2 * k) for k in range(N)]
+
+
+def picture(k, form="JPEG"):
+    file = io.BytesIO()
+    pixels = np.random.default_rng(k).integers(0, 255, (*SIZES[k], 3), np.uint8)
+    Image.fromarray(pixels).save(file, form, quality=95)
+    return file.getvalue()
+
+
+JPEGS = [picture(k) for k in range(N)]
+# DALI decodes it, but nothing reads its size from its header.
+OTHER = picture(5, "JPEG2000")
+
+
+def records(other=()):
+    return [{"image": OTHER if k in other else JPEGS[k], "i": np.int32(k)} for k in range(N)]
+
+
+def numbers(i, draw):
+    return i + 0, draw.uniform(), draw.uniform(2, 3, shape=(2,), name="two")
+
+
+def pictures(image, i, draw):
+    images = dali_fn.decoders.image(image)
+    images = augment.random_resized_crop(images, size=16, draw=draw)
+    return augment.flip(images, draw=draw), i + 0
+
+
+def over(*shape):
+    devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+    return NamedSharding(Mesh(devices, ("data", "model")[: len(shape)]), PartitionSpec("data"))
+
+
+def expected(places, seed=SEED):
+    """What `numbers` draws at places of the stream: "u" and "v"."""
+    hashes = fold(seed, 0, np.asarray(places, np.int64))
+    one = uniform(hashes, column_keys("#0", 1))[:, 0]
+    two = uniform(hashes, column_keys("two", 2)).astype(np.float64) + 2
+    return one, two.astype(np.float32)
+
+
+def transform(graph=numbers, names=("x", "u", "v"), **options):
+    options = {"batch_size": BATCH, "num_threads": 1, "pad": "mask", **options}
+    return DALITransform(graph, output_map=names, **options)
+
+
+def loader(**options):
+    graph = options.pop("graph", numbers)
+    names = options.pop("names", ("x", "u", "v"))
+    options = {"batch_size": BATCH, "num_threads": 1, "pad": "mask", **options}
+    sampler = grain.samplers.IndexSampler(N, shuffle=True, num_epochs=2, seed=3)
+    return DALIDataLoader(
+        options.pop("source", records()),
+        sampler,
+        pipeline_fn=graph,
+        output_map=names,
+        **options,
+    )
+
+
+def on_host(iterator):
+    return [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
+
+
+def check(batches, order, first=0, seed=SEED):
+    """Whether batches have the records of an order, and the numbers of their places."""
+    for step, batch in enumerate(batches, first):
+        places = np.arange(BATCH * step, BATCH * (step + 1))
+        one, two = expected(places, seed)
+        valid = batch["mask"]
+        assert batch["x"][valid].tolist() == [order[k] for k in places[valid]]
+        np.testing.assert_array_equal(batch["u"][valid], one[valid])
+        np.testing.assert_array_equal(batch["v"][valid], two[valid])
+    assert step == -(-len(order) // BATCH) - 1
+
+
+@pytest.mark.parametrize("shape", (None, (1,), (2,), (4,), (2, 2)), ids=str)
+def test_the_numbers_of_a_transform_are_those_of_the_place_in_the_stream(shape):
+    ds = grain.MapDataset.source(records())
+    options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": over(*shape)}
+    whole = iter(ds.pipe(transform(**options)))
+    batches, states = [], []
+    for batch in whole:
+        batches.append(batch)
+        states.append(json.loads(json.dumps(whole.get_state())))
+    check(on_host(batches), list(range(N)))
+    again = iter(ds.pipe(transform(**options)))
+    again.set_state(states[1])
+    check(on_host(again), list(range(N)), 2)
+
+
+def test_a_seed_of_the_call_is_the_draws_seed_and_a_states_too():
+    ds = grain.MapDataset.source(records())
+    check(on_host(ds.pipe(transform(seed=5))), list(range(N)), seed=5)
+    check(on_host(ds.pipe(transform())), list(range(N)), seed=0)
+    saved = iter(ds.seed(9).pipe(transform()))
+    next(saved)
+    plain = iter(ds.pipe(transform()))
+    plain.set_state(saved.get_state())  # nobody gave it a seed
+    check(on_host(plain), list(range(N)), 1, seed=int(saved.get_state()["made"].split()[2]))
+
+
+@pytest.mark.parametrize("first", (None, (4,), (2, 2)), ids=str)
+@pytest.mark.parametrize("second", (None, (2,), (4,)), ids=str)
+def test_a_loader_goes_on_on_any_number_of_shards(first, second):
+    order = [
+        int(one.record_key)
+        for one in map(loader()._steps._sampler.__getitem__, range(2 * N))  # both epochs
+    ]
+    start = iter(loader(seed=SEED, sharding=first and over(*first)))
+    for _ in range(3):
+        next(start)
+    state = start.get_state()
+    assert state["random"] == 0  # none that would belong to a shard
+    rest = iter(loader(seed=SEED, sharding=second and over(*second)))
+    rest.set_state(json.loads(json.dumps(state)))
+    check(on_host(rest), order, 3)
+
+
+@pytest.mark.parametrize("shards", (2, 4))
+def test_each_part_of_a_loader_draws_for_its_rows(shards):
+    parts = [
+        on_host(loader(seed=SEED, shard_options=grain.sharding.ShardOptions(k, shards)))
+        for k in range(shards)
+    ]
+    for step in range(len(parts[0])):
+        u = np.concatenate([part[step]["u"] for part in parts])
+        valid = np.concatenate([part[step]["mask"] for part in parts])
+        one, _ = expected(np.arange(BATCH * step, BATCH * (step + 1)))
+        np.testing.assert_array_equal(u[valid], one[valid])
+
+
+def test_augmented_pictures_are_those_of_a_source():
+    source = sources.Records([{"image": data, "i": np.int32(k)} for k, data in enumerate(JPEGS)])
+    make = data_iterator(pictures, ["image", "i"], source=source, shuffle=False, as_numpy=True)
+    want = on_host(make(batch_size=BATCH, num_threads=1, seed=SEED))
+    ds = grain.MapDataset.source(records()).seed(SEED)
+    got = on_host(ds.pipe(transform(pictures, ("image", "i"), seed=SEED)))
+    for one, other in zip(got, want, strict=True):
+        valid = one["mask"]
+        np.testing.assert_array_equal(one["image"][valid], other["image"][valid])
+        assert one["i"][valid].tolist() == other["i"][valid].tolist()
+
+
+@pytest.mark.parametrize("shape", (None, (2,)), ids=str)
+def test_a_picture_without_a_size_is_a_bad_record(shape):
+    options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": over(*shape)}
+    ds, bad = grain.MapDataset.source(records((5,))), grain.MapDataset.source(records())
+    want = on_host(bad.pipe(transform(pictures, ("image", "i"), **options)))
+    masks = on_host(ds.pipe(transform(pictures, ("image", "i"), on_error="mask", **options)))
+    assert [np.flatnonzero(~batch["mask"]).tolist() for batch in masks] == [
+        *([], [1], [], [], []),
+        [2, 3],
+    ]
+    for one, other in zip(masks, want, strict=True):
+        valid = one["mask"]
+        np.testing.assert_array_equal(one["image"][valid], other["image"][valid])
+    skips = on_host(ds.pipe(transform(pictures, ("image", "i"), on_error="skip", **options)))
+    assert [batch["i"][0] for batch in skips] == [0, 8, 12, 16, 20]
+    for one, other in zip(skips, want[:1] + want[2:], strict=True):
+        np.testing.assert_array_equal(one["image"], other["image"])
+    raises = iter(ds.pipe(transform(pictures, ("image", "i"), **options)))
+    next(raises)
+    state = raises.get_state()
+    with pytest.raises(RecordError, match="record 5 of the stream .*size of the picture can't be"):
+        next(raises)
+    rest = on_host(raises)
+    assert [batch["i"][0] for batch in rest] == [8, 12, 16, 20]
+    again = iter(ds.pipe(transform(pictures, ("image", "i"), **options)))
+    again.set_state(state)
+    with pytest.raises(RecordError, match="record 5 of the stream"):
+        next(again)
+    for one, other in zip(on_host(again), rest, strict=True):
+        np.testing.assert_array_equal(one["image"], other["image"])
+
+
+def test_keys_of_functions_go_on_elsewhere():
+    def noisy(i, draw):
+        function = fn.jax_function(lambda x, *, key: jax.random.uniform(key, x.shape))
+        return i + 0, function(i)
+
+    def run():
+        return iter(loader(graph=noisy, names=("x", "u"), seed=SEED))
+
+    whole, start, rest = on_host(run()), run(), run()
+    for _ in range(2):
+        next(start)
+    rest.set_state(start.get_state())
+    assert len({batch["u"].tobytes() for batch in whole}) == len(whole)
+    for one, other in zip(on_host(rest), whole[2:], strict=True):
+        np.testing.assert_array_equal(one["u"], other["u"])
+
+
+def test_another_draw_is_another_graph():
+    def other(i, draw):
+        return i + 0, draw.uniform(0, 2), draw.uniform(2, 3, shape=(2,), name="two")
+
+    ds = grain.MapDataset.source(records())
+    saved = iter(ds.pipe(transform()))
+    next(saved)
+    restored = iter(ds.pipe(transform(other)))
+    with pytest.raises(ValueError, match="graph"):
+        restored.set_state(saved.get_state())
+        next(restored)
+
+
+def test_a_key_of_the_records_has_the_name_first():
+    ds = grain.MapDataset.source([{"i": np.int32(k), "draw": np.int32(k + 1)} for k in range(8)])
+    made = DALITransform(
+        lambda i, draw: (i + 0, draw + 0), batch_size=4, output_map=["i", "d"], num_threads=1
+    )
+    assert [batch["d"].tolist() for batch in ds.pipe(made)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_a_loaders_operation_knows_no_place():
+    batch = DALIBatch(numbers, BATCH, ["x", "u", "v"], num_threads=1)
+    sampler = grain.samplers.IndexSampler(N, shuffle=False, num_epochs=1)
+    with pytest.raises(ValueError, match="use DALITransform or DALIDataLoader, or draw"):
+        next(iter(grain.DataLoader(data_source=records(), sampler=sampler, operations=[batch])))
