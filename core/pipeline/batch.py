@@ -114,7 +114,7 @@ class BatchMaker:
         for name, values in columns.items():
             if name in batch:
                 raise ValueError(
-                    f"{name!r} of the records passes the graph by, and an output or the mask has "
+                    f"the records' key {name!r} passes the graph by, and an output or the mask has "
                     "that name, too: name the output otherwise"
                 )
             column = schema.stacked(values, name)
