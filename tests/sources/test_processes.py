@@ -1,0 +1,192 @@
+"""States that go on on other devices and processes, and runs that are killed there."""
+
+import itertools
+import json
+import os
+import pathlib
+import random
+
+from elastic_graphs import GRAPHS, MORE, PICTURES, SEED, SOURCES, iterator_function, rows_of, write
+
+from processes import launched, started
+
+FULL = os.environ.get("DALIJAX_FULL") == "1"
+WORKER = pathlib.Path(__file__).parents[1] / "support" / "elastic_worker.py"
+STEPS = 5
+
+# Devices of each process that are in the mesh; None: NumPy arrays of each process's rows.
+LAYOUTS = {
+    1: (
+        {"devices": 1},
+        {"devices": 2, "turned": True},
+        {"devices": 4, "copies": 2},
+        {"devices": 8},
+        {"devices": 8, "copies": 2, "turned": True},
+        None,
+    ),
+    2: (
+        {"devices": 1},
+        {"devices": 2, "copies": 2},
+        {"devices": 2, "copies": 2, "turned": True},
+        {"devices": 4},
+        {"devices": 4, "copies": 4},
+        None,
+    ),
+    4: (
+        {"devices": 1},
+        {"devices": 1, "copies": 2, "turned": True},
+        {"devices": 2, "turned": True},
+        {"devices": 2, "copies": 2},
+        None,
+    ),
+}
+
+
+def chosen_pairs(count):
+    """Pairs of (processes, mesh), of all numbers of processes in turn, with a source and a graph.
+
+    Each dozen has every source with every graph.
+    """
+    of_numbers = []
+    for before, after in itertools.product(LAYOUTS, LAYOUTS):
+        meshes = list(itertools.product(LAYOUTS[before], LAYOUTS[after]))
+        distinct = [((before, a), (after, b)) for a, b in meshes if (before, a) != (after, b)]
+        of_numbers.append(random.Random(0).sample(distinct, -(-count // 9)))
+    pairs = list(itertools.chain(*zip(*of_numbers)))[:count]
+    kinds = zip(itertools.cycle(SOURCES), itertools.cycle(GRAPHS))
+    return [(*pair, *kind) for pair, kind in zip(pairs, kinds)]
+
+
+def jobs_of(pairs, folder):
+    """What is done before and behind each pair's state, in batches of other sizes."""
+    jobs = []
+    for k, (before, after, source, graph) in enumerate(pairs):
+        both = {"source": source, "graph": graph, "state": str(folder / f"{k}.json")}
+        sizes = ((8, 8), (8, 16), (16, 8))[k % 3]
+        saved = {"resume": False, "steps": 1 + k % 4, "batch": sizes[0], "mesh": before[1]}
+        going_on = {"resume": True, "steps": STEPS, "batch": sizes[1], "mesh": after[1]}
+        jobs.append((both | saved, both | going_on))
+    return jobs
+
+
+def unbroken(folder, source, graph):
+    """The records of a few epochs in their order, from one iterator on one device."""
+    count = PICTURES + (MORE if source == "Mixture" else 0)
+    iterator = iterator_function(folder, source, graph)(
+        batch_size=count, seed=SEED, mask="mask", auto_reset=True, as_numpy=True, num_threads=1
+    )
+    epochs = [rows_of(batch)[:count] for _ in range(5) for batch in iterator]
+    iterator.close()
+    labels = [[row[0] for row in epoch] for epoch in epochs]
+    assert labels[0] != labels[1] and len(labels) == 5
+    if source != "Mixture":  # whose components have epochs of their own
+        assert all(sorted(epoch) == list(range(PICTURES)) for epoch in labels)
+    return epochs
+
+
+def batches_from(epochs, sample, batch_size, steps):
+    """The batches behind so many samples: an epoch's last one repeats its last record, masked."""
+    count, batches = len(epochs[0]), []
+    epoch, position = divmod(sample, count)
+    for _ in range(steps):
+        rows = range(position, position + batch_size)
+        batches.append([[*epochs[epoch][min(p, count - 1)][:3], p < count] for p in rows])
+        position += batch_size
+        if position >= count:
+            epoch, position = epoch + 1, 0
+    return batches, epoch * count + position
+
+
+def together(reports):
+    """The batches of all processes: those that hold the same row must agree."""
+    for pieces in zip(*reports, strict=True):
+        rows = {}
+        for piece in pieces:
+            for k, row in piece.items():
+                assert rows.setdefault(int(k), row) == row
+        yield [rows[k] for k in sorted(rows)]
+
+
+def run_jobs(folder, processes, jobs):
+    """The batches and states of some jobs, on so many processes of 8 devices in all."""
+    options = {"devices": 8 // processes, "jobs": jobs, "train": None}
+    reports = started(WORKER, folder, str(folder), options, processes, timeout=1200)
+    done = []
+    for own in zip(*reports, strict=True):
+        assert len({report["state"] for report in own}) == 1
+        done.append(list(together([report["batches"] for report in own])))
+    return done
+
+
+def test_the_chosen_pairs_have_everything():
+    for count in (12, 60):
+        pairs = chosen_pairs(count)
+        assert len({json.dumps(pair) for pair in pairs}) == count
+        numbers = {(before[0], after[0]) for before, after, *_ in pairs}
+        assert numbers == set(itertools.product(LAYOUTS, LAYOUTS))
+        assert {pair[2:] for pair in pairs} == set(itertools.product(SOURCES, GRAPHS))
+    meshes = [(p, mesh) for p in LAYOUTS for mesh in LAYOUTS[p]]
+    for side in range(2):
+        assert all(mesh in [pair[side] for pair in pairs] for mesh in meshes)
+
+
+def test_states_go_on_on_other_devices_and_processes(tmp_path):
+    """Each pair saves in one set of processes and goes on in another: ids, draws and pixels."""
+    write(tmp_path)
+    pairs = chosen_pairs(60 if FULL else 12)
+    jobs, wrong = jobs_of(pairs, tmp_path), []
+    epochs = {key: unbroken(tmp_path, *key) for key in {(p[2], p[3]) for p in pairs}}
+    behind = [0] * len(pairs)  # samples of the stream behind the state
+    for side, processes in itertools.product(range(2), LAYOUTS):
+        numbers = [k for k, pair in enumerate(pairs) if pair[side][0] == processes]
+        done = run_jobs(tmp_path, processes, [jobs[k][side] for k in numbers])
+        for k, batches in zip(numbers, done, strict=True):
+            job = jobs[k][side]
+            want, behind[k] = batches_from(
+                epochs[pairs[k][2:]], behind[k], job["batch"], job["steps"]
+            )
+            wrong += [
+                (pairs[k], side, step) for step, batch in enumerate(batches) if batch != want[step]
+            ]
+            assert len(batches) == len(want) == job["steps"]
+    assert not wrong, f"{len(wrong)} batches are wrong: {wrong}"
+
+
+def notes_of(folder, processes, last):
+    """The rows that count of one run's batches, up to a sample of the stream."""
+    every = []
+    for process in range(processes):
+        lines = (folder / f"notes{process}").read_text().splitlines(keepends=True)
+        whole = [json.loads(line) for line in lines if line.endswith("\n")]
+        every.append([rows for sample, rows in whole if sample <= last])
+    return [row for batch in together(every) for row in batch if row[3]]
+
+
+def test_a_run_that_is_killed_twice_has_each_sample_of_the_epoch_once(tmp_path):
+    """On two processes, then on four, then on one: what was not saved is delivered again."""
+    write(tmp_path)
+    state, seen = tmp_path / "state.json", []
+    runs = ((2, {"devices": 2}, 4, 2), (4, {"devices": 1}, 8, 1), (1, None, 2, 0))
+    for number, (processes, mesh, batch, saves) in enumerate(runs):
+        job = {"source": "Files", "graph": "augment", "resume": number > 0, "batch": batch}
+        job |= {"mesh": mesh or {"devices": 1}, "state": str(state), "saves": saves}
+        job["notes"] = str(tmp_path / "notes{}")
+        options = {"devices": 2, "files": str(tmp_path), "jobs": [], "train": job}
+        running = launched(WORKER, tmp_path, options, processes)
+        try:
+            if saves:
+                lines = list(
+                    itertools.takewhile(lambda x: x != f"saved {saves}\n", running[0].stdout)
+                )
+                assert all(one.poll() is None for one in running), lines[-20:]
+                for one in running:
+                    one.kill()  # SIGKILL, in the middle of some later step
+            outputs = [one.communicate(timeout=240)[0] for one in running]
+        finally:
+            for one in running:
+                one.kill()
+        assert all((one.returncode == 0) == (not saves) for one in running), outputs[0][-2000:]
+        last = json.loads(state.read_text())["sample"] if saves else 10**9
+        seen += notes_of(tmp_path, processes, last)
+    assert seen == unbroken(tmp_path, "Files", "augment")[0]
+    assert sorted(row[0] for row in seen) == list(range(PICTURES))

@@ -1,0 +1,129 @@
+"""Sources, graphs and layouts of sources/test_processes.py and of its workers."""
+
+import hashlib
+import pathlib
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn
+
+from dalijax import augment, data_iterator, sources
+from drawing import picture, png
+from tars import FIELDS, write_tar
+
+PICTURES, MORE = 21, 8  # in the class folder and the tars
+SEED = 11
+
+
+def write(folder):
+    """The files of all sources."""
+    (folder / "pictures").mkdir()
+    names = [f"{k:03d}" for k in range(PICTURES + MORE)]
+    files = [png(picture(k, 30 + k % 5, 40 + k % 3)).tobytes() for k in range(len(names))]
+    for name, data in zip(names[:PICTURES], files):
+        (folder / "pictures" / f"{name}.png").write_bytes(data)
+    for tar, part in (("most", slice(PICTURES)), ("rest", slice(PICTURES, None))):
+        entries = zip(names[part], files[part])
+        write_tar(
+            folder / f"{tar}.tar",
+            [e for k, data in entries for e in ((f"{k}.jpg", data), (f"{k}.cls", k.encode()))],
+        )
+
+
+def paths(folder):
+    return sorted(pathlib.Path(folder, "pictures").glob("*.png"))
+
+
+def files(folder):
+    return sources.Files(paths=paths(folder), labels=range(PICTURES))
+
+
+def tar(folder, name="most"):
+    return sources.Tar(f"{folder}/{name}.tar", FIELDS, cache_dir=f"{folder}/index")
+
+
+def records(folder):
+    return sources.Records(
+        [{"data": path.read_bytes(), "label": k} for k, path in enumerate(paths(folder))]
+    )
+
+
+def mixture(folder):
+    return sources.Mixture([(tar(folder), 2), (tar(folder, "rest"), 1)])
+
+
+def drawn(data, label, *, draw):
+    numbers = fn.cat(
+        draw.uniform(shape=[2]), draw.normal(shape=[2]), draw.choice([0.5, 1.5], shape=[1])
+    )
+    return label, numbers, fn.resize(fn.decoders.image(data), size=[24, 24])
+
+
+def augmented(data, label, *, draw):
+    image = augment.random_resized_crop(fn.decoders.image(data), 24, draw=draw)
+    image = augment.color_jitter(augment.flip(image, draw=draw), brightness=0.3, draw=draw)
+    return label, draw.uniform(shape=[2]), image
+
+
+def by_policy(data, label, *, draw):
+    image = augment.rand_augment(fn.decoders.image(data), draw=draw)
+    return label, draw.uniform(shape=[2]), fn.resize(image, size=[24, 24])
+
+
+SOURCES = {"Files": files, "Tar": tar, "Records": records, "Mixture": mixture}
+GRAPHS = {"draw": drawn, "augment": augmented, "rand_augment": by_policy}
+
+
+def iterator_function(folder, source, graph):
+    names = ["label", "numbers", "image"]
+    return data_iterator(
+        GRAPHS[graph], names, source=SOURCES[source](folder), last_batch_padded=True
+    )
+
+
+def sharding(devices, copies=1, turned=False):
+    """A mesh whose second axis holds copies.
+
+    Args:
+        devices: Devices of each process that are in it.
+        copies: Devices that hold the same rows.
+        turned: Whether the order is another one, in which copies are of several processes.
+    """
+    each = len(jax.local_devices())
+    chosen = [device for k, device in enumerate(jax.devices()) if k % each < devices]
+    grid = np.array(chosen[::-1]).reshape(copies, -1).T if turned else np.array(chosen)
+    mesh = Mesh(grid.reshape(-1, copies), ("data", "copies"))
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def rows_of(batch):
+    """The rows of NumPy arrays: label, numbers, a digest of all pixels, whether it counts."""
+    arrays = [np.asarray(batch[name]) for name in ("label", "numbers", "image", "mask")]
+    return [
+        [int(label), numbers.tolist(), hashlib.sha256(image.tobytes()).hexdigest(), bool(mask)]
+        for label, numbers, image, mask in zip(*arrays, strict=True)
+    ]
+
+
+def held_rows(batch, process):
+    """The rows of a batch that this process holds, as {row: values}; copies must be equal.
+
+    Args:
+        batch: Global arrays, or NumPy arrays of as many rows in each process.
+        process: The number of this process.
+    """
+    if isinstance(batch["mask"], np.ndarray):
+        pieces = [(process * len(batch["mask"]), batch)]
+    else:
+        shards = {name: array.addressable_shards for name, array in batch.items()}
+        pieces = [
+            (shard.index[0].start or 0, {name: own[k].data for name, own in shards.items()})
+            for k, shard in enumerate(shards["mask"])
+        ]
+    rows = {}
+    for first, arrays in pieces:
+        for k, row in enumerate(rows_of(arrays), first):
+            if rows.setdefault(k, row) != row:
+                raise ValueError(f"the copies of row {k} differ")
+    return rows
