@@ -212,7 +212,8 @@ def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | Non
     ):
         raise StateError(
             "a random operator's state after so many batches can't be told, so that the loader "
-            "can't go on there. Draw its numbers for each record, by draw.uniform() and its like"
+            "can't go on there. Draw its numbers for each record, by draw.uniform() and its "
+            "like, or by RandomInputs"
         )
     # The count of runs stays at 0: nothing of a pipeline that is fed depends on it.
     base = zero if base is None else base
