@@ -26,7 +26,7 @@ from nvidia.dali import Pipeline, fn, pipeline_def, types
 
 import photos
 import report
-from dalijax import data_iterator
+from dalijax import augment, data_iterator, sources
 
 Step = Callable[[], Any]
 Options = dict[str, Any]
@@ -119,6 +119,35 @@ def ours(
     return lambda: next(iterator, None) or next(iterator)
 
 
+def over_source(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
+    """This package over a tar of the files, whose records are shuffled over the whole epoch."""
+
+    def of_records(data: Any, label: Any, *, draw: Any) -> Any:
+        images = fn.decoders.image(data, device="mixed", hw_decoder_load=load)
+        images = augment.random_resized_crop(images, 224, draw=draw)
+        images = fn.crop_mirror_normalize(
+            images,
+            dtype=types.FLOAT16,
+            output_layout="HWC",
+            mean=[123.7, 116.3, 103.5],
+            std=[58.4, 57.1, 57.4],
+            mirror=draw.coin_flip(),
+        )
+        return images, label.gpu()
+
+    folder = pathlib.Path(files[0]).parent / "packed"
+    tars = sorted(map(str, folder.glob("*-of-1.tar"))) or photos.tars(folder, files, 1)
+    config: dict[str, Any] = {"auto_reset": True}
+    if gpus > 1:
+        mesh = Mesh(np.array(jax.devices()), ("data",))
+        config["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
+    tar = sources.Tar(tars, {"jpg": "data", "cls": "label"})
+    iterator = data_iterator(of_records, ["images", "labels"], source=tar, **config)(
+        batch_size=batch * gpus, **options
+    )
+    return lambda: next(iterator, None) or next(iterator)
+
+
 def plugin(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
     """DALI's own JAX plugin; it takes all devices or one."""
     from nvidia.dali.plugin.jax import data_iterator as dali_data_iterator
@@ -152,6 +181,7 @@ def variants(gpus: int) -> dict[str, tuple[int, Callable[..., Step]]]:
     made: dict[str, tuple[int, Callable[..., Step]]] = {
         "raw DALI, 1 GPU": (1, lambda *a: raw(*a, 1)),
         "dalijax, 1 GPU": (1, lambda *a: ours(*a, 1)),
+        "dalijax, a Tar, 1 GPU": (1, lambda *a: over_source(*a, 1)),
         "DALI's plugin, 1 GPU": (1, lambda *a: plugin(*a, 1)),
     }
     if gpus > 1:
@@ -160,6 +190,7 @@ def variants(gpus: int) -> dict[str, tuple[int, Callable[..., Step]]]:
             f"raw DALI, {gpus} GPUs, a thread each": (gpus, lambda *a: raw_threads(*a, gpus)),
             f"{PROCESSES}, {gpus} GPUs": (gpus, lambda *a: raw(*a, 1)),
             f"dalijax, {gpus} GPUs": (gpus, lambda *a: ours(*a, gpus)),
+            f"dalijax, a Tar, {gpus} GPUs": (gpus, lambda *a: over_source(*a, gpus)),
             f"DALI's plugin, {gpus} GPUs": (gpus, lambda *a: plugin(*a, gpus)),
             f"dalijax, mesh (1, {gpus}), replicas": (1, lambda *a: ours(*a, 1, (1, gpus))),
         }
@@ -234,7 +265,9 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.9, help="hw_decoder_load")
     parser.add_argument("--threads", type=int, nargs="+", default=[8], help="of each pipeline")
     parser.add_argument("--depth", type=int, default=2, help="prefetch_queue_depth")
-    parser.add_argument("--match", default="", help="only variants whose name has it")
+    parser.add_argument(
+        "--match", default="", help="only variants whose name has it, or one of a|b"
+    )
     parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--gpus", type=int, help="how many there are")
@@ -248,7 +281,8 @@ def main() -> None:
         photos.make(args.folder, args.files)
         rows = []
         for threads in args.threads:
-            names = [name for name in variants(args.gpus) if args.match in name]
+            parts = args.match.split("|")
+            names = [name for name in variants(args.gpus) if any(p in name for p in parts)]
             told: dict[str, list[dict[str, float]]] = {name: [] for name in names}
             for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
                 for name in names:

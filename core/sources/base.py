@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,7 @@ class BaseSource(Source):
             raise TypeError(f"identity must be text, not {identity!r}")
         self.fields = fields
         self._identity = identity
-        # By field, int32 [records, 2], 0 where nobody looked; threads may write a size twice.
-        self._sizes: dict[str, NDArray[np.int32]] = {}
+        self._sizes = SizeTables()
 
     def identity(self) -> str:
         """See `dalijax.sources.Source`."""
@@ -43,17 +42,47 @@ class BaseSource(Source):
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
         """See `dalijax.sources.Source`; a picture's header is looked at once in a process."""
-        table = self._sizes.get(name)
+        look_up = super().sizes
+        return self._sizes.sizes(
+            len(self),
+            indices,
+            name,
+            lambda rows: look_up(indices[rows], name, [data[row] for row in rows.tolist()]),
+        )
+
+
+class SizeTables:
+    """Sizes of the pictures of a source, looked up once in a process for each record."""
+
+    def __init__(self) -> None:
+        # By field, int32 [records, 2], 0 where nobody looked; threads may write a size twice.
+        self._tables: dict[str, NDArray[np.int32]] = {}
+
+    def sizes(
+        self,
+        count: int,
+        indices: Indices,
+        name: str,
+        look_up: Callable[[Indices], NDArray[np.int32]],
+    ) -> NDArray[np.int32]:
+        """Heights and widths, int32 [rows, 2].
+
+        Args:
+            count: Number of records of the source.
+            indices: The record of each row.
+            name: The field.
+            look_up: Gives the sizes of some of the rows.
+        """
+        table = self._tables.get(name)
         if table is None:
-            table = self._sizes.setdefault(name, _zeros(len(self)))
+            table = self._tables.setdefault(name, _zeros(count))
         rows = np.flatnonzero(table[indices, 0] == 0)
         if len(rows):
-            unknown = [data[row] for row in rows.tolist()]
-            table[indices[rows]] = super().sizes(indices[rows], name, unknown)
+            table[indices[rows]] = look_up(rows)
         return table[indices]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sizes": {}}
+    def __reduce__(self) -> Any:
+        return SizeTables, ()  # another process looks for itself
 
 
 def _zeros(count: int) -> NDArray[np.int32]:

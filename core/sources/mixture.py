@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..hashing import fold, mix
+from .base import SizeTables
 from .order import Indices
 from .source import Field, Order, Source, Values, order_of
 
@@ -116,6 +117,7 @@ class Mixture(Source):
         self.fields: Mapping[str, Field] = self._sources[0].fields
         self.weights = tuple(count / sum(self._counts) for count in self._counts)
         self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)
+        self._sizes = SizeTables()
         self._length = int(self._starts[-1]) if length is None else int(length)
 
     def __len__(self) -> int:
@@ -142,16 +144,21 @@ class Mixture(Source):
         def order(samples: Indices) -> tuple[Indices, Indices]:
             components, numbers = proportions(samples)
             records, epochs = np.empty_like(numbers), np.empty_like(numbers)
-            for component in np.unique(components).tolist():
-                rows = components == component
-                positions, epochs[rows] = orders[component](numbers[rows])
-                records[rows] = positions + self._starts[component]
+            for component, of_component in enumerate(orders):
+                rows = np.flatnonzero(components == component)
+                if len(rows):
+                    positions, epochs[rows] = of_component(numbers[rows])
+                    records[rows] = positions + self._starts[component]
             return records, epochs
 
         return order
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
+        components = set(self._components(indices).tolist())
+        if len(components) == 1:  # as in most tasks of the engine, which reads by number
+            (component,) = components
+            return self._sources[component].read(indices - self._starts[component], names)
         parts = [(rows, s.read(local, names)) for s, rows, local in self._split(indices)]
         columns: dict[str, Values] = {}
         for name in names:
@@ -171,10 +178,15 @@ class Mixture(Source):
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
         """See `dalijax.sources.Source`."""
-        table = np.empty((len(indices), 2), np.int32)
-        for source, rows, local in self._split(indices):
-            table[rows] = source.sizes(local, name, [data[row] for row in rows.tolist()])
-        return table
+
+        def look_up(unknown: Indices) -> NDArray[np.int32]:
+            table = np.empty((len(unknown), 2), np.int32)
+            for source, rows, local in self._split(indices[unknown]):
+                pictures = [data[row] for row in unknown[rows].tolist()]
+                table[rows] = source.sizes(local, name, pictures)
+            return table
+
+        return self._sizes.sizes(int(self._starts[-1]), indices, name, look_up)
 
     def name(self, index: int) -> str:
         """What the record's source calls it."""
@@ -188,10 +200,14 @@ class Mixture(Source):
 
     def _split(self, indices: Indices) -> Iterator[tuple[Source, Indices, Indices]]:
         """For each source the rows that are its, and the numbers of their records there."""
-        components = np.searchsorted(self._starts, indices, side="right") - 1
+        components = self._components(indices)
         for component in np.unique(components).tolist():
             rows = np.flatnonzero(components == component)
             yield self._sources[component], rows, indices[rows] - self._starts[component]
+
+    def _components(self, indices: Indices) -> Indices:
+        """The number of the source of each record."""
+        return np.searchsorted(self._starts, indices, side="right") - 1
 
 
 def _check_alike(sources: Sequence[Source]) -> None:
