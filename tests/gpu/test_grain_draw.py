@@ -1,4 +1,4 @@
-"""`draw` in the graphs of Grain's adapters on GPUs: numbers of a CPU, pixels within the rounding."""
+"""`draw` in the graphs of Grain's adapters on GPUs: a CPU's numbers, pixels within the rounding."""
 
 import itertools
 
