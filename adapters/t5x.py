@@ -35,12 +35,17 @@ T5X imports airio since October 2023, and the train iterator is an AirIODatasetI
 takes it as it is and saves exact states, its checkpoint_0 included. Where airio can't be imported
 (an older T5X), it is put into clu's PeekableDatasetIterator, which loses the batch it has peeked if
 the run stops before the first step that saves.
+
+T5X's files of datasets are named after the number of hosts (``train_ds-000-of-002``). Over a source
+of `dalijax.sources` a host whose file is not there goes on from one that other hosts saved, so that
+a run goes on on another number of them.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -52,9 +57,16 @@ from jax.sharding import NamedSharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.config import EpochRules
+from ..core.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.seeds import ShardSeed
 from .clu import DALIDatasetIterator
+from .process_files import file_of_any_process
+
+with extra("clu", "dalijax.adapters.t5x"):
+    from etils import epath
+
+_PART = r"\d+-of-\d+$"  # at the end of the names of T5X's files
 
 __all__ = ["eval_get_dataset_fn", "get_dataset_fn"]
 
@@ -152,9 +164,10 @@ def get_dataset_fn(
                 "ends. Leave it out and set train.total_steps; use eval_get_dataset_fn for "
                 "evaluation"
             )
-        train_class = _train_class()
+        own_class = _SourceIterator if iterator_fn.has_source(call) else DALIDatasetIterator
+        train_class = _train_class(own_class)
         # T5X itself places the batches of other iterators.
-        as_it_is = train_class is not DALIDatasetIterator
+        as_it_is = train_class is not own_class
         if partitioner is not None and as_it_is:
             sharding = NamedSharding(partitioner.mesh, partitioner.data_partition_spec)
             placed = {"sharding": sharding, "batch_size": cfg.batch_size, "seed": _seed(cfg)}
@@ -171,7 +184,26 @@ def get_dataset_fn(
     return get_dataset
 
 
-def _train_class() -> type[DALIDatasetIterator]:
+class _SourceIterator(DALIDatasetIterator):
+    """An iterator over a source, whose position is the same in all processes."""
+
+    def restore(self, filename: epath.PathLike) -> None:
+        """Goes on where a file says, or those that another number of hosts saved in its place.
+
+        T5X's files are ``train_ds-000-of-002``, of several processes each in a folder
+        ``process_0-of-2``.
+        """
+        own = epath.Path(filename)
+        folder = own.parent
+        if re.fullmatch(r"process_\d+-of-\d+", folder.name):
+            folder = folder.parent
+        name = re.escape(re.sub(_PART, "", own.name)) + _PART
+        every = [*folder.glob("*-of-*"), *folder.glob("process_*-of-*/*-of-*")]
+        others = (file for file in every if re.fullmatch(name, file.name))
+        super().restore(file_of_any_process(own, others))
+
+
+def _train_class(own_class: type[DALIDatasetIterator]) -> type[DALIDatasetIterator]:
     """The iterator's class, which T5X takes as it is where it is AirIO's, too."""
     for name in ("airio.core", "airio", "airio.dataset_iterators"):  # as its versions have it
         try:
@@ -179,8 +211,8 @@ def _train_class() -> type[DALIDatasetIterator]:
         except ImportError:
             continue
         if airios is not None:
-            return type("AirIODALIDatasetIterator", (DALIDatasetIterator, airios), {})
-    return DALIDatasetIterator
+            return type("AirIODALIDatasetIterator", (own_class, airios), {})
+    return own_class
 
 
 def eval_get_dataset_fn(

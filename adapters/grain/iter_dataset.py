@@ -128,7 +128,8 @@ class DALIIterDataset(grain.IterDataset):
         self._shard = (index * step + (sl.start or 0), count * step)
 
     def __iter__(self) -> DALIDatasetIterator:
-        return DALIDatasetIterator(self._stream(), self._writable)
+        over_source = self._iterator_fn.has_source(self._call)
+        return DALIDatasetIterator(self._stream(), self._writable, over_source)
 
     def _stream(self) -> BatchStream:
         call, iterator_fn = dict(self._call), self._iterator_fn
@@ -164,12 +165,17 @@ class DALIIterDataset(grain.IterDataset):
 
 
 class DALIDatasetIterator(grain.DatasetIterator):
-    """Iterates over a `DALIIterDataset`."""
+    """Iterates over a `DALIIterDataset`.
 
-    def __init__(self, stream: BatchStream, writable: bool = False):
+    Attributes:
+        over_source: Whether it is over a source, so that its states are alike in all processes.
+    """
+
+    def __init__(self, stream: BatchStream, writable: bool = False, over_source: bool = False):
         super().__init__()
         self._stream = stream
         self._writable = writable
+        self.over_source = over_source
 
     def __next__(self) -> Any:
         self._assert_not_closed()

@@ -1,7 +1,11 @@
-"""Orbax for the iterators of a `DALIDataLoader`: they go on on another number of processes.
+"""Orbax for iterators that go on on another number of processes.
 
-manager.save(step, args=ocp.args.Composite(data=ElasticSave(iterator), ...))
-manager.restore(step, args=ocp.args.Composite(data=ElasticRestore(iterator), ...))
+A `DALIDataLoader` has such iterators, and a `DALIIterDataset` over one of `dalijax.sources`. Their
+files are those of Grain's own handler, ``process_0-of-2.json``, which reads what as many processes
+saved as there are now::
+
+    manager.save(step, args=ocp.args.Composite(data=ElasticSave(iterator), ...))
+    manager.restore(step, args=ocp.args.Composite(data=ElasticRestore(iterator), ...))
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ with extra("grain,examples", "dalijax.adapters.grain.orbax"):  # Orbax is one of
     import orbax.checkpoint as ocp
     from etils import epath
 
+from ..process_files import file_of_any_process
 from .data_loader import DALIDataLoaderIterator
+from .iter_dataset import DALIDatasetIterator
 
 __all__ = ["ElasticHandler", "ElasticRestore", "ElasticSave"]
 
@@ -39,22 +45,26 @@ class ElasticHandler(grain.checkpoint.CheckpointHandler):
 
 @dataclasses.dataclass
 class _Elastic(ocp.args.CheckpointArgs):
-    item: DALIDataLoaderIterator
+    item: DALIDataLoaderIterator | DALIDatasetIterator
 
     def __post_init__(self) -> None:
-        if not isinstance(self.item, DALIDataLoaderIterator):
+        item = self.item
+        if not isinstance(item, DALIDataLoaderIterator) and not (
+            isinstance(item, DALIDatasetIterator) and item.over_source
+        ):
             raise TypeError(
-                f"{self.item} is no iterator of a DALIDataLoader: its state is of one process "
-                "alone. Use CheckpointSave and CheckpointRestore of grain.checkpoint"
+                f"{item} is no iterator of a DALIDataLoader, or of a DALIIterDataset over a "
+                "source: its state is of one process alone. Use CheckpointSave and "
+                "CheckpointRestore of grain.checkpoint"
             )
 
 
 @ocp.args.register_with_handler(ElasticHandler, for_save=True)
 class ElasticSave(_Elastic):
-    """Saves an iterator of a `DALIDataLoader`, in the files of ``grain.checkpoint``.
+    """Saves an iterator in the files of ``grain.checkpoint``.
 
     Args:
-        item: The iterator.
+        item: The iterator of a `DALIDataLoader`, or of a `DALIIterDataset` over a source.
 
     Raises:
         TypeError: If it is another one.
@@ -63,19 +73,20 @@ class ElasticSave(_Elastic):
 
 @ocp.args.register_with_handler(ElasticHandler, for_restore=True)
 class ElasticRestore(_Elastic):
-    """Restores an iterator of a `DALIDataLoader`, whatever number of processes saved it.
+    """Restores an iterator, whatever number of processes saved it.
 
     It reads this process's file, or, where another number of processes saved, all files, which
-    hold the same global step. Orbax v1 saves iterators as they are and takes this to load them:
+    hold the same global position. Orbax v1 saves iterators as they are and takes this to load them:
     ``load_checkpointables(path, {"data": ElasticRestore(iterator)})``.
 
     Args:
-        item: The iterator.
+        item: The iterator of a `DALIDataLoader`, or of a `DALIIterDataset` over a source.
 
     Raises:
         TypeError: If it is another one.
-        ValueError: When it is restored: there is no state, the processes' states differ, or the
-            iterator refuses it; the iterator is as it was.
+        FileNotFoundError: When it is restored: there is no state; the iterator is as it was.
+        ValueError: When it is restored: the processes' states differ, or the iterator refuses
+            them; it is as it was.
     """
 
     async def save(self, directory: Any) -> Awaitable[None]:
@@ -94,10 +105,5 @@ class ElasticRestore(_Elastic):
 def _saved(directory: epath.Path) -> Any:
     """The state for this process among the files of Grain's handler, one for each process."""
     own = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
-    files = [own] if own.exists() else sorted(directory.glob("process_*-of-*.json"))
-    states = {file.name: json.loads(file.read_text()) for file in files}
-    if not states:
-        raise ValueError(f"{directory} has no process_I-of-N.json: no iterator was saved there")
-    if any(state != states[files[0].name] for state in states.values()):
-        raise ValueError(f"the processes' states in {directory} are not of one step: {states}")
-    return states[files[0].name]
+    file = file_of_any_process(own, directory.glob("process_*-of-*.json"))
+    return json.loads(file.read_text())

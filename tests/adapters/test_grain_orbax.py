@@ -33,9 +33,11 @@ from nvidia.dali import fn
 from orbax.checkpoint import v1
 from PIL import Image
 
+from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform, RandomInputs
 from dalijax.adapters.grain.data_loader import DALIDataLoaderIterator
 from dalijax.adapters.grain.orbax import ElasticRestore, ElasticSave
+from dalijax.core.sources.order import shuffled
 
 N, BATCH, STEPS, SAVED = 21, 8, 6, 2
 APIS = ("v0", "v1", "json")
@@ -70,22 +72,20 @@ def reader(files):
     return per_batch(image), number
 
 
-def elastic():
+def drawn(image, number, *, draw):
+    return per_record(image, draw.uniform(-90.0, 90.0)), number
+
+
+def elastic(kind="loader"):
     """Random numbers for each record, over all devices there are."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-    return iter(
-        DALIDataLoader(
-            source(),
-            SAMPLER,
-            [RandomInputs(angle=(-90.0, 90.0))],
-            pipeline_fn=per_record,
-            output_map=["x"],
-            batch_size=BATCH,
-            sharding=sharding,
-            pad="mask",
-            num_threads=1,
-        )
-    )
+    options = {"batch_size": BATCH, "sharding": sharding, "pad": "mask", "num_threads": 1}
+    if kind == "source":
+        make = data_iterator(drawn, ["x", "number"], source=sources.Records(source()))
+        return iter(DALIIterDataset(make, num_epochs=2, seed=5, **options))
+    operations = [RandomInputs(angle=(-90.0, 90.0))]
+    options |= {"pipeline_fn": per_record, "output_map": ["x"]}
+    return iter(DALIDataLoader(source(), SAMPLER, operations, **options))
 
 
 def iterators(files):
@@ -139,11 +139,17 @@ def train(state, iterator, steps):
     return state, batches
 
 
+def arguments_of(iterator):
+    """What Orbax's first API saves and restores it by."""
+    if isinstance(iterator, DALIDataLoaderIterator) or getattr(iterator, "over_source", False):
+        return ElasticSave, ElasticRestore
+    return grain.checkpoint.CheckpointSave, grain.checkpoint.CheckpointRestore
+
+
 def save(api, folder, state, iterator):
     folder = pathlib.Path(folder).absolute()
     if api == "v0":
-        elastic = isinstance(iterator, DALIDataLoaderIterator)
-        data = (ElasticSave if elastic else grain.checkpoint.CheckpointSave)(iterator)
+        data = arguments_of(iterator)[0](iterator)
         with ocp.CheckpointManager(folder / api) as manager:
             args = ocp.args.Composite(state=ocp.args.StandardSave(state), data=data)
             manager.save(SAVED, args=args)
@@ -156,13 +162,13 @@ def save(api, folder, state, iterator):
 def restore(api, folder, state, iterator):
     """The weights that were saved; the iterator goes on where it was."""
     folder = pathlib.Path(folder).absolute()
-    elastic = isinstance(iterator, DALIDataLoaderIterator)
     if api == "v0":
-        data = (ElasticRestore if elastic else grain.checkpoint.CheckpointRestore)(iterator)
+        data = arguments_of(iterator)[1](iterator)
         with ocp.CheckpointManager(folder / api) as manager:
             args = ocp.args.Composite(state=ocp.args.StandardRestore(state), data=data)
             return manager.restore(manager.latest_step(), args=args)["state"]
     if api == "v1":
+        elastic = arguments_of(iterator)[1] is ElasticRestore
         data = ElasticRestore(iterator) if elastic else iterator
         return v1.load_checkpointables(folder / api, {"state": state, "data": data})["state"]
     iterator.set_state(json.loads((folder / api).read_text()))
@@ -190,9 +196,9 @@ def weights(state):
     return np.asarray(state["w"].addressable_data(0)).tobytes().hex()
 
 
-def walk(folder):
+def walk(folder, kind):
     """An elastic run, saved in each way on its way."""
-    iterator = elastic()
+    iterator = elastic(kind)
     state, first = train(start(jax.devices()), iterator, SAVED)
     for api in APIS:
         save(api, folder, state, iterator)
@@ -201,11 +207,11 @@ def walk(folder):
     return {"saved": weights(state), "batches": told(first + rest)}
 
 
-def go_on(folder):
+def go_on(folder, kind):
     """The rest of an elastic run, in each way of restoring it."""
     report = {}
     for api in APIS:
-        iterator = elastic()
+        iterator = elastic(kind)
         state = restore(api, folder, start(jax.devices()), iterator)
         _, rest = train(state, iterator, STEPS - SAVED)
         assert next(iterator, None) is None
@@ -259,25 +265,31 @@ def together(reports):
     return made
 
 
-def check_records(batches, first):
-    """The numbers and masks of the batches from one on are the sampler's."""
-    order = [int(SAMPLER[i].record_key) for i in range(2 * N)]
-    assert len(batches) == STEPS - first
-    for step, rows in enumerate(batches, first):
-        own = order[step * BATCH : (step + 1) * BATCH]
+def batches_of(kind):
+    """The numbers in each batch of the sampler, or of the source's epochs, without padding."""
+    if kind == "source":
+        epochs = [shuffled(range(N), N, 5, epoch).tolist() for epoch in range(2)]
+    else:
+        epochs = [[int(SAMPLER[i].record_key) for i in range(2 * N)]]
+    return [epoch[k : k + BATCH] for epoch in epochs for k in range(0, len(epoch), BATCH)]
+
+
+def check_records(batches, want):
+    """The numbers and masks of some batches."""
+    for rows, own in zip(batches, want, strict=True):
         assert [number[0] for number, mask, _ in rows if mask] == own
         assert [mask for _, mask, _ in rows] == [True] * len(own) + [False] * (BATCH - len(own))
 
 
+@pytest.mark.parametrize("kind", ("loader", "source"))
 @pytest.mark.parametrize("before,after", (((2, 2), (1, 4)), ((1, 4), (2, 2))))
-def test_another_number_of_processes_goes_on(tmp_path, before, after):
-    whole = run(tmp_path, "walk", str(tmp_path), processes=before[0], devices=before[1])
+def test_another_number_of_processes_goes_on(tmp_path, kind, before, after):
+    whole = run(tmp_path, "walk", str(tmp_path), kind, processes=before[0], devices=before[1])
     want = together(whole)
-    check_records(want, 0)
-    reports = run(tmp_path, "go_on", str(tmp_path), processes=after[0], devices=after[1])
+    check_records(want, batches_of(kind))
+    reports = run(tmp_path, "go_on", str(tmp_path), kind, processes=after[0], devices=after[1])
     for api in APIS:
         got = together([report[api] for report in reports])
-        check_records(got, SAVED)
         assert got == want[SAVED:]  # pixels, too
         if api != "json":
             assert all(report[api]["saved"] == whole[0]["saved"] for report in reports)
@@ -324,7 +336,7 @@ def test_states_of_two_steps_are_refused_and_nothing_changes(tmp_path):
 
 def test_a_folder_without_states_is_refused(tmp_path):
     saved_by_two(tmp_path, ())
-    with pytest.raises(ValueError, match="no iterator was saved there"):
+    with pytest.raises(FileNotFoundError, match="no iterator was saved there"):
         restore("v0", tmp_path, start(jax.devices()), elastic())
 
 
@@ -356,9 +368,10 @@ def test_what_grain_saved_is_read_and_what_it_reads_is_saved(tmp_path):
 
 @pytest.mark.parametrize("arguments", (ElasticSave, ElasticRestore))
 def test_iterators_whose_state_is_of_one_process_are_refused(arguments):
-    iterator = iterators([])["transform"]()
-    with pytest.raises(TypeError, match="no iterator of a DALIDataLoader.*CheckpointSave"):
-        arguments(iterator)
+    for kind in ("transform", "dataset"):
+        iterator = iterators([])[kind]()
+        with pytest.raises(TypeError, match="no iterator of a DALIDataLoader.*CheckpointSave"):
+            arguments(iterator)
 
 
 def main():

@@ -12,7 +12,7 @@ from clu.data import dataset_iterator
 from jax.sharding import Mesh, PartitionSpec
 from nvidia.dali import fn, types
 
-from dalijax import data_iterator
+from dalijax import data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
 from processes import started
@@ -244,6 +244,64 @@ def test_two_processes_train_on_global_arrays(jpegs_many, tmp_path, airio):
     for a, b in zip(first["rows"], second["rows"], strict=True):
         assert len(a) == len(b) == 4 and not set(a) & set(b)
     assert first["rows"][0] + second["rows"][0] == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+# Files whose names hold the number of hosts
+
+
+def of_source(host, hosts):
+    """The training iterator of a host, over a source of numbers."""
+    records = sources.Arrays({"number": np.arange(29, dtype=np.int32)})
+    make = data_iterator(lambda number, draw: (number + 0, draw.uniform()), ["x", "u"])
+    return get_dataset_fn(make, source=records, num_threads=1)(DatasetConfig(), host, hosts)
+
+
+def t5x_file(folder, host, hosts, processes=True):
+    """Where T5X saves a host's dataset: with Orbax in a folder for each process."""
+    if processes and hosts > 1:
+        folder = folder / f"process_{host}-of-{hosts}"
+    return str(folder / f"train_ds-{host:03}-of-{hosts:03}")
+
+
+@pytest.mark.parametrize("processes", (True, False))
+@pytest.mark.parametrize("before,after", [*itertools.permutations((1, 2, 4), 2)])
+def test_a_source_goes_on_on_another_number_of_hosts(tmp_path, before, after, processes):
+    whole = of_source(0, 1)
+    want = [taken(next(whole)) for _ in range(8)]
+    for host in range(before):
+        iterator = of_source(host, before)
+        assert taken(next(iterator))["x"] == want[0]["x"][8 // before * host :][: 8 // before]
+        for _ in range(2):
+            next(iterator)
+        iterator.save(t5x_file(tmp_path, host, before, processes))
+    hosts = [of_source(host, after) for host in range(after)]
+    for host, iterator in enumerate(hosts):
+        iterator.load(t5x_file(tmp_path, host, after, processes))  # as T5X calls it
+    for batch in want[3:]:
+        parts = [taken(next(host)) for host in hosts]
+        assert {k: [row for part in parts for row in part[k]] for k in batch} == batch
+
+
+def test_files_of_other_hosts_that_differ_are_refused_and_nothing_changes(tmp_path):
+    for host in range(2):
+        iterator = of_source(host, 2)
+        for _ in range(host + 1):
+            next(iterator)
+        iterator.save(t5x_file(tmp_path, host, 2))
+    iterator = of_source(0, 1)
+    state = iterator.get_state()
+    with pytest.raises(ValueError, match="not of one step.*process_0-of-2.*process_1-of-2"):
+        iterator.restore(t5x_file(tmp_path, 0, 1))
+    (tmp_path / "eval_ds-000-of-002").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="test_ds-000-of-001.*no iterator was saved"):
+        iterator.restore(str(tmp_path / "test_ds-000-of-001"))
+    assert iterator.get_state() == state
+
+
+def test_a_readers_state_is_of_its_host(jpegs_many, tmp_path):
+    train(jpegs_many, 0, 2).save(t5x_file(tmp_path, 0, 2, False))
+    with pytest.raises(FileNotFoundError):
+        train(jpegs_many).restore(t5x_file(tmp_path, 0, 1))
 
 
 @pytest.mark.parametrize("shards", (1, 2))
