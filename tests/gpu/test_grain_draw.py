@@ -1,6 +1,7 @@
 """`draw` in the graphs of Grain's adapters on GPUs: a CPU's numbers, pixels within the rounding."""
 
 import itertools
+import pathlib
 
 import grain
 import jax
@@ -40,7 +41,8 @@ def options(layout):
 
 
 def records(photos):
-    return [{"image": open(path, "rb").read(), "id": np.int32(k)} for k, path in enumerate(photos)]
+    files = map(pathlib.Path, photos)
+    return [{"image": path.read_bytes(), "id": np.int32(k)} for k, path in enumerate(files)]
 
 
 def rows_of(iterator):
