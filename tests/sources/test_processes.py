@@ -162,31 +162,40 @@ def notes_of(folder, processes, last):
     return [row for batch in together(every) for row in batch if row[3]]
 
 
+def killed_behind(saves, running):
+    """Kills all processes, in the middle of some step, once a state has been saved so often."""
+    lines = []
+    for line in running[0].stdout:
+        lines.append(line)
+        if line.endswith(f"saved {saves}\n"):
+            break
+    assert all(process.poll() is None for process in running), "".join(lines[-40:])
+    for process in running:
+        process.kill()  # SIGKILL: nothing more is saved
+
+
 def test_a_run_that_is_killed_twice_has_each_sample_of_the_epoch_once(tmp_path):
     """On two processes, then on four, then on one: what was not saved is delivered again."""
     write(tmp_path)
     state, seen = tmp_path / "state.json", []
-    runs = ((2, {"devices": 2}, 4, 2), (4, {"devices": 1}, 8, 1), (1, None, 2, 0))
-    for number, (processes, mesh, batch, saves) in enumerate(runs):
-        job = {"source": "Files", "graph": "augment", "resume": number > 0, "batch": batch}
-        job |= {"mesh": mesh or {"devices": 1}, "state": str(state), "saves": saves}
-        job["notes"] = str(tmp_path / "notes{}")
-        options = {"devices": 2, "files": str(tmp_path), "jobs": [], "train": job}
-        running = launched(WORKER, tmp_path, options, processes)
+    job = {"source": "Files", "graph": "augment", "state": str(state)}
+    job |= {"notes": str(tmp_path / "notes{}"), "resume": False}
+    options = {"devices": 2, "files": str(tmp_path), "jobs": []}
+    for processes, devices, batch, saves in ((2, 2, 4, 2), (4, 1, 8, 1), (1, 2, 2, 0)):
+        job |= {"mesh": {"devices": devices}, "batch": batch, "saves": saves}
+        running = launched(WORKER, tmp_path, options | {"train": job}, processes)
         try:
             if saves:
-                lines = list(
-                    itertools.takewhile(lambda x: x != f"saved {saves}\n", running[0].stdout)
-                )
-                assert all(one.poll() is None for one in running), lines[-20:]
-                for one in running:
-                    one.kill()  # SIGKILL, in the middle of some later step
-            outputs = [one.communicate(timeout=240)[0] for one in running]
+                killed_behind(saves, running)
+            outputs = [process.communicate(timeout=240)[0] for process in running]
         finally:
-            for one in running:
-                one.kill()
-        assert all((one.returncode == 0) == (not saves) for one in running), outputs[0][-2000:]
-        last = json.loads(state.read_text())["sample"] if saves else 10**9
+            for process in running:
+                process.kill()
+        for process, output in zip(running, outputs):
+            assert (process.returncode == 0) == (saves == 0), output[-4000:]
+        last = json.loads(state.read_text())["sample"] if saves else 2 * PICTURES
+        assert last < PICTURES or not saves
         seen += notes_of(tmp_path, processes, last)
+        job["resume"] = True
     assert seen == unbroken(tmp_path, "Files", "augment")[0]
     assert sorted(row[0] for row in seen) == list(range(PICTURES))
