@@ -73,7 +73,11 @@ class Proportions:
     def __call__(self, samples: Any) -> tuple[Indices, Indices]:
         """The component of each sample, and its number among the samples of that component."""
         windows, slots = np.divmod(np.asarray(samples, np.int64), self._size)
-        distinct, row = np.unique(windows, return_inverse=True)
+        first, last = (int(windows.min()), int(windows.max())) if len(windows) else (0, 0)
+        if last - first > len(windows):  # samples that lie apart
+            distinct, row = np.unique(windows, return_inverse=True)
+        else:
+            distinct, row = np.arange(first, last + 1), windows - first
         hashes = mix(fold(self._seed, distinct)[:, None] ^ mix(np.arange(self._size)))
         components = self._components[np.argsort(hashes, axis=1, kind="stable")]
         # Where the slots of each component are, in order; their ranks go there.
@@ -155,11 +159,9 @@ class Mixture(Source):
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
-        components = set(self._components(indices).tolist())
-        if len(components) == 1:  # as in most tasks of the engine, which reads by number
-            (component,) = components
-            return self._sources[component].read(indices - self._starts[component], names)
         parts = [(rows, s.read(local, names)) for s, rows, local in self._split(indices)]
+        if len(parts) == 1:
+            return dict(parts[0][1])
         columns: dict[str, Values] = {}
         for name in names:
             values = [part[name] for _, part in parts]
@@ -200,14 +202,10 @@ class Mixture(Source):
 
     def _split(self, indices: Indices) -> Iterator[tuple[Source, Indices, Indices]]:
         """For each source the rows that are its, and the numbers of their records there."""
-        components = self._components(indices)
-        for component in np.unique(components).tolist():
+        components = np.searchsorted(self._starts, indices, side="right") - 1
+        for component in sorted(set(components.tolist())):
             rows = np.flatnonzero(components == component)
             yield self._sources[component], rows, indices[rows] - self._starts[component]
-
-    def _components(self, indices: Indices) -> Indices:
-        """The number of the source of each record."""
-        return np.searchsorted(self._starts, indices, side="right") - 1
 
 
 def _check_alike(sources: Sequence[Source]) -> None:
