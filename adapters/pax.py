@@ -42,8 +42,10 @@ from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
 from ..core.pipeline.arrays import check_width
 from ..core.stats import InputStats
+from .process_files import file_of_any_process
 
 with extra("pax", "dalijax.adapters.pax, which wants Python 3.10,"):
+    from etils import epath
     from praxis import base_hyperparams, base_input, py_utils
 
 __all__ = ["DALIInput", "DALIInputSpecsProvider"]
@@ -279,6 +281,21 @@ class DALIInput(base_input.BaseInput):
         """
         self._set_state_internal(state)
         self._peek = self._state_before_peek = None
+
+    def restore(self, checkpoint_path: epath.PathLike) -> None:
+        """Goes on where a file says.
+
+        paxml's are ``process_0-of-2``: over a source another number of hosts takes those that are
+        there.
+
+        Raises:
+            FileNotFoundError: If there is no file.
+            ValueError: If it is no state, or one of other data; nothing has changed.
+        """
+        path = epath.Path(checkpoint_path)
+        if self.iterator_fn.has_source(self._call):
+            path = file_of_any_process(path, path.parent.glob("process_*-of-*"))
+        super().restore(path)
 
     def _get_state_internal(self) -> bytes:
         try:

@@ -12,7 +12,9 @@ import fiddle
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from nvidia.dali import Pipeline, fn, types
+from paxml import checkpoints
 from praxis import base_hyperparams, base_input, pax_fiddle, py_utils
 
 import dalijax.adapters.pax as adapter
@@ -494,18 +496,21 @@ def same(batch, expected):
     return all(np.asarray(batch[k]).astype(np.float64).tolist() == v for k, v in expected.items())
 
 
-def test_a_source():
-    """Hosts slice one global batch; an evaluation has each sample once, and a state goes on."""
+TRAINING = {"is_training": True, "input_random_seed": 3}
+
+
+def of_source(host=0, hosts=1, **fields):
+    """An input of a host over a source of 11 numbers."""
     source = sources.Arrays({"number": np.arange(11, dtype=np.int32)})
     make = data_iterator(lambda number, draw: (number, draw.uniform()), ["x", "u"], source=source)
+    place = {"infeed_host_index": host, "num_infeed_hosts": hosts, "batch_size": 4 // hosts}
+    own = {"name": "data", "iterator_fn": make, **place, **fields}
+    return base_hyperparams.instantiate(pax_fiddle.Config(DALIInput, **own))
 
-    def of(host=0, hosts=1, **fields):
-        place = {"infeed_host_index": host, "num_infeed_hosts": hosts, "batch_size": 4 // hosts}
-        own = {"name": "data", "iterator_fn": make, **place, **fields}
-        return base_hyperparams.instantiate(pax_fiddle.Config(DALIInput, **own))
 
-    training = {"is_training": True, "input_random_seed": 3}
-    whole, hosts = of(**training), [of(k, 2, **training) for k in range(2)]
+def test_a_source():
+    """Hosts slice one global batch, and an evaluation has each sample once."""
+    whole, hosts = of_source(**TRAINING), [of_source(k, 2, **TRAINING) for k in range(2)]
     for _ in range(5):
         batch, parts = whole.get_next(), [host.get_next() for host in hosts]
         for name in ("x", "u"):
@@ -513,7 +518,7 @@ def test_a_source():
             np.testing.assert_array_equal(together, batch[name])
     evaluated = []
     for k in range(2):
-        data = of(k, 2, reset_for_eval=True, eval_loop_num_batches=-1)
+        data = of_source(k, 2, reset_for_eval=True, eval_loop_num_batches=-1)
         batches = []
         with contextlib.suppress(StopIteration):
             while True:
@@ -522,3 +527,35 @@ def test_a_source():
         for one in batches:
             evaluated += one.x[one.eval_sample_weights > 0].tolist()
     assert sorted(evaluated) == list(range(11))
+
+
+def test_paxmls_files_of_a_source_go_on_on_another_number_of_hosts(tmp_path):
+    """Two hosts saved, one restores by paxml's handler; and what it saved goes on on four."""
+    handler = checkpoints.BaseInputCheckpointHandler()
+    saved, next_batches = epath.Path(tmp_path) / "two", []
+    saved.mkdir()
+    for host in range(2):
+        data = of_source(host, 2, **TRAINING)
+        for _ in range(4):  # into the second epoch
+            data.get_next()
+        data.save(saved / f"process_{host}-of-2")
+        next_batches.append(data.get_next())
+    one = of_source(**TRAINING)
+    handler.restore(saved, one)
+    handler.save(epath.Path(tmp_path) / "one", one)
+    batch = one.get_next()
+    hosts = [of_source(host, 4, **TRAINING) for host in range(4)]
+    for host, data in enumerate(hosts):
+        data.restore(epath.Path(tmp_path) / "one" / f"process_{host}-of-4")
+    for parts in (next_batches, [data.get_next() for data in hosts]):
+        for name in ("x", "u"):
+            together = np.concatenate([part[name] for part in parts])
+            np.testing.assert_array_equal(together, batch[name])
+    with pytest.raises(FileNotFoundError, match="no iterator was saved there"):
+        one.restore(epath.Path(tmp_path) / "none" / "process_0-of-1")
+
+
+def test_a_readers_file_is_of_its_host(jpegs_many, tmp_path):
+    made(jpegs_many, infeed_host_index=0, num_infeed_hosts=2).save(tmp_path / "process_0-of-2")
+    with pytest.raises(FileNotFoundError):
+        made(jpegs_many).restore(tmp_path / "process_0-of-1")
