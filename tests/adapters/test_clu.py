@@ -26,20 +26,10 @@ from dalijax.adapters.clu import (
     ReportInput,
     peekable_data_iterator,
 )
+from numbered import graph as numbers
+from numbered import read_files
 
 N, B = 11, 4
-
-
-def numbers(files, n=N, shard_id=0, num_shards=1, padded=True):
-    label = fn.readers.file(
-        files=files[:n],
-        labels=list(range(n)),
-        name="reader",
-        pad_last_batch=padded,
-        shard_id=shard_id,
-        num_shards=num_shards,
-    )[1]
-    return label, fn.random.uniform()
 
 
 NUMBERS = data_iterator(numbers, ["x", "u"], reader_name="reader", mask="mask")
@@ -398,7 +388,7 @@ def test_errors_are_those_of_the_whole_run(tmp_path):
     corrupt(files[5])
 
     def graph():
-        data, label = fn.readers.file(files=files, labels=list(range(12)), name="reader")
+        data, label = read_files(files)
         return fn.decoders.image(data, output_type=types.RGB), label
 
     def build():

@@ -3,16 +3,16 @@
 import itertools
 import json
 
-import jax
-import numpy as np
 import pytest
 import tensorflow as tf
 from nvidia.dali import fn
 
+from conformance import frozen
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset
 from dalijax.adapters.tfdata import DALIDataset
+from numbered import read_files
 
 N, BATCH, EPOCHS = 11, 4, 3
 POLICIES = {
@@ -23,13 +23,7 @@ POLICIES = {
 
 
 def graph(files):
-    label = fn.readers.file(
-        files=files[:N],
-        labels=list(range(N)),
-        name="reader",
-        random_shuffle=True,
-        pad_last_batch=True,
-    )[1]
+    label = read_files(files[:N], random_shuffle=True, pad_last_batch=True)[1]
     return label, fn.random.uniform(), fn.random.normal(shape=[2])
 
 
@@ -112,10 +106,6 @@ class TensorFlow(Protocol):
 
 
 PROTOCOLS = (Core, Grain, CLU, TensorFlow)
-
-
-def frozen(batch):
-    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), dict(batch))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

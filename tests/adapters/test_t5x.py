@@ -15,6 +15,7 @@ from nvidia.dali import fn, types
 from dalijax import data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
+from numbered import graph, read_files
 from processes import started
 
 N, LENGTH = 11, 8
@@ -30,17 +31,8 @@ class DatasetConfig:
     split: str = "train"
 
 
-def numbers(files, n=N, shard_id=0, num_shards=1):
-    label = fn.readers.file(
-        files=files[:n],
-        labels=list(range(n)),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=num_shards,
-        pad_last_batch=True,
-        stick_to_shard=True,
-    )[1]
-    return label, fn.random.uniform()
+def numbers(files, shard_id=0, num_shards=1):
+    return graph(files, stick=True, shard_id=shard_id, num_shards=num_shards)
 
 
 NUMBERS = data_iterator(numbers, ["x", "u"], reader_name="reader")
@@ -397,7 +389,7 @@ def test_a_run_without_a_seed_resumes_with_the_seed_of_its_state(
 
 def test_a_reader_without_padding_is_refused_for_evaluation(jpegs_many):
     def unpadded(files):
-        return fn.readers.file(files=files[:N], labels=list(range(N)), name="reader")[1]
+        return read_files(files[:N])[1]
 
     made = eval_get_dataset_fn(
         data_iterator(unpadded, ["x"], reader_name="reader"),

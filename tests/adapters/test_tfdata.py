@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from numbered import graph
 from nvidia.dali import Pipeline, fn, types
 from PIL import Image
 
@@ -32,6 +31,7 @@ from dalijax.adapters.tfdata.steps import (
     element,
     length,
 )
+from numbered import graph, read_files
 
 N, BATCH = 11, 4
 
@@ -234,9 +234,7 @@ def test_leaves(jpegs_many):
 
 def test_leaves_are_dalis_buffers_and_stay_valid(jpegs):
     def pictures():
-        image, label = fn.readers.file(
-            files=jpegs, labels=list(range(len(jpegs))), name="reader", random_shuffle=True
-        )
+        image, label = read_files(jpegs, random_shuffle=True)
         return fn.resize(fn.decoders.image(image), size=(64, 64)), label
 
     ds = DALIDataset(
@@ -419,9 +417,7 @@ def test_to_tf_dataset(jpegs_many, way, policy, mask):
 
 def test_to_tf_dataset_aliases_nothing(jpegs, way):
     def pictures(exec_dynamic=True):
-        image, label = fn.readers.file(
-            files=jpegs, labels=list(range(len(jpegs))), name="reader", pad_last_batch=True
-        )
+        image, label = read_files(jpegs, pad_last_batch=True)
         return fn.resize(fn.decoders.image(image), size=(128, 128)), label
 
     made = data_iterator(pictures, ["image", "x"], reader_name="reader")
@@ -598,9 +594,7 @@ def walked(iterator, count):
 
 def test_failed_batches_in_chains(pictures_one_broken):
     def decoded():
-        image, label = fn.readers.file(
-            files=pictures_one_broken, labels=list(range(6)), name="reader", pad_last_batch=True
-        )
+        image, label = read_files(pictures_one_broken, pad_last_batch=True)
         return label, fn.decoders.image(image)[0, 0, 0]
 
     def made(on_error):
@@ -703,7 +697,7 @@ def test_to_tf_dataset_of_other_shapes_in_each_batch(tmp_path, way):
         Image.fromarray(np.zeros((8 + 4 * number, 12, 3), np.uint8)).save(files[-1])
 
     def pipe():
-        image, label = fn.readers.file(files=files, labels=list(range(8)), name="reader")
+        image, label = read_files(files)
         return fn.pad(fn.decoders.image(image)), label
 
     ds = DALIDataset(

@@ -25,6 +25,7 @@ import dalijax
 from dalijax import data_iterator, fn
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
+from numbered import read_files
 
 
 def rows_over(count=2):
@@ -32,14 +33,8 @@ def rows_over(count=2):
 
 
 def sharded(files, shard_id=0, num_shards=1, sharding=None, function=None, broken=""):
-    data, label = dali_fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=num_shards,
-        pad_last_batch=True,
-        stick_to_shard=True,
+    data, label = read_files(
+        files, shard_id=shard_id, num_shards=num_shards, pad_last_batch=True, stick_to_shard=True
     )
     x = dali_fn.cast(label, dtype=types.FLOAT)
     if broken:

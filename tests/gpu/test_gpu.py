@@ -17,6 +17,7 @@ from PIL import Image
 from conformance import Expected, check
 from conftest import corrupt
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from numbered import read_files
 from photographs import BATCH, COUNT, graph, photos  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(
@@ -184,13 +185,7 @@ def test_a_cpu_pipeline_on_a_gpu_machine(photos):
 def drawing(files, gpu):
     """Random operators on the CPU and on the GPU, whose numbers are the same on both."""
     device = "gpu" if gpu else "cpu"
-    data, label = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
-        random_shuffle=True,
-        pad_last_batch=True,
-    )
+    data, label = read_files(files, random_shuffle=True, pad_last_batch=True)
     image = fn.decoders.image_random_crop(data, device="mixed" if gpu else "cpu")
     image = fn.random_resized_crop(image, size=(32, 32))
     flip = fn.random.coin_flip()

@@ -14,6 +14,7 @@ import pytest
 from nvidia.dali import backend, fn
 
 from dalijax.adapters.grain import DALIIterDataset, DALITransform, pack_records
+from numbered import read_files
 from photographs import photos  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(
@@ -70,9 +71,7 @@ def test_elements_are_jax_arrays_and_a_graph_leaves_the_gpu_to_the_main_process(
 
 
 def read(files, shard_id=0, num_shards=1):
-    data, label = fn.readers.file(
-        files=files, labels=list(range(len(files))), name="reader", pad_last_batch=True
-    )
+    data, label = read_files(files, pad_last_batch=True)
     return fn.resize(fn.decoders.image(data, device="mixed"), size=(16, 16)), label.gpu()
 
 

@@ -11,6 +11,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from conftest import NUM_FILES, corrupt, write_jpegs
 from dalijax import DALIGenericIterator, data_iterator
+from numbered import read_files
 
 BATCH = 3
 STEPS = NUM_FILES // BATCH
@@ -25,14 +26,7 @@ def broken(tmp_path, request):
 
 
 def decode(paths, shard_id=0, num_shards=1):
-    data, label = fn.readers.file(
-        files=paths,
-        labels=list(range(len(paths))),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=num_shards,
-        stick_to_shard=True,
-    )
+    data, label = read_files(paths, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True)
     image = fn.decoders.image(data)
     return fn.noise.gaussian(image, stddev=5.0), label, fn.random.uniform()
 
@@ -74,10 +68,8 @@ def test_every_failure_is_raised_and_counts(broken, depth):
 
 
 def of_files(paths, random=False, shard_id=0, num_shards=1, pad=False):
-    data, label = fn.readers.file(
-        files=paths,
-        labels=list(range(len(paths))),
-        name="reader",
+    data, label = read_files(
+        paths,
         random_shuffle=random,
         initial_fill=5,
         shard_id=shard_id,
@@ -164,7 +156,7 @@ def test_where_files_can_not_be_told_apart_those_of_the_batch_are_named(broken):
     paths, _ = broken
 
     def pipe(paths):
-        _, label = fn.readers.file(files=paths, labels=list(range(len(paths))), name="reader")
+        _, label = read_files(paths)
         return fn.slice(label, start=fn.cast(label, dtype=types.INT32), shape=[1], axes=[0])
 
     iterator = data_iterator(pipe, ["x"], reader_name="reader")(paths, batch_size=6)
@@ -361,9 +353,7 @@ class Interrupt(BaseException):
 def test_after_an_interruption_the_batch_comes_again(jpegs, where, look):
     def build():
         def pipe():
-            label = fn.readers.file(
-                files=jpegs, labels=list(range(len(jpegs))), name="reader", pad_last_batch=True
-            )[1]
+            label = read_files(jpegs, pad_last_batch=True)[1]
             return label, fn.random.uniform()
 
         return data_iterator(pipe, ["x", "u"], reader_name="reader", mask="mask")(batch_size=2)

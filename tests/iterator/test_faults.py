@@ -8,12 +8,12 @@ import pathlib
 
 import numpy as np
 import pytest
-from numbered import numbers
 from nvidia.dali import fn, pipeline_def, types
 
 from conformance import Expected, check, frozen
 from conftest import corrupt, write_jpegs
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from numbered import numbers, read_case
 from oracle import Case
 
 NAMES = ["image", "x", "u"]
@@ -23,20 +23,9 @@ FULL = os.environ.get("DALIJAX_FULL") == "1"
 
 
 def label_reader(paths, case, stream=0, shuffle=False, mapped=False):
-    return fn.readers.file(
-        files=paths[: case.n],
-        labels=list(range(case.n)),
-        name="reader",
-        shard_id=stream,
-        num_shards=case.shards,
-        stick_to_shard=case.stick,
-        pad_last_batch=case.padded,
-        random_shuffle=shuffle,
-        initial_fill=4,
-        seed=7,
-        # A file that anyone has mapped is there after it was deleted.
-        **({} if mapped else {"dont_use_mmap": True}),
-    )
+    options = {"random_shuffle": shuffle, "initial_fill": 4, "seed": 7}
+    options |= {} if mapped else {"dont_use_mmap": True}
+    return read_case(paths, case, stream, case.shards, **options)
 
 
 def decode(paths, case, stream=0, shuffle=False, mapped=False):

@@ -8,21 +8,16 @@ import flax.jax_utils
 import jax
 import numpy as np
 import pytest
-from numbered import numbers
 from nvidia.dali import fn, pipeline_def
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from numbered import numbers, read_files
 
 BATCH = 5  # of 12 files: 5, 5 and 2
 
 
 def graph(jpegs, pad_last_batch=False):
-    label = fn.readers.file(
-        files=jpegs,
-        labels=list(range(len(jpegs))),
-        name="reader",
-        pad_last_batch=pad_last_batch,
-    )[1]
+    label = read_files(jpegs, pad_last_batch=pad_last_batch)[1]
     return label, fn.random.uniform()
 
 

@@ -5,13 +5,13 @@ import pathlib
 
 import numpy as np
 import pytest
-from numbered import numbers
 from nvidia.dali import fn, pipeline_def, types
 
 from conformance import frozen
 from conftest import corrupt
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.core.state import codec
+from numbered import numbers, read_files
 
 
 def to_drop(state):
@@ -25,10 +25,8 @@ def to_drop(state):
 def test_states_have_checkpoints_of_their_own(jpegs_many, peeked, asked):
     # Checkpoints are taken when a state is asked for; before a failure none may be missing.
     def pipe():
-        label = fn.readers.file(
-            files=[jpegs_many[k % len(jpegs_many)] for k in range(20)],
-            labels=list(range(20)),
-            name="reader",
+        label = read_files(
+            [jpegs_many[k % len(jpegs_many)] for k in range(20)],
             random_shuffle=True,
             pad_last_batch=True,
         )[1]
@@ -163,9 +161,7 @@ def test_a_first_failure_costs_a_reader_few_batches(jpegs, tmp_path):
         files = [str(bad if k in (first, 25) else path) for k, path in enumerate(good)]
 
         def graph(files=files):
-            encoded, label = fn.readers.file(
-                files=files, labels=list(range(30)), name="reader", pad_last_batch=True
-            )
+            encoded, label = read_files(files, pad_last_batch=True)
             return fn.resize(fn.decoders.image(encoded), size=(8, 8)), label
 
         iterator_fn = data_iterator(graph, ["x", "y"], reader_name="reader", as_numpy=True)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from nvidia.dali import Pipeline, fn, types
 
+from conformance import frozen
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.core.epochs import EpochPlan
 from dalijax.core.state import protobuf
+from numbered import numbers, read_files
 
 N, BATCH = 59, 3
 
@@ -19,10 +21,8 @@ N, BATCH = 59, 3
 def graph(
     files, shard_id=0, num_shards=1, shuffle="", padded=True, stick=True, readers=1, fill=1024
 ):
-    image, label = fn.readers.file(
-        files=files[:N],
-        labels=list(range(N)),
-        name="reader",
+    image, label = read_files(
+        files[:N],
         shard_id=shard_id,
         num_shards=num_shards,
         random_shuffle=shuffle == "buffer",
@@ -57,10 +57,6 @@ def runs(monkeypatch):
     seen, share = [], Pipeline.share_outputs
     monkeypatch.setattr(Pipeline, "share_outputs", lambda own: (seen.append(1), share(own))[1])
     return seen
-
-
-def frozen(batch):
-    return {name: np.array(value).tolist() for name, value in batch.items()}
 
 
 OPTIONS = [
@@ -116,9 +112,7 @@ def test_skip_stands_where_next_does(pictures, options, request):
 
 def test_skip_within_an_epoch_and_past_its_end(jpegs):
     def many(files):
-        return fn.readers.file(
-            files=files, labels=list(range(len(files))), name="reader", random_shuffle=True
-        )[1]
+        return read_files(files, random_shuffle=True)[1]
 
     files = jpegs * 100
     made = data_iterator(many, ["x"], reader_name="reader")
@@ -165,7 +159,7 @@ def test_skip_where_only_the_source_knows_its_end():
 
     iterator = data_iterator(pipe, ["x"])(batch_size=2, num_threads=1)
     assert iterator.skip(4) == 4
-    assert frozen(next(iterator)) == {"x": [[8], [9]]}
+    assert numbers(next(iterator)) == [8, 9]
     assert iterator.skip(9) == 1 and iterator.skip(1) == 0
 
 
@@ -182,8 +176,7 @@ def test_skip_counts_a_batch_that_fails(jpegs, tmp_path):
     for count in (3, 5, 20):
         iterator = made(batch_size=1, num_threads=1, device_id=None)
         assert iterator.skip(count) == count
-        got = frozen(next(iterator))
-        assert got["x"][0][0][0] == [8 * ((count) % len(jpegs))] * 3
+        assert next(iterator)["x"][0][0][0].tolist() == [8 * (count % len(jpegs))] * 3
     whole.close()
 
 
@@ -228,7 +221,7 @@ def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
     files = [*jpegs[:3], str(broken), *jpegs[4:]] * 3
 
     def pipe():
-        image, label = fn.readers.file(files=files, labels=list(range(36)), name="reader")
+        image, label = read_files(files)
         return fn.decoders.image(image)[0, 0, 0], label
 
     made = data_iterator(pipe, ["p", "x"], reader_name="reader", on_error="skip")

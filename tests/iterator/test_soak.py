@@ -13,6 +13,7 @@ from nvidia.dali import fn, types
 
 from conftest import NUM_FILES
 from dalijax import LastBatchPolicy, data_iterator
+from numbered import read_files
 
 BATCHES = 20_000 if os.environ.get("DALIJAX_FULL") == "1" else 2_000
 BATCH = 5
@@ -22,14 +23,7 @@ SLACK = 4  # native threads that JAX's own pool may add; an iterator has more, e
 
 
 def graph(paths):
-    data, label = fn.readers.file(
-        files=paths,
-        labels=list(range(NUM_FILES)),
-        name="reader",
-        random_shuffle=True,
-        initial_fill=6,
-        pad_last_batch=True,
-    )
+    data, label = read_files(paths, random_shuffle=True, initial_fill=6, pad_last_batch=True)
     # 240 KiB in a batch: one kept of every hundred would show.
     image = fn.resize(fn.decoders.image(data), size=(64, 64))
     image = fn.cast(fn.noise.gaussian(image, stddev=3.0), dtype=types.FLOAT)

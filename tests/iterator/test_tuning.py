@@ -16,6 +16,7 @@ from PIL import Image
 from dalijax import data_iterator
 from dalijax.core.tuning.tune import choose, thread_counts
 from dalijax.tune import tune as tune_within
+from numbered import read_files
 
 # On a busy machine the builds may take longer than is measured.
 tune = functools.partial(tune_within, max_seconds=float("inf"))
@@ -48,14 +49,7 @@ def test_thread_counts():
 
 
 def pictures(files, hw_decoder_load=0.65, shard_id=0, num_shards=1):
-    image, label = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
-        pad_last_batch=True,
-        shard_id=shard_id,
-        num_shards=num_shards,
-    )
+    image, label = read_files(files, pad_last_batch=True, shard_id=shard_id, num_shards=num_shards)
     # As a graph for a GPU would hand it to its decoder, where it is between 0 and 1.
     if not 0 <= hw_decoder_load <= 1:
         raise ValueError(f"hw_decoder_load={hw_decoder_load}")

@@ -7,6 +7,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from numbered import read_case
 from oracle import Case
 
 EPOCHS = 5
@@ -16,19 +17,6 @@ def cases(max_n, shards=(1, 2, 3), batches=(1, 2, 3, 4)):
     for n, s, b in itertools.product(range(1, max_n + 1), shards, batches):
         if n >= s:
             yield n, s, b
-
-
-def file_reader(files, case, shard_id):
-    _, label = fn.readers.file(
-        files=files[: case.n],
-        labels=list(range(case.n)),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=case.shards,
-        stick_to_shard=case.stick,
-        pad_last_batch=case.padded,
-    )
-    return label
 
 
 def numpy_reader(folder, case, shard_id):
@@ -63,7 +51,7 @@ def test_file_reader(jpegs, policy, stick, padded):
         case = Case(n, shards, batch, policy, padded, stick)
         for stream in range(shards):
             iterator_fn = data_iterator(
-                lambda case=case, stream=stream: file_reader(jpegs, case, stream),
+                lambda case=case, stream=stream: read_case(jpegs, case, stream, case.shards)[1],
                 ["x"],
                 reader_name="reader",
                 last_batch_policy=LastBatchPolicy[policy],
@@ -102,8 +90,8 @@ def test_pipelines_of_several_shards_stay_in_step(jpegs, policy, stick, padded):
     for n, shards, batch in cases(8, shards=(2, 3), batches=(2, 3)):
         case = Case(n, shards, batch, policy, padded, stick)
         pipelines = [
-            pipeline_def(file_reader)(
-                jpegs, case, s, batch_size=batch, num_threads=1, device_id=None, seed=0
+            pipeline_def(lambda s=s: read_case(jpegs, case, s, shards)[1])(
+                batch_size=batch, num_threads=1, device_id=None, seed=0
             )
             for s in range(shards)
         ]
@@ -160,7 +148,7 @@ def test_size_without_a_reader(policy, padded):
 def test_streams_deliver_as_many_batches_as_they_say(jpegs, policy, n, batch):
     case = Case(n, 1, batch, policy, False, False)
     made = data_iterator(
-        lambda: file_reader(jpegs, case, 0),
+        lambda: read_case(jpegs, case, 0, case.shards)[1],
         ["x"],
         reader_name="reader",
         last_batch_policy=LastBatchPolicy[policy],

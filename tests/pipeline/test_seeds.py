@@ -16,13 +16,12 @@ from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransfor
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core.errors import StateError
 from dalijax.core.seeds import ShardSeed, shard_seed
+from numbered import read_files
 
 
 def read(files, shard_id=0, num_shards=1):
-    label = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
+    label = read_files(
+        files,
         shard_id=shard_id,
         num_shards=num_shards,
         pad_last_batch=True,

@@ -14,6 +14,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DALIPolicy
 
 import dalijax
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from numbered import read_files
 
 COUNT = 6
 
@@ -23,14 +24,7 @@ def counter():
 
 
 def files(jpegs, pad=False, shard_id=0, num_shards=1):
-    return fn.readers.file(
-        files=jpegs,
-        labels=list(range(len(jpegs))),
-        name="reader",
-        pad_last_batch=pad,
-        shard_id=shard_id,
-        num_shards=num_shards,
-    )[1]
+    return read_files(jpegs, pad_last_batch=pad, shard_id=shard_id, num_shards=num_shards)[1]
 
 
 @data_iterator(output_map=["x"], size=COUNT)

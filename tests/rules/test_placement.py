@@ -10,6 +10,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.core.placement import data_shards
+from numbered import read_case
 from oracle import Case
 
 MESHES = {
@@ -56,15 +57,7 @@ def rows_of(mesh, spec):
 
 
 def graph(files, case, shard_id=0, num_shards=1):
-    label = fn.readers.file(
-        files=files[: case.n],
-        labels=list(range(case.n)),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=num_shards,
-        pad_last_batch=case.padded,
-        stick_to_shard=case.stick,
-    )[1]
+    label = read_case(files, case, shard_id, num_shards)[1]
     grid = fn.cast(label, dtype=types.FLOAT) * types.Constant(
         np.ones((8, 4), np.float32)
     ) + types.Constant(np.arange(32, dtype=np.float32).reshape(8, 4))

@@ -13,16 +13,11 @@ from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
+from numbered import read_files
 
 
 def graph(files, size=8, flip=False, noise=False, first=False, gain=1.0, cast=True, reader=None):
-    data, label = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
-        random_shuffle=True,
-        **(reader or {}),
-    )
+    data, label = read_files(files, random_shuffle=True, **reader or {})
     drawn = []
     if first:
         drawn.append(fn.random.uniform(range=(5.0, 6.0)))

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
-from numbered import numbers_and_draws
 from nvidia.dali.plugin.jax import data_iterator as dali_data_iterator
 
 from cells import Cell, graph
 from dalijax import LastBatchPolicy, data_iterator
+from numbered import numbers_and_draws
 from oracle import Case
 
 

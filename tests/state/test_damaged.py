@@ -19,6 +19,7 @@ from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core.errors import StateError
 from dalijax.core.state import codec as state_lib
 from dalijax.core.state import protobuf
+from numbered import read_files
 
 VALUES = [None, True, -1, 0, 7, 1.5, 2**31, 2**53, 2**70, "", "x", "7", b"x", [], [3], ["x"], {}]
 VALUES += [[[]], {"a": 1}, [None]]
@@ -36,10 +37,8 @@ DEEP_TEXT = "[" * 100_000 + "]" * 100_000
 
 
 def graph(files, shuffle=True, pad=True, shard_id=0, num_shards=1):
-    x = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
+    x = read_files(
+        files,
         random_shuffle=shuffle,
         pad_last_batch=pad,
         stick_to_shard=True,

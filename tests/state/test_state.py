@@ -8,7 +8,6 @@ import zlib
 
 import numpy as np
 import pytest
-from numbered import numbers_and_draws
 from nvidia.dali import fn, pipeline_def
 
 from conformance import TALLY, Expected, check
@@ -16,6 +15,7 @@ from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.core.state import codec as state_lib
 from dalijax.core.state.fingerprint import unknown
 from dalijax.core.state.operators import serialized_operators
+from numbered import numbers_and_draws, read_files
 
 BASE = dict(
     n=10, shuffle=False, after=False, pad=True, stick=True, fill=8, shard_id=0, shards=1, gain=2.0
@@ -23,10 +23,8 @@ BASE = dict(
 
 
 def graph(files, n, shuffle, after, pad, stick, fill, shard_id, shards, gain):
-    label = fn.readers.file(
-        files=files[:n],
-        labels=list(range(n)),
-        name="reader",
+    label = read_files(
+        files[:n],
         random_shuffle=shuffle,
         shuffle_after_epoch=after,
         pad_last_batch=pad,
@@ -435,9 +433,7 @@ def test_hand_made_pipelines_refuse_a_state_before_anything_changes():
 
 def test_graphs_with_python_functions(jpegs_many):
     def pipe():
-        label = fn.readers.file(
-            files=jpegs_many[:10], labels=list(range(10)), name="reader", pad_last_batch=True
-        )[1]
+        label = read_files(jpegs_many[:10], pad_last_batch=True)[1]
         doubled = fn.python_function(label, function=lambda x: x * 2)
         return label, fn.random.uniform(), doubled
 
@@ -521,13 +517,7 @@ def test_states_over_100_000_files_are_small(tmp_path, shuffle):
 
     @data_iterator(output_map=["x"], reader_name="reader", mask="mask", as_numpy=True)
     def many():
-        return fn.readers.file(
-            files=[str(file)] * count,
-            labels=list(range(count)),
-            name="reader",
-            random_shuffle=shuffle,
-            initial_fill=1000,
-        )[1]
+        return read_files([str(file)] * count, random_shuffle=shuffle, initial_fill=1000)[1]
 
     iterator = many(batch_size=64)
     iterator.get_state()  # the first one reads the graph
@@ -548,9 +538,7 @@ def test_states_of_dozens_of_operators_are_small_and_say_what_differs(jpegs_many
     """4 KiB for a pipeline of 60 operators, half of which have a state of their own."""
 
     def many(last):
-        x = fn.readers.file(
-            files=jpegs_many[:10], labels=list(range(10)), name="reader", pad_last_batch=True
-        )[1]
+        x = read_files(jpegs_many[:10], pad_last_batch=True)[1]
         for gain in (*[1.0] * 29, last):
             x = x + fn.random.uniform(range=(0.0, gain))
         return x

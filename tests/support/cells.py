@@ -12,6 +12,7 @@ from nvidia.dali import fn, types
 
 from conformance import Expected
 from dalijax import LastBatchPolicy, data_iterator
+from numbered import read_case
 from oracle import Case
 
 EPOCHS = 3
@@ -67,14 +68,11 @@ class Cell:
 def graph(files: list[str], cell: Cell):
     """The pipeline of a cell: the label is the number of the file."""
     case = cell.case
-    label = fn.readers.file(
-        files=files[: case.n],
-        labels=list(range(case.n)),
-        name="reader",
-        shard_id=cell.stream,
-        num_shards=case.shards,
-        stick_to_shard=case.stick,
-        pad_last_batch=case.padded,
+    label = read_case(
+        files,
+        case,
+        cell.stream,
+        case.shards,
         random_shuffle=cell.shuffle == "random_shuffle",
         shuffle_after_epoch=cell.shuffle == "shuffle_after_epoch",
         initial_fill=4,

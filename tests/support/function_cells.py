@@ -16,6 +16,7 @@ from dalijax import data_iterator, fn
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
+from numbered import read_files
 
 N = 11  # records, in batches of 4
 LONGEST = 4  # floats of a ragged sample
@@ -95,9 +96,7 @@ def all_functions(x, device):
 
 
 def read(files, where):
-    label = dali_fn.readers.file(
-        files=files[:N], labels=list(range(N)), name="reader", pad_last_batch=True
-    )[1]
+    label = read_files(files[:N], pad_last_batch=True)[1]
     x = dali_fn.cast(dali_fn.cat(label, label + 1), dtype=types.FLOAT)
     return tuple(all_functions(x, where).values())
 

@@ -24,6 +24,7 @@ from nvidia.dali import types  # noqa: E402
 from dalijax import data_iterator, fn  # noqa: E402
 from dalijax.adapters.clu import DALIDatasetIterator  # noqa: E402
 from dalijax.adapters.grain import DALIIterDataset  # noqa: E402
+from numbered import read_files  # noqa: E402
 
 STEPS, SAVED = options["steps"], 31
 SLOW = 0.35  # seconds that process 1 takes longer for some batches
@@ -49,10 +50,8 @@ def step(weight, x):
 
 
 def graph(files, shard_id=0, num_shards=1):
-    label = dali_fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
+    label = read_files(
+        files,
         shard_id=shard_id,
         num_shards=num_shards,
         random_shuffle=True,

@@ -16,19 +16,13 @@ import jax
 from nvidia.dali import fn
 
 from dalijax import data_iterator
+from numbered import read_files
 
 BATCH = 4
 
 
 def graph(files):
-    data, label = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
-        random_shuffle=True,
-        initial_fill=16,
-        pad_last_batch=True,
-    )
+    data, label = read_files(files, random_shuffle=True, initial_fill=16, pad_last_batch=True)
     image = fn.noise.gaussian(fn.decoders.image(data), stddev=9.0)
     return fn.flip(image, horizontal=fn.random.coin_flip()), label, fn.random.normal()
 

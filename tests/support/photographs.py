@@ -7,6 +7,8 @@ import pytest
 from nvidia.dali import fn, types
 from PIL import Image
 
+from numbered import read_files
+
 COUNT, BATCH = 20, 6
 
 
@@ -27,14 +29,8 @@ def photos(tmp_path_factory) -> list[str]:
 
 
 def graph(files, augment=False, shard_id=0, num_shards=1):
-    data, label = fn.readers.file(
-        files=files,
-        labels=list(range(len(files))),
-        name="reader",
-        pad_last_batch=True,
-        stick_to_shard=True,
-        shard_id=shard_id,
-        num_shards=num_shards,
+    data, label = read_files(
+        files, pad_last_batch=True, stick_to_shard=True, shard_id=shard_id, num_shards=num_shards
     )
     if augment:
         image = fn.decoders.image_random_crop(data, device="mixed")

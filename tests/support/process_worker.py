@@ -14,21 +14,9 @@ jax.distributed.initialize(f"localhost:{options['port']}", options["processes"],
 
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
-from nvidia.dali import fn  # noqa: E402
 
 from dalijax import LastBatchPolicy, data_iterator  # noqa: E402
-
-
-def graph(files, n, pad, shard_id=0, num_shards=1):
-    label = fn.readers.file(
-        files=files[:n],
-        labels=list(range(n)),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=num_shards,
-        pad_last_batch=pad,
-    )[1]
-    return label, fn.random.uniform()
+from numbered import graph  # noqa: E402
 
 
 def pieces(array):
@@ -56,7 +44,11 @@ def main():
             last_batch_policy=LastBatchPolicy[config["policy"]],
         )
         iterator = iterator_fn(
-            options["files"], config["n"], config["pad"], batch_size=config["batch"], num_threads=1
+            options["files"],
+            padded=config["pad"],
+            count=config["n"],
+            batch_size=config["batch"],
+            num_threads=1,
         )
         states = pathlib.Path(options["states"]) / f"{config['name']}-{options['process']}.json"
         if options["resume"]:

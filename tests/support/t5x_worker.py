@@ -16,10 +16,10 @@ sys.path.insert(0, options["packages"])
 
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh, PartitionSpec  # noqa: E402
-from nvidia.dali import fn  # noqa: E402
 
 from dalijax import data_iterator  # noqa: E402
 from dalijax.adapters.t5x import get_dataset_fn  # noqa: E402
+from numbered import graph  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -34,18 +34,7 @@ class Partitioner:
     data_partition_spec: PartitionSpec
 
 
-@data_iterator(output_map=["x", "u"], reader_name="reader")
-def graph(files, shard_id=0, num_shards=1):
-    label = fn.readers.file(
-        files=files[:11],
-        labels=list(range(11)),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=num_shards,
-        pad_last_batch=True,
-        stick_to_shard=True,
-    )[1]
-    return label, fn.random.uniform()
+numbers = data_iterator(graph, ["x", "u"], reader_name="reader")
 
 
 def main():
@@ -54,7 +43,7 @@ def main():
     partitioner = Partitioner(mesh, PartitionSpec("data"))
 
     def train(seed, **more):
-        make = get_dataset_fn(graph, files=options["files"], num_threads=1, **more)
+        make = get_dataset_fn(numbers, files=options["files"], stick=True, num_threads=1, **more)
         return make(DatasetConfig(seed=seed), process, 2)
 
     report = {"rows": [], "sums": [], "resumed": []}

@@ -27,21 +27,14 @@ from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.adapters import clu as clu_adapter
 from dalijax.adapters import grain as grain_adapter
 from dalijax.adapters import tfdata
+from numbered import read_case
 from oracle import Case
 
 N, BATCH = 11, 4
 
 
 def graph(files: list[str], case: Case, shard_id: int = 0, num_shards: int = 1) -> Any:
-    label = fn.readers.file(
-        files=files[: case.n],
-        labels=list(range(case.n)),
-        name="reader",
-        shard_id=shard_id,
-        num_shards=num_shards,
-        pad_last_batch=case.padded,
-        stick_to_shard=case.stick,
-    )[1]
+    label = read_case(files, case, shard_id, num_shards)[1]
     return label, fn.random.uniform()
 
 
