@@ -2,6 +2,6 @@
 
 The modules of this folder are pure: epochs, placement, seeds, configuration. Above them lie
 `state`, then `pipeline`, then `iterator`, `records`, `functions` and `sources`, which never import
-one another, and `tuning`. Imports run down only. Nothing here is public: users import `dalijax`,
-and `adapters` translate.
+one another, and `tuning` and `show`. Imports run down only. Nothing here is public: users import
+`dalijax`, and `adapters` translate.
 """

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import nvidia.dali.fn as dali_fn
-from matplotlib.figure import Figure
 from nvidia.dali import backend, types
 from pictures import CACHE, make_pictures, split
 
 from dalijax import data_iterator, fn
+from dalijax.show import show
 
 OUT = Path(__file__).resolve().parent / "out" / "functions"
 SIDE, BATCH = 96, 8
@@ -123,18 +123,8 @@ def shares(labels: Any, names: list[str]) -> list[str]:
 
 def save(batch: dict[str, Any], name: str, out: Path, titles: list[str]) -> None:
     """A picture of a batch: the originals above, what the function made of them below."""
-    figure = Figure(figsize=(BATCH * 1.6, 4.1))
-    figure.suptitle(f"above: decoded; below: {name}", fontsize=9)
-    axes = figure.subplots(2, BATCH)
-    for row, key in enumerate(("images", name)):
-        for column in range(BATCH):
-            ax = axes[row, column]
-            ax.imshow(np.asarray(batch[key][column]).clip(0, 1))
-            ax.axis("off")
-    for ax, title in zip(axes[1], titles):
-        ax.set_title(title, fontsize=7)
-    figure.tight_layout()
-    figure.savefig(out / f"{name}.png", dpi=110)
+    drawn = {"decoded": batch["images"], name: batch[name]}
+    show(drawn | ({"labels": titles} if titles else {})).save(out / f"{name}.png")
     print(f"{name}: {out / f'{name}.png'}")
 
 

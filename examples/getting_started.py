@@ -29,6 +29,7 @@ from nvidia.dali import backend, pipeline_def
 from pictures import CACHE, SHAPES, make_pictures
 
 from dalijax import DALIGenericIterator, data_iterator
+from dalijax.show import show
 
 NAMES = sorted(SHAPES)  # the reader numbers the folders in this order
 SIDE = 256
@@ -47,18 +48,8 @@ def best_decoder() -> str:
 
 def show_images(images: Any, titles: Sequence[str], path: Path) -> None:
     """Writes a batch of images as one PNG."""
-    columns = min(len(images), 4 if len(images) <= 8 else 9)
-    rows = -(-len(images) // columns)
-    figure = Figure(figsize=(2 * columns, 2.2 * rows))
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for ax in axes.flat:
-        ax.axis("off")
     # np.asarray brings the pixels to the host, from whatever devices hold them.
-    for ax, image, title in zip(axes.flat, np.asarray(images), titles):
-        ax.imshow(image)
-        ax.set_title(title, fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path)
+    show({"images": np.asarray(images), "title": list(titles)}, samples=len(images)).save(path)
     print(f"Picture: {path.name}")
 
 

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import nvidia.dali.fn as fn
 import optax
 from flax import nnx
-from matplotlib.figure import Figure
 from nvidia.dali import backend, types
 from pictures import CACHE, make_pictures, split
 from tqdm import tqdm
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax.show import show
 
 SIDE = 64  # pixels that the network sees
 GOAL = 0.85  # of the held-out pictures
@@ -127,20 +126,6 @@ def evaluate(model: Network, iterator: DALIGenericIterator) -> tuple[int, int]:
     return right, seen
 
 
-def save_grid(batch: dict[str, jax.Array], names: list[str], path: Path) -> None:
-    """Writes the first pictures of a batch as a PNG, each with its label."""
-    images, labels = np.asarray(batch["images"])[:32], np.asarray(batch["labels"])[:32]
-    figure = Figure(figsize=(12, 7))
-    for k, (image, label) in enumerate(zip(images, labels), 1):
-        ax = figure.add_subplot(4, 8, k, title=names[label])
-        ax.imshow(image)
-        ax.axis("off")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    print(f"One augmented batch: {path}")
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Trains an image classifier on DALI's batches.")
     parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
@@ -148,7 +133,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=32)
     out = Path(__file__).resolve().parent / "out" / "quickstart.png"
-    parser.add_argument("--out", type=Path, default=out, help="a PNG of one augmented batch")
+    parser.add_argument("--out", type=Path, default=out, help="one augmented batch, .png or .html")
     arguments = parser.parse_args()
     if arguments.epochs < 1 or arguments.batch_size < 1:
         parser.error("--epochs and --batch-size must be at least 1")
@@ -172,7 +157,8 @@ def main() -> None:
     # Both iterators prepare batches in the background while JAX computes.
     train = training_data(*train_files, gpu, batch_size=arguments.batch_size)
     held_out = held_out_data(*held_out_files, gpu, batch_size=arguments.batch_size)
-    save_grid(train.peek(), names, arguments.out)  # it stays the next batch
+    show(train, classes={"labels": names}).save(arguments.out)  # it stays the next batch
+    print(f"One augmented batch: {arguments.out}")
 
     # The last batch of a training epoch is filled up from the next epoch: no gap, no padding.
     steps = math.ceil(arguments.epochs * max(1, len(train_files[0]) / arguments.batch_size))

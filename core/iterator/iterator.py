@@ -289,6 +289,11 @@ class DALIGenericIterator:
             return self._engine.shards
 
     @property
+    def config(self) -> IteratorConfig:
+        """The iterator's arguments."""
+        return self._config
+
+    @property
     def batch_size(self) -> int:
         """Number of samples in a batch of each pipeline."""
         with self.opened():

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
-import inspect
 import json
 import os
 import pathlib
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import nvidia.dali
 
+from ..iterator.command_line import add_arguments, check_complete, load, write
 from ..iterator.data_iterator import IteratorFunction
 from .tune import Tuned, tune
 
@@ -28,9 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Those of the command line by default.
     """
     options = _parser().parse_args(arguments)
-    call = dict(_argument(text) for text in options.arg)
-    iterator_fn = _loaded(options.iterator_fn)
-    _check_complete(iterator_fn, call)
+    call = dict(options.arg)
+    iterator_fn = load(options.target)
+    if not isinstance(iterator_fn, IteratorFunction):
+        raise SystemExit(
+            f"{options.target!r} is {iterator_fn!r}: decorate it with dalijax.data_iterator"
+        )
+    check_complete(iterator_fn, call)
     tuned = tune(
         iterator_fn,
         batch_size=options.batch_size,
@@ -43,19 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         progress=_show,
         **call,
     )
-    _write(_report(tuned))
+    write(_report(tuned))
     if options.json:
         options.json.write_text(json.dumps(_plain(tuned), indent=1))
     if options.plot:
         try:
             tuned.save_plot(options.plot)
-            _write(f"\nThe rates of all settings: {options.plot}")
+            write(f"\nThe rates of all settings: {options.plot}")
         except ImportError:
-            _write("\nThe plot needs matplotlib: pip install matplotlib")
-
-
-def _write(text: str, file: Any = None) -> None:
-    (file or sys.stdout).write(text + "\n")
+            write("\nThe plot needs matplotlib: pip install matplotlib")
 
 
 def _numbers(text: str) -> list[Any]:
@@ -67,15 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m dalijax.tune",
         description="Measures a pipeline with other settings, and says which are fastest here.",
     )
-    parser.add_argument("iterator_fn", help="module:function, what dalijax.data_iterator returned")
-    parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the function, a Python literal or else a text; may be repeated",
-    )
+    add_arguments(parser, "module:function, what dalijax.data_iterator returned", batch_size=True)
     parser.add_argument("--seconds", type=float, default=60.0, help="about how long it measures")
     parser.add_argument(
         "--max-seconds", type=float, help="after as long begin nothing new; twice --seconds"
@@ -87,44 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plot", type=pathlib.Path, help="a picture to write, .png say")
     parser.add_argument("--json", type=pathlib.Path, help="where to write all measurements")
     return parser
-
-
-def _loaded(text: str) -> IteratorFunction:
-    module, _, name = text.partition(":")
-    if not name:
-        raise SystemExit(f"{text!r} names no function: write module:function")
-    sys.path.insert(0, os.getcwd())
-    try:
-        target: Any = importlib.import_module(module)
-        for part in name.split("."):
-            target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
-        raise SystemExit(f"{text!r} can't be loaded from {os.getcwd()}: {error}") from error
-    if not isinstance(target, IteratorFunction):
-        raise SystemExit(f"{text!r} is {target!r}: decorate it with dalijax.data_iterator")
-    return target
-
-
-def _check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> None:
-    """Ends the command where an argument that only the user knows is missing."""
-    if iterator_fn.has_source(call):  # whose fields are arguments, too
-        return
-    others = {"hw_decoder_load", "shard_id", "num_shards", *call}
-    parameters = inspect.signature(iterator_fn.pipeline_fn).parameters.values()
-    named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-    if missing := [p.name for p in named if p.default is p.empty and p.name not in others]:
-        passed = " ".join(f"--arg {name}=VALUE" for name in missing)
-        raise SystemExit(f"{iterator_fn.__name__}() needs more arguments: pass {passed}")
-
-
-def _argument(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise SystemExit(f"--arg {text!r}: write NAME=VALUE")
-    try:
-        return name, ast.literal_eval(value)
-    except (SyntaxError, ValueError):
-        return name, value
 
 
 def _show(done: int, total: int, what: str) -> None:

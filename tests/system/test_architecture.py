@@ -15,9 +15,9 @@ LAYERS = (
     ("core.state",),
     ("core.pipeline",),
     ("core.augment", "core.iterator", "core.records", "core.functions", "core.sources"),
-    ("core.tuning",),
+    ("core.show", "core.tuning"),
     ("adapters",),
-    ("__init__", "augment", "fn", "sources", "tune"),
+    ("__init__", "augment", "fn", "show", "sources", "tune"),
 )
 SOURCES = sorted(
     file for pattern in ("*.py", "core/**/*.py", "adapters/**/*.py") for file in ROOT.glob(pattern)

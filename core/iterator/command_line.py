@@ -1,0 +1,85 @@
+"""What the commands of this package share: ``module:name`` and ``--arg NAME=VALUE``."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from .data_iterator import IteratorFunction
+
+
+def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool) -> None:
+    """Adds ``target``, ``--batch-size`` and ``--arg`` to a command.
+
+    Args:
+        parser: The command's.
+        target: What the target may be.
+        batch_size: Whether the batch size must be passed.
+    """
+    parser.add_argument("target", metavar="module:name", help=target)
+    parser.add_argument("--batch-size", type=int, required=batch_size)
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=_argument,
+        metavar="NAME=VALUE",
+        help="an argument of the function, a Python literal or else a text (without quotes of its "
+        "own); may be repeated",
+    )
+
+
+def load(text: str) -> Any:
+    """What ``module:name`` names; the module is looked for in the present folder, too.
+
+    Raises:
+        SystemExit: If it can't be loaded, with what to write instead.
+    """
+    module, _, name = text.partition(":")
+    if not name:
+        raise SystemExit(f"{text!r} names no function: write module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        target: Any = importlib.import_module(module)
+        for part in name.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as error:
+        raise SystemExit(f"{text!r} can't be loaded from {os.getcwd()}: {error}") from error
+    return target
+
+
+def check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> None:
+    """Ends the command where an argument that only the user knows is missing.
+
+    Raises:
+        SystemExit: With what to pass.
+    """
+    if iterator_fn.has_source(call):  # whose fields are arguments, too
+        return
+    others = {"hw_decoder_load", "shard_id", "num_shards", *call}
+    parameters = inspect.signature(iterator_fn.pipeline_fn).parameters.values()
+    named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    if missing := [p.name for p in named if p.default is p.empty and p.name not in others]:
+        passed = " ".join(f"--arg {name}=VALUE" for name in missing)
+        raise SystemExit(f"{iterator_fn.__name__}() needs more arguments: pass {passed}")
+
+
+def write(text: str, file: Any = None) -> None:
+    """Writes a line to the standard output, or another file."""
+    (file or sys.stdout).write(text + "\n")
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return name, value

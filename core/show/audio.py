@@ -1,0 +1,55 @@
+"""Sounds as pictures: the envelope of a waveform, and a spectrogram."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WINDOW, _HOP = 256, 64  # samples
+_DECIBELS = 80.0  # below the loudest: black
+# From quiet to loud: black, violet, red, yellow, white.
+_COLORS = np.array([(0, 0, 8), (80, 18, 123), (214, 69, 65), (252, 193, 80), (255, 255, 230)])
+
+
+def envelope(sound: NDArray[Any], columns: int) -> NDArray[np.float64]:
+    """The least and the greatest value in each of some columns of equal width.
+
+    Args:
+        sound: Shape [time]; what is not finite counts as 0.
+        columns: Number of columns; as many as there are samples at most.
+
+    Returns:
+        Shape [columns, 2].
+    """
+    values = np.where(np.isfinite(sound), sound, 0).astype(np.float64)
+    edges = np.linspace(0, len(values), min(columns, len(values)) + 1).astype(int)[:-1]
+    return np.stack([np.minimum.reduceat(values, edges), np.maximum.reduceat(values, edges)], 1)
+
+
+def spectrogram(sound: NDArray[Any]) -> NDArray[np.float64]:
+    """Power of a sound in decibels below its loudest, of windows of 256 samples every 64.
+
+    Args:
+        sound: Shape [time]; filled up with zeros to a window.
+
+    Returns:
+        Shape [129, windows], from -80 to 0; the lowest frequency comes first.
+    """
+    values = np.where(np.isfinite(sound), sound, 0).astype(np.float64)
+    values = np.pad(values, (0, max(0, _WINDOW - len(values))))
+    windows = np.lib.stride_tricks.sliding_window_view(values, _WINDOW)[::_HOP]
+    power = np.abs(np.fft.rfft(windows * np.hanning(_WINDOW + 1)[:-1], axis=1)).T ** 2
+    loudest = power.max()
+    if loudest == 0:
+        return np.full(power.shape, -_DECIBELS)
+    return (10 * np.log10(np.maximum(power / loudest, 1e-12))).clip(-_DECIBELS, 0)
+
+
+def spectrogram_picture(sound: NDArray[Any]) -> NDArray[np.uint8]:
+    """A spectrogram in colors, high frequencies above: uint8 of shape [129, windows, 3]."""
+    loudness = spectrogram(sound)[::-1] / _DECIBELS + 1
+    stops = np.linspace(0, 1, len(_COLORS))
+    colors = [np.interp(loudness, stops, _COLORS[:, k]) for k in range(3)]
+    return np.rint(np.stack(colors, -1)).astype(np.uint8)

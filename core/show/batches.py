@@ -1,0 +1,162 @@
+"""Batches of what the user has, which stays where it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..iterator.data_iterator import IteratorFunction
+from ..iterator.iterator import DALIGenericIterator
+from ..sources.source import Source
+
+_MOST_NAMED = 10
+
+
+@dataclasses.dataclass
+class Taken:
+    """Batches, and what failed beside them.
+
+    Attributes:
+        batches: A title and the batch of each.
+        failures: What failed, in words.
+        mask: The name of the mask, where it is known.
+        device_axis: Whether batches are of pmap's layout.
+        columns: Number of samples in a row, where rows have a meaning.
+    """
+
+    batches: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+    failures: list[str] = dataclasses.field(default_factory=list)
+    mask: str | None = None
+    device_axis: bool = False
+    columns: int = 0
+
+    def take(self, iterator: Any, count: int, take: Callable[[], Any]) -> None:
+        """Takes some batches, each of which may fail, up to the end of the epoch."""
+        for number in range(count):
+            title = f"Batch {number}"
+            if isinstance(iterator, DALIGenericIterator):
+                title = f"Epoch {iterator.epoch}, batch {iterator.step}"
+            try:
+                self.batches.append((title, take()))
+            except StopIteration:
+                if not number:
+                    self.failures.append(
+                        "it is at the end of its epoch, and has no batch: call reset() or iter()"
+                    )
+                return
+            except Exception as error:  # whatever a graph, a function or a file system raises
+                self.failures.append(f"{title}: {described(error)}")
+
+    def learn(self, iterator: Any) -> None:
+        """Notes what an iterator says of its batches and of what was skipped."""
+        for failed in tuple(getattr(iterator, "errors", ()))[-_MOST_NAMED:]:
+            text = str(getattr(failed, "message", failed))
+            if hasattr(failed, "step"):
+                text = f"epoch {failed.epoch}, batch {failed.step}: {text}"
+            self.failures.append(text + _files(failed))
+        if isinstance(iterator, DALIGenericIterator):
+            config = iterator.config
+            self.mask = config.mask
+            placed = config.sharding is not None or config.devices is not None
+            by_default = config.devices is not None or (not placed and len(iterator.shards) > 1)
+            axis = config.pmap_compatible
+            self.device_axis = config.sharding is None and (by_default if axis is None else axis)
+
+
+def described(error: Exception) -> str:
+    """An error in words, with the files that it names."""
+    return f"{type(error).__name__}: {error}{_files(error)}"
+
+
+def _files(error: Any) -> str:
+    unnamed = [file for file in getattr(error, "files", ()) if str(file) not in str(error)]
+    return "".join(f"\n{file}" for file in unnamed)
+
+
+def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
+    """Takes batches.
+
+    Args:
+        data: An iterator function, an iterator, a dataset, a source or a batch.
+        count: Number of batches.
+        call: Arguments of an iterator function.
+        samples: Number of records of a source.
+
+    Raises:
+        TypeError: If it is none of them, or batches can't be had of an iterator without moving it.
+        Exception: What an iterator function raises when it is called.
+    """
+    taken = Taken()
+    if isinstance(data, IteratorFunction):
+        with data(**call) as iterator:
+            taken.take(iterator, count, lambda: next(iterator))
+            taken.learn(iterator)
+    elif Source in type(data).__mro__:
+        indices = np.arange(min(samples, len(data)))
+        taken.take(None, 1, lambda: _records(data, indices))
+    elif hasattr(data, "__next__"):
+        _from_iterator(taken, data, count)
+    elif isinstance(data, (Mapping, tuple)) or hasattr(data, "shape"):
+        taken.batches.append(("Batch", data))
+    elif hasattr(data, "__iter__"):
+        iterator = iter(data)
+        taken.take(iterator, count, lambda: next(iterator))
+        taken.learn(iterator)
+        getattr(iterator, "close", lambda: None)()
+    else:
+        raise TypeError(f"{data!r:.80} is no iterator function, iterator, dataset, source or batch")
+    return taken
+
+
+def _from_iterator(taken: Taken, iterator: Any, count: int) -> None:
+    """Takes batches of an iterator, which then stands where it stood."""
+    if count == 1 and hasattr(iterator, "peek"):
+        taken.take(iterator, 1, iterator.peek)
+    elif hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
+        with _uncounted(iterator):
+            state = iterator.get_state()
+            try:
+                taken.take(iterator, count, lambda: next(iterator))
+            finally:
+                iterator.set_state(state)
+    else:
+        raise TypeError(
+            f"{iterator!r:.80} has no way back to where it stands: pass a batch of it, as by "
+            "show(next(iterator)), or what made it"
+        )
+    taken.learn(iterator)
+
+
+@contextlib.contextmanager
+def _uncounted(iterator: Any) -> Iterator[None]:
+    """Has an iterator that is watched count nothing meanwhile."""
+    if not isinstance(iterator, DALIGenericIterator):
+        yield
+        return
+    stats, iterator.stats = iterator.stats, None
+    try:
+        yield
+    finally:
+        iterator.stats = stats
+
+
+def _records(source: Source, indices: Any) -> dict[str, Any]:
+    """Records of a source, with the content of files whose paths they have."""
+    columns = source.read(indices, list(source.fields))
+    batch: dict[str, Any] = {}
+    for name, values in columns.items():
+        is_path = source.fields[name].is_path
+        batch[name] = [_content(value) for value in values] if is_path else values
+        if not isinstance(batch[name], np.ndarray):
+            batch[name] = list(batch[name])
+    return batch
+
+
+def _content(path: Any) -> bytes:
+    name = path.tobytes().decode() if isinstance(path, np.ndarray) else path
+    return Path(name).read_bytes()

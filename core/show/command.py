@@ -1,0 +1,113 @@
+"""The command ``python -m dalijax.show``."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..iterator.command_line import add_arguments, check_complete, load, write
+from ..iterator.data_iterator import IteratorFunction
+from .layouts import LAYOUTS
+from .show import SAMPLES, check_suffix, show
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command.
+
+    Args:
+        arguments: Those of the command line by default.
+
+    Raises:
+        SystemExit: If there is nothing to show, with the reason.
+    """
+    options = _parser().parse_args(arguments)
+    call = dict(options.arg)
+    if options.batch_size is not None:
+        call["batch_size"] = options.batch_size
+    target = load(options.target)
+    if isinstance(target, IteratorFunction):
+        check_complete(target, call)
+        if options.batch_size is None and options.records is None and options.draws is None:
+            raise SystemExit("pass --batch-size")
+    elif inspect.isroutine(target):
+        target, call = target(**call), {}
+    try:
+        page = show(
+            target,
+            batches=options.batches,
+            samples=options.samples,
+            records=options.records,
+            draws=options.draws,
+            mask=options.mask,
+            layouts=dict(options.layout),
+            classes={name: names.split(",") for name, names in options.classes},
+            **call,
+        )
+    except (TypeError, ValueError) as error:
+        raise SystemExit(str(error)) from error
+    page.save(options.out)
+    for failure in page.failures:
+        write(f"failed: {failure}", sys.stderr)
+    if not page.batches:
+        raise SystemExit(f"{options.target} gave no batch; {options.out} says so, too")
+    names = ", ".join(output.name for output in page.batches[0].outputs)
+    write(f"{len(page.batches)} batches of {names}: {options.out}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dalijax.show",
+        description="Draws batches as a page (.html) or a contact sheet (.png).",
+    )
+    add_arguments(
+        parser,
+        "what dalijax.data_iterator returned; or an iterator, a dataset or a source, or a function "
+        "that returns one",
+        batch_size=False,
+    )
+    parser.add_argument("--batches", type=int, default=1, help="number of batches; 1")
+    parser.add_argument(
+        "--samples", type=int, default=SAMPLES, help=f"the most samples of an output; {SAMPLES}"
+    )
+    parser.add_argument("--records", type=int, help="so many records, each in a row of draws")
+    parser.add_argument("--draws", type=int, help="so many draws of each record's augmentation")
+    parser.add_argument("--mask", help="the output that says which samples are no padding")
+    parser.add_argument(
+        "--layout",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="OUTPUT=LAYOUT",
+        help=f"what an output is, where the guess is wrong: {', '.join(LAYOUTS)}",
+    )
+    parser.add_argument(
+        "--classes",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="OUTPUT=A,B,C",
+        help="names of the classes that an output's numbers stand for",
+    )
+    parser.add_argument(
+        "--out", type=_out, default=Path("batch.html"), help="batch.html; .png for a sheet"
+    )
+    return parser
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: write OUTPUT=VALUE")
+    return name, value
+
+
+def _out(text: str) -> Path:
+    try:
+        check_suffix(path := Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return path

@@ -1,0 +1,301 @@
+"""What a batch has: its outputs, their figures, and the samples to draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from .layouts import LAYOUTS, OTHERS, PICTURES, VIDEOS, as_text, guess_layout
+from .pixels import Brightness, brightness
+
+_BINS = 32
+_MOST_NUMBERS = 8  # of a sample's that are written down
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What is known of the numbers of an output.
+
+    Attributes:
+        least: The least finite value.
+        most: The greatest finite value.
+        mean: Mean of the finite values.
+        deviation: Their standard deviation.
+        nans: Number of NaNs.
+        infinities: Number of infinities.
+        counts: Number of finite values in each bin of a histogram.
+        edges: The bins' edges, one more than counts.
+    """
+
+    least: float
+    most: float
+    mean: float
+    deviation: float
+    nans: int
+    infinities: int
+    counts: NDArray[Any]
+    edges: NDArray[Any]
+
+
+def figures_of(values: NDArray[Any]) -> Figures | None:
+    """The figures of an array of numbers or bools; None where no value is finite."""
+    flat: NDArray[Any] = values.astype(np.float64).ravel()
+    finite: NDArray[Any] = flat[np.isfinite(flat)]
+    if not finite.size:
+        return None
+    bins: Any = _BINS
+    whole = values.dtype.kind in "biu"
+    if whole and finite.max() - finite.min() < _BINS:  # a bin for each value
+        bins = np.arange(finite.min(), finite.max() + 2) - 0.5
+    counts, edges = np.histogram(finite, bins)
+    nans = int(np.isnan(flat).sum())
+    return Figures(
+        least=float(finite.min()),
+        most=float(finite.max()),
+        mean=float(finite.mean()),
+        deviation=float(finite.std()),
+        nans=nans,
+        infinities=flat.size - finite.size - nans,
+        counts=counts,
+        edges=edges,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One output of a batch.
+
+    Attributes:
+        name: Its name.
+        shape: Shape of the whole array, over all processes.
+        dtype: Its dtype.
+        device: Where it is.
+        sharding: How it is laid out over devices; "" where there is no sharding.
+        samples: A NumPy array, or text or bytes, for each sample of this process.
+        layout: What a sample is; one of `dalijax.core.show.layouts.LAYOUTS`.
+        figures: Of the numbers of this process; None where there are none.
+        brightness: How pictures are drawn.
+        classes: Names of what its numbers stand for.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    sharding: str
+    samples: Sequence[Any]
+    layout: str
+    figures: Figures | None
+    brightness: Brightness | None = None
+    classes: Sequence[str] = ()
+
+    @property
+    def is_label(self) -> bool:
+        """Whether it says something of a sample in a word: what stands below pictures."""
+        first = self.samples[0] if len(self.samples) else None
+        scalar = isinstance(first, np.ndarray) and first.size == 1
+        return scalar or bool(self.classes) or self.layout == "text"
+
+    def caption(self, row: int) -> str:
+        """What the sample of a row is in words."""
+        sample = self.samples[row]
+        if not isinstance(sample, np.ndarray) or self.layout == "text":
+            text = as_text(sample)
+            return f"{len(sample)} bytes" if text is None else text
+        flat = sample.ravel()
+        if self.classes and flat.size == 1 and flat.dtype.kind in "iu":
+            number = int(flat[0])
+            return self.classes[number] if 0 <= number < len(self.classes) else str(number)
+        if len(self.classes) == flat.size > 1:
+            shares = sorted(zip(flat.tolist(), self.classes), reverse=True)
+            return " + ".join(f"{share:.2f} {name}" for share, name in shares if share > 0)
+        numbers = [_number(value) for value in flat[:_MOST_NUMBERS].tolist()]
+        more = f" and {flat.size - _MOST_NUMBERS:,} more" if flat.size > _MOST_NUMBERS else ""
+        return " ".join(numbers) + more
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What one batch has.
+
+    Attributes:
+        title: What it is the batch of.
+        outputs: Its outputs.
+        valid: Whether each sample belongs to the epoch; None where nothing says it.
+        mask: The name of the output that says it.
+        columns: Number of samples in a row, where rows have a meaning; 0 where they have none.
+    """
+
+    title: str
+    outputs: Sequence[Output]
+    valid: NDArray[np.bool_] | None = None
+    mask: str = ""
+    columns: int = 0
+
+    def is_padding(self, row: int) -> bool:
+        """Whether a sample is padding."""
+        return self.valid is not None and row < len(self.valid) and not self.valid[row]
+
+    def caption(self, row: int) -> list[str]:
+        """The labels of the sample of a row: "name: value"."""
+        return [
+            f"{one.name}: {one.caption(row)}"
+            for one in self.outputs
+            if one.is_label and one.name != self.mask and row < len(one.samples)
+        ]
+
+
+def contents_of(
+    batch: Any,
+    title: str,
+    *,
+    mask: str | None = None,
+    layouts: Mapping[str, str] | None = None,
+    classes: Mapping[str, Sequence[str]] | None = None,
+    device_axis: bool = False,
+    columns: int = 0,
+) -> Contents:
+    """What a batch has.
+
+    Args:
+        batch: Arrays of shape [batch, ...] by name, nested as it may be.
+        title: What it is the batch of.
+        mask: The output that says which samples belong to the epoch; "mask" by default, where
+            there is one of bools.
+        layouts: Layouts of outputs by name; others are guessed.
+        classes: Names of the classes that an output's numbers stand for, by its name.
+        device_axis: Whether arrays are of pmap's layout, [devices, batch, ...].
+        columns: Number of samples in a row; see `Contents`.
+
+    Raises:
+        ValueError: If one of the names is none of the batch's, or a layout is unknown.
+    """
+    arrays = _leaves(batch)
+    layouts, classes = dict(layouts or {}), dict(classes or {})
+    asked = {*layouts, *classes, *([] if mask is None else [mask])}
+    if unknown := sorted(asked - {*arrays}):
+        raise ValueError(f"{unknown} is no output of the batch: it has {sorted(arrays)}")
+    if wrong := sorted(set(layouts.values()) - {*LAYOUTS}):
+        raise ValueError(f"layout {wrong} is not known: pass one of {list(LAYOUTS)}")
+    mask = "mask" if mask is None else mask
+    valid = _local(arrays.get(mask, np.zeros(())))
+    is_mask = valid.dtype == np.bool_ and valid.ndim in (1, 2)
+    device_axis = device_axis or (is_mask and valid.ndim == 2)
+    outputs = [
+        _output(name, array, layouts.get(name), classes.get(name, ()), device_axis)
+        for name, array in arrays.items()
+    ]
+    if not is_mask:
+        return Contents(title, outputs, columns=columns)
+    return Contents(title, outputs, valid.ravel(), mask, columns)
+
+
+def _leaves(batch: Any, prefix: str = "") -> dict[str, Any]:
+    """The arrays of a batch by name, "image" or "image/pixels", in the batch's order.
+
+    Lists are samples, and no branches of a tree.
+    """
+    branches: Any = None
+    if isinstance(batch, Mapping):
+        branches = batch.items()
+    elif isinstance(batch, tuple):
+        branches = zip(getattr(batch, "_fields", range(len(batch))), batch)
+    if branches is None:
+        return {prefix or "batch": batch}
+    leaves: dict[str, Any] = {}
+    for key, value in branches:
+        leaves |= _leaves(value, f"{prefix}/{key}" if prefix else str(key))
+    return leaves
+
+
+def _output(
+    name: str, array: Any, layout: str | None, classes: Sequence[str], device_axis: bool
+) -> Output:
+    values = _local(array)
+    if device_axis and values.ndim > 1:
+        values = values.reshape(-1, *values.shape[2:])
+    is_number = values.dtype.kind in "biuf"
+    samples: list[Any] = [values]
+    if values.ndim:
+        samples = [row if is_number else _plain(row) for row in values]
+        if values.ndim == 1 and is_number:
+            samples = [np.asarray(row) for row in values]
+    figures = figures_of(values) if is_number else None
+    layout = layout or guess_layout(samples)
+    drawn = None
+    if layout in (*PICTURES, *VIDEOS) and figures is not None:
+        drawn = brightness(values.dtype, figures.least, figures.most, "C" in layout)
+    elif layout in (*PICTURES, *VIDEOS):
+        drawn = Brightness(0, 1, "no value is finite")
+    device, sharding = _place(array)
+    return Output(
+        name=name,
+        shape=tuple(getattr(array, "shape", values.shape)),
+        dtype=str(getattr(array, "dtype", values.dtype)),
+        device=device,
+        sharding=sharding,
+        samples=samples,
+        layout=layout,
+        figures=figures,
+        brightness=drawn,
+        classes=classes,
+    )
+
+
+def _place(array: Any) -> tuple[str, str]:
+    """The devices of an array, and how it is laid out over them."""
+    if not isinstance(array, jax.Array):
+        return "host (NumPy)", ""
+    devices = [str(one) for one in sorted(array.sharding.device_set, key=_number_of)]
+    if len(devices) == 1:
+        return devices[0], "one device"
+    more = f" and {len(devices) - 4} more" if len(devices) > 4 else ""
+    return ", ".join(devices[:4]) + more, str(array.sharding)
+
+
+def _number_of(device: Any) -> int:
+    return int(device.id)
+
+
+def _plain(row: Any) -> Any:
+    """A sample that is no number: text or bytes as they are, an array, or its text."""
+    if isinstance(row, (str, bytes)):
+        return row
+    if isinstance(row, np.ndarray) and row.dtype.kind in "biuf":
+        return row
+    return str(row)
+
+
+def _local(array: Any) -> NDArray[Any]:
+    """The rows of an array that are in this process, of a dtype that NumPy knows."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        pieces = {str(shard.index): shard for shard in array.addressable_shards}  # no replicas
+        ordered = sorted(pieces.values(), key=lambda s: [part.start or 0 for part in s.index])
+        first = ordered[0].index[1:]  # of an output that is split on another axis, too, a part
+        parts = [np.asarray(s.data) for s in ordered if s.index[1:] == first]
+        values = np.concatenate(parts) if array.ndim else parts[0]
+    elif isinstance(array, list):
+        values = np.empty(len(array), object)
+        for row, sample in enumerate(array):  # at once, NumPy would look into them
+            values[row] = sample
+    else:
+        values = np.asarray(array)
+    for family, known in ((jnp.floating, np.float32), (jnp.integer, np.int32)):
+        if values.dtype.kind == "V" and jnp.issubdtype(values.dtype, family):
+            values = values.astype(known)  # bfloat16, int4 and the like
+    return values
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def is_drawn(output: Output) -> bool:
+    """Whether the samples of an output are drawn, and not only written."""
+    return output.layout not in OTHERS or output.layout == "encoded"

@@ -1,0 +1,116 @@
+"""What the values of a sample are: a picture, a video, a sound, text or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PICTURES = ("HWC", "CHW", "HW")
+VIDEOS = ("FHWC", "FCHW", "CFHW")
+SOUNDS = ("T", "TC", "CT")
+OTHERS = ("text", "encoded", "numbers")
+LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS)
+
+_CHANNELS = (1, 3, 4)
+_LEAST_SIDE = 8  # pixels: a smaller matrix is one of numbers
+_LEAST_SOUND = 400  # samples: 25 ms at 16 kHz
+_ENCODED = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+
+
+def is_encoded(data: bytes) -> bool:
+    """Whether bytes begin like those of a JPEG, PNG, WebP, GIF, BMP or TIFF file."""
+    webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    return webp or data.startswith(_ENCODED)
+
+
+def as_text(value: Any) -> str | None:
+    """Text of a sample: of a str, or of bytes (of an array of them, too) that are UTF-8.
+
+    Zeros at the end are padding.
+
+    Returns:
+        The text; None where it is none.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype != np.uint8 or value.ndim != 1:
+            return None
+        value = value.tobytes().rstrip(b"\0")
+    if isinstance(value, (bytes, np.bytes_)):
+        try:
+            value = bytes(value).decode()
+        except UnicodeDecodeError:
+            return None
+    if not isinstance(value, str):
+        return None
+    return value if all(c.isprintable() or c in "\n\r\t" for c in value) else None
+
+
+def guess_layout(samples: Sequence[Any]) -> str:
+    """The layout of the samples of an output, by the shape and dtype of the first ones.
+
+    Args:
+        samples: An array for each sample; str, bytes and the like are text or encoded pictures.
+
+    Returns:
+        One of `LAYOUTS`: "HWC", "CHW" and "HW" are pictures, those with F are videos, those with
+        T sounds.
+    """
+    first = samples[0] if len(samples) else np.zeros(())
+    if not isinstance(first, np.ndarray):
+        return "encoded" if isinstance(first, bytes) and is_encoded(first) else "text"
+    shape = first.shape
+    if first.ndim == 1:
+        return _of_one_dimension(samples, first)
+    if first.ndim == 2:
+        if min(shape) >= _LEAST_SIDE:
+            return "HW"
+        if max(shape) >= _LEAST_SOUND and first.dtype.kind != "b":
+            return "TC" if shape[0] > shape[1] else "CT"
+    if first.ndim == 3:
+        if shape[2] in _CHANNELS:
+            return "HWC"
+        return "CHW" if shape[0] in _CHANNELS else "numbers"
+    if first.ndim == 4:
+        for layout, axis in (("FHWC", 3), ("FCHW", 1), ("CFHW", 0)):
+            if shape[axis] in _CHANNELS:
+                return layout
+    return "numbers"
+
+
+def _of_one_dimension(samples: Sequence[Any], first: NDArray[Any]) -> str:
+    if first.dtype == np.uint8:
+        if is_encoded(first[:16].tobytes()):
+            return "encoded"
+        texts = [as_text(sample) for sample in samples]
+        return "text" if all(texts) else "numbers"
+    is_sound = first.dtype.kind == "f" or first.dtype == np.int16
+    return "T" if is_sound and len(first) >= _LEAST_SOUND else "numbers"
+
+
+def pictures_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
+    """A sample's pictures, channels last.
+
+    Args:
+        sample: An array of the layout.
+        layout: One of `PICTURES` or `VIDEOS`.
+
+    Returns:
+        An array of shape [frames, height, width, channels]; a picture is one frame.
+    """
+    if sample.ndim != len(layout):
+        raise ValueError(f"layout {layout!r} does not fit a sample of shape {sample.shape}")
+    if "C" not in layout:
+        sample, layout = sample[..., None], layout + "C"
+    if "F" not in layout:
+        sample, layout = sample[None], "F" + layout
+    return sample.transpose([layout.index(axis) for axis in "FHWC"])
+
+
+def channels_of(sample: NDArray[Any], layout: str) -> NDArray[Any]:
+    """A sound's channels, an array of shape [channels, time]; layout is one of `SOUNDS`."""
+    if sample.ndim != len(layout):
+        raise ValueError(f"layout {layout!r} does not fit a sample of shape {sample.shape}")
+    return sample.T if layout == "TC" else np.atleast_2d(sample)

@@ -1,0 +1,149 @@
+"""`show`: batches as a page or a contact sheet."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import nvidia.dali
+
+from ..arguments import whole_number
+from ..iterator.data_iterator import IteratorFunction
+from .batches import take
+from .contents import Contents, contents_of
+from .draws import take_draws
+from .page import frame, page
+from .sheet import sheet
+
+SAMPLES, RECORDS, DRAWS = 32, 4, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """Batches to look at, which a notebook displays.
+
+    Attributes:
+        title: What they are batches of.
+        batches: What each of them has: outputs with their figures and samples.
+        failures: What failed, with the names of files or records where they are known.
+        samples: The most samples of an output that are drawn.
+    """
+
+    title: str
+    batches: Sequence[Contents]
+    failures: Sequence[str]
+    samples: int
+
+    @functools.cached_property
+    def html(self) -> str:
+        """The page: HTML that refers to nothing outside of itself."""
+        versions = f"DALI {nvidia.dali.__version__}, jax {jax.__version__}"
+        return page(self.title, versions, self.batches, self.failures, self.samples)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page (.html) or a contact sheet (.png).
+
+        Raises:
+            ValueError: For another suffix.
+        """
+        path = Path(path)
+        check_suffix(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".png":
+            sheet(self.batches, self.failures, self.samples).save(path)
+        else:
+            path.write_text(self.html, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return frame(self.html)
+
+    def __repr__(self) -> str:
+        return f"<Page of {self.title}: {len(self.batches)} batches, {len(self.failures)} failures>"
+
+
+def check_suffix(path: Path) -> None:
+    """Raises ValueError where a path names neither a page nor a picture."""
+    if path.suffix not in (".html", ".png"):
+        raise ValueError(f"{str(path)!r} must end in .html, for a page, or .png, for a sheet")
+
+
+def show(
+    data: Any,
+    *,
+    batches: int = 1,
+    samples: int = SAMPLES,
+    records: int | None = None,
+    draws: int | None = None,
+    mask: str | None = None,
+    layouts: Mapping[str, str] | None = None,
+    classes: Mapping[str, Sequence[str]] | None = None,
+    **call: Any,
+) -> Page:
+    """Draws batches: pictures, videos, sounds, text, numbers, and the figures of each output.
+
+    Args:
+        data: What `dalijax.data_iterator` returned, with its arguments in ``call``; an iterator
+            of this package or its adapters, which stays where it stands: one batch is peeked, for
+            several its state is set back; a dataset of Grain or tf.data, a `DALIDataset`, of which
+            a new iterator is taken; one of `dalijax.sources`, whose records are drawn as they are
+            stored; or a batch.
+        batches: Number of batches.
+        samples: The most samples of an output that are drawn. Figures are of all.
+        records: Draws so many records of an iterator function, each ``draws`` times as other
+            random numbers augment it, in a row; 4 where only ``draws`` is passed.
+        draws: Number of draws of each record; 8 where only ``records`` is passed.
+        mask: The output that says which samples are no padding, of shape [batch], bool; by default
+            the iterator's, or the output "mask".
+        layouts: What an output's samples are, by its name, where the guess is wrong: HWC, CHW, HW,
+            FHWC, FCHW, CFHW (videos), T, TC, CT (sounds), text, encoded or numbers.
+        classes: Names of the classes that the numbers of an output stand for, by its name.
+        **call: Arguments of an iterator function: batch_size and its own.
+
+    Returns:
+        A `Page`, to be displayed by a notebook or saved.
+
+    Raises:
+        TypeError: If ``data`` is nothing that has batches, or one of ``call`` belongs to nobody.
+        ValueError: If a name is no output of the batch, or a number is less than 1.
+        Exception: What an iterator function raises when it is called; what a batch raises is drawn.
+    """
+    batches = whole_number("batches", batches, "a whole number of batches, 1 or more", 1)
+    samples = whole_number("samples", samples, "a whole number of samples, 1 or more", 1)
+    is_function = isinstance(data, IteratorFunction)
+    if not is_function and (call or records or draws):
+        passed = [*call, *(["records and draws"] if records or draws else [])]
+        raise TypeError(
+            f"{passed} are for an iterator function, what dalijax.data_iterator returned, and not "
+            f"for {data!r:.80}: leave them out, or pass the function"
+        )
+    if is_function and mask is not None:
+        call["mask"] = mask
+    if records is None and draws is None:
+        taken = take(data, batches, call, samples)
+    else:
+        what = "a whole number, 1 or more"
+        records = whole_number("records", RECORDS if records is None else records, what, 1)
+        draws = whole_number("draws", DRAWS if draws is None else draws, what, 1)
+        samples = records * draws
+        taken = take_draws(data, call, records, draws)
+    contents = [
+        contents_of(
+            batch,
+            title,
+            mask=taken.mask if mask is None else mask,
+            layouts=layouts,
+            classes=classes,
+            device_axis=taken.device_axis,
+            columns=taken.columns,
+        )
+        for title, batch in taken.batches
+    ]
+    name = getattr(data, "__name__", None) or f"{data!r:.100}"
+    if isinstance(data, (Mapping, tuple)) or hasattr(data, "shape"):
+        name = "A batch"
+    return Page(name, contents, taken.failures, samples)

@@ -1,0 +1,17 @@
+"""Draws what is in a batch: ``python -m dalijax.show module:iterator_fn``.
+
+    python -m dalijax.show my_data:train --batch-size 16 --arg data_dir=imagenet/train
+
+It writes a page, batch.html, or with ``--out batch.png`` a contact sheet; see `show` for the same
+from Python. It needs Pillow: ``pip install "dalijax[show]"``.
+"""
+
+from .core.show.show import Page as Page
+from .core.show.show import show as show
+
+__all__ = ["Page", "show"]
+
+if __name__ == "__main__":
+    from .core.show.command import main
+
+    main()

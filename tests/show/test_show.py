@@ -1,0 +1,511 @@
+"""Pages and sheets of what has batches, which stays where it stands."""
+
+import base64
+import html.parser
+import io
+import pathlib
+import subprocess
+import sys
+
+import grain
+import jax
+import numpy as np
+import pytest
+from clu.data import dataset_iterator
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn
+from PIL import Image
+
+from conftest import corrupt, write_jpegs
+from dalijax import DALIGenericIterator, data_iterator, sources
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALIIterDataset, DALITransform
+from dalijax.adapters.tfdata import DALIDataset
+from dalijax.core.show.command import main
+from dalijax.show import show
+
+RNG = np.random.default_rng(0)
+
+
+class Parsed(html.parser.HTMLParser):
+    """The elements of a page: their tags and attributes, texts, and the pictures."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.texts, self.pictures = [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.elements.append((tag, attrs))
+        if tag == "img":
+            head, _, data = attrs["src"].partition(",")
+            assert head == "data:image/png;base64"
+            self.pictures.append(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def classes(self, tag):
+        return [attrs.get("class", "") for name, attrs in self.elements if name == tag]
+
+
+def parsed(page):
+    """The page's elements, once it is known to need nothing else."""
+    text = page.html
+    found = Parsed(text)
+    assert "http" not in text and "url(" not in text and "@import" not in text
+    tags = {tag for tag, _ in found.elements}
+    assert not tags & {"script", "link", "iframe", "object", "embed", "a"}
+    for _, attrs in found.elements:
+        assert not {"href", "srcset", "data"} & {*attrs}
+        assert attrs.get("src", "data:").startswith("data:")
+        assert not [name for name in attrs if name.startswith("on")]
+    assert "@media (prefers-color-scheme: dark)" in text
+    assert ("meta", "width=device-width, initial-scale=1") in [
+        (tag, attrs.get("content")) for tag, attrs in found.elements
+    ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Paths of 12 JPEGs of noise."""
+    folder = tmp_path_factory.mktemp("noise") / "class"
+    folder.mkdir()
+    paths = []
+    for number in range(12):
+        paths.append(str(folder / f"{number:02d}.jpg"))
+        Image.fromarray(RNG.integers(0, 256, (24, 24, 3)).astype(np.uint8)).save(paths[-1])
+    return paths
+
+
+@data_iterator(output_map=["image", "label", "number"], reader_name="reader", mask="valid")
+def train(files):
+    data, label = fn.readers.file(
+        files=files,
+        labels=list(range(len(files))),
+        random_shuffle=True,
+        pad_last_batch=True,
+        name="reader",
+    )
+    number = fn.random.uniform(range=(0.5, 1.0))
+    return fn.decoders.image(data) * number, label, number
+
+
+def same(batch, other):
+    assert {*batch} == {*other}
+    for name in batch:
+        np.testing.assert_array_equal(batch[name], other[name])
+
+
+def test_every_kind_of_output_is_drawn():
+    count = 4
+    images = RNG.integers(0, 256, (count, 20, 30, 3)).astype(np.uint8)
+    floats = np.moveaxis(images, -1, 1) / np.float32(255)
+    video = RNG.integers(0, 256, (count, 5, 10, 12, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(images[0]).save(file, "PNG")
+    batch = {
+        "images": images,
+        "floats": jax.numpy.asarray(floats),
+        "gray": images[..., :1],
+        "video": video,
+        "sound": RNG.normal(size=(count, 2, 4000)).astype(np.float32),
+        "text": ["<script>alert(1)</script>", "b & b", "c", "d"],
+        "tokens": np.arange(count * 12).reshape(count, 12),
+        "encoded": [file.getvalue()] * 3 + [b"\xff\xd8\xff is none"],
+        "label": np.array([0, 2, 1, 7]),
+        "nested": {"mixed": np.array([[0.25, 0.75, 0]] * count)},
+    }
+    names = ["cat", "dog", "elk"]
+    page = show(batch, classes={"label": names, "nested/mixed": names})
+    found = parsed(page)
+    drawn = iter(found.pictures)
+    for _ in range(2):  # of bytes, and as floats with the channels first
+        for image in images:
+            np.testing.assert_array_equal(next(drawn), image)
+    for image in images:
+        np.testing.assert_array_equal(next(drawn), image[..., :1].repeat(3, -1))
+    for clip in video:
+        for frame in clip:
+            np.testing.assert_array_equal(next(drawn), frame)
+    for _ in range(count * 2):  # the spectrograms of two channels
+        assert next(drawn).shape[0] == 129
+    for _ in range(3):
+        np.testing.assert_array_equal(next(drawn), images[0])
+    assert next(drawn, None) is None
+    assert found.classes("svg").count("waveform") == count * 2
+    text = "".join(found.texts)
+    for words in (
+        *("[4, 20, 30, 3]", "uint8", "float32", "0 is black, 1 is white", "one device", "cpu:0"),
+        *(
+            "<script>alert(1)</script>",
+            "0 1 2 3 4 5 6 7 and 4 more",
+            "no picture that Pillow reads",
+        ),
+        *("label: elk", "label: 7", "0.75 dog + 0.25 cat", f"{images.mean():.4g}"),
+    ):
+        assert words in text, words
+    # A histogram for each output of numbers: all but the text and the files.
+    assert found.classes("svg").count("histogram") == 8
+
+
+def test_figures_of_what_is_wrong_stand_out():
+    values = RNG.normal(size=(4, 8)).astype(np.float32)
+    values[1, 2] = np.nan
+    found = parsed(show({"bad": values, "good": values[2:].repeat(2, 0)}))
+    assert found.classes("dd").count("bad") == 1
+    assert "1, 0" in found.texts and "0, 0" in found.texts
+
+
+def test_an_iterator_stays_where_it_is(pictures):
+    with train(pictures, batch_size=5) as iterator, train(pictures, batch_size=5) as other:
+        stats = iterator.watch()
+        next(iterator), next(other)
+        before, counted = iterator.get_state(), stats.batches
+        one = show(iterator)
+        assert [contents.title for contents in one.batches] == ["Epoch 0, batch 1"]
+        # More batches than are left of the epoch.
+        all_left = show(iterator, batches=5)
+        assert [c.title for c in all_left.batches] == ["Epoch 0, batch 1", "Epoch 0, batch 2"]
+        assert all_left.failures == []
+        assert iterator.get_state() == before and stats.batches == counted
+        peeked = np.stack(one.batches[0].outputs[0].samples)
+        np.testing.assert_array_equal(peeked, np.stack(all_left.batches[0].outputs[0].samples))
+        np.testing.assert_array_equal(peeked, other.peek()["image"])
+        same(next(iterator), next(other))
+        same(next(iterator), next(other))
+        ended = show(iterator)
+        assert ended.batches == [] and "at the end of its epoch" in ended.failures[0]
+
+
+def test_padding_is_hatched(pictures, tmp_path):
+    page = show(train, files=pictures, batch_size=5, batches=3)
+    last = page.batches[2]
+    assert last.valid.tolist() == [True, True, False, False, False]
+    found = parsed(page)
+    assert found.classes("figure").count("padding") == 3 * 4  # in each of the outputs
+    assert "3 of 5 samples are padding by the mask: they are hatched." in found.texts
+    page.save(tmp_path / "sheet.png")
+    colors = np.asarray(Image.open(tmp_path / "sheet.png")).reshape(-1, 3)
+    assert (colors == (0xC0, 0x26, 0xA0)).all(1).sum() > 300
+    show(train, files=pictures, batch_size=4).save(tmp_path / "sheet.png")
+    colors = np.asarray(Image.open(tmp_path / "sheet.png")).reshape(-1, 3)
+    assert not (colors == (0xC0, 0x26, 0xA0)).all(1).any()
+
+
+def test_the_sheet_has_the_pictures(tmp_path):
+    images = RNG.integers(0, 256, (3, 40, 40, 3)).astype(np.uint8)
+    batch = {"images": images, "label": np.arange(3)}
+    show(batch).save(tmp_path / "out" / "sheet.png")
+    sheet = np.asarray(Image.open(tmp_path / "out" / "sheet.png"))
+    large = images.repeat(3, 1).repeat(3, 2)  # 128 // 40
+    for image in large:
+        places = np.argwhere((sheet == image[0, 0]).all(-1))
+        assert any(
+            np.array_equal(sheet[y : y + 120, x : x + 120], image) for y, x in places.tolist()
+        )
+    with pytest.raises(ValueError, match=r"sheet\.jpg' must end in \.html"):
+        show(batch).save(tmp_path / "sheet.jpg")
+
+
+def test_a_notebook_displays_it():
+    page = show({"x": np.zeros((2, 9, 9, 3), np.uint8)})
+    frame = Parsed(page._repr_html_())
+    ((tag, attrs),) = frame.elements
+    assert tag == "iframe" and attrs["srcdoc"] == page.html
+
+
+def test_what_fails_is_named(tmp_path):
+    files = write_jpegs(tmp_path, 8)
+    corrupt(files[2])
+
+    @data_iterator(output_map=["image", "label"], reader_name="reader")
+    def fails():
+        data, label = fn.readers.file(files=files, labels=[*range(8)], name="reader")
+        return fn.decoders.image(data), label
+
+    page = show(fails, batch_size=2, batches=4)
+    assert [contents.title for contents in page.batches] == [
+        f"Epoch 0, batch {step}" for step in (0, 2, 3)
+    ]
+    (failure,) = page.failures
+    assert files[2] in failure and "batch 1" in failure
+    assert files[2] in "".join(parsed(page).texts)
+    page = show(fails, batch_size=2, batches=3, on_error="skip")
+    assert len(page.batches) == 3 and files[2] in page.failures[0]
+    with fails(batch_size=2) as iterator:
+        next(iterator)
+        assert files[2] in show(iterator).failures[0]
+        with pytest.raises(RuntimeError):
+            next(iterator)
+        assert next(iterator)["label"].ravel().tolist() == [4, 5]
+
+
+def rows_of(page, name):
+    """The samples of an output, a record in each row."""
+    (contents,) = page.batches
+    (output,) = [one for one in contents.outputs if one.name == name]
+    samples = np.stack(output.samples)
+    return samples.reshape(-1, contents.columns, *samples.shape[1:])
+
+
+def check_draws(page, records, draws, unaugmented):
+    numbers = rows_of(page, "number").reshape(records, draws)
+    assert len(np.unique(numbers)) == records * draws
+    for name in unaugmented:
+        rows = rows_of(page, name)
+        assert rows.shape[:2] == (records, draws)
+        assert (rows == rows[:, :1]).all()
+    images = rows_of(page, "image").astype(np.float64)
+    plain = images / numbers[..., None, None, None]
+    np.testing.assert_allclose(plain, plain[:, :1].repeat(draws, 1), atol=1e-3)
+    styles = [attrs.get("style") for _, attrs in parsed(page).elements if attrs.get("style")]
+    assert set(styles) == {f"--columns:{draws}"}
+
+
+def test_draws_of_a_readers_records(pictures):
+    page = show(train, files=pictures, records=3, draws=4)
+    assert page.failures == []
+    check_draws(page, 3, 4, ["label"])
+    with train(pictures, batch_size=3) as iterator:  # the first draw is what training has
+        first = next(iterator)
+    np.testing.assert_array_equal(rows_of(page, "label")[:, 0], first["label"])
+    np.testing.assert_array_equal(rows_of(page, "image")[:, 0], first["image"])
+
+
+def test_draws_of_more_records_than_an_epoch_has_batches(pictures):
+    check_draws(show(train, files=pictures[:3], records=3, draws=5), 3, 5, ["label"])
+
+
+@data_iterator(output_map=["image", "label", "number"], mask="mask", last_batch_padded=True)
+def over_source(data, label, *, draw):
+    number = draw.uniform(0.5, 1.0)
+    return fn.decoders.image(data) * number, label, number
+
+
+def test_draws_of_a_sources_records_are_those_of_its_epochs(pictures):
+    source = sources.Files(paths=pictures, labels=[*range(12)])
+    page = show(over_source, source=source, records=3, draws=4, seed=7)
+    check_draws(page, 3, 4, ["label"])
+    labels, numbers = rows_of(page, "label").ravel(), rows_of(page, "number").reshape(3, 4)
+    with over_source(source=source, batch_size=12, seed=7) as iterator:
+        for epoch in range(4):
+            iterator.seek(epoch)
+            batch = next(iterator)
+            at = [np.flatnonzero(np.ravel(batch["label"]) == one)[0] for one in labels[::4]]
+            np.testing.assert_array_equal(numbers[:, epoch], np.ravel(batch["number"])[at])
+            if epoch == 0:
+                assert at == [0, 1, 2]
+    with_source = data_iterator(
+        over_source.pipeline_fn, ["image", "label", "number"], source=source
+    )
+    again = show(with_source, records=3, seed=7)
+    assert rows_of(again, "number").shape[:2] == (3, 8)
+    np.testing.assert_array_equal(rows_of(again, "number")[:, :4].reshape(3, 4), numbers)
+
+
+def test_iterators_over_sources_and_sources(pictures):
+    source = sources.Files(paths=pictures, labels=[*range(12)])
+    with over_source(source=source, batch_size=5) as iterator:
+        state = iterator.get_state()
+        page = show(iterator, batches=3)
+        assert len(page.batches) == 3 and iterator.get_state() == state
+    page = show(source, samples=3)
+    decoded = [np.asarray(Image.open(file)) for file in pictures[:3]]
+    for drawn, image in zip(parsed(page).pictures, decoded, strict=True):
+        np.testing.assert_array_equal(drawn, image)
+    rows = {"label": np.arange(4), "text": np.array(["a", "b", "c", "d"])}
+    found = parsed(show(sources.Arrays(rows)))
+    assert "b" in found.texts and "3" in found.texts
+
+
+def decode(data):
+    return fn.resize(fn.decoders.image(data), size=(8, 8))
+
+
+def test_grain(pictures):
+    contents = [pathlib.Path(file).read_bytes() for file in pictures]
+    records = [{"data": data, "name": f"record {k}"} for k, data in enumerate(contents)]
+    ds = grain.MapDataset.source(records).seed(0)
+    ds = ds.pipe(DALITransform(decode, batch_size=5, output_map=["image"], pad="mask"))
+    page = show(ds, batches=9)
+    assert len(page.batches) == 3 and page.batches[2].valid.tolist() == [True] * 2 + [False] * 3
+    assert "name: record 11" in "".join(parsed(page).texts)
+    iterator = iter(ds)
+    next(iterator)
+    state = iterator.get_state()
+    assert len(show(iterator).batches) == 1 and iterator.get_state() == state
+    assert next(iterator)["name"].tolist()[0] == "record 5"
+    unmasked = data_iterator(train.pipeline_fn, ["image", "label", "number"], reader_name="reader")
+    dataset = DALIIterDataset(unmasked, files=pictures, batch_size=4)
+    page = show(dataset, batches=2)
+    assert [output.name for output in page.batches[0].outputs] == ["image", "label", "number"]
+
+
+def test_tfdata_and_clu(pictures):
+    dataset = DALIDataset(train, files=pictures, batch_size=4)
+    page = show(dataset.enumerate(), batches=2)
+    assert page.batches[1].outputs[0].caption(0) == "1"
+    assert {"1/image", "1/label"} <= {output.name for output in page.batches[0].outputs}
+    iterator = DALIDatasetIterator(train, files=pictures, batch_size=4)
+    assert isinstance(iterator, dataset_iterator.DatasetIterator)
+    state = iterator.get_state()
+    assert len(show(iterator).batches) == 1 and len(show(iterator, batches=4).batches) == 4
+    assert iterator.get_state() == state
+    iterator.close()
+
+
+def test_shardings_and_devices(pictures):
+    @data_iterator(output_map=["image", "label"], reader_name="reader", mask="mask")
+    def sharded(files, shard_id=0, num_shards=1):
+        data, label = fn.readers.file(
+            files=files,
+            labels=[*range(len(files))],
+            name="reader",
+            pad_last_batch=True,
+            shard_id=shard_id,
+            num_shards=num_shards,
+        )
+        return fn.decoders.image(data), label
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    layout = NamedSharding(mesh, PartitionSpec("data"))
+    output = show(sharded, files=pictures, batch_size=4, sharding=layout).batches[0].outputs[0]
+    assert output.device == ", ".join(map(str, jax.devices()[:2]))
+    assert "'data'" in output.sharding and output.shape == (4, 24, 24, 3)
+    page = show(sharded, files=pictures, batch_size=4, devices=jax.devices()[:2])
+    contents = page.batches[0]
+    assert contents.outputs[0].shape == (2, 2, 24, 24, 3) and contents.outputs[0].layout == "HWC"
+    assert len(contents.outputs[0].samples) == len(contents.valid) == 4
+    labels = [contents.outputs[1].caption(row) for row in range(4)]
+    assert labels == ["0", "1", "6", "7"]
+
+
+def test_pipelines_made_by_hand(pictures):
+    from nvidia.dali import pipeline_def
+
+    @pipeline_def(batch_size=4, num_threads=1, device_id=None)
+    def pipeline():
+        data, label = fn.readers.file(files=pictures, labels=[*range(12)], name="reader")
+        return fn.decoders.image(data), label
+
+    with DALIGenericIterator(pipeline(), ["image", "label"], reader_name="reader") as iterator:
+        assert len(show(iterator).batches) == 1
+        assert next(iterator)["label"].ravel().tolist() == [0, 1, 2, 3]
+
+
+def test_layouts_can_be_said():
+    batch = {"x": np.zeros((2, 3, 20, 3)), "y": np.zeros((2, 64, 64))}
+    page = show(batch, layouts={"x": "CHW", "y": "numbers"})
+    assert [picture.shape for picture in parsed(page).pictures] == [(20, 3, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    "arguments,error,words",
+    [
+        (dict(data=3), TypeError, "3 is no iterator function, iterator, dataset, source or batch"),
+        (dict(data=iter([1])), TypeError, "no way back to where it stands: pass a batch of it"),
+        (dict(data={}, batch_size=3), TypeError, "batch_size.* are for an iterator function"),
+        (dict(data={}, draws=3), TypeError, "records and draws.* are for an iterator function"),
+        (dict(data={"x": 1}, layouts={"y": "HWC"}), ValueError, r"\['y'\] is no output .*\['x'\]"),
+        (dict(data={"x": 1}, layouts={"x": "HCW"}), ValueError, "layout .'HCW'. is not known"),
+        (dict(data={"x": 1}, classes={"z": "ab"}), ValueError, r"\['z'\] is no output"),
+        (dict(data={"x": 1}, mask="m"), ValueError, r"\['m'\] is no output"),
+        (dict(data={"x": 1}, batches=0), ValueError, "batches must be a whole number"),
+        (dict(data={"x": 1}, samples="a"), TypeError, "samples must be a whole number"),
+        (dict(data=train, files=[], records=0), ValueError, "a whole number, 1 or more, not 0"),
+        (dict(data=train, file=[], batch_size=2), TypeError, "no argument .'file'."),
+    ],
+)
+def test_mistakes(arguments, error, words):
+    with pytest.raises(error, match=words):
+        show(**arguments)
+
+
+MODULE = """
+from nvidia.dali import fn
+from dalijax import data_iterator
+
+@data_iterator(output_map=["image", "label"], reader_name="reader")
+def train(folder, side=8):
+    jpegs, label = fn.readers.file(file_root=folder, name="reader")
+    return fn.resize(fn.decoders.image(jpegs), size=(side, side)), label
+
+def iterator(folder, batch_size):
+    return train(folder, batch_size=batch_size)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The present folder, with a module ``my_data`` and 8 pictures in ``data/class``."""
+    write_jpegs(tmp_path / "data" / "class", 8)
+    (tmp_path / "my_data.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("my_data", None)
+
+
+TRAIN = ("my_data:train", "--batch-size", "4", "--arg", "folder=data")
+
+
+def test_the_command(folder):
+    command = [sys.executable, "-m", "dalijax.show", *TRAIN, "--arg", "side=16", "--batches", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2 batches of image, label: batch.html\n"
+    found = Parsed((folder / "batch.html").read_text())
+    assert [picture[0, 0, 0] for picture in found.pictures] == [8 * k for k in range(8)]
+    assert found.pictures[0].shape == (16, 16, 3)
+
+
+def test_what_the_command_draws(folder):
+    main([*TRAIN, "--out", "out/batch.png", "--classes", "label=zero,one"])
+    assert np.ptp(np.asarray(Image.open("out/batch.png"))) == 255
+    main(["my_data:iterator", *TRAIN[1:], "--samples", "3"])
+    assert len(Parsed((folder / "batch.html").read_text()).pictures) == 3
+    main(["my_data:train", *TRAIN[3:], "--records", "2", "--draws", "3"])
+    assert len(Parsed((folder / "batch.html").read_text()).pictures) == 6
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (["my_data"], "write module:function"),
+        (["my_data:nothing"], "can't be loaded from"),
+        (["my_data:train", "--batch-size", "4"], "needs more arguments: pass --arg folder=VALUE"),
+        (["my_data:train", *TRAIN[3:]], "pass --batch-size"),
+        (["my_data:number"], "3 is no iterator function"),
+        ([*TRAIN, "--out", "batch.pdf"], "must end in .html"),
+        ([*TRAIN, "--layout", "HWC"], "write OUTPUT=VALUE"),
+        ([*TRAIN, "--layout", "x=HWC"], "is no output of the batch"),
+        ([*TRAIN, "--arg", "folder"], "write NAME=VALUE"),
+    ],
+)
+def test_mistakes_of_the_command(folder, capsys, arguments, words):
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert words in f"{raised.value.code} {capsys.readouterr().err}"
+    assert not (folder / "batch.html").exists()
+
+
+def test_a_batch_that_fails_ends_the_command(folder, capsys):
+    for file in (folder / "data" / "class").glob("*.jpg"):
+        corrupt(file)
+    with pytest.raises(SystemExit, match="my_data:train gave no batch; batch.html says so, too"):
+        main([*TRAIN])
+    assert "class/00000.jpg" in capsys.readouterr().err
+    assert "class/00000.jpg" in (folder / "batch.html").read_text()
+
+
+def test_without_pillow_it_says_so_at_once():
+    code = "import sys; sys.modules['PIL'] = None; import dalijax; import dalijax.show"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith('pip install "dalijax[show]"')
