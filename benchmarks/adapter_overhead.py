@@ -9,9 +9,8 @@ round; figures are medians over all batches, differences those of a round's medi
 
 from __future__ import annotations
 
-import gc
+import functools
 import os
-import pathlib
 import statistics
 import tempfile
 import time
@@ -24,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from nvidia.dali import fn, pipeline_def, types
 
 import report
+import turns
 from dalijax import data_iterator
 
 SIZES = {"tiny": [1], "32x224x224x3": [224, 224, 3]}
@@ -42,7 +42,7 @@ def raw(call: dict[str, Any]) -> Iterator[Any]:
     pipeline = pipeline_def(graph, enable_checkpointing=False)(
         **call, batch_size=BATCH, num_threads=1, device_id=None
     )
-    return report.raw_loop(pipeline)
+    return turns.raw_loop(pipeline)
 
 
 def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
@@ -112,34 +112,20 @@ def main() -> None:
     report.heading()
     result: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        files = []
-        for number in range(1024):
-            files.append(f"{folder}/{number}.jpg")
-            pathlib.Path(files[-1]).write_bytes(b"x")
+        files = turns.small_files(folder, 1024)
         for size, shape in SIZES.items():
             iterators = {
                 name: make() for name, make in variants({"files": files, "shape": shape}).items()
             }
-            times: dict[str, list[float]] = {name: [] for name in iterators}
             for each in iterators.values():
                 for _ in range(50):
                     next(each)
-            gc.collect()
-            for _ in range(arguments.rounds):
-                for name, each in iterators.items():
-                    own = []
-                    for _ in range(arguments.batches):
-                        time.sleep(arguments.rest)
-                        begin = time.perf_counter()
-                        batch = next(each)
-                        del batch
-                        own.append((time.perf_counter() - begin) * 1e6)
-                    times[name].append(statistics.median(own))
-            base = times["raw DALI loop"]
+            rest = functools.partial(time.sleep, arguments.rest)
+            times = turns.time_iterators(iterators, arguments.rounds, arguments.batches, rest)
             result[size] = {name: statistics.median(own) for name, own in times.items()}
             over = {
-                name: statistics.median(a - b for a, b in zip(own, base))
-                for name, own in times.items()
+                name: statistics.median(own)
+                for name, own in turns.over(times, "raw DALI loop").items()
             }
             report.table(
                 (f"{size}, two outputs", "us of a batch", "over the raw loop"),

@@ -9,13 +9,9 @@ same round (with the quartiles), once of the whole pipeline and once over one wi
 from __future__ import annotations
 
 import functools
-import gc
-import importlib
 import io
-import random
 import re
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +24,13 @@ from PIL import Image
 
 import photos
 import report
+import turns
 from dalijax import augment
 from dalijax.core.hashing import fold
 from dalijax.core.pipeline.draw import Draw, DrawRows
 from report import GPU
 
 HEIGHT, WIDTH, CROP = 375, 500, 224
-WARM = 4  # batches: more than DALI prefetches
 JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
 WARP = {"fill_value": 0, "interp_type": types.INTERP_NN}
 Operation = Callable[[Any, Draw], Any]
@@ -122,7 +118,7 @@ def built(
             images = fn.external_source(
                 source=lambda: samples, batch=True, no_copy=True, layout="HWC"
             )
-        draw = Draw(rows, {})
+        draw = Draw(lambda run, name: rows(run), {})
         return images if operation is None else operation(draw.sized(images, size), draw)
 
     pipeline = pipeline_def(
@@ -135,40 +131,6 @@ def built(
     )()
     pipeline.build()
     return pipeline
-
-
-def share(ours: list[float], dalis: list[float]) -> str:
-    """Of the times in the same rounds: the median, and the quartiles."""
-    ratios = [a / b for a, b in zip(ours, dalis) if b > 0]
-    if len(ratios) < 2:
-        return ""
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
-def measured(pipelines: dict[str, Any], rounds: int, batches: int) -> dict[str, list[float]]:
-    """Milliseconds of a batch of each pipeline, for each round."""
-    times: dict[str, list[float]] = {key: [] for key in pipelines}
-    order, shuffled = list(pipelines), random.Random(0)
-    cuda: Any = importlib.import_module("numba.cuda") if GPU else None
-    gc.collect()
-    gc.freeze()
-    for _ in range(rounds):
-        shuffled.shuffle(order)
-        for key in order:
-            gc.collect()
-            for _ in range(WARM):
-                pipelines[key].run()
-            if GPU:
-                cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(batches):
-                outputs = pipelines[key].run()
-            if GPU:
-                outputs[0].as_cpu()
-            times[key].append((time.perf_counter() - begin) / batches * 1e3)
-    gc.unfreeze()
-    return times
 
 
 def main() -> None:
@@ -192,15 +154,18 @@ def main() -> None:
                 "DALI's": built(dalis, samples, size, arguments.threads, True),
                 "dalijax's": built(ours, samples, size, arguments.threads, False),
             }
-            times = measured(pipelines, arguments.rounds, arguments.batches)
-            over = {key: [a - b for a, b in zip(own, times["none"])] for key, own in times.items()}
+            micros = turns.time_pipelines(
+                pipelines, arguments.rounds, arguments.batches, to_host=True
+            )
+            times = {key: [one / 1e3 for one in own] for key, own in micros.items()}
+            over = turns.over(times, "none")
             results[name] = times
             lines.append(
                 (
                     name,
                     *(report.spread(times[key], 2) for key in pipelines),
-                    share(times["dalijax's"], times["DALI's"]),
-                    share(over["dalijax's"], over["DALI's"]),
+                    turns.share(times["dalijax's"], times["DALI's"]),
+                    turns.share(over["dalijax's"], over["DALI's"]),
                 )
             )
             print(*lines[-1], sep=" | ", flush=True)

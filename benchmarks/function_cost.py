@@ -12,9 +12,7 @@ the batches are there::
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
-import random
 import re
 import statistics
 import time
@@ -27,11 +25,11 @@ from nvidia.dali import pipeline_def
 from nvidia.dali.plugin import jax as dax
 
 import report
+import turns
 from dalijax import fn
 from report import GPU
 
 OURS = "dalijax's"
-WARM = 4  # batches: more than DALI prefetches
 cuda: Any = importlib.import_module("numba.cuda") if GPU else None
 
 
@@ -209,14 +207,12 @@ def shares(name: str, over: dict[str, list[float]]) -> str:
     kind, _, whose = name.partition(": ")
     if not whose.startswith(OURS):
         return ""
-    told = []
-    for other, own in over.items():
-        if other.startswith(f"{kind}: ") and OURS not in other:
-            ratios = [a / b for a, b in zip(over[name], own) if b > 0]
-            if len(ratios) > 1:
-                low, middle, high = statistics.quantiles(ratios, n=4)
-                told.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
-    return "; ".join(told)
+    told = [
+        turns.share(over[name], own)
+        for other, own in over.items()
+        if other.startswith(f"{kind}: ") and OURS not in other
+    ]
+    return "; ".join(filter(None, told))
 
 
 def main() -> None:
@@ -233,25 +229,12 @@ def main() -> None:
             k: f for k, f in variants(shape).items() if f is None or re.search(arguments.match, k)
         }
         pipelines = {k: built(f, shape, batch) for k, f in chosen.items()}
-        times: dict[str, list[float]] = {k: [] for k in pipelines}
-        order, shuffled = list(pipelines), random.Random(0)
-        gc.collect()
-        gc.freeze()  # or each collection looks through all modules, for a tenth of a second
-        for _ in range(arguments.rounds):
-            shuffled.shuffle(order)
-            for key in order:
-                pipeline, _ = pipelines[key]
-                gc.collect()
-                for _ in range(WARM):
-                    pipeline.run()
-                if GPU:
-                    cuda.synchronize()
-                begin = time.perf_counter()
-                for _ in range(arguments.batches):
-                    pipeline.run()
-                times[key].append((time.perf_counter() - begin) / arguments.batches * 1e6)
-        gc.unfreeze()
-        over = {k: [a - b for a, b in zip(own, times["none"])] for k, own in times.items()}
+        times = turns.time_pipelines(
+            {k: pipeline for k, (pipeline, _) in pipelines.items()},
+            arguments.rounds,
+            arguments.batches,
+        )
+        over = turns.over(times, "none")
         result[name] = {
             key: {
                 "us": statistics.median(over[key]),

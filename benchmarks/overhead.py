@@ -9,8 +9,8 @@ all batches of a round, differences those of the rounds' medians::
 
 from __future__ import annotations
 
+import functools
 import gc
-import pathlib
 import statistics
 import tempfile
 import time
@@ -21,6 +21,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin import jax as dax
 
 import report
+import turns
 from dalijax import data_iterator
 from report import GPU
 
@@ -43,7 +44,7 @@ def raw(call: dict[str, Any], batch: int) -> Iterator[Any]:
     pipeline = pipeline_def(graph)(
         **call, batch_size=batch, num_threads=2, device_id=0 if GPU else None
     )
-    return report.raw_loop(pipeline)
+    return turns.raw_loop(pipeline)
 
 
 def plugin(call: dict[str, Any], names: list[str], batch: int) -> Iterator[Any]:
@@ -51,7 +52,7 @@ def plugin(call: dict[str, Any], names: list[str], batch: int) -> Iterator[Any]:
         **call, batch_size=batch, num_threads=2, device_id=0 if GPU else None
     )
     iterator = dax.DALIGenericIterator([pipeline], names, reader_name="reader", auto_reset=True)
-    return report.endless(iterator)
+    return turns.endless(iterator)
 
 
 def spin(seconds: float) -> None:
@@ -68,10 +69,7 @@ def main() -> None:
     report.heading()
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        files = []
-        for number in range(4096):
-            files.append(f"{folder}/{number}.jpg")
-            pathlib.Path(files[-1]).write_bytes(b"x")
+        files = turns.small_files(folder, 4096)
         for size, (batch, shape) in SIZES.items():
             for outputs in (1, 2, 4):
                 call = {"files": files, "shape": shape, "outputs": outputs}
@@ -83,26 +81,19 @@ def main() -> None:
                     iterators["as_numpy"] = made.stream(None, as_numpy=True, **own)
                 iterators["jax.Array"] = made.stream(None, **own)
                 iterators["DALI's plugin"] = plugin(call, names, batch)
-                times: dict[str, list[float]] = {name: [] for name in iterators}
-                gc.collect()
-                for _ in range(arguments.rounds):
-                    for name, each in iterators.items():
-                        one = []
-                        for _ in range(arguments.batches):
-                            spin(0.001 if batch == 32 else 0.003 if GPU else 0.03)
-                            begin = time.perf_counter()
-                            taken = next(each)
-                            del taken  # freeing it is part of its cost, whoever does it
-                            one.append((time.perf_counter() - begin) * 1e6)
-                        times[name].append(statistics.median(one))
-                base = times["raw"]
+                rest = 0.001 if batch == 32 else 0.003 if GPU else 0.03
+                times = turns.time_iterators(
+                    iterators, arguments.rounds, arguments.batches, functools.partial(spin, rest)
+                )
                 over = {
-                    name: statistics.median(a - b for a, b in zip(value, base))
-                    for name, value in times.items()
+                    name: statistics.median(own) for name, own in turns.over(times, "raw").items()
                 }
-                result[f"{size}, {outputs}"] = {"raw": statistics.median(base), "over": over}
+                result[f"{size}, {outputs}"] = {
+                    "raw": statistics.median(times["raw"]),
+                    "over": over,
+                }
                 print(f"  {size}, {outputs} outputs", flush=True)
-                del iterators, each
+                del iterators
                 gc.collect()
     names = list(next(iter(result.values()))["over"])[1:]
     report.table(

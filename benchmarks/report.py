@@ -10,7 +10,7 @@ import os
 import pathlib
 import platform
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,24 +54,6 @@ def machine() -> dict[str, Any]:
         "dali": nvidia.dali.__version__,
         "numpy": np.__version__,
     }
-
-
-def raw_loop(pipeline: Any) -> Iterator[Any]:
-    """DALI's own loop over a pipeline; its outputs are valid until the next are asked for."""
-    pipeline.build()
-    pipeline.schedule_run()
-    while True:
-        outputs = pipeline.share_outputs()
-        yield outputs
-        del outputs
-        pipeline.release_outputs()
-        pipeline.schedule_run()
-
-
-def endless(iterator: Iterator[Any]) -> Iterator[Any]:
-    """One epoch after the other of an iterator that goes on after StopIteration."""
-    while True:
-        yield from iterator
 
 
 def heading() -> None:

@@ -26,6 +26,7 @@ from nvidia.dali.plugin import jax as dax
 
 import photos
 import report
+import turns
 from dalijax import augment as dalijax_augment
 from dalijax import data_iterator, sources
 from dalijax import fn as dalijax_fn
@@ -215,7 +216,7 @@ def variants(
 
     def raw(graph: Callable[..., Any] = reading) -> Iterator[Any]:
         pipeline = pipeline_def(graph)(files, device_id=0 if GPU else None, seed=1, **call)
-        return report.raw_loop(pipeline)
+        return turns.raw_loop(pipeline)
 
     def source() -> Iterator[Any]:
         iterator_fn = data_iterator(reading, names, reader_name="reader")
@@ -233,7 +234,7 @@ def variants(
         iterator = dax.data_iterator(reading, names, reader_name="reader", auto_reset=True)(
             files, seed=1, device_id=0 if GPU else None, **call
         )
-        return report.endless(iterator)
+        return turns.endless(iterator)
 
     def clu() -> Iterator[Any]:
         from dalijax.adapters.clu import DALIDatasetIterator  # not in Grain's worker processes

@@ -1,0 +1,117 @@
+"""Measuring in turn: all variants in one process, so that what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pathlib
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from report import GPU
+
+WARM = 4  # batches of a pipeline before it is timed: more than DALI prefetches
+Times = dict[str, list[float]]  # of each variant, a time for each round
+
+
+def small_files(folder: str, count: int) -> list[str]:
+    """Writes so many files of one byte, which nobody decodes, and returns their paths."""
+    files = [f"{folder}/{number}.jpg" for number in range(count)]
+    for file in files:
+        pathlib.Path(file).write_bytes(b"x")
+    return files
+
+
+def raw_loop(pipeline: Any) -> Iterator[Any]:
+    """DALI's own loop over a pipeline; its outputs are valid until the next are asked for."""
+    pipeline.build()
+    pipeline.schedule_run()
+    while True:
+        outputs = pipeline.share_outputs()
+        yield outputs
+        del outputs
+        pipeline.release_outputs()
+        pipeline.schedule_run()
+
+
+def endless(iterator: Iterator[Any]) -> Iterator[Any]:
+    """One epoch after the other of an iterator that goes on after StopIteration."""
+    while True:
+        yield from iterator
+
+
+def time_iterators(
+    iterators: Mapping[str, Iterator[Any]], rounds: int, batches: int, wait: Callable[[], object]
+) -> Times:
+    """Medians over the batches of each round, in microseconds of ``next()``.
+
+    Args:
+        iterators: Endless ones, by name.
+        rounds: Number of rounds.
+        batches: Batches of each iterator in a round.
+        wait: Called before each batch, until DALI has it ready: then only the host's work counts.
+    """
+    times: Times = {name: [] for name in iterators}
+    gc.collect()
+    for _ in range(rounds):
+        for name, iterator in iterators.items():
+            own = []
+            for _ in range(batches):
+                wait()
+                begin = time.perf_counter()
+                taken = next(iterator)
+                del taken  # freeing it is part of its cost, whoever does it
+                own.append((time.perf_counter() - begin) * 1e6)
+            times[name].append(statistics.median(own))
+    return times
+
+
+def time_pipelines(
+    pipelines: Mapping[str, Any], rounds: int, batches: int, to_host: bool = False
+) -> Times:
+    """Microseconds of a batch of each pipeline, for each round; in another order in each.
+
+    Args:
+        pipelines: Built pipelines of DALI, by name.
+        rounds: Number of rounds.
+        batches: Batches of each pipeline in a round.
+        to_host: Whether to wait for the last batch of a GPU, by copying it.
+    """
+    times: Times = {name: [] for name in pipelines}
+    order, shuffled = list(pipelines), random.Random(0)
+    cuda: Any = importlib.import_module("numba.cuda") if GPU else None
+    gc.collect()
+    gc.freeze()  # or each collection looks through all modules, for a tenth of a second
+    for _ in range(rounds):
+        shuffled.shuffle(order)
+        for name in order:
+            gc.collect()
+            for _ in range(WARM):
+                pipelines[name].run()
+            if GPU:
+                cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(batches):
+                outputs = pipelines[name].run()
+            if GPU and to_host:
+                outputs[0].as_cpu()
+            times[name].append((time.perf_counter() - begin) / batches * 1e6)
+    gc.unfreeze()
+    return times
+
+
+def over(times: Times, base: str) -> Times:
+    """What each variant takes over one of them in the same round."""
+    return {name: [a - b for a, b in zip(own, times[base])] for name, own in times.items()}
+
+
+def share(times: Sequence[float], base: Sequence[float]) -> str:
+    """Of the times in the same rounds: the median, and the quartiles."""
+    ratios = [a / b for a, b in zip(times, base) if b > 0]
+    if len(ratios) < 2:
+        return ""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
