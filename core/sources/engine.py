@@ -76,7 +76,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         hosts: tuple[int, int] = (0, 1),
     ):
         call = dict(call)
-        seed = ShardSeed.of(call.pop("seed", None), 0)
+        seed = ShardSeed.of(call.pop("seed", None), hosts[0])
         placement = choose_placement(config)
         if config.on_error == "skip" and (config.over_processes or hosts[1] > 1):
             raise ValueError(
@@ -110,7 +110,12 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self._source, self._config, self._graph = source, config, graph
         self._parts = parts
         self._seeded, self._seed = not seed.is_default, seed.seed
-        self._call, self._each = call, [{**one, "part": k} for k, one in enumerate(each)]
+        self._call = call
+        numbers = [shard.shard_id for shard in shards] or [hosts[0]]
+        self._each = [
+            {**one, "part": k, "seed": ShardSeed.of(seed, number)}
+            for k, (one, number) in enumerate(zip(each, numbers, strict=True))
+        ]
         self._feed: Feed | None = None
         self._runner: Runner | None = None
         self._taken = 0  # runs of the present pipelines
@@ -119,6 +124,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
         # A first state stays what it was before the pipelines were built.
         self._graph_in_state = False
         self._random: list[str] = []  # operators whose numbers follow from the runs before
+        # Where such operators stand: DALI's checkpoint of each pipeline before a run, and before
+        # the stream's first run, by seed.
+        self._checkpoints: dict[SamplePosition, tuple[bytes, ...]] = {}
+        self._first: dict[int, tuple[bytes, ...]] = {}
 
     # The consumer's position
 
@@ -149,7 +158,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
     def skip(self, batches: int) -> int:
         """Moves behind so many batches, or to the end of the epoch; returns their number."""
         count = min(batches, self._samples.remaining(self.position))
-        self.go_to(self._samples.skip(self.position, count))
+        if not self._random:
+            self.go_to(self._samples.skip(self.position, count))
+            return count
+        for done in range(count):  # numbers that follow from the batches before
+            if self.peek().ended:
+                return done
+            self.advance()
         return count
 
     def at_end(self) -> bool:
@@ -182,14 +197,16 @@ class SourceEngine(EpochEngine[SamplePosition]):
         if position != self.position:
             run = self._samples.run_from(position)
             if self._feed is None or self._feed.position(self._taken) != run:
-                self._check_no_random()
+                self._check_can_stand_at(position)
             self.position, self._outcome = position, None
+            self._forget_checkpoints()
             self._graph_in_state = bool(self._operators)
 
     def advance(self) -> None:
         """Moves behind the batch that `peek` gives."""
         super().advance()
         self._graph_in_state = True
+        self._forget_checkpoints()
 
     # States
 
@@ -199,8 +216,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         Raises:
             StateError: If the graph has random numbers that follow from the runs before.
         """
-        self._check_no_random()
-        stream = self._stream()
+        self._check_can_stand_at(self.position)
+        stream = dataclasses.replace(self._stream(), random=self._random_state())
         if not self._graph_in_state:
             stream = dataclasses.replace(stream, operators=())
         return states.encode(self.position, stream)
@@ -215,9 +232,20 @@ class SourceEngine(EpochEngine[SamplePosition]):
         states.check(stream, self._stream(), self._seeded, allow, named)
         if not self._samples.has(position):
             raise StateError(f"the state is damaged: no epoch of this stream has {position}")
-        if stream.seed != self._seed:
+        before = self._seed
+        if stream.seed != before:
             self._seed = stream.seed
             self.drop()
+        try:
+            checkpoints = self._checkpoints_of(position, stream.random)
+        except BaseException:
+            if self._seed != before:
+                self._seed = before
+                self.drop()
+            raise
+        if self._random:  # what runs has gone on drawing
+            self.drop()
+            self.position, self._checkpoints = position, checkpoints
         self.go_to(position)
         self._graph_in_state = bool(stream.operators)
 
@@ -281,13 +309,19 @@ class SourceEngine(EpochEngine[SamplePosition]):
         here = self._samples.run_from(here)
         if self._runner is None or self._feed is None:
             return self._build(here)
-        runner, feed = self._runner, self._feed
-        if feed.position(self._taken) != here:
-            self._go_back(runner, feed, here)
-        return runner, feed
+        if self._feed.position(self._taken) != here:
+            self._go_back(self._runner, self._feed, here)
+        return self._runner, self._feed
 
     def _go_back(self, runner: Runner, feed: Feed, here: SamplePosition) -> None:
         """Has the next run be that of a position; what DALI has prepared is dropped."""
+        if self._random:  # and has drawn numbers
+            self._check_can_stand_at(here)
+            runner.close()
+            feed.next_run = 0
+            feed.start_at(here)
+            self._runner, self._taken = self._started(feed, here), 0
+            return
         runner.drain()
         self._taken = feed.next_run
         feed.start_at(here)
@@ -300,18 +334,27 @@ class SourceEngine(EpochEngine[SamplePosition]):
         )
         feed.start_at(here)
         try:
-            runner = Runner(self._pipelines(feed, self._each).build())
+            runner = self._started(feed, here)
         except BaseException:
             feed.close()
             raise
         self._runner, self._feed, self._taken = runner, feed, 0
-        if not self._operators:
-            try:
+        try:
+            if not self._operators:
                 self._learn(runner)
-            except BaseException:
-                self.drop()
-                raise
+            self._check_can_stand_at(here)
+        except BaseException:
+            self.drop()
+            raise
         return runner, feed
+
+    def _started(self, feed: Feed, here: SamplePosition) -> Runner:
+        """New pipelines before a run."""
+        checkpoints = self._checkpoints_at(here)
+        runner = Runner(self._pipelines(feed, self._each).build(checkpoints))
+        if checkpoints is None and self._seed not in self._first:
+            self._first[self._seed] = runner.checkpoints() or ()
+        return runner
 
     def _learn(self, runner: Runner) -> None:
         """Looks at the first pipelines that were built."""
@@ -325,14 +368,80 @@ class SourceEngine(EpochEngine[SamplePosition]):
         draws = described_draws(runner.pipelines[0])
         self._operators = states.operator_lines([*draws, *known["operators"]])
 
-    def _check_no_random(self) -> None:
-        """Raises StateError where random numbers follow from the runs before."""
-        if self._random:
-            raise StateError(
-                f"the graph draws random numbers by {self._random}, DALI's own, which follow from "
-                "the batches before on this layout: draw them for each record, by draw.uniform() "
-                "and its like, and the iterator goes anywhere"
+    # DALI's own random operators, whose numbers follow from the runs before on this layout
+
+    def _can_stand_at(self, position: SamplePosition) -> bool:
+        """Whether new pipelines can be built to stand at a position."""
+        run = self._samples.run_from(position)
+        at_start = run == self._samples.run_from(SamplePosition())
+        return not self._random or at_start or run in self._checkpoints
+
+    def _check_can_stand_at(self, position: SamplePosition) -> None:
+        """Raises StateError where random operators' numbers at a position are not known."""
+        if not self._can_stand_at(position):
+            raise self._unknown_numbers("which follow from the batches before, and from there on")
+
+    def _unknown_numbers(self, why: str) -> StateError:
+        return StateError(
+            f"the graph draws random numbers by {self._random}, DALI's own, {why} nobody knows "
+            "them: draw them for each record, by draw.uniform() and its like, and the iterator "
+            "goes anywhere"
+        )
+
+    def _layout(self) -> str:
+        """The rows of each pipeline, which of the global batch they are, and its size."""
+        rows = ",".join(f"{part.first}-{part.last}" for part in self._parts)
+        return f"{rows}/{self._samples.batch_size}"
+
+    def _checkpoints_at(self, run: SamplePosition) -> list[bytes] | None:
+        """The checkpoints before a run, which new pipelines then count as their first one."""
+        if run not in self._checkpoints:
+            return None
+        pairs = zip(self._checkpoints[run], self._first[self._seed], strict=True)
+        return [random_state.without_counts(*pair) for pair in pairs]
+
+    def _random_state(self) -> str:
+        """Where random operators stand, as text; "" where there are none, and at the start."""
+        checkpoints = self._checkpoints_at(self._samples.run_from(self.position))
+        if checkpoints is None:
+            return ""
+        return f"{self._layout()} {random_state.compress(checkpoints, self._first[self._seed])}"
+
+    def _checkpoints_of(
+        self, position: SamplePosition, text: str
+    ) -> dict[SamplePosition, tuple[bytes, ...]]:
+        """The checkpoints of a saved position, by its run.
+
+        Raises:
+            StateError: If they are those of another layout, or of other pipelines.
+        """
+        run = self._samples.run_from(position)
+        if not self._random or run == self._samples.run_from(SamplePosition()):
+            return {}
+        layout, _, compressed = text.partition(" ")
+        if layout != self._layout():
+            raise self._unknown_numbers(
+                f"and the state has them of rows {layout or 'of no layout'}, where these pipelines "
+                f"make {self._layout()}: there"
             )
+        if self._seed not in self._first:
+            self.drop()
+            here, self.position = self.position, SamplePosition()
+            try:
+                self.prepare()
+            finally:
+                self.drop()
+                self.position = here
+        return {run: tuple(random_state.expand(compressed, self._first[self._seed]))}
+
+    def _forget_checkpoints(self) -> None:
+        """Drops those of positions that nobody can come to again."""
+        if not self._checkpoints:
+            return
+        kept = [self.position, self._interrupted or self.position]
+        kept += [self._outcome.after] if self._outcome is not None else []
+        runs = {self._samples.run_from(position) for position in kept}
+        self._checkpoints = {run: c for run, c in self._checkpoints.items() if run in runs}
 
     def _pipelines(
         self, feeder: Feed | SomeRows, each: Sequence[Mapping[str, Any]], **more: Any
@@ -341,7 +450,9 @@ class SourceEngine(EpochEngine[SamplePosition]):
         graph: Any = functools.partial(self._graph, feeder)
         graph.__name__ = self._graph.__name__  # for errors
         call = {**self._call, **more}
-        return FunctionSource(graph, (), call, each, self._config.on_host)
+        source = FunctionSource(graph, (), call, each, self._config.on_host)
+        source.set_seed(self._seed)
+        return source
 
     def drop(self) -> None:
         """Frees the pipelines and what was peeked; the next use builds them, at the position."""
@@ -405,6 +516,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
             error = failed
         if self._feed is feed:
             feed.forget(run)
+        if self._random:
+            self._checkpoints[self._samples.run_from(after)] = runner.checkpoints() or ()
         try:
             return Outcome(after, batch, error)
         finally:
@@ -438,7 +551,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         bad = [(rows, row) for rows in parts for row in self._undecodable(feed, rows)]
         described = self._described(here, bad, f"DALI says: {advice.of_run(error)}")
         described.__cause__ = error
-        if self._config.on_error == "mask" and self._replaced(feed, bad):
+        masks = self._config.on_error == "mask" and self._can_stand_at(here)
+        if masks and self._replaced(feed, bad):
             failed = FailedBatch(
                 here.epoch, self._samples.step(here), str(described), described.files
             )

@@ -34,6 +34,7 @@ _TYPES: Mapping[str, type] = {
     "order": str,
     "outputs": list,
     "operators": list,
+    "random": str,
 }
 
 
@@ -47,6 +48,8 @@ class Stream:
         order: Whether it shuffles, what becomes of an epoch's last batch, and the epoch's samples.
         outputs: Names of the outputs.
         operators: A line for each operator of the graph; none before it is known.
+        random: The layout, and the state of DALI's random operators on it, as text; "" where there
+            are none, and before the first batch.
     """
 
     seed: int
@@ -54,6 +57,7 @@ class Stream:
     order: str
     outputs: tuple[str, ...]
     operators: tuple[str, ...] = ()
+    random: str = ""
 
     def fingerprint(self) -> Fingerprint:
         """The graph as `dalijax.core.state.fingerprint` has it."""
@@ -95,6 +99,7 @@ def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
         "order": stream.order,
         "outputs": list(stream.outputs),
         "operators": list(stream.operators),
+        "random": stream.random,
     }
 
 
@@ -136,6 +141,7 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
         order=state["order"],
         outputs=tuple(state["outputs"]),
         operators=tuple(state["operators"]),
+        random=state["random"],
     )
     return SamplePosition(epoch, start, sample), stream
 

@@ -166,6 +166,19 @@ def _both(
         raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
 
 
+def without_counts(checkpoint: bytes, start: bytes) -> bytes:
+    """A checkpoint whose pipeline counts its runs from 0, with the states of its operators.
+
+    Args:
+        checkpoint: The checkpoint.
+        start: The pipeline's at its start.
+    """
+    operators = [field for field in protobuf.fields(checkpoint) if field[0] == 1]
+    return protobuf.message(
+        [*operators, *(field for field in protobuf.fields(start) if field[0] != 1)]
+    )
+
+
 def _copied(names: Iterable[str]) -> set[str]:
     """What DALI's own operators copy, of the names of all operators."""
     return {_COPIES.sub("", name) for name in names if _COPY.match(name)}

@@ -294,23 +294,102 @@ def test_keys_of_functions_belong_to_records(global_):
         np.testing.assert_array_equal(one, four)
 
 
-def test_random_operators_of_dali_stay_where_they_are():
-    engine = make(Numbers(16), 4, graph=lambda number: (number, fn.random.uniform(range=[0, 1])))
-    for _ in range(2):
-        while not engine.peek().ended:
+def noisy(number):
+    return number, fn.random.uniform(range=[0, 1])
+
+
+def walk(engine, count, spec=False):
+    """The next batches, over the ends of epochs."""
+    out = []
+    while len(out) < count:
+        if engine.at_end():
+            engine.next_epoch()
+        with engine.interruptible():
+            outcome = engine.peek()
             engine.advance()
-        engine.next_epoch()
-    engine.peek()
-    engine.advance()
-    for move in (
-        engine.rewind,
-        engine.get_state,
-        lambda: engine.skip(1),
-        lambda: engine.seek(0, 1),
-    ):
+        if not outcome.ended:
+            batch = outcome.unwrap()
+            out.append((batch["number"].tolist(), np.asarray(batch["drawn"]).tolist()))
+    return out
+
+
+@pytest.mark.parametrize("shards", (0, 2))
+@pytest.mark.parametrize("seed", (3, None))
+def test_random_operators_of_dali_go_on_on_their_layout(shards, seed):
+    def over(seed=seed):
+        return make(Numbers(18), 4, shards, FILL, seed=seed, graph=noisy)
+
+    whole = walk(over(), 14)
+    assert len({tuple(np.ravel(drawn)) for _, drawn in whole}) == 14
+    engine, states = over(), []
+    for step in range(10):
+        if step % 3 == 0:
+            engine.peek()
+        states.append(json.loads(json.dumps(engine.get_state())))
+        assert walk(engine, 1) == whole[step : step + 1]
+    assert {*map(type, states[0].values())} == {*map(type, states[5].values())}
+    for step, state in enumerate(states):
+        other = over()
+        if step % 2:  # in mid-stream, too
+            walk(other, 3)
+        other.set_state(state, (), ())
+        assert other.get_state() == state
+        assert walk(other, 3) == whole[step : step + 3]
+        other.roll_back()
+        other.close()
+    engine.close()
+
+
+def test_random_operators_of_dali_draw_by_the_seed_and_are_rolled_back():
+    one, other = (walk(make(Numbers(18), 4, graph=noisy, seed=k), 4) for k in (3, 4))
+    assert [n for n, _ in one] != [n for n, _ in other]
+    assert {np.ravel(d)[0] for _, d in one}.isdisjoint({np.ravel(d)[0] for _, d in other})
+    engine = make(Numbers(18), 4, graph=noisy, seed=3)
+    assert walk(engine, 1) == one[:1]
+    with pytest.raises(KeyboardInterrupt), engine.interruptible():
+        engine.peek()
+        engine.advance()
+        raise KeyboardInterrupt
+    assert walk(engine, 3) == one[1:]
+
+
+def test_random_operators_of_dali_skip_by_running():
+    whole = walk(make(Numbers(18), 4, graph=noisy), 4)
+    engine = make(Numbers(18), 4, graph=noisy)
+    assert walk(engine, 1) == whole[:1] and engine.skip(2) == 2
+    state = engine.get_state()
+    assert walk(engine, 1) == whole[3:]
+    engine.rewind()  # the start of the stream is known
+    assert walk(engine, 4) == whole
+    engine.set_state(state, (), ())
+    assert walk(engine, 1) == whole[3:]
+    assert engine.skip(9) == 1 and engine.at_end()
+
+
+def test_random_operators_of_dali_go_nowhere_else():
+    engine = make(Numbers(16), 4, graph=noisy)
+    walk(engine, 10)
+    state = engine.get_state()
+    for move in (engine.rewind, lambda: engine.seek(0, 1), lambda: engine.seek(3, 0)):
         here = engine.position
         with pytest.raises(StateError, match="Uniform.*draw.uniform"):
             move()
         assert engine.position == here
-    assert engine.peek().batch is not None
-    engine.close()
+    want = walk(engine, 3)
+    for layout in ((4, 2), (8, 0)):
+        other, fresh = (make(Numbers(16), *layout, graph=noisy) for _ in range(2))
+        before = walk(other, 1)
+        with pytest.raises(StateError, match=r"Uniform.*rows 0-4/4.*make .*draw\.uniform"):
+            other.set_state(state, (), ())
+        assert before + walk(other, 2) == walk(fresh, 3)
+    again = make(Numbers(16), 4, graph=noisy)
+    with pytest.raises(StateError, match="damaged|another graph|random"):
+        again.set_state(state | {"random": state["random"][:-9]}, (), ())
+    again.set_state(state, (), ())
+    assert walk(again, 3) == want
+    lazy = make(Numbers(16), 4, graph=noisy)
+    lazy.seek(0, 2)  # nobody knows the graph yet
+    with pytest.raises(StateError, match="Uniform.*draw.uniform"):
+        lazy.peek()
+    lazy.seek(0, 0)
+    assert walk(lazy, 2) == walk(make(Numbers(16), 4, graph=noisy), 2)
