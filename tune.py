@@ -1,6 +1,6 @@
 """Finds the fastest settings for a pipeline: ``python -m dalijax.tune module:iterator_fn``.
 
-    python -m dalijax.tune my_data:train --batch-size 256 --arg data_dir="'imagenet/train'"
+    python -m dalijax.tune my_data:train --batch-size 256 --arg data_dir=imagenet/train
 
 It prints a table and the line of code to paste; see `tune` for the same from Python.
 """

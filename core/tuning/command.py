@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import json
 import os
 import pathlib
 import platform
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +17,7 @@ import nvidia.dali
 
 from ..iterator.command_line import add_arguments, check_complete, load, write
 from ..iterator.data_iterator import IteratorFunction
-from .tune import Tuned, tune
+from .tune import Tuned, check_plot, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Those of the command line by default.
     """
     options = _parser().parse_args(arguments)
+    if options.plot:
+        try:
+            check_plot()
+        except ImportError as error:
+            raise SystemExit(str(error)) from error
     call = dict(options.arg)
     iterator_fn = load(options.target)
     if not isinstance(iterator_fn, IteratorFunction):
@@ -43,18 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hw_decoder_load=options.hw_decoder_load,
         prefetch_queue_depth=options.prefetch,
         batch_sizes=options.batch_sizes or (),
-        progress=_show,
         **call,
     )
     write(_report(tuned))
     if options.json:
         options.json.write_text(json.dumps(_plain(tuned), indent=1))
     if options.plot:
-        try:
-            tuned.save_plot(options.plot)
-            write(f"\nThe rates of all settings: {options.plot}")
-        except ImportError:
-            write("\nThe plot needs matplotlib: pip install matplotlib")
+        tuned.save_plot(options.plot)
+        write(f"\nThe rates of all settings: {options.plot}")
 
 
 def _numbers(text: str) -> list[Any]:
@@ -80,14 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _show(done: int, total: int, what: str) -> None:
-    width = 30
-    bar = "#" * (width * done // total)
-    end = "\n" if done == total else ""
-    sys.stderr.write(f"\r[{bar:<{width}}] {done}/{total} {what:<32}{end}")
-    sys.stderr.flush()
-
-
 def _report(tuned: Tuned) -> str:
     device = jax.devices()[0].device_kind
     cores = len(os.sched_getaffinity(0))
@@ -96,13 +89,14 @@ def _report(tuned: Tuned) -> str:
         f"Python {platform.python_version()}\n",
         tuned.table(),
         *(f"\nnot measured: {failure}" for failure in tuned.failures),
-        f"\n{tuned.rate:,.0f} samples/s, {tuned.rate / tuned.before:.2f} of the settings before:\n",
+        f"\n{tuned.summary}\n",
         f"    {tuned.line}",
     ]
-    if not tuned.clear:
+    if tuned.kept:
         lines.append(
-            "\nThe machine was too noisy to tell some settings apart, which stay as they were: try "
-            "again with nothing else running, and with more --seconds."
+            f"\nKept as they were: {', '.join(tuned.kept)}. The machine was too noisy to tell "
+            "their values apart, or the time was over: try again with nothing else running, and "
+            "with more --seconds."
         )
     return "\n".join(lines)
 
@@ -110,4 +104,8 @@ def _report(tuned: Tuned) -> str:
 def _plain(tuned: Tuned) -> dict[str, Any]:
     plain = {key: value for key, value in vars(tuned).items() if key != "name"}
     rates = {name: list(map(list, each.items())) for name, each in tuned.measured.items()}
-    return plain | {"measured": rates}
+    memory = {
+        name: [[value, dataclasses.asdict(one)] for value, one in each.items()]
+        for name, each in tuned.memory.items()
+    }
+    return plain | {"measured": rates, "memory": memory}

@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from ..arguments import function_parameters
 from ..iterator.data_iterator import IteratorFunction, iterator_function
 from ..iterator.epoch_stream import BatchStream
 from ..pipeline.function_source import DEFAULT_NUM_THREADS
+from .memory import Memory
 
 _SMALLEST = 0.03  # shares of the rate below which candidates are alike
 _TOO_NOISY = 0.15
@@ -75,17 +77,26 @@ class Tuned:
         before: Samples per second with the settings that were there: `rate` over what each choice
             gained in its own rounds, since a machine's speed changes from minute to minute.
         measured: For each setting its values, with samples per second of each round.
-        clear: False where the machine was too noisy for one of the settings.
+        memory: For each setting its values, with the memory that their pipelines take, about:
+            with a full queue of prefetched batches.
+        kept: Settings that stay as they were, since the machine was too noisy to choose, or the
+            time was over.
         failures: What went wrong with values that could not be measured.
     """
 
     name: str
     settings: dict[str, Any]
-    rate: float
-    before: float
-    measured: dict[str, dict[Any, list[float]]]
-    clear: bool
-    failures: list[str]
+    rate: float = 0.0
+    before: float = 0.0
+    measured: dict[str, dict[Any, list[float]]] = dataclasses.field(default_factory=dict)
+    memory: dict[str, dict[Any, Memory]] = dataclasses.field(default_factory=dict)
+    kept: list[str] = dataclasses.field(default_factory=list)
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def clear(self) -> bool:
+        """Whether every setting was chosen by what was measured."""
+        return not self.kept
 
     @property
     def line(self) -> str:
@@ -93,34 +104,78 @@ class Tuned:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         return f"iterator = {self.name}(..., {arguments})"
 
+    @property
+    def summary(self) -> str:
+        """What the recommended settings give, in a sentence."""
+        if not self.measured:
+            return "Nothing was measured: pass more max_seconds."
+        rate, percent = f"{self.rate:,.0f} samples/s", 100 * (self.rate / self.before - 1)
+        if abs(percent) < 100 * _SMALLEST:
+            return f"{rate}, as fast as with the settings before."
+        more = "more" if percent > 0 else "less"
+        return f"{rate}, {abs(percent):.0f} % {more} than the {self.before:,.0f} before."
+
     def table(self) -> str:
-        """A table of all that was measured."""
-        rows = ["setting | value | samples/s | rounds", "--- | --- | --- | ---"]
+        """A table of all that was measured; values that were chosen are bold."""
+        rows = ["setting | value | samples/s | memory | rounds", "--- | --- | --- | --- | ---"]
         for name, rates in self.measured.items():
             for value, rounds in rates.items():
-                taken = "**" if self.settings.get(name) == value else ""
+                shown = str(value)
+                if self.settings[name] == value:
+                    shown = f"{value} (kept)" if name in self.kept else f"**{value}**"
                 each = ", ".join(f"{rate:,.0f}" for rate in rounds)
+                memory = self.memory[name][value]
                 rows.append(
-                    f"{name} | {taken}{value}{taken} | {statistics.median(rounds):,.0f} | {each}"
+                    f"{name} | {shown} | {statistics.median(rounds):,.0f} | {memory} | {each}"
                 )
         return "\n".join(f"| {row} |" for row in rows)
 
     def save_plot(self, path: str | os.PathLike[str]) -> None:
-        """Writes a picture of samples per second against each setting; it needs matplotlib."""
-        from matplotlib.figure import Figure
+        """Writes a picture of samples per second against each setting.
 
-        figure = Figure(figsize=(4.2 * len(self.measured), 3.6))
-        axes = figure.subplots(1, len(self.measured), squeeze=False)[0]
+        Raises:
+            ImportError: If there is no matplotlib.
+        """
+        figure = _figure_class()(figsize=(4.2 * max(1, len(self.measured)), 4.2))
+        figure.suptitle(f"{self.name}: {self.summary}", fontsize=10)
+        axes = figure.subplots(1, max(1, len(self.measured)), squeeze=False)[0]
         for ax, (name, rates) in zip(axes, self.measured.items()):
-            positions = range(len(rates))
-            for rounds, position in zip(rates.values(), positions):
-                ax.plot([position] * len(rounds), rounds, "o", color="0.7")
-            ax.plot(positions, [statistics.median(rounds) for rounds in rates.values()], "o-")
-            ax.set_xticks(positions, [str(value) for value in rates])
+            medians = [statistics.median(rounds) for rounds in rates.values()]
+            for position, rounds in enumerate(rates.values()):
+                label = None if position else "each round"
+                ax.plot([position] * len(rounds), rounds, "o", color="0.7", label=label)
+            ax.plot(range(len(rates)), medians, "o-", label="median")
+            taken = list(rates).index(self.settings[name])
+            what = f"{'kept' if name in self.kept else 'chosen'}: {self.settings[name]}"
+            ax.plot(taken, medians[taken], "*", markersize=16, color="tab:red", label=what)
+            ax.set_xticks(range(len(rates)), [str(value) for value in rates])
             highest = max(max(rounds) for rounds in rates.values())
             ax.set(xlabel=name, ylabel="samples/s", ylim=(0, 1.1 * highest))
+            ax.legend(loc="lower right")
         figure.tight_layout()
         figure.savefig(path)
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("the plot needs matplotlib: pip install matplotlib") from error
+    return Figure
+
+
+def check_plot() -> None:
+    """Raises ImportError where `Tuned.save_plot` would, before anything is measured."""
+    _figure_class()
+
+
+def progress_bar(done: int, total: int, what: str) -> None:
+    """Writes a bar to the standard error, with what is measured next."""
+    width = 30
+    bar = "#" * (width * done // total)
+    end = "\n" if done == total else ""
+    sys.stderr.write(f"\r[{bar:<{width}}] {done}/{total} {what:<32}{end}")
+    sys.stderr.flush()
 
 
 def thread_counts(cores: int) -> list[int]:
@@ -139,7 +194,7 @@ def tune(
     hw_decoder_load: Sequence[float] | None = None,
     prefetch_queue_depth: Sequence[int] | None = None,
     batch_sizes: Sequence[int] = (),
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = progress_bar,
     **call: Any,
 ) -> Tuned:
     """Measures an iterator function with other settings, on this machine.
@@ -155,7 +210,8 @@ def tune(
             graph function has an argument of this name (to be handed to its decoder).
         prefetch_queue_depth: Depths to try; 2, 3 and 4 by default.
         batch_sizes: Batch sizes to try, too; none by default, since the model decides.
-        progress: Called with the number of measurements done and of all, and the next one's name.
+        progress: Called with the number of measurements done and of all, and the next one's name;
+            a bar by default, None for nothing.
         **call: Further arguments of the iterator function. A setting that is among them, or else
             the function's own default, is what the measurements begin with.
 
@@ -191,15 +247,16 @@ def tune(
     total = _ROUNDS * sum(len(values) for values in candidates.values())
     each, done = seconds / total, 0
     end = time.perf_counter() + (2 * seconds if max_seconds is None else max_seconds)
-    tuned = Tuned(iterator_fn.__name__, settings, 0.0, 0.0, {}, True, [])
+    tuned = Tuned(iterator_fn.__name__, settings)
     gain = 1.0
     for name, values in candidates.items():
         if time.perf_counter() > end:
             tuned.failures.append(f"{name} was not tried: the time was over, pass more max_seconds")
-            tuned.clear = False
+            tuned.kept.append(name)
             continue
         before, failed = settings[name], set[Any]()
         rates: dict[Any, list[float]] = {value: [] for value in values}
+        memory: dict[Any, Memory] = {}
         with contextlib.ExitStack() as opened:  # they are built once: that takes long on a GPU
             streams: dict[Any, BatchStream] = {}
             for number in range(_ROUNDS):
@@ -214,8 +271,10 @@ def tune(
                     tried = {**settings, name: value}
                     try:
                         if value not in streams:
+                            free = Memory.unused()
                             streams[value] = iterator_fn.stream(None, **call, **tried)
                             opened.callback(streams[value].close)
+                            memory[value] = _memory(streams[value], tried, free)
                         rates[value].append(_rate(streams[value], tried, each))
                     except Exception as error:
                         if value == before:
@@ -224,9 +283,9 @@ def tune(
                         tuned.failures.append(f"{name}={value}: {error}")
         known = {value: rounds for value, rounds in rates.items() if value not in failed}
         choice = choose(known, before)
-        tuned.measured[name] = known
+        tuned.measured[name], tuned.memory[name] = known, memory
         gain *= choice.rate / statistics.median(known[before])
-        tuned.clear &= choice.clear
+        tuned.kept += [] if choice.clear else [name]
         settings[name], tuned.rate = choice.value, choice.rate
     tuned.before = tuned.rate / gain
     if progress is not None:
@@ -239,6 +298,14 @@ def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:
     parameter = inspect.signature(function).parameters.get(name)
     default = None if parameter is None else parameter.default
     return otherwise if default in (None, inspect.Parameter.empty) else default
+
+
+def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> Memory:
+    """The memory of a stream whose queue is full: as many batches are held as it is deep."""
+    held = [next(stream) for _ in range(settings["prefetch_queue_depth"])]
+    memory = Memory.now().since(free)
+    del held
+    return memory
 
 
 def _rate(stream: BatchStream, settings: Mapping[str, Any], seconds: float) -> float:

@@ -3,18 +3,26 @@
 import functools
 import inspect
 import json
+import pathlib
+import re
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 import jax
+import matplotlib
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
 from PIL import Image
 
+import dalijax.tune
 from dalijax import data_iterator
+from dalijax.core.tuning.command import main
+from dalijax.core.tuning.memory import Memory
 from dalijax.core.tuning.tune import choose, thread_counts
+from dalijax.tune import Tuned
 from dalijax.tune import tune as tune_within
 from numbered import read_files
 
@@ -92,7 +100,9 @@ def test_it_measures_every_setting_and_keeps_what_fails_out(jpegs):
     assert seen[0] == (0, 30, "num_threads=1") and seen[-1] == (30, 30, "done")
     assert found.line.startswith("iterator = pictures(..., num_threads=")
     for name, value in found.settings.items():
-        assert f"| {name} | **{value}** |" in found.table()
+        shown = f"{value} (kept)" if name in found.kept else f"**{value}**"
+        assert f"| {name} | {shown} |" in found.table()
+        assert {*found.memory[name]} == {*found.measured[name]}
     # The line works as it stands.
     scope = {"pictures": PICTURES}
     exec(found.line.replace("...", f"files={jpegs!r}"), scope)  # noqa: S102 - made above
@@ -118,6 +128,8 @@ def test_when_the_time_is_over_nothing_new_is_begun(jpegs):
         "prefetch_queue_depth was not tried",
     ]
     assert not found.clear and found.settings["num_threads"] == 4
+    assert found.summary == "Nothing was measured: pass more max_seconds."
+    assert {*found.kept} == {*found.settings} - {"batch_size"}
 
 
 def test_what_was_there_failing_is_an_error(jpegs):
@@ -152,6 +164,93 @@ def test_it_begins_with_the_function_s_own_settings(jpegs, default, first):
     )
     assert seen[0] == first
     assert list(found.measured["hw_decoder_load"]) == [0.0, first]
+
+
+RATES = {"num_threads": {1: [9, 10, 11], 2: [19, 20, 21]}, "batch_size": {8: [14, 20, 26]}}
+
+
+def tuned(rate=20.0, before=10.0):
+    return Tuned(
+        "train",
+        {"num_threads": 2, "batch_size": 8},
+        rate,
+        before,
+        RATES,
+        {"num_threads": {1: Memory(10.0), 2: Memory(1200.4, 30.0)}, "batch_size": {8: Memory(7.0)}},
+        ["batch_size"],
+    )
+
+
+def test_the_table_marks_what_was_chosen():
+    assert tuned().table().splitlines()[2:] == [
+        "| num_threads | 1 | 10 | 10 MiB | 9, 10, 11 |",
+        "| num_threads | **2** | 20 | 1,200 MiB, GPU 30 MiB | 19, 20, 21 |",
+        "| batch_size | 8 (kept) | 20 | 7 MiB | 14, 20, 26 |",
+    ]
+    assert tuned().line == "iterator = train(..., num_threads=2, batch_size=8)"
+
+
+@pytest.mark.parametrize(
+    "rate,before,summary",
+    [
+        (1410.0, 1000.0, "1,410 samples/s, 41 % more than the 1,000 before."),
+        (900.0, 1000.0, "900 samples/s, 10 % less than the 1,000 before."),
+        (1010.0, 1000.0, "1,010 samples/s, as fast as with the settings before."),
+    ],
+)
+def test_the_gain_is_a_sentence(rate, before, summary):
+    assert tuned(rate, before).summary == summary
+
+
+def test_the_plot_has_a_title_and_a_legend_and_marks_the_choice(tmp_path):
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        tuned().save_plot(tmp_path / "plot.svg")
+    root = xml.etree.ElementTree.parse(tmp_path / "plot.svg").getroot()
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert f"train: {tuned().summary}" in texts
+    for words in ("each round", "median", "num_threads", "batch_size"):
+        assert words in texts
+    assert "chosen: 2" in texts and "kept: 8" in texts
+
+
+def test_a_missing_matplotlib_is_said_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit, match="the plot needs matplotlib: pip install matplotlib"):
+        main(["no_such_module:train", "--batch-size", "4", "--plot", "plot.png"])
+    with pytest.raises(ImportError, match="the plot needs matplotlib"):
+        tuned().save_plot("plot.png")
+
+
+def test_the_memory_of_deeper_queues_is_more():
+    def graph():
+        return fn.random.uniform(range=(0.0, 1.0), shape=[1 << 19])
+
+    found = tune(
+        data_iterator(graph, ["x"], size=64),
+        batch_size=8,  # 16 MiB
+        seconds=0.1,
+        num_threads=[4],
+        prefetch_queue_depth=[1, 2, 8],
+    )
+    memory = {value: one.host for value, one in found.memory["prefetch_queue_depth"].items()}
+    assert memory[8] > memory[1] + 3 * 16
+    assert all(one.gpu is None for one in found.memory["prefetch_queue_depth"].values())
+
+
+def test_a_bar_shows_how_far_it_is(jpegs, capsys):
+    call = dict(batch_size=4, seconds=0.1, num_threads=[4], hw_decoder_load=[0.65], files=jpegs)
+    tune(PICTURES, prefetch_queue_depth=[2], **call)
+    shown = capsys.readouterr().err.split("\r")[1:]
+    assert len(shown) == 10 and shown[0].startswith("[" + " " * 30 + "] 0/9 num_threads=4")
+    assert shown[-1].startswith("[" + "#" * 30 + "] 9/9 done") and shown[-1].endswith("\n")
+    tune(PICTURES, prefetch_queue_depth=[2], progress=None, **call)
+    assert capsys.readouterr().err == ""
+
+
+def test_readme_and_docstring_agree():
+    command = "python -m dalijax.tune my_data:train --batch-size 256 --arg data_dir=imagenet/train"
+    readme = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+    assert command in readme.read_text() and command in dalijax.tune.__doc__
 
 
 def test_shardings(jpegs):
@@ -200,8 +299,13 @@ def train(folder, side=8):
     assert done.returncode == 0, done.stderr
     assert "| num_threads |" in done.stdout and "iterator = train(..., num_threads=" in done.stdout
     assert "prefetch_queue_depth=4" in done.stderr  # the progress bar
+    assert "memory" in done.stdout and "MiB" in done.stdout
+    assert re.search(r"samples/s, (as fast as with|\d+ % (more|less) than) the", done.stdout)
     written = json.loads((tmp_path / "tune.json").read_text())
     assert [value for value, _ in written["measured"]["num_threads"]] == [1, 2, 4]
+    for name, values in written["measured"].items():
+        assert [value for value, _ in written["memory"][name]] == [value for value, _ in values]
+        assert all(memory["host"] >= 0 for _, memory in written["memory"][name])
     low, high = Image.open(tmp_path / "tune.png").convert("L").getextrema()
     assert high - low > 50
     for wrong, words in (
