@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
 from ..pipeline.arrays import check_width
@@ -48,7 +49,8 @@ def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
         if len(tensors) > inputs:
             arrays += [view(one) for one in tensors[inputs:]]
         reused = [] if dynamic else list(map(_addresses, arrays))
-        outputs = called.run(arrays, cpu)
+        with TraceAnnotation("dalijax.function", function=called.name):
+            outputs = called.run(arrays, cpu)
         if reused:
             outputs = tuple(
                 one.copy()
@@ -96,7 +98,8 @@ def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
         arrays = [jax.dlpack.from_dlpack(one) for one in inputs]
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else _gpu(owner())
-        outputs = called.run(arrays, device)
+        with TraceAnnotation("dalijax.function", function=called.name):
+            outputs = called.run(arrays, device)
         if not outputs:  # else an output tells when the inputs were read
             _one_more(jax.device_put(np.float32(0), device)).__dlpack__(stream=stream)
         live.append(outputs)

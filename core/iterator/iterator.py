@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
+from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
@@ -192,7 +193,8 @@ class DALIGenericIterator:
     def _next(self) -> Batch:
         engine = self._engine
         self._stays = False
-        outcome = engine.peek()
+        with TraceAnnotation("dalijax.next", epoch=engine.epoch, step=engine.step):
+            outcome = engine.peek()
         if self.stats is not None and not outcome.ended:
             engine.count(self.stats, outcome)
         engine.advance()

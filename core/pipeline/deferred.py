@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 from nvidia.dali import _conditionals as conditionals
 from nvidia.dali.data_node import DataNode
@@ -280,7 +281,8 @@ class DeferredCalls:
 
 def _called(function: DeferredFunction, arrays: list[Any], words: Any) -> tuple[Any, ...]:
     try:
-        return function(arrays, words)
+        with TraceAnnotation("dalijax.function", function=function.name):
+            return function(arrays, words)
     except Exception as error:
         raise FunctionError(f"{function.name}() raised {type(error).__name__}: {error}") from error
 

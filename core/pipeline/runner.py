@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
 from .arrays import TensorList
@@ -85,7 +86,8 @@ class _PipelineQueue:
     def share(self) -> Outputs:
         """The next outputs, which must be there; they belong to the caller until `release`."""
         self._scheduled -= 1
-        return self.pipeline.share_outputs()
+        with TraceAnnotation("dalijax.wait"):
+            return self.pipeline.share_outputs()
 
     def release(self, runs: int) -> None:
         """Gives the outputs back to DALI, and schedules at most so many runs."""
@@ -248,7 +250,8 @@ class Runner:
                     shared.pop().release(runs)
             if failure is not None:
                 raise failure
-            return convert(outputs)
+            with TraceAnnotation("dalijax.place"):
+                return convert(outputs)
         finally:
             failure = None  # its traceback has this frame: together they would keep the batch
             for queue in shared:

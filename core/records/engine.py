@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.profiler import TraceAnnotation
 
 from ..config import IteratorConfig
 from ..errors import RecordError, StateError, UnfitRecordError
@@ -126,7 +127,8 @@ class RecordEngine(Engine[RecordPosition]):
 
     def _next(self) -> Batch:
         with self.interruptible():
-            outcome = self.peek()
+            with TraceAnnotation("dalijax.next", step=self.position.step):
+                outcome = self.peek()
             if self.stats is not None and not outcome.ended:
                 self.count(self.stats, outcome)
             self.advance()
