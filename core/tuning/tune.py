@@ -244,6 +244,9 @@ def tune(
     settings["batch_size"] = batch_size
     for name, values in candidates.items():
         candidates[name] = sorted({*values, settings[name]})
+    # What loads libraries and starts CUDA is no value's memory.
+    with contextlib.closing(iterator_fn.stream(None, **call, **settings)) as stream:
+        next(stream)
     total = _ROUNDS * sum(len(values) for values in candidates.values())
     each, done = seconds / total, 0
     end = time.perf_counter() + (2 * seconds if max_seconds is None else max_seconds)
