@@ -4,8 +4,6 @@ import inspect
 import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 
 import grain
@@ -28,6 +26,7 @@ from dalijax.adapters.clu import (
 )
 from numbered import graph as numbers
 from numbered import read_files
+from programs import run_python
 
 N, B = 11, 4
 
@@ -203,14 +202,7 @@ want = next(iterator)["x"].tolist()
 iterator.restore("gs://bucket/run/input")
 assert next(iterator)["x"].tolist() == want == [[4], [5], [6], [7]]
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, *jpegs_many],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "EPATH_USE_TF": "0"},
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code, *jpegs_many, env={**os.environ, "EPATH_USE_TF": "0"})
 
 
 def test_futures_are_fresh_after_each_batch_reset_and_restore(jpegs_many, tmp_path):
@@ -290,8 +282,7 @@ assert adapter.DALIDatasetIterator
 loaded = sorted(m for m in sys.modules if m.split(".")[0] in ("tensorflow", "tensorboard"))
 assert not loaded, loaded
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code)
 
 
 # What is reported of the input

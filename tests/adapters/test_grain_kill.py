@@ -5,12 +5,11 @@ import json
 import os
 import pathlib
 import random
-import signal
-import subprocess
-import sys
 import time
 
 from PIL import Image
+
+from programs import kill_python, start_python
 
 SEED = int(os.environ.get("DALIJAX_SEED", random.SystemRandom().randrange(2**31)))
 SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "grain_train.py"
@@ -18,15 +17,9 @@ STEPS, EVERY, KILLS = 24, 4, 3
 
 
 def start(cache, out):
-    command = [sys.executable, "-W", "error", SCRIPT, "--cache", cache, "--count", "120"]
+    command = ["-W", "error", SCRIPT, "--cache", cache, "--count", "120"]
     options = ["--steps", STEPS, "--save-every", EVERY, "--batch-size", "16", "--out", out]
-    return subprocess.Popen(
-        [str(word) for word in (*command, *options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
+    return start_python(*command, *options, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
 
 def losses(out):
@@ -57,8 +50,7 @@ def test_a_run_that_is_killed_has_the_losses_of_one_that_is_not(tmp_path):
             assert kill > 0 and process.returncode == 0, errors[-3000:]
             break
         time.sleep(chance.choice([0, 0.02, 0.1, 0.3]))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        kill_python(process)
     process = start(cache, killed)
     out, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors[-3000:]

@@ -7,21 +7,13 @@ import io
 import itertools
 import json
 import pathlib
-import socket
-import subprocess
-import sys
 
 import jax
 
+from processes import join, leave, started
+
 if __name__ == "__main__":
-    options = json.loads(sys.argv[1])
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", options["devices"])
-    if options["processes"] > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            f"localhost:{options['port']}", options["processes"], options["process"]
-        )
+    options = join()
 
 import grain
 import jax.numpy as jnp
@@ -234,25 +226,8 @@ JOBS = {"walk": walk, "go_on": go_on, "finish": finish}
 
 def run(tmp_path, job, *arguments, processes=1, devices=1):
     """What a job reports, in each of several new processes."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    started, reports = [], [tmp_path / f"{job}{process}.json" for process in range(processes)]
-    for process, report in enumerate(reports):
-        told = {"port": port, "processes": processes, "process": process, "devices": devices}
-        told |= {"job": job, "arguments": arguments, "report": str(report)}
-        command = [sys.executable, __file__, json.dumps(told)]
-        started.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, output in zip(started, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-    return [json.loads(report.read_text()) for report in reports]
+    options = {"devices": devices, "job": job, "arguments": arguments}
+    return started(__file__, tmp_path, options, processes)
 
 
 def together(reports):
@@ -375,10 +350,7 @@ def test_iterators_whose_state_is_of_one_process_are_refused(arguments):
 
 
 def main():
-    report = JOBS[options["job"]](*options["arguments"])
-    pathlib.Path(options["report"]).write_text(json.dumps(report))
-    if options["processes"] > 1:
-        jax.distributed.shutdown()
+    leave(options, JOBS[options["job"]](*options["arguments"]))
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ def test_a_partitioner_whose_mesh_does_not_divide_the_batch_is_refused(jpegs_man
 def test_two_processes_train_on_global_arrays(jpegs_many, tmp_path, airio):
     """Batch 0 peeked and saved; then six steps against a restored iterator's, over gloo."""
     options = {"packages": str(airio), "folder": str(tmp_path), "shape": [2, 1]}
-    first, second = started(WORKER, tmp_path, jpegs_many, options)
+    first, second = started(WORKER, tmp_path, options | {"files": jpegs_many})
     assert first["refused"] == second["refused"]
     assert "2 processes and no partitioner" in first["refused"]
     assert first["drawn"] == second["drawn"]

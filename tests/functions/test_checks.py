@@ -1,8 +1,6 @@
 """What the functions refuse in the definition of a graph."""
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +11,7 @@ from nvidia.dali import fn as dali_fn
 from nvidia.dali import types
 
 from dalijax import data_iterator, fn
+from programs import run_python
 
 
 def test_what_is_refused_in_the_definition():
@@ -112,10 +111,7 @@ with Pipeline(batch_size=2, num_threads=1, device_id=None):
         except (ImportError, RuntimeError) as error:
             print(type(error).__name__, error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", program)
     numbas, jaxs = done.stdout.splitlines()
     assert numbas == 'ImportError fn.numba_function needs Numba: pip install "dalijax[numba]"'
     assert jaxs.startswith("RuntimeError fn.jax_function needs the JAX that DALI's plugin wants")

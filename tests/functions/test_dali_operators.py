@@ -2,8 +2,6 @@
 
 import functools
 import gc
-import subprocess
-import sys
 import traceback
 
 import jax
@@ -17,6 +15,7 @@ from nvidia.dali.plugin import jax as dax
 import dalijax
 import function_cells
 from dalijax import LastBatchPolicy, data_iterator, fn
+from programs import run_python
 
 
 def test_dalis_operators_are_elsewhere():
@@ -76,11 +75,8 @@ else:
     assert rest() == expected and len(expected) == 2
     print("resumed")
 """
-    options = {"capture_output": True, "text": True, "timeout": 120}
-    saved = subprocess.run([sys.executable, "-c", program, "save"], **options)
-    assert saved.returncode == 0, saved.stderr
-    resumed = subprocess.run([sys.executable, "-c", program, "load"], input=saved.stdout, **options)
-    assert resumed.stdout == "resumed\n", resumed.stderr
+    saved = run_python("-c", program, "save")
+    assert run_python("-c", program, "load", input=saved.stdout).stdout == "resumed\n"
 
 
 def test_conditionals():

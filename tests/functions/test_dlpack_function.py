@@ -1,8 +1,6 @@
 """`fn.dl_tensor_python_function`: samples, lists, capsules, and what is refused."""
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +11,7 @@ from nvidia.dali import fn as dali_fn
 from nvidia.dali import ops
 
 from dalijax import data_iterator, fn
+from programs import run_python
 
 
 def by_numpy(x):
@@ -166,10 +165,7 @@ with warnings.catch_warnings(record=True) as caught:
 assert set(shapes) == {(3,)}
 print(len(caught), caught[0].message)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", program)
     assert done.stdout.startswith("1 fn.dl_tensor_python_function without batch_processing: DALI")
     assert "batch_processing=False, or True" in done.stdout
 

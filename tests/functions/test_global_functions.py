@@ -5,7 +5,6 @@ import gc
 import itertools
 import json
 import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -26,6 +25,7 @@ from dalijax import data_iterator, fn
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from numbered import read_files
+from programs import run_python
 
 
 def rows_over(count=2):
@@ -740,14 +740,8 @@ def go_on():
     print("went on", flush=True)
 threading.Thread(target=go_on).start()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_python("-c", program, cwd=Path(__file__).parent, env=environment)
     assert done.stdout.split("\n")[0] == "went on", done.stderr
 
 

@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import absl.flags
 import grain
@@ -16,6 +14,7 @@ from nvidia.dali import backend, fn
 from dalijax.adapters.grain import DALIIterDataset, DALITransform, pack_records
 from numbered import read_files
 from photographs import photos  # noqa: F401 - a fixture
+from programs import run_python
 
 pytestmark = pytest.mark.skipif(
     backend.GetCUDADeviceCount() == 0 or jax.default_backend() == "cpu",
@@ -28,14 +27,8 @@ def train(tmp_path, out, steps):
     """Runs the example up to a step and returns its weights there."""
     options = ["--cache", tmp_path / "cache", "--count", "400", "--save-every", "10"]
     flags = "--xla_gpu_deterministic_ops=true"
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *options, "--steps", str(steps), "--out", tmp_path / out],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "XLA_FLAGS": flags},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = [SCRIPT, *options, "--steps", steps, "--out", tmp_path / out]
+    run_python(*command, env={**os.environ, "XLA_FLAGS": flags})
     checkpoint = tmp_path / out / "checkpoints" / str(steps) / "state"
     return jax.tree.leaves(ocp.StandardCheckpointer().restore(checkpoint))
 

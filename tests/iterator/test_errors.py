@@ -5,8 +5,6 @@ import json
 import pathlib
 import pickle
 import re
-import subprocess
-import sys
 
 import grain
 import jax
@@ -22,6 +20,7 @@ from dalijax import fn as dalijax_fn
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
+from programs import run_python
 
 
 def graph(paths, shard_id=0, num_shards=1):
@@ -489,8 +488,7 @@ EXTRAS = [
 @pytest.mark.parametrize("adapter,package,extra", EXTRAS)
 def test_a_missing_extra(adapter, package, extra):
     code = f"import sys; sys.modules[{package!r}] = None; import dalijax.adapters.{adapter}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
+    done = run_python("-c", code, code=1)
     assert f'pip install "dalijax[{extra}]"' in done.stderr.splitlines()[-1], done.stderr
 
 
@@ -524,8 +522,7 @@ dataset.to_tf_dataset()
 
 @pytest.mark.parametrize("code,extra", [(NUMBA, "numba"), (TENSORFLOW, "tf")])
 def test_a_package_that_is_missing_where_it_is_used(code, extra):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
+    done = run_python("-c", code, code=1)
     assert f'pip install "dalijax[{extra}]"' in done.stderr.splitlines()[-1], done.stderr
 
 

@@ -1,7 +1,5 @@
 """The protocol: StopIteration, reset, iter, peek, close, and sources that end by themselves."""
 
-import subprocess
-import sys
 import textwrap
 
 import flax.jax_utils
@@ -12,6 +10,7 @@ from nvidia.dali import fn, pipeline_def
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from numbered import numbers, read_files
+from programs import run_python
 
 BATCH = 5  # of 12 files: 5, 5 and 2
 
@@ -284,8 +283,7 @@ def test_interpreter_exit_with_running_pipelines(tmp_path, ending, code):
             os.kill(os.getpid(), signal.SIGINT)
         """)
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stderr
+    done = run_python(script, code=code)
     assert "Traceback" not in done.stderr
 
 

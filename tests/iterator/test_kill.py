@@ -5,13 +5,12 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from conftest import write_jpegs
+from programs import kill_python, start_python
 
 SEED = int(os.environ.get("DALIJAX_SEED", random.SystemRandom().randrange(2**31)))
 FILES, EPOCHS, EVERY, KILLS = 158, 2, 4, 5
@@ -23,15 +22,8 @@ class Trainer:
     """A training process; it goes on from the checkpoint where there is one."""
 
     def __init__(self, folder, checkpoint):
-        command = [sys.executable, "-W", "error", SCRIPT, str(folder), str(checkpoint)]
         self.checkpoint = checkpoint
-        self.process = subprocess.Popen(
-            [*command, str(EPOCHS), str(EVERY)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = start_python("-W", "error", SCRIPT, folder, checkpoint, EPOCHS, EVERY)
 
     def kill(self, steps, more, delay):
         """Kills it after so many steps of its own and a moment, in which it may do more.
@@ -44,9 +36,7 @@ class Trainer:
         for _ in range(steps):
             reached = int(self.process.stdout.readline())
         time.sleep(delay)
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
-        assert self.process.returncode == -signal.SIGKILL
+        assert kill_python(self.process) == -signal.SIGKILL
         return reached
 
     def finish(self):

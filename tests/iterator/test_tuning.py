@@ -5,7 +5,6 @@ import inspect
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree
 
@@ -25,6 +24,7 @@ from dalijax.core.tuning.tune import choose, thread_counts
 from dalijax.tune import Tuned
 from dalijax.tune import tune as tune_within
 from numbered import read_files
+from programs import run_python
 
 # On a busy machine the builds may take longer than is measured.
 tune = functools.partial(tune_within, max_seconds=float("inf"))
@@ -283,7 +283,7 @@ def train(folder, side=8):
     return fn.resize(fn.decoders.image(image), size=(side, side))
 """
     )
-    command = [sys.executable, "-m", "dalijax.tune", "my_data:train", "--batch-size", "4"]
+    command = ["-m", "dalijax.tune", "my_data:train", "--batch-size", "4"]
     command += [
         "--arg",
         f"folder={tmp_path}",
@@ -295,8 +295,7 @@ def train(folder, side=8):
         "inf",
     ]
     command += ["--threads", "1,2", "--plot", "tune.png", "--json", "tune.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = run_python(*command, cwd=tmp_path)
     assert "| num_threads |" in done.stdout and "iterator = train(..., num_threads=" in done.stdout
     assert "prefetch_queue_depth=4" in done.stderr  # the progress bar
     assert "memory" in done.stdout and "MiB" in done.stdout
@@ -313,15 +312,8 @@ def train(folder, side=8):
         ("my_data:nothing", f"can't be loaded from {tmp_path}"),
         ("my_data:fn", "decorate it with dalijax.data_iterator"),
     ):
-        failed = subprocess.run(
-            [*command[:3], wrong, *command[4:]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert failed.returncode != 0 and words in failed.stderr
+        failed = run_python(*command[:2], wrong, *command[3:], cwd=tmp_path, code=1)
+        assert words in failed.stderr
     command = command[: command.index("--arg")]
-    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert failed.returncode == 1
+    failed = run_python(*command, cwd=tmp_path, code=1)
     assert failed.stderr == "train() needs more arguments: pass --arg folder=VALUE\n"

@@ -4,32 +4,25 @@ import importlib
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
 from praxis import base_hyperparams, pax_fiddle
 
 from dalijax.adapters.pax import DALIInput
+from programs import run_python
 
 DEVICES = "--xla_force_host_platform_device_count=2"
 SCRIPT = pathlib.Path(__file__).parent.parent.parent / "examples" / "pax_train.py"
 
 
 def run(folder, out, steps, layout):
-    done = subprocess.run(
-        [
-            *(sys.executable, SCRIPT, "--layout", layout, "--steps", str(steps)),
-            *("--cache", folder / "cache", "--count", "58", "--batch-size", "4"),
-            *("--save-every", "100", "--evaluate-every", "2", "--out", folder / out),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
+    run_python(
+        *(SCRIPT, "--layout", layout, "--steps", steps),
+        *("--cache", folder / "cache", "--count", "58", "--batch-size", "4"),
+        *("--save-every", "100", "--evaluate-every", "2", "--out", folder / out),
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": DEVICES},
     )
-    assert done.returncode == 0, done.stderr[-4000:]
     lines = [json.loads(line) for line in (folder / out / "losses.jsonl").read_text().splitlines()]
     return {(line["kind"], line["step"]): line for line in lines}
 

@@ -1,14 +1,13 @@
 """CUDA's hardware queues: set at import, unless somebody has said something or it is too late."""
 
 import os
-import subprocess
-import sys
 import warnings
 
 import pytest
 
 from dalijax.core import cuda_queues
 from dalijax.core.cuda_queues import KEEP, VARIABLE, has_started, should_set, warn_if_too_late
+from programs import run_python
 
 
 @pytest.mark.parametrize(
@@ -40,11 +39,7 @@ def test_importing_the_package_sets_it(first, said, queues):
     # Nothing starts CUDA here, whatever was imported before.
     env = {k: v for k, v in os.environ.items() if k not in (VARIABLE, KEEP)} | said
     code = f"{first}\nimport dalijax, os; print(os.environ.get({VARIABLE!r}, ''))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == queues
+    assert run_python("-c", code, env=env).stdout.strip() == queues
 
 
 def test_where_it_is_too_late_one_warning_says_so(monkeypatch):

@@ -109,8 +109,8 @@ def together(reports):
 
 def run_jobs(folder, processes, jobs):
     """The batches and states of some jobs, on so many processes of 8 devices in all."""
-    options = {"devices": 8 // processes, "jobs": jobs, "train": None}
-    reports = started(WORKER, folder, str(folder), options, processes, timeout=1200)
+    options = {"devices": 8 // processes, "jobs": jobs, "train": None, "files": str(folder)}
+    reports = started(WORKER, folder, options, processes, timeout=1200)
     done = []
     for own in zip(*reports, strict=True):
         assert len({report["state"] for report in own}) == 1

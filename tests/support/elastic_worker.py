@@ -7,14 +7,9 @@ import types
 
 import jax
 
-options = json.loads(sys.argv[1])
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", options["devices"])
-if options["processes"] > 1:
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        f"localhost:{options['port']}", options["processes"], options["process"]
-    )
+from processes import join
+
+options = join()
 
 from elastic_graphs import SEED, held_rows, iterator_function, sharding  # noqa: E402
 

@@ -1,17 +1,13 @@
 """One of several processes of test_processes.py: functions of global arrays beside a step."""
 
-import json
 import random
-import sys
 import time
 
 import jax
 
-options = json.loads(sys.argv[1])
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", options["devices"])
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{options['port']}", options["processes"], options["process"])
+from processes import join, leave
+
+options = join()
 
 import grain  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
@@ -128,9 +124,7 @@ def main():
     resumed.close()
     iterator.close()
     check_other_threads()
-    with open(options["report"], "w") as file:
-        json.dump([[x.ravel().tolist(), number] for x, number in zip(rows, drawn)], file)
-    jax.distributed.shutdown()
+    leave(options, [[x.ravel().tolist(), number] for x, number in zip(rows, drawn)])
 
 
 main()

@@ -2,15 +2,12 @@
 
 import json
 import pathlib
-import sys
 
 import jax
 
-options = json.loads(sys.argv[1])
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", options["devices"])
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{options['port']}", options["processes"], options["process"])
+from processes import join, leave
+
+options = join()
 
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
@@ -73,8 +70,7 @@ def main():
             }
         )
         iterator.close()
-    pathlib.Path(options["report"]).write_text(json.dumps(report))
-    jax.distributed.shutdown()
+    leave(options, report)
 
 
 main()

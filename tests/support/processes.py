@@ -1,11 +1,16 @@
 """Runs a worker in several processes, which find one another by jax.distributed."""
 
 import json
+import os
+import pathlib
 import socket
 import subprocess
 import sys
 
+import jax
+
 PROCESSES = 2
+SUPPORT = str(pathlib.Path(__file__).parent)
 
 
 def launched(worker, tmp_path, options, processes=PROCESSES):
@@ -13,6 +18,7 @@ def launched(worker, tmp_path, options, processes=PROCESSES):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
+    path = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
     running = []
     for process in range(processes):
         own = {
@@ -21,16 +27,21 @@ def launched(worker, tmp_path, options, processes=PROCESSES):
             "process": process,
             "report": str(tmp_path / f"report{process}.json"),
         }
-        command = [sys.executable, worker, json.dumps(options | own)]
         running.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            subprocess.Popen(
+                [sys.executable, worker, json.dumps(options | own)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path},
+            )
         )
     return running
 
 
-def started(worker, tmp_path, files, options, processes=PROCESSES, timeout=240):
+def started(worker, tmp_path, options, processes=PROCESSES, timeout=300):
     """The reports of the processes that run a worker."""
-    running = launched(worker, tmp_path, options | {"files": files}, processes)
+    running = launched(worker, tmp_path, options, processes)
     for process in running:
         try:
             output, _ = process.communicate(timeout=timeout)
@@ -41,3 +52,22 @@ def started(worker, tmp_path, files, options, processes=PROCESSES, timeout=240):
         told = [line for line in output.splitlines() if "[Gloo]" not in line]
         assert process.returncode == 0, "\n".join(told[-40:])
     return [json.loads((tmp_path / f"report{p}.json").read_text()) for p in range(processes)]
+
+
+def join():
+    """In a worker, before it uses a device: its options, when it has found the others."""
+    options = json.loads(sys.argv[1])
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", options.get("devices", 1))
+    if options["processes"] > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        address = f"localhost:{options['port']}"
+        jax.distributed.initialize(address, options["processes"], options["process"])
+    return options
+
+
+def leave(options, report):
+    """In a worker, at its end: reports, and waits for the others."""
+    pathlib.Path(options["report"]).write_text(json.dumps(report))
+    if options["processes"] > 1:
+        jax.distributed.shutdown()

@@ -1,16 +1,10 @@
 """One of several processes of test_processes.py: one pipeline over a source that ends by itself."""
 
-import json
-import pathlib
-import sys
-
 import jax
 
-options = json.loads(sys.argv[1])
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 1)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{options['port']}", options["processes"], options["process"])
+from processes import join, leave
+
+options = join()
 
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
@@ -70,8 +64,7 @@ def main():
             wrong()
         except ValueError as error:
             report[name] = str(error)
-    pathlib.Path(options["report"]).write_text(json.dumps(report))
-    jax.distributed.shutdown()
+    leave(options, report)
 
 
 main()

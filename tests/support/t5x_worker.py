@@ -1,17 +1,14 @@
 """One of two processes of test_t5x.py: trains on global arrays of T5X's function, and resumes."""
 
 import dataclasses
-import json
 import pathlib
 import sys
 
 import jax
 
-options = json.loads(sys.argv[1])
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 1)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{options['port']}", options["processes"], options["process"])
+from processes import join, leave
+
+options = join()
 sys.path.insert(0, options["packages"])
 
 import numpy as np  # noqa: E402
@@ -74,8 +71,7 @@ def main():
             if batches is iterator:
                 pieces = [np.asarray(s.data) for s in batch["x"].addressable_shards]
                 report["rows"].append(np.concatenate(pieces).ravel().tolist())
-    pathlib.Path(options["report"]).write_text(json.dumps(report))
-    jax.distributed.shutdown()
+    leave(options, report)
 
 
 main()

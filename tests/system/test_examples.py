@@ -4,12 +4,12 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 from PIL import Image
+
+from programs import run_python
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
@@ -20,13 +20,7 @@ def test_getting_started(tmp_path):
     folder.mkdir()
     for script in EXAMPLES.glob("*.py"):
         (folder / script.name).write_text(script.read_text())
-    done = subprocess.run(
-        [sys.executable, "-W", "error", folder / "getting_started.py"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_python("-W", "error", folder / "getting_started.py")
     pictures = sorted((folder / "out" / "getting_started").glob("*.png"))
     assert len(pictures) >= 10
     for picture in pictures:
@@ -37,15 +31,8 @@ def test_getting_started(tmp_path):
 
 def run(name, folder, *options):
     """What an example says on a CPU."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, "--cache", folder / "cache", *options],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    command = [EXAMPLES / name, "--cache", folder / "cache", *options]
+    return run_python(*command, env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout
 
 
 def clu_train(folder, steps, out):

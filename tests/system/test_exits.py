@@ -2,12 +2,12 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import exit_worker
 import fork_worker
 import pytest
+
+from programs import run_python
 
 MORE = 9 if os.environ.get("DALIJAX_FULL") == "1" else 2
 FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"
@@ -22,17 +22,14 @@ def test_a_program_ends_as_if_nothing_were_open(how, ending):
 @pytest.mark.parametrize("how", exit_worker.HOWS)
 def test_a_program_ends_so_each_time(how):
     """More ends of each kind, by forks of one process that has imported all and started nothing."""
-    command = [sys.executable, exit_worker.__file__, "table", str(MORE), how]
-    program = subprocess.run(command, capture_output=True, text=True)
-    assert program.returncode == 0, program.stdout + program.stderr
+    program = run_python(exit_worker.__file__, "table", MORE, how, timeout=None)
     assert program.stdout.count(f"{MORE} right") == len(exit_worker.ENDS)
 
 
 @pytest.mark.parametrize("what", fork_worker.WHAT)
 @pytest.mark.parametrize("which", fork_worker.WHICH)
 def test_a_forked_child_has_a_parents_iterator(which, what):
-    command = [sys.executable, "-W", "error::UserWarning", FORK_WORKER, which, what]
-    program = subprocess.run(command, capture_output=True, text=True, timeout=exit_worker.HANGS)
-    assert program.returncode == 0, program.stderr
+    command = ["-W", "error::UserWarning", FORK_WORKER, which, what]
+    program = run_python(*command, timeout=exit_worker.HANGS)
     assert program.stdout == "as it must be\n"
     assert "Traceback" not in program.stderr

@@ -8,11 +8,12 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import zipfile
 
 import pytest
+
+from programs import run_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Imported in tests/pax, which needs another Python.
@@ -21,11 +22,7 @@ ELSEWHERE = {"dalijax.adapters.pax"}
 
 def run(*arguments, cwd, **env):
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | env
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_python(*arguments, cwd=cwd, env=env).stdout
 
 
 def sources():

@@ -46,12 +46,13 @@ def configs():
 
 def run(tmp_path, files, resume):
     options = {
+        "files": files,
         "devices": DEVICES,
         "states": str(tmp_path),
         "configs": list(configs()),
         "resume": resume,
     }
-    return started(WORKER, tmp_path, files, options)
+    return started(WORKER, tmp_path, options)
 
 
 def expected(config):
@@ -129,14 +130,14 @@ def test_functions_of_global_arrays_beside_a_step(tmp_path, jpegs_many, devices,
 
     One of them is slower by 0.35 s at one batch in ten; threads that take batches are refused.
     """
-    options = {"devices": devices, "steps": steps, "slow": 0.1}
-    first, second = started(FUNCTION_WORKER, tmp_path, jpegs_many[:24], options)
+    options = {"files": jpegs_many[:24], "devices": devices, "steps": steps, "slow": 0.1}
+    first, second = started(FUNCTION_WORKER, tmp_path, options)
     assert first == second and len(first) >= steps
 
 
 def test_a_source_that_ends_by_itself(tmp_path, jpegs_many):
     """Each process has one pipeline, and no size: its source's StopIteration is the end."""
-    reports = started(SOURCE_WORKER, tmp_path, jpegs_many, {})
+    reports = started(SOURCE_WORKER, tmp_path, {"files": jpegs_many})
     starts = [10, 20, 30]
     for process, report in enumerate(reports):
         own = [100 * process + start for start in starts]
