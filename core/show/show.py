@@ -21,6 +21,7 @@ from .page import frame, page
 from .sheet import sheet
 
 SAMPLES, RECORDS, DRAWS = 32, 4, 8
+_LONGEST = 200  # characters of a title
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,13 @@ class Page:
 
     def __repr__(self) -> str:
         return f"<Page of {self.title}: {len(self.batches)} batches, {len(self.failures)} failures>"
+
+
+def _title(data: Any) -> str:
+    if isinstance(data, (Mapping, tuple)) or hasattr(data, "shape"):
+        return "A batch"
+    name: str = getattr(data, "__name__", None) or repr(data)
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]} ..."
 
 
 def check_suffix(path: Path) -> None:
@@ -143,7 +151,4 @@ def show(
         )
         for title, batch in taken.batches
     ]
-    name = getattr(data, "__name__", None) or f"{data!r:.100}"
-    if isinstance(data, (Mapping, tuple)) or hasattr(data, "shape"):
-        name = "A batch"
-    return Page(name, contents, taken.failures, samples)
+    return Page(_title(data), contents, taken.failures, samples)

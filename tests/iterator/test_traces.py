@@ -62,7 +62,9 @@ def test_a_trace_has_each_step(source, tmp_path):
         assert len(seen[name]) == 2
         assert all(within(*pair) for pair in zip(seen[name], with_batch, strict=True))
     # DALI calls it ahead, in its own thread.
-    assert {e["function"] for *_, e in seen["dalijax.function"]} == {"number_and_function.<locals>.<lambda>"}
+    assert {e["function"] for *_, e in seen["dalijax.function"]} == {
+        "number_and_function.<locals>.<lambda>"
+    }
 
 
 def test_a_trace_has_functions_of_global_arrays(source, tmp_path):

@@ -166,6 +166,7 @@ def test_an_iterator_stays_where_it_is(pictures):
         next(iterator), next(other)
         before, counted = iterator.get_state(), stats.batches
         one = show(iterator)
+        assert one.title == repr(iterator) and one.html.count("<h1>") == 1
         assert [contents.title for contents in one.batches] == ["Epoch 0, batch 1"]
         # More batches than are left of the epoch.
         all_left = show(iterator, batches=5)
