@@ -13,13 +13,13 @@ from nvidia.dali import fn, pipeline_def, types
 from conformance import Expected, check, frozen
 from conftest import corrupt, write_jpegs
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from full import FULL, in_full
 from numbered import numbers, read_case
 from oracle import Case
 
 NAMES = ["image", "x", "u"]
 EPOCHS = 3
 N = 7
-FULL = os.environ.get("DALIJAX_FULL") == "1"
 
 
 def label_reader(paths, case, stream=0, shuffle=False, mapped=False):
@@ -87,6 +87,11 @@ def pictures(tmp_path):
 
 POLICIES = [(p, padded) for p in ("FILL", "DROP", "PARTIAL") for padded in (False, True)]
 every_policy = pytest.mark.parametrize("policy,padded", POLICIES)
+# Other files than single ones go the same way, whatever the policy.
+two_policies = pytest.mark.parametrize(
+    "policy,padded",
+    [p if p in (("FILL", True), ("PARTIAL", False)) else in_full(*p) for p in POLICIES],
+)
 
 
 @every_policy
@@ -104,7 +109,7 @@ def test_a_corrupt_file_at_every_position(pictures, policy, padded):
     assert checked == (3 * N if FULL else N)
 
 
-@every_policy
+@two_policies
 @pytest.mark.parametrize("bad", [{1, 2, 3, 4, 5}, {0, 1, 2}, set(range(N))], ids=str)
 def test_many_corrupt_files_in_a_row(pictures, policy, padded, bad):
     # The three shards are 0-1, 2-3 and 4-6: with {0, 1, 2} a whole epoch of one fails.
@@ -308,7 +313,7 @@ def emptied(tmp_path):
     return make
 
 
-@every_policy
+@two_policies
 @pytest.mark.parametrize("empty", [{0}, {3}, {6}, {2, 3, 4}, set(range(N))], ids=str)
 def test_empty_files_fail_as_corrupt_ones(emptied, policy, padded, empty):
     paths = emptied(empty)

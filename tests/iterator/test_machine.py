@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 
 import numpy as np
 import pytest
@@ -21,9 +20,8 @@ from nvidia.dali import pipeline_def
 from cells import Cell, graph
 from conformance import frozen
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from full import FULL
 from oracle import Case
-
-FULL = os.environ.get("DALIJAX_FULL") == "1"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,17 +9,17 @@ import pytest
 
 from cells import Cell, matrix, sample
 from conformance import TALLY, check
+from full import FULL
 from oracle import Case
 
 DRAWN = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**31)
 SEED = int(os.environ.get("DALIJAX_SEED", DRAWN))
-FULL = os.environ.get("DALIJAX_FULL") == "1"
 BLOCKS = 16
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_matrix(jpegs_many, block):
-    cells = list(matrix()) if FULL else sample(192, SEED)
+    cells = list(matrix()) if FULL else sample(96, SEED)
     before = TALLY.restores
     for cell in cells[block::BLOCKS]:
         try:

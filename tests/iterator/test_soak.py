@@ -3,7 +3,6 @@
 import gc
 import json
 import multiprocessing
-import os
 import threading
 
 import numpy as np
@@ -13,9 +12,10 @@ from nvidia.dali import fn, types
 
 from conftest import NUM_FILES
 from dalijax import LastBatchPolicy, data_iterator
+from full import FULL, in_full
 from numbered import read_files
 
-BATCHES = 20_000 if os.environ.get("DALIJAX_FULL") == "1" else 2_000
+BATCHES = 20_000 if FULL else 2_000
 BATCH = 5
 SAVE_EVERY = 100
 MEGABYTE = 2**20
@@ -59,7 +59,7 @@ class Figures:
         )
 
 
-@pytest.mark.parametrize("as_numpy,policy", [(True, "FILL"), (False, "PARTIAL")])
+@pytest.mark.parametrize("as_numpy,policy", [in_full(True, "FILL"), (False, "PARTIAL")])
 def test_a_long_run_holds_what_a_short_one_does(jpegs, as_numpy, policy):
     # In a process of its own: what other tests left in the heap makes its size jump.
     context = multiprocessing.get_context("spawn")

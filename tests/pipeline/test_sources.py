@@ -4,7 +4,6 @@ import functools
 import io
 import itertools
 import json
-import os
 import struct
 import tarfile
 
@@ -16,9 +15,9 @@ from nvidia.dali import fn, types
 from cells import Cell
 from conformance import Expected, check, frozen
 from dalijax import LastBatchPolicy, data_iterator
+from full import FULL
 from oracle import Case
 
-FULL = os.environ.get("DALIJAX_FULL") == "1"
 N = 7
 
 # Readers: each gives the number of the sample

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from full import FULL
 from programs import run_python
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -65,7 +66,7 @@ def test_functions_draw_a_picture_each_and_resume(tmp_path):
         assert high - low > 50, name
 
 
-@pytest.mark.skipif(os.environ.get("DALIJAX_FULL") != "1", reason="40 s: make test-full")
+@pytest.mark.skipif(not FULL, reason="40 s: make test-full")
 def test_elastic_ends_with_the_losses_of_an_unbroken_run(tmp_path):
     said = run("elastic.py", tmp_path, "--smoke", "--out", tmp_path / "out")
     for line in (

@@ -1,15 +1,15 @@
 """A program that ends, or forks, while an iterator is open."""
 
-import os
 import pathlib
 
 import exit_worker
 import fork_worker
 import pytest
 
+from full import FULL, in_full
 from programs import run_python
 
-MORE = 9 if os.environ.get("DALIJAX_FULL") == "1" else 2
+MORE = 9 if FULL else 2
 FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"
 
 
@@ -19,7 +19,9 @@ def test_a_program_ends_as_if_nothing_were_open(how, ending):
     assert exit_worker.run(how, ending) == ""
 
 
-@pytest.mark.parametrize("how", exit_worker.HOWS)
+@pytest.mark.parametrize(
+    "how", [how if how in ("thread", "iterator") else in_full(how) for how in exit_worker.HOWS]
+)
 def test_a_program_ends_so_each_time(how):
     """More ends of each kind, by forks of one process that has imported all and started nothing."""
     program = run_python(exit_worker.__file__, "table", MORE, how, timeout=None)

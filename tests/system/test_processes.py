@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from full import in_full
 from oracle import Case
 from processes import PROCESSES, started
 
@@ -124,7 +125,7 @@ def test_two_processes_of_four_devices(reports, index):
         assert after[index]["events"][: len(rest)] == rest
 
 
-@pytest.mark.parametrize("devices,steps", ((1, 60), (2, 200)))
+@pytest.mark.parametrize("devices,steps", (in_full(1, 60), (2, 200)))
 def test_functions_of_global_arrays_beside_a_step(tmp_path, jpegs_many, devices, steps):
     """Each process checks its rows: collectives of both must be started in the same order.
 
