@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import StateError
 
+__all__: list[str] = []
+
 if TYPE_CHECKING:
     from etils import epath
 
