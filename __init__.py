@@ -6,7 +6,11 @@ The public names:
 - `DALIGenericIterator`: an iterator over pipelines made by hand.
 - `LastBatchPolicy`: DALI's own enum, FILL, DROP or PARTIAL.
 - `fn`: operators for graphs, beside ``nvidia.dali.fn``.
+- `sources` and `augment`, imported when first used.
 """
+
+import importlib as _importlib
+from types import ModuleType as _ModuleType
 
 # First: what is imported below may start CUDA, which then knows its queues.
 from .core import cuda_queues
@@ -22,3 +26,13 @@ from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
 
 __all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator", "fn"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> _ModuleType:
+    if name in ("augment", "sources"):  # importing the package costs nothing for them
+        return _importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "augment", "sources"})

@@ -128,6 +128,20 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert packages <= {"dalijax", "jax", "numpy", "nvidia"}
 
 
+def test_sources_and_augment_are_imported_when_first_used(python):
+    code = """
+import sys
+import dalijax
+late = {"dalijax.sources", "dalijax.augment"}
+assert not late & set(sys.modules), "the import of the package brings them"
+assert {"sources", "augment"} <= set(dir(dalijax))
+assert not hasattr(dalijax, "source")
+dalijax.augment.flip
+print(len(dalijax.sources.Arrays({"x": [1, 2, 3]})), *sorted(late & set(sys.modules)))
+"""
+    assert python(code).split() == ["3", "dalijax.augment", "dalijax.sources"]
+
+
 # What a user's type checker sees. Where it must object there is an ignore of that error, and strict
 # mypy objects to one that is not needed.
 TYPED = """
