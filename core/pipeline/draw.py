@@ -194,6 +194,8 @@ class Draw:
         table = np.asarray(values)
         if table.ndim != 1 or not len(table) or table.dtype.kind not in "biuf":
             raise ValueError(f"values must be a list of numbers, at least one, not {values!r}")
+        if table.dtype.kind in "iu" and (table.astype(_INT) != table).any():
+            raise ValueError(f"whole values must fit into int32, not {values!r}")
         shares = np.ones(len(table)) if p is None else np.asarray(p, np.float64)
         if shares.shape != table.shape or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
             raise ValueError(f"p must have a probability for each of {len(table)} values, not {p}")
@@ -277,6 +279,9 @@ class Draw:
             name = f"#{len(self._draws)}"
         if name in self._draws:
             raise ValueError(f"two draws have the name {name!r}: give each one of its own")
+        for shape, _ in outputs:
+            if not all(isinstance(extent, (int, np.integer)) and extent >= 0 for extent in shape):
+                raise ValueError(f"shape must be whole numbers, 0 or more, not {shape}")
         keys = column_keys(name, columns)
         rows_of = self._rows
         forms = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]

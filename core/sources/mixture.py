@@ -116,8 +116,11 @@ class Mixture(Source):
             if isinstance(source, Mixture):
                 raise TypeError("a Mixture can't be a part of another one: list its sources there")
         _check_alike(self._sources)
-        if length is not None and (isinstance(length, bool) or length < 1):
-            raise ValueError(f"length must be at least 1, not {length!r}")
+        whole = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
+        if length is not None and not (whole and length >= 1):
+            raise ValueError(
+                f"length must be a whole number of records, at least 1, not {length!r}"
+            )
         self.fields: Mapping[str, Field] = self._sources[0].fields
         self.weights = tuple(count / sum(self._counts) for count in self._counts)
         self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)

@@ -121,6 +121,9 @@ def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
         (lambda d: d.choice([]), "at least one"),
         (lambda d: d.choice(["a"]), "list of numbers"),
         (lambda d: d.choice([1, 2], p=[1]), "each of 2 values"),
+        (lambda d: d.choice([1, 2**40]), "fit into int32, not .*1099511627776"),
+        (lambda d: d.uniform(shape=(-1,)), "shape must be .*, not \\(-1,\\)"),
+        (lambda d: d.uniform(shape=(2.5,)), "shape must be .*, not \\(2.5,\\)"),
         (lambda d: (d.coin_flip(name="a"), d.uniform(name="a")), "two draws have the name 'a'"),
     ],
 )

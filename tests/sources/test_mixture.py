@@ -74,6 +74,8 @@ def test_mixtures_that_can_not_be_are_refused():
         Mixture([(a, 1), (other, 1)])
     with pytest.raises(ValueError, match="at least"):
         Mixture([(a, 1)], length=0)
+    with pytest.raises(ValueError, match="whole number of records, at least 1, not 2.5"):
+        Mixture([(a, 1)], length=2.5)
     with pytest.raises(ValueError, match="needs a source"):
         Mixture([])
     with pytest.raises(ValueError, match="above 0"):
