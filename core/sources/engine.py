@@ -232,6 +232,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         states.check(stream, self._stream(), self._seeded, allow, named)
         if not self._samples.has(position):
             raise StateError(f"the state is damaged: no epoch of this stream has {position}")
+        if stream.random and not self._random and stream.operators == self._operators:
+            raise StateError("the state is damaged: its graph has no random operators of DALI's")
         before = self._seed
         if stream.seed != before:
             self._seed = stream.seed

@@ -393,3 +393,14 @@ def test_random_operators_of_dali_go_nowhere_else():
         lazy.peek()
     lazy.seek(0, 0)
     assert walk(lazy, 2) == walk(make(Numbers(16), 4, graph=noisy), 2)
+
+
+def test_a_random_state_of_a_graph_without_random_operators_is_damaged():
+    engine = make(Numbers(16), 4)
+    engine.peek()
+    engine.advance()
+    state = engine.get_state()
+    assert state["random"] == ""
+    with pytest.raises(StateError, match="damaged: its graph has no random operators"):
+        engine.set_state(state | {"random": "0-4/4 x"}, (), ())
+    assert engine.get_state() == state
