@@ -147,7 +147,8 @@ class IteratorConfig:
             as_numpy=self.as_numpy,
             shuffle=self.shuffle,
         )
-        if self.source is not None and not hasattr(self.source, "bind"):
+        is_class = isinstance(self.source, type)
+        if self.source is not None and (is_class or not hasattr(self.source, "bind")):
             raise TypeError(
                 f"source must be one of dalijax.sources, not {self.source!r:.80}: wrap anything "
                 "with a length and records by number in dalijax.sources.Records(...), or subclass "

@@ -277,9 +277,13 @@ class Draw:
         known = None if images is None else self._sizes_of(images)
         if name is None:
             name = f"#{len(self._draws)}"
+        if not isinstance(name, str):
+            raise TypeError(f"a draw's name must be text, not {name!r}")
         if name in self._draws:
             raise ValueError(f"two draws have the name {name!r}: give each one of its own")
         for shape, _ in outputs:
+            if not isinstance(shape, Sequence):
+                raise TypeError(f"shape must be a tuple of whole numbers, not {shape!r}")
             if not all(isinstance(extent, (int, np.integer)) and extent >= 0 for extent in shape):
                 raise ValueError(f"shape must be whole numbers, 0 or more, not {shape}")
         keys = column_keys(name, columns)

@@ -110,8 +110,14 @@ class Mixture(Source):
     """
 
     def __init__(self, sources: Sequence[tuple[Source, float]], length: int | None = None):
-        self._sources = tuple(source for source, _ in sources)
-        self._counts = window_counts([weight for _, weight in sources])
+        pairs = [(*one,) if isinstance(one, (tuple, list)) else (one,) for one in sources]
+        for pair in pairs:
+            if len(pair) != 2 or isinstance(pair[0], type) or not hasattr(pair[0], "fields"):
+                raise TypeError(
+                    f"a Mixture takes pairs of a source and its weight, not {pair!r:.80}"
+                )
+        self._sources = tuple(source for source, _ in pairs)
+        self._counts = window_counts([weight for _, weight in pairs])
         for source in self._sources:
             if isinstance(source, Mixture):
                 raise TypeError("a Mixture can't be a part of another one: list its sources there")

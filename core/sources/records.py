@@ -52,6 +52,11 @@ class Records(BaseSource):
         self._count = len(records)
         if not self._count:
             raise ValueError(f"the {type(records).__name__} has no records")
+        if isinstance(records, Mapping):
+            raise TypeError(
+                "Records takes a list of records, or what gives one by its number, not a dict: "
+                "dalijax.sources.Arrays takes a dict of arrays"
+            )
         first = records[0]
         if fields is None:
             fields = _keys(first)

@@ -65,6 +65,9 @@ def test_weights_are_shown_as_they_are_kept():
 
 def test_mixtures_that_can_not_be_are_refused():
     a, b, _ = components()
+    for sources in ([a, b], [(a,)], [(None, 1)], [(Arrays, 1)]):
+        with pytest.raises(TypeError, match="pairs of a source and its weight, not"):
+            Mixture(sources)
     with pytest.raises(TypeError, match="list its sources there"):
         Mixture([(Mixture([(a, 1)]), 1), (b, 1)])
     other = Arrays({"x": np.zeros(3, np.float32), "z": np.zeros((3, 1))})

@@ -113,6 +113,8 @@ def test_kinds_that_the_first_record_does_not_say():
 
 
 def test_what_has_no_records_is_refused():
+    with pytest.raises(TypeError, match="Arrays takes a dict of arrays"):
+        Records({"x": [1, 2]})
     with pytest.raises(ValueError, match="list has no records"):
         Records([])
     with pytest.raises(TypeError, match="generator has no length"):
