@@ -18,7 +18,11 @@ _MOST = 1 << 53  # of a count, as in every state
 
 
 def _damaged(counts: Sequence[object]) -> StateError:
-    return StateError(f"the state is damaged: its counts are {state_lib.brief(counts)}")
+    return StateError(
+        f"the state's counts are {state_lib.brief(counts)}, where no position of this dataset has "
+        "them: it was changed, or is of another batch size, in which take, skip and enumerate "
+        "count. Make the dataset with the batch size that it had"
+    )
 
 
 def stream_length(stream: BatchStream) -> int:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import Pipeline, fn, types
 from PIL import Image
 
-from dalijax import LastBatchPolicy, data_iterator
+from dalijax import LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.adapters.tfdata.steps import (
     INFINITE,
@@ -505,7 +505,7 @@ sys.modules["tensorflow"] = None
 import jax
 jax.config.update("jax_platforms", "cpu")
 from nvidia.dali import fn
-from dalijax import LastBatchPolicy, data_iterator
+from dalijax import LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.tfdata import DALIDataset
 
 def graph():
@@ -723,3 +723,54 @@ def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert [told(e) for e in iterator] == expected
+
+
+def over_a_source(batch_size, *steps):
+    """A dataset of 0 to 23 from a source, with some steps behind it."""
+    source = sources.Arrays({"number": np.arange(24, dtype=np.int32)[:, None]})
+    iterator_fn = data_iterator(lambda number: number + 0, ["x"], source=source, shuffle=False)
+    made = DALIDataset(iterator_fn, batch_size=batch_size, num_threads=1, device_id=None)
+    for step in steps:
+        made = step(made)
+    return iter(made)
+
+
+@pytest.mark.parametrize("taken", (0, 1, 3, 5))
+@pytest.mark.parametrize("batch_size", (1, 3, 6, 8))
+@pytest.mark.parametrize("epochs", (1, 2, None))
+def test_a_source_goes_on_in_another_batch_size(batch_size, taken, epochs):
+    repeat = [] if epochs == 1 else [lambda ds: ds.repeat(epochs)]
+    saved = over_a_source(4, *repeat)
+    for _ in range(taken):
+        next(saved)
+    other = over_a_source(batch_size, *repeat)
+    other.set_state(json.loads(json.dumps(saved.get_state())))
+    rest = [told(element) for element in itertools.islice(other, 30)]
+    # An epoch's last batch runs on into the next one, whose samples it then lacks.
+    want = [k % 24 for k in range(4 * taken, 24 * 30)]
+    assert np.concatenate(rest).tolist() == want[: sum(map(len, rest))]
+    assert all(len(batch) == batch_size for batch in rest)
+    if epochs == 1:
+        assert len(rest) == -(-(24 - 4 * taken) // batch_size)
+    elif epochs is None:
+        assert len(rest) == 30
+
+
+@pytest.mark.parametrize("step", ("enumerate", "take", "skip"))
+def test_steps_that_count_batches_go_on_in_batches_of_the_same_size(step):
+    steps = {
+        "enumerate": lambda ds: ds.enumerate(),
+        "take": lambda ds: ds.take(5),
+        "skip": lambda ds: ds.skip(1),
+    }
+    saved = over_a_source(4, steps[step])
+    for _ in range(3):
+        next(saved)
+    state = saved.get_state()
+    other, fresh = over_a_source(8, steps[step]), over_a_source(8, steps[step])
+    with pytest.raises(ValueError, match="of another batch size.*with the batch size that it had"):
+        other.set_state(state)
+    assert [told(one) for one in other] == [told(one) for one in fresh]
+    same = over_a_source(4, steps[step])
+    same.set_state(state)
+    assert [told(one) for one in same] == [told(one) for one in saved]
