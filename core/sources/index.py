@@ -43,8 +43,19 @@ class Index:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is not None and os.path.exists(self._path):
-            return load, (self._path,)  # as mapped arrays, not their content
+            return _load_again, (self._path,)  # as mapped arrays, not their content
         return Index, (self.about, {k: np.array(v) for k, v in self.arrays.items()})
+
+
+def _load_again(path: str) -> Index:
+    """The index of a source that was pickled."""
+    try:
+        return load(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path}, the index of a source that was pickled, is not there any more: open the "
+            "source anew where it is used, or keep indexes in a folder that stays, by cache_dir="
+        ) from error
 
 
 class DamagedIndexError(ValueError):

@@ -37,6 +37,15 @@ def test_what_is_saved_is_loaded(tmp_path):
     )
 
 
+def test_a_pickled_index_whose_file_is_gone_says_the_way(tmp_path):
+    path = tmp_path / "a.index"
+    save(str(path), Index({}, ARRAYS))
+    data = pickle.dumps(load(str(path)))
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="a.index.*open the source anew.*by cache_dir="):
+        pickle.loads(data)
+
+
 @pytest.mark.parametrize("whole", [1 << 28, 1])
 def test_damage_is_seen(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(indexes, "_WHOLE", whole)
