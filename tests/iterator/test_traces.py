@@ -50,16 +50,18 @@ def test_a_trace_has_each_step(source, tmp_path):
     iterator = make(batch_size=BATCH, num_threads=1, device_id=None)
     next(iterator)
     with jax.profiler.trace(tmp_path):
-        next(iterator)
-        with pytest.raises(StopIteration):
-            next(iterator)
-        next(iterator)
+        batches = [next(iterator)]
+        for _ in range(3):  # more than DALI had prepared before
+            with pytest.raises(StopIteration):
+                next(iterator)
+            batches += [next(iterator), next(iterator)]
     seen = events(tmp_path)
+    ends = [(0, 2), (1, 2), (2, 2)]
     steps = [(e["epoch"], e["step"]) for *_, e in seen["dalijax.next"]]
-    assert steps == [(0, 1), (0, 2), (1, 0)]
-    with_batch = [e for e in seen["dalijax.next"] if (e[2]["epoch"], e[2]["step"]) != (0, 2)]
+    assert steps == [(0, 1), (0, 2), *((e, k) for e in (1, 2) for k in range(3)), (3, 0), (3, 1)]
+    with_batch = [e for e in seen["dalijax.next"] if (e[2]["epoch"], e[2]["step"]) not in ends]
     for name in ("dalijax.wait", "dalijax.place"):
-        assert len(seen[name]) == 2
+        assert len(seen[name]) == len(batches) == 7
         assert all(within(*pair) for pair in zip(seen[name], with_batch, strict=True))
     # DALI calls it ahead, in its own thread.
     assert {e["function"] for *_, e in seen["dalijax.function"]} == {
