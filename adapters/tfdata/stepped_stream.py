@@ -19,8 +19,9 @@ _MOST = 1 << 53  # of a count, as in every state
 
 def _damaged(counts: Sequence[object]) -> StateError:
     return StateError(
-        f"the state is damaged: its counts are {state_lib.brief(counts)}, where none of this "
-        "dataset are so; or it is of another batch size, in which take, skip and enumerate count: "
+        f"the state is damaged: its counts are {state_lib.brief(counts)}, at which "
+        "this dataset never stands; or it is of another batch size, in which take, skip and "
+        "enumerate count: "
         "make the dataset with the batch size that it had"
     )
 
