@@ -37,7 +37,9 @@ from dalijax import augment, data_iterator, sources
 OUT = Path(__file__).resolve().parent / "out" / "elastic"
 BATCH = 32  # pictures of a global batch, over all processes
 LAYOUTS = ((2, 2), (4, 1), (1, 1))  # processes, and devices of each
-BOUND = 1e-3  # between losses: float32 sums of other parts, through all steps
+# Between losses: sums of other parts differ in the last bit of a float32, which each step of the
+# optimizer makes more of. A wrong batch would differ by some tenths.
+BOUND = 1e-2
 
 
 @data_iterator(output_map=["images", "labels"])

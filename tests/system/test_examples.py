@@ -76,5 +76,5 @@ def test_elastic_ends_with_the_losses_of_an_unbroken_run(tmp_path):
         "broken: 1 processes x 1 devices, steps (9|13) to 15",  # killed as it saved step 12
     ):
         assert re.search(line, said)
-    assert float(said.partition("differ by ")[2].partition(" ")[0]) < 1e-3
+    assert float(said.partition("differ by ")[2].partition(" ")[0]) < 1e-2
     assert (tmp_path / "out" / "losses.png").stat().st_size > 10_000
