@@ -164,6 +164,7 @@ class BatchMaker:
             if self._cut and plan is not None:
                 axis = 1 if self._device_axis else 0
                 shape = (*shape[:axis], batch_size, *shape[axis + 1 :])
-            where = array.sharding if self._placed else None
+            on_device = self._placed and isinstance(array, jax.Array)  # text stays on the host
+            where = array.sharding if on_device else None
             specs[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
         return specs

@@ -373,7 +373,11 @@ def test_numbers_and_texts_that_pass_the_graph_by(shape, tmp_path):
     sharding = shape and mesh_of(shape, ("x", "y")[: len(shape)], ("x",), range(np.prod(shape)))
     config = {"as_numpy": True} if shape is None else {"sharding": sharding}
     make = data_iterator(take, ["data"], source=tar, shuffle=False, **config)
-    for step, batch in enumerate(make(batch_size=BATCH, num_threads=1)):
+    iterator = make(batch_size=BATCH, num_threads=1)
+    spec = iterator.element_spec
+    assert (spec["text"].shape, spec["text"].dtype) == ((BATCH,), object)
+    assert spec["text"].sharding is None  # it stays on the host
+    for step, batch in enumerate(iterator):
         rows = [k % N for k in range(BATCH * step, BATCH * (step + 1))]
         assert batch["text"].tolist() == [names[k] for k in rows]
         assert np.asarray(batch["meta"]).tolist() == [10 * k for k in rows]
