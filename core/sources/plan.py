@@ -152,7 +152,8 @@ class SamplePlan:
         """The position of a batch, counted from the stream's beginning in batches of this size.
 
         Raises:
-            ValueError: If the epoch has no such batch; its number of batches is that of the end.
+            ValueError: If the epoch has no such batch; its number of batches is that of the end. An
+                epoch whose samples an earlier one's last batch has read has no position at all.
         """
         n, b = self.num_samples, self.batch_size
         if self.padded:
@@ -162,8 +163,7 @@ class SamplePlan:
         else:
             start = -(-epoch * n // b) * b
         begin = SamplePosition(epoch, start, start)
-        if epoch < 0 or not 0 <= step <= self.remaining(begin):
-            raise ValueError(
-                f"there is no batch {step} in epoch {epoch}, which has {self.remaining(begin)}"
-            )
+        length = self.remaining(begin)
+        if epoch < 0 or length == 0 or not 0 <= step <= length:
+            raise ValueError(f"there is no batch {step} in epoch {epoch}, which has {length}")
         return self.skip(begin, step)
