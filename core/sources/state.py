@@ -133,6 +133,8 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
             wrong = [f"epoch {epoch}, start {start}, sample {sample}"]
         elif not -(1 << 63) <= state["seed"] < 1 << 63:
             wrong = [f"seed {state['seed']}"]
+        elif state["random"] and not state["operators"]:
+            wrong = ["random without operators"]
     if wrong:
         raise StateError(f"the state is damaged: {wrong} missing, unknown, or out of range")
     stream = Stream(

@@ -403,4 +403,6 @@ def test_a_random_state_of_a_graph_without_random_operators_is_damaged():
     assert state["random"] == ""
     with pytest.raises(StateError, match="damaged: its graph has no random operators"):
         engine.set_state(state | {"random": "0-4/4 x"}, (), ())
+    with pytest.raises(StateError, match="damaged.*random"):  # of no graph at all
+        engine.set_state(state | {"random": "0-4/4 x", "operators": []}, (), ())
     assert engine.get_state() == state
