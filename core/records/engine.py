@@ -421,7 +421,9 @@ class RecordEngine(Engine[RecordPosition]):
     # States
 
     def random_state(self, position: RecordPosition) -> str:
-        """The random state at a position as a short text; "" before the pipelines were built.
+        """The random state at a position as a short text; "" where no operator has one.
+
+        It is "" before the pipelines were built, too.
 
         Raises:
             StateError: If the graph can't be resumed: the message says why.
@@ -429,6 +431,8 @@ class RecordEngine(Engine[RecordPosition]):
         self._pipelines.check_resumable()
         if not position.checkpoints:
             return self._random_state
+        if not self.stateful():  # nothing of the state belongs to these devices
+            return ""
         return random_state.compress(position.checkpoints, self._pipelines.first)
 
     def graph(self, position: RecordPosition) -> str:

@@ -109,6 +109,20 @@ def test_the_numbers_of_a_transform_are_those_of_the_place_in_the_stream(shape):
     check(on_host(again), list(range(N)), 2)
 
 
+@pytest.mark.parametrize("second", (None, (1,), (4,), (2, 2)), ids=str)
+@pytest.mark.parametrize("read", (lambda ds: ds, lambda ds: ds.to_iter_dataset()), ids="mi")
+def test_a_transform_that_only_draws_goes_on_on_any_number_of_devices(read, second):
+    ds = read(grain.MapDataset.source(records()))
+    start = iter(ds.pipe(transform(seed=SEED, sharding=over(2))))
+    for _ in range(2):
+        next(start)
+    state = json.loads(json.dumps(start.get_state()))
+    assert state["random"] == ""  # none that would belong to a device
+    rest = iter(ds.pipe(transform(seed=SEED, sharding=second and over(*second))))
+    rest.set_state(state)
+    check(on_host(rest), list(range(N)), 2)
+
+
 def test_a_seed_of_the_call_is_the_draws_seed_and_a_states_too():
     ds = grain.MapDataset.source(records())
     check(on_host(ds.pipe(transform(seed=5))), list(range(N)), seed=5)
