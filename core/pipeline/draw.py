@@ -27,6 +27,19 @@ Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
 _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
 
 
+def _size(shape: Sequence[int]) -> int:
+    """The number of values of a shape.
+
+    Raises:
+        TypeError, ValueError: If it is none.
+    """
+    if not isinstance(shape, Sequence):
+        raise TypeError(f"shape must be a tuple of whole numbers, not {shape!r}")
+    if not all(isinstance(extent, (int, np.integer)) and extent >= 0 for extent in shape):
+        raise ValueError(f"shape must be whole numbers, 0 or more, not {shape}")
+    return math.prod(shape)
+
+
 def _raise(row: int, error: Exception) -> None:
     raise error
 
@@ -153,7 +166,7 @@ class Draw:
             box_muller,
             shape,
             _FLOAT,
-            columns=2 * math.prod(shape),
+            columns=2 * _size(shape),
             settings={"mean": mean, "stddev": stddev},
             name=name,
         )
@@ -234,13 +247,13 @@ class Draw:
             name: The draw's name.
 
         Raises:
-            ValueError: If the name is taken.
+            ValueError: If the name is taken, or another graph is being defined, or none.
             TypeError: If nothing says the sizes of the images.
         """
         return self.compute_outputs(
             lambda u, sizes: (function(u, sizes),),
             [(shape, dtype)],
-            columns=math.prod(shape) if columns is None else columns,
+            columns=_size(shape) if columns is None else columns,
             images=images,
             settings=settings,
             name=name,
@@ -271,9 +284,14 @@ class Draw:
             name: The draw's name.
 
         Raises:
-            ValueError: If the name is taken.
+            ValueError: If the name is taken, or another graph is being defined, or none.
             TypeError: If nothing says the sizes of the images.
         """
+        if draw_of_pipeline() is not self:
+            raise ValueError(
+                "the draw of another graph, or of one that is defined already: use the one that "
+                "the graph's function gets, within that function"
+            )
         known = None if images is None else self._sizes_of(images)
         if name is None:
             name = f"#{len(self._draws)}"
@@ -282,10 +300,7 @@ class Draw:
         if name in self._draws:
             raise ValueError(f"two draws have the name {name!r}: give each one of its own")
         for shape, _ in outputs:
-            if not isinstance(shape, Sequence):
-                raise TypeError(f"shape must be a tuple of whole numbers, not {shape!r}")
-            if not all(isinstance(extent, (int, np.integer)) and extent >= 0 for extent in shape):
-                raise ValueError(f"shape must be whole numbers, 0 or more, not {shape}")
+            _size(shape)
         keys = column_keys(name, columns)
         rows_of = self._rows
         forms = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]

@@ -124,6 +124,8 @@ def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
         (lambda d: d.choice([1, 2**40]), "fit into int32, not .*1099511627776"),
         (lambda d: d.uniform(shape=(-1,)), "shape must be .*, not \\(-1,\\)"),
         (lambda d: d.uniform(shape=(2.5,)), "shape must be .*, not \\(2.5,\\)"),
+        (lambda d: d.uniform(shape=3), "shape must be a tuple .*, not 3"),
+        (lambda d: d.normal(shape=3), "shape must be a tuple .*, not 3"),
         (lambda d: d.compute(np.floor, 3, columns=3), "shape must be a tuple .*, not 3"),
         (lambda d: d.uniform(name=3), "name must be text, not 3"),
         (lambda d: (d.coin_flip(name="a"), d.uniform(name="a")), "two draws have the name 'a'"),
@@ -132,6 +134,15 @@ def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
 def test_what_can_not_be_drawn_is_refused(call, text):
     with pytest.raises((ValueError, TypeError), match=text):
         run(call, [0])
+
+
+def test_a_draw_that_was_kept_is_refused_outside_of_its_graph():
+    kept = []
+    run(lambda d: (kept.append(d), d.uniform())[1], [0])
+    with pytest.raises(ValueError, match="draw of another graph, .* use the one"):
+        kept[0].uniform(name="outside")
+    with pytest.raises(ValueError, match="draw of another graph, .* use the one"):
+        run(lambda d: kept[0].uniform(name="elsewhere"), [0])
 
 
 def test_draws_are_described_with_what_their_numbers_depend_on():
