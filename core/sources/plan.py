@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+MOST_SAMPLES = 1 << 53  # of a stream: what every reader of JSON keeps exactly
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplePosition:
@@ -162,6 +164,8 @@ class SamplePlan:
             start = epoch * -(-n // b) * b
         else:
             start = -(-epoch * n // b) * b
+        if start >= MOST_SAMPLES:
+            raise ValueError(f"epoch {epoch} begins at sample {start}, too far for a state")
         begin = SamplePosition(epoch, start, start)
         length = self.remaining(begin)
         if epoch < 0 or length == 0 or not 0 <= step <= length:

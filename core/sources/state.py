@@ -17,12 +17,11 @@ from ..state.fingerprint import (
     not_allowed,
     unknown,
 )
-from .plan import SamplePosition
+from .plan import MOST_SAMPLES, SamplePosition
 
 FORMAT = "dalijax.source"
 VERSION = 1
 _LONGEST = 1400  # characters of the operators' lines
-_MOST = 1 << 53  # what every reader of JSON keeps exactly
 _TYPES: Mapping[str, type] = {
     "format": str,
     "version": int,
@@ -129,7 +128,7 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
     ]
     if not wrong:
         epoch, start, sample = state["epoch"], state["start"], state["sample"]
-        if not (0 <= epoch < _MOST and 0 <= start <= sample < _MOST):
+        if not (0 <= epoch < MOST_SAMPLES and 0 <= start <= sample < MOST_SAMPLES):
             wrong = [f"epoch {epoch}, start {start}, sample {sample}"]
         elif not -(1 << 63) <= state["seed"] < 1 << 63:
             wrong = [f"seed {state['seed']}"]

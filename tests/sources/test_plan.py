@@ -139,6 +139,8 @@ def test_epochs_without_a_batch_are_refused():
 def test_what_is_not_there_is_refused():
     plan = SamplePlan(7, 2)
     assert plan.seek(0, 4).sample == 8
+    with pytest.raises(ValueError, match="epoch 1000000000000000000.* too far"):
+        plan.seek(10**18)  # which no state could say
     for epoch, step in ((0, 5), (0, -1), (-1, 0)):
         with pytest.raises(ValueError, match=f"no batch {step} in epoch {epoch}"):
             plan.seek(epoch, step)
