@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..errors import StateError
 from .order import Indices
 from .source import Source
 
@@ -33,6 +34,9 @@ def identity_of(source: Source, *parts: Any) -> str:
 
     Returns:
         32 hexadecimal digits.
+
+    Raises:
+        StateError: If one of the 64 can't be read.
     """
     names = sorted(source.fields)
     digest = hashlib.sha256()
@@ -40,14 +44,24 @@ def identity_of(source: Source, *parts: Any) -> str:
     for piece in _pieces((len(source), kinds, *parts)):
         digest.update(piece)
     for index in spread(len(source)).tolist():
-        values = source.read(np.array([index]), names)
-        for name in names:
-            value = values[name][0]
-            if source.fields[name].is_path:
-                value = _head(bytes(value))
-            for piece in _pieces([value]):
-                digest.update(piece)
+        for piece in _pieces(_values(source, index, names)):
+            digest.update(piece)
     return digest.hexdigest()[:32]
+
+
+def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:
+    """The values of a record; of a path, the head of its file."""
+    try:
+        values = source.read(np.array([index]), names)
+        return [
+            _head(bytes(values[name][0])) if source.fields[name].is_path else values[name][0]
+            for name in names
+        ]
+    except Exception as error:  # what a user's source raises, StopIteration too
+        raise StateError(
+            f"{source.name(index)} can't be read, and states have a digest of it: mend it, or "
+            f"pass identity='...' to the source, a text that says which data it is. {error!r}"
+        ) from error
 
 
 def _head(path: bytes) -> bytes:

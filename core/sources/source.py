@@ -35,6 +35,10 @@ class Field:
     ndim: int = 0
     is_path: bool = False
 
+    def __post_init__(self) -> None:
+        if self.dtype is not None:  # users write np.int32, which is none yet
+            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
 
 class Source(Protocol):
     """Records by number, from 0 to ``len(source) - 1``; the base class of sources of your own.

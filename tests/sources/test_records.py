@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from dalijax.core.errors import StateError
 from dalijax.sources import Arrays, Field, Records
 
 ROWS = [
@@ -177,3 +178,24 @@ def test_arrays_that_do_not_fit_are_refused():
         Arrays({"x": np.array([None, 1])})
     with pytest.raises(ValueError, match="'x' of row 1 has a number that does not fit into int32"):
         Arrays({"x": np.array([1, 1 << 40])}).read(np.array([0, 1]), ["x"])
+
+
+@pytest.mark.parametrize("error", (KeyError("five"), StopIteration(), OSError("disk")), ids=repr)
+def test_a_record_that_the_identity_can_not_read_is_named(error):
+    class Broken(list):
+        def __getitem__(self, k):
+            if k == 5:
+                raise error
+            return super().__getitem__(k)
+
+    rows = [{"x": np.int32(k)} for k in range(9)]
+    with pytest.raises(StateError, match="record 5 can't be read.*pass identity="):
+        Records(Broken(rows)).identity()
+    assert Records(Broken(rows), identity="mine").identity() == "mine"
+
+
+def test_a_field_takes_what_numpy_takes_for_a_dtype():
+    assert Field(np.int32) == Field("int32") == Field(np.dtype(np.int32))
+    assert Field(None).dtype is None
+    with pytest.raises(TypeError, match="nonsense"):
+        Field("nonsense")
