@@ -59,7 +59,7 @@ clean:  ## Remove what builds and runs leave behind, but not the virtual environ
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: EXTRAS := examples
-ALL := test,examples,grain,clu,tf,numba
+ALL := test,examples,grain,clu,tf,numba,prometheus
 $(VENV)/.installed-test: EXTRAS := $(ALL)
 $(VENV)/.installed-bench: EXTRAS := $(ALL),bench
 $(VENV)/.installed-pax: EXTRAS := pax

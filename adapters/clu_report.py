@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -72,14 +71,14 @@ class ReportInput(periodic_actions.PeriodicAction):
     def _init_and_check(self, step: int, t: float) -> None:
         super()._init_and_check(step, t)
         if self._before is None:
-            self._before = dataclasses.replace(self._stats)
+            self._before = self._stats.copy()
 
     def _should_trigger(self, step: int, t: float) -> bool:
         # Both are the first call's until it was triggered once.
         return step != self._previous_step and super()._should_trigger(step, t)
 
     def _apply(self, step: int, t: float) -> None:
-        now = dataclasses.replace(self._stats)
+        now = self._stats.copy()
         if jax.process_index() == 0:
             self._writer.write_scalars(step, scalars(now, self._before, t - self._previous_time))
         self._before = now

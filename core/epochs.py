@@ -25,6 +25,20 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def count_rows(rows: int, valid: int, policy: LastBatchPolicy, padded: bool) -> tuple[int, int]:
+    """How many samples and how much padding a batch delivers.
+
+    Args:
+        rows: Rows of the batch, before PARTIAL cuts it.
+        valid: How many of them belong to the epoch.
+        policy: What happens to an epoch's last batch.
+        padded: Whether rows beyond the epoch repeat its last sample; else they are the next one's.
+    """
+    if policy is LastBatchPolicy.PARTIAL:
+        return valid, 0
+    return (valid, rows - valid) if padded else (rows, 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class EpochPlan:
     """The batches of every epoch of a reader.

@@ -14,6 +14,7 @@ import jax
 from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
+from ..epochs import count_rows
 from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_files import BadFiles
@@ -358,11 +359,12 @@ class ReaderEngine(EpochEngine[Position]):
         """Counts a batch that is delivered."""
         after = outcome.after
         step = after.step - 1  # of the batch: others may have been left out before it
-        rows = self.batch_size * len(self.shards)
-        valid = rows
-        if self.plan is not None:
-            valid = sum(self.plan.valid(after.epoch, step, shard) for shard in self.shards)
-        stats.delivered(after.epoch, step, valid, rows, after.errors)
+        plan, rows = self.plan, self.batch_size * len(self.shards)
+        examples, padding = rows, 0
+        if plan is not None:
+            valid = sum(plan.valid(after.epoch, step, shard) for shard in self.shards)
+            examples, padding = count_rows(rows, valid, plan.policy, plan.padded)
+        stats.delivered(after.epoch, step, examples, padding, after.errors)
 
     def checkpoint(self) -> None:
         """Takes DALI's checkpoint of the position, while DALI can still give it."""

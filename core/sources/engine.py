@@ -15,7 +15,7 @@ import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
-from ..epochs import EpochPlan
+from ..epochs import EpochPlan, count_rows
 from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_record import failing, runs_alone
@@ -303,7 +303,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         parts = [self._samples.rows(here, part.first, part.last) for part in self._parts]
         rows = sum(len(part.valid) for part in parts)
         valid = sum(int(part.valid.sum()) for part in parts)
-        stats.delivered(here.epoch, self.step, valid, rows, self._num_failed)
+        counts = count_rows(rows, valid, self._samples.policy, self._samples.padded)
+        stats.delivered(here.epoch, self.step, *counts, self._num_failed)
 
     def _runner_at(self, here: SamplePosition) -> tuple[Runner, Feed]:
         if self.closed:

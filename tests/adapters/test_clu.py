@@ -341,6 +341,15 @@ def test_a_report_is_of_the_steps_since_the_last_one(jpegs_many):
         assert 0 <= scalars["input/wait_fraction"] <= 1
 
 
+@pytest.mark.parametrize("policy", list(LastBatchPolicy), ids=str)
+def test_an_unpadded_reader_has_no_padding(policy, jpegs_many):
+    iterator = make(jpegs_many, padded=False, last_batch_policy=policy, num_epochs=3)
+    stats, rows = iterator.watch(), 0
+    for batch in iterator:  # those of the next epoch, with mask False, are samples as well
+        rows += len(batch["x"])
+    assert (stats.examples, stats.padding) == (rows, 0)
+
+
 def test_the_first_call_writes_nothing_even_where_it_divides(jpegs_many):
     iterator, writer = make(jpegs_many), Kept()
     report = ReportInput(iterator, writer=writer, every_steps=2, every_secs=None)

@@ -1,0 +1,100 @@
+"""`InputCollector`: what an input pipeline counts, as metrics for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from ..core.extras import extra
+from ..core.stats import InputStats
+
+with extra("prometheus", "dalijax.adapters.prometheus"):
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
+    from prometheus_client.registry import Collector
+
+__all__ = ["InputCollector"]
+
+_NEXT = "grain_python_dataset_next_duration_ns"  # Grain's /grain/python/dataset/next_duration_ns
+_COUNTERS = {
+    "batches": "Batches that were delivered, failed ones included.",
+    "examples": "Samples that were delivered, padding not counted.",
+    "padding": "Samples that repeat another, to fill an epoch's last batch.",
+    "errors": "Batches that failed in the whole run.",
+    "wait_seconds": "Seconds that next() took.",
+}
+_GAUGES = {"epoch": "Epoch of the last batch.", "step": "Number of the last batch in its epoch."}
+
+
+class Watched(Protocol):
+    """An iterator that counts: one of the core, or of an adapter."""
+
+    def watch(self) -> InputStats:
+        """The counters."""
+        ...
+
+
+class InputCollector(Collector):
+    """A collector of `prometheus_client` that reads iterators' counters when it is scraped.
+
+    Nothing runs between two scrapes: no thread, and no time but that of ``iterator.watch()``.
+    The metrics have a label ``iterator``, and are of this process:
+
+    - ``grain_python_dataset_next_duration_ns``: a histogram of the nanoseconds that each call of
+      ``next()`` took, by the name and with the unit of Grain's own metric of the same meaning.
+    - ``dalijax_input_batches_total``, ``..._examples_total``, ``..._padding_total``,
+      ``..._errors_total``, ``..._wait_seconds_total``, and the gauges ``dalijax_input_epoch`` and
+      ``dalijax_input_step``: those of `dalijax.core.stats.InputStats`.
+
+    Args:
+        iterators: The iterators, by the label's value, as ``{"train": iterator}``. Their
+            ``watch()`` is called here, and counts from now on.
+        grain_name: False leaves the histogram out, where Grain's own exporter
+            (``ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY``) has the name in the same registry.
+
+    Raises:
+        TypeError: If one of them has no ``watch()``.
+    """
+
+    def __init__(self, iterators: Mapping[str, Watched], *, grain_name: bool = True):
+        if not isinstance(iterators, Mapping):
+            raise TypeError(
+                f'iterators must be a dict, as {{"train": iterator}}, not {iterators!r}'
+            )
+        for name, iterator in iterators.items():
+            if not callable(getattr(iterator, "watch", None)):
+                raise TypeError(f"{name!r} has no watch(), which gives the counters: {iterator!r}")
+        self._stats = {name: iterator.watch() for name, iterator in iterators.items()}
+        self._grain_name = grain_name
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they are now."""
+        for field, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"dalijax_input_{field}", text, labels=["iterator"])
+            for name, stats in self._stats.items():
+                counter.add_metric([name], getattr(stats, field))
+            yield counter
+        for field, text in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"dalijax_input_{field}", text, labels=["iterator"])
+            for name, stats in self._stats.items():
+                gauge.add_metric([name], getattr(stats, field))
+            yield gauge
+        if self._grain_name:
+            yield self._durations()
+
+    def _durations(self) -> Metric:
+        histogram = HistogramMetricFamily(
+            _NEXT, "Nanoseconds that each call of next() took.", labels=["iterator"]
+        )
+        for name, stats in self._stats.items():
+            buckets, total = [], 0
+            for power, count in enumerate(stats.wait_counts):
+                total += count
+                buckets.append((str(float(1 << power)), total))
+            buckets = [*buckets[:42], ("+Inf", total)]  # Grain's end at an hour, 2**42 ns
+            histogram.add_metric([name], buckets, sum_value=1e9 * stats.wait_seconds)
+        return histogram
