@@ -12,7 +12,7 @@ unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-full test-pax run-pax lint format bench clean
+.PHONY: help demo test test-full test-matrix test-pax run-pax lint format bench clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,6 +39,9 @@ NO_PAX = for line in "$(RULER)" "THE TESTS OF THE PAX ADAPTER DID NOT RUN: there
     "$(RULER)"; do echo "$$line"; done
 RULER = ======================================================================
 
+test-matrix:  ## Run the tests with the oldest and newest versions, on each Python that is there; an hour.
+	@python3 .ci/matrix.py $(ARGS)
+
 lint: $(VENV)/.installed-test  ## Check style, format and types.
 	@failed=0; \
 	$(PYTHON) -m ruff check . || failed=1; \
@@ -58,8 +61,8 @@ clean:  ## Remove what builds and runs leave behind, but not the virtual environ
 	    benchmarks/out
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
-$(VENV)/.installed-demo: EXTRAS := examples
-ALL := test,examples,grain,clu,tf,numba,prometheus
+$(VENV)/.installed-demo: EXTRAS := cpu,examples
+ALL := test,lint,examples,grain,clu,tf,numba,prometheus
 $(VENV)/.installed-test: EXTRAS := $(ALL)
 $(VENV)/.installed-bench: EXTRAS := $(ALL),bench
 $(VENV)/.installed-pax: EXTRAS := pax

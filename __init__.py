@@ -13,9 +13,10 @@ import importlib as _importlib
 from types import ModuleType as _ModuleType
 
 # First: what is imported below may start CUDA, which then knows its queues.
-from .core import cuda_queues
+from .core import cuda_queues, extras
 
 cuda_queues.set_at_import()
+extras.check_dali()
 
 # isort: split
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy

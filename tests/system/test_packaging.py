@@ -7,8 +7,12 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
+import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 
 import pytest
@@ -23,6 +27,12 @@ ELSEWHERE = {"dalijax.adapters.pax"}
 def run(*arguments, cwd, **env):
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | env
     return run_python(*arguments, cwd=cwd, env=env).stdout
+
+
+def run_git(*arguments):
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def sources():
@@ -99,6 +109,29 @@ def test_the_wheel_has_the_licence(wheel):
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
+def test_tests_run_from_the_source_distribution(tmp_path):
+    tracked = run_git("ls-files").split() if (ROOT / ".git").exists() else None
+    if tracked is None:
+        pytest.skip("the files of a repository are those that git lists")
+    source = tmp_path / "source"
+    for name in tracked:
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, source / name)
+    code = "import setuptools.build_meta as b, sys; print(b.build_sdist(sys.argv[1]))"
+    run("-c", code, tmp_path, cwd=source)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("dalijax-*/")
+    packed = {f.relative_to(unpacked).as_posix() for f in unpacked.rglob("*") if f.is_file()}
+    assert {name for name in tracked if not name.startswith(".git")} <= packed
+    unpacked.rename(tmp_path / "dalijax")
+    arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/rules/test_placement.py")
+    text = run(*arguments, cwd=tmp_path / "dalijax", PYTHONPATH=str(tmp_path))
+    assert " passed" in text and " failed" not in text
+
+
 def test_every_module_imports(python):
     names = [name for name in modules() if name not in ELSEWHERE]
     assert len(names) == len(modules()) - len(ELSEWHERE)
@@ -126,6 +159,47 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert "nvidia.dali.plugin.jax" not in loaded  # it asserts a newer JAX than Pax has
     packages = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
     assert packages <= {"dalijax", "jax", "numpy", "nvidia"}
+
+
+def test_without_dali_the_extras_are_named(python):
+    code = """
+import sys
+sys.modules["nvidia.dali"] = None  # as where it is not installed
+try:
+    import dalijax
+except ImportError as error:
+    print(error)
+for name in [name for name in sys.modules if name.split(".")[0] == "dalijax"]:
+    del sys.modules[name]
+"""
+    text = python(code)
+    assert "DALI is not installed" in text
+    extras = set(re.findall(r"dalijax\[(\w+)\]", text))
+    assert extras == {"cuda12", "cuda13", "cpu"}
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        known = tomllib.load(file)["project"]["optional-dependencies"]
+    assert all(any("nvidia-dali" in line for line in known[name]) for name in extras)
+
+
+@pytest.mark.parametrize("wheels", ((), ("120",), ("130",), ("120", "130")), ids=str)
+def test_both_of_dalis_wheels_are_one_too_many(site, wheels, tmp_path):
+    for version in wheels:  # as pip leaves them
+        info = tmp_path / f"nvidia_dali_cuda{version}-2.4.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: nvidia-dali-cuda{version}\nVersion: 2.4.0\n")
+    code = """
+import sys, warnings
+from dalijax.core import extras
+sys.path[:] = sys.argv[1:]  # what is installed is what lies there
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    extras.check_dali()
+print(*[w.message for w in caught if "both installed" in str(w.message)])
+"""
+    text = run("-c", code, str(tmp_path), cwd=tmp_path, PYTHONPATH=str(site))
+    assert ("nvidia-dali-cuda120 and nvidia-dali-cuda130 are both installed" in text) == (
+        len(wheels) == 2
+    )
 
 
 def test_sources_and_augment_are_imported_when_first_used(python):
@@ -176,6 +250,7 @@ def use(sharding: NamedSharding) -> None:
 
 
 def test_the_types_that_a_user_sees(site, tmp_path):
+    pytest.importorskip("mypy", reason="mypy is in the extra lint")
     (tmp_path / "typed.py").write_text(TYPED)
     cache = ROOT / ".mypy_cache"  # shared with make lint: JAX takes a minute
     told = run(
