@@ -12,10 +12,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 
 import pytest
+import tomllib
 
 from programs import run_python
 
@@ -125,9 +125,17 @@ def test_tests_run_from_the_source_distribution(tmp_path):
         file.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("dalijax-*/")
     packed = {f.relative_to(unpacked).as_posix() for f in unpacked.rglob("*") if f.is_file()}
-    assert {name for name in tracked if not name.startswith(".git")} <= packed
+    assert set(tracked) <= packed
     unpacked.rename(tmp_path / "dalijax")
-    arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/rules/test_placement.py")
+    arguments = (
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "tests/rules/test_placement.py",
+    )
     text = run(*arguments, cwd=tmp_path / "dalijax", PYTHONPATH=str(tmp_path))
     assert " passed" in text and " failed" not in text
 
