@@ -73,8 +73,8 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     def __new__(cls, *args: Any, **kwargs: Any) -> DALIDatasetIterator:
         """A finite one is of a class with a length."""
         finite = cls is DALIDatasetIterator and kwargs.get("num_epochs") is not None
-        made: DALIDatasetIterator = super().__new__(_FiniteDatasetIterator if finite else cls)
-        return made
+        iterator: DALIDatasetIterator = super().__new__(_FiniteDatasetIterator if finite else cls)
+        return iterator
 
     def __init__(
         self,

@@ -149,10 +149,10 @@ class DALIInput(base_input.BaseInput):
         if handed_over is not None:
             self._stream = handed_over.taken(self._wanted)
 
-    def _checked_call(self, given: IteratorFunction) -> dict[str, Any]:
+    def _checked_call(self, iterator_fn: IteratorFunction) -> dict[str, Any]:
         """The arguments of the iterator function."""
         arguments = self.arguments or {}
-        if given.is_placed(arguments):
+        if iterator_fn.is_placed(arguments):
             raise ValueError(
                 "sharding, devices and pmap_compatible are Pax's to say, by its mesh: leave them "
                 "out here"
@@ -169,9 +169,11 @@ class DALIInput(base_input.BaseInput):
         what = "a whole number of samples, 1 or more"
         rows = whole_number("batch_size", self.batch_size, what, 1)
         call = {**arguments, "batch_size": rows}
-        if given.has_source(arguments) and not self._endless:
+        if iterator_fn.has_source(arguments) and not self._endless:
             call["last_batch_padded"] = True
-        return call | given.of_shard(self.infeed_host_index, self.num_infeed_hosts, seed, call)
+        return call | iterator_fn.of_shard(
+            self.infeed_host_index, self.num_infeed_hosts, seed, call
+        )
 
     def _check_names(self, names: Sequence[str]) -> None:
         if self.weights in names:
@@ -208,8 +210,8 @@ class DALIInput(base_input.BaseInput):
         """The stream, opened at the first use."""
         if self._stream is None:
             numpy = self.element == "numpy"
-            given = self.iterator_fn.for_host(self._call) if numpy else self.iterator_fn
-            self._stream = given.stream(None if self._endless else 1, **self._call)
+            iterator_fn = self.iterator_fn.for_host(self._call) if numpy else self.iterator_fn
+            self._stream = iterator_fn.stream(None if self._endless else 1, **self._call)
         return self._stream
 
     def get_next(self) -> py_utils.NestedMap:
@@ -250,14 +252,14 @@ class DALIInput(base_input.BaseInput):
     def specs(self) -> py_utils.NestedMap:
         """jax.ShapeDtypeStruct of each array of this host's batch; nothing is taken by it."""
         specs = self._opened().element_spec
-        made = {
+        arrays = {
             name: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
             for name, spec in specs.items()
             if name != self._mask
         }
         rows = next(iter(specs.values())).shape[0]
-        made[self.weights] = jax.ShapeDtypeStruct((rows,), np.float32)
-        return py_utils.NestedMap(made)
+        arrays[self.weights] = jax.ShapeDtypeStruct((rows,), np.float32)
+        return py_utils.NestedMap(arrays)
 
     def reset(self) -> None:
         """Goes back to the start of the first epoch."""
@@ -346,13 +348,13 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
     def __post_init__(self) -> None:
         specs, padding = self.specs, getattr(self.input_p, "batch_padding_size", 0) or 0
         if specs is None:
-            made = base_hyperparams.instantiate(self.input_p)
-            if not isinstance(made, DALIInput):
+            dali_input = base_hyperparams.instantiate(self.input_p)
+            if not isinstance(dali_input, DALIInput):
                 super().__post_init__()
                 return
-            specs = made.specs()
-            self._mine = _Opened(made)
-            made._stream = None  # it is the next input's
+            specs = dali_input.specs()
+            self._mine = _Opened(dali_input)
+            dali_input._stream = None  # it is the next input's
             _handed_over[:] = [weakref.ref(self._mine)]
         count = jax.local_device_count()
 

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from etils import epath
 
 
-def file_of_any_process(own: epath.Path, others: Iterable[epath.Path]) -> epath.Path:
+def file_of_any_process(expected: epath.Path, others: Iterable[epath.Path]) -> epath.Path:
     """The file to restore an iterator from whose states are alike in all processes.
 
     Args:
-        own: The file of this process, among as many as there are now.
+        expected: The file of this process, among as many as there are now.
         others: The files that are there where it is not: another number of processes saved them.
 
     Raises:
         FileNotFoundError: If there is no file.
         StateError: If the files differ.
     """
-    if own.exists():
-        return own
+    if expected.exists():
+        return expected
     texts = {file: file.read_text() for file in sorted(others)}
     if not texts:
         raise FileNotFoundError(
-            f"there is no {own}, and no file of another number of processes: no iterator was "
+            f"there is no {expected}, and no file of another number of processes: no iterator was "
             "saved there"
         )
     if len(set(texts.values())) > 1:

@@ -193,14 +193,14 @@ class _SourceIterator(DALIDatasetIterator):
         T5X's files are ``train_ds-000-of-002``, of several processes each in a folder
         ``process_0-of-2``.
         """
-        own = epath.Path(filename)
-        folder = own.parent
+        file = epath.Path(filename)
+        folder = file.parent
         if re.fullmatch(r"process_\d+-of-\d+", folder.name):
             folder = folder.parent
-        name = re.escape(re.sub(_PART, "", own.name)) + _PART
+        name = re.escape(re.sub(_PART, "", file.name)) + _PART
         every = [*folder.glob("*-of-*"), *folder.glob("process_*-of-*/*-of-*")]
         others = (file for file in every if re.fullmatch(name, file.name))
-        super().restore(file_of_any_process(own, others))
+        super().restore(file_of_any_process(file, others))
 
 
 def _train_class(own_class: type[DALIDatasetIterator]) -> type[DALIDatasetIterator]:

@@ -78,11 +78,11 @@ class DALIDataLoader:
         other_randomness: bool = False,
         **call: Any,
     ):
-        own = getattr(sampler, "_shard_options", None)
-        if isinstance(own, grain.sharding.ShardOptions) and own.shard_count > 1:
+        options = getattr(sampler, "_shard_options", None)
+        if isinstance(options, grain.sharding.ShardOptions) and options.shard_count > 1:
             raise ValueError(
-                f"the sampler is sharded ({own}): give it no shard_options, the loader's sharding "
-                "or shard_options say what each process reads"
+                f"the sampler is sharded ({options}): give it no shard_options, the loader's "
+                "sharding or shard_options say what each process reads"
             )
         for operation in operations:
             if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):

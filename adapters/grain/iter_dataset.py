@@ -148,8 +148,8 @@ class DALIIterDataset(grain.IterDataset):
         if count > 1:
             if {"shard_id", "num_shards"} & set(call):
                 raise ValueError("shard_id and num_shards come from shard_options: leave them out")
-            own = function_parameters(self._iterator_fn.pipeline_fn)
-            seed = None if "seed" in own else call.pop("seed", None)
+            parameters = function_parameters(self._iterator_fn.pipeline_fn)
+            seed = None if "seed" in parameters else call.pop("seed", None)
             call |= self._iterator_fn.of_shard(index, count, seed, call)
 
     @property

@@ -104,6 +104,6 @@ class ElasticRestore(_Elastic):
 
 def _saved(directory: epath.Path) -> Any:
     """The state for this process among the files of Grain's handler, one for each process."""
-    own = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
-    file = file_of_any_process(own, directory.glob("process_*-of-*.json"))
+    expected = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
+    file = file_of_any_process(expected, directory.glob("process_*-of-*.json"))
     return json.loads(file.read_text())

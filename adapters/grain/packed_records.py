@@ -53,17 +53,17 @@ class PackedColumn(NamedTuple):
         """The values, which share the memory of ``data``; byte strings are memoryviews."""
         if self.kind == _OBJECTS:
             return list(self.laid)
-        own = self.laid.of(data)
+        array = self.laid.of(data)
         if self.kind == _NUMBERS:
-            return list(own.tolist())
+            return list(array.tolist())
         if self.shapes is None:
-            return list(own)
+            return list(array)
         shapes = self.shapes.of(data)
         ends = list(itertools.accumulate(shapes.prod(axis=1).tolist(), initial=0))
         bounds = itertools.pairwise(ends)
         if self.kind == _RAGGED:
-            return [own[a:b].reshape(shape) for (a, b), shape in zip(bounds, shapes.tolist())]
-        view = memoryview(own).toreadonly()
+            return [array[a:b].reshape(shape) for (a, b), shape in zip(bounds, shapes.tolist())]
+        view = memoryview(array).toreadonly()
         if self.kind == _TEXT:
             return [str(view[a:b], "utf-8", "surrogatepass") for a, b in bounds]
         return [view[a:b] for a, b in bounds]
@@ -95,14 +95,14 @@ class PackedRecords(NamedTuple):
         paths = [one.path for one in self.columns]
         if paths == [()]:
             return columns[0]
-        made: list[Any] = [{} for _ in range(self.size)]
+        records: list[Any] = [{} for _ in range(self.size)]
         for path, values in zip(paths, columns):
             *parents, key = path
-            for record, value in zip(made, values):
+            for record, value in zip(records, values):
                 for parent in parents:
                     record = record.setdefault(parent, {})
                 record[key] = value
-        return made
+        return records
 
 
 def packed(records: Sequence[Any]) -> PackedRecords:
@@ -127,8 +127,8 @@ def packed(records: Sequence[Any]) -> PackedRecords:
 
 def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if type(value) is dict and value:
-        for key, own in value.items():
-            yield from _values(own, (*path, key))
+        for key, item in value.items():
+            yield from _values(item, (*path, key))
     else:
         yield path, value
 
@@ -157,11 +157,11 @@ class _Layout:
 
     def data(self) -> Any:
         """All of it, as an array, or as bytes where it is little."""
-        made = np.empty(self._size, np.uint8)
-        view = memoryview(made)
+        data = np.empty(self._size, np.uint8)
+        view = memoryview(data)
         for start, part in self._parts:
             view[start : start + len(part)] = part
-        return made.tobytes() if made.size < _SMALL else made
+        return data.tobytes() if data.size < _SMALL else data
 
 
 def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
@@ -182,14 +182,14 @@ def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]
             return _OBJECTS, tuple(values), None
     if kind is not np.ndarray and not issubclass(kind, np.generic):
         return _OBJECTS, tuple(values), None
-    found = {value.shape for value in values}
+    distinct = {value.shape for value in values}
     alike = len({value.dtype for value in values}) == 1 and first.dtype.kind in "biufc"
-    if not alike or len({len(shape) for shape in found}) > 1:
+    if not alike or len({len(shape) for shape in distinct}) > 1:
         return _OBJECTS, tuple(values), None
-    if len(found) == 1 and (first.ndim or kind is not np.ndarray):
+    if len(distinct) == 1 and (first.ndim or kind is not np.ndarray):
         stacked = np.stack(values).astype(first.dtype, copy=False)
         return _STACKED, layout.array(stacked), None
-    told = np.array([value.shape for value in values], np.int64).reshape(len(values), first.ndim)
+    extents = np.array([value.shape for value in values], np.int64).reshape(len(values), first.ndim)
     joined = np.concatenate([value.reshape(-1) for value in values])
     laid = layout.array(joined.astype(first.dtype, copy=False))
-    return _RAGGED, laid, layout.array(told)
+    return _RAGGED, laid, layout.array(extents)

@@ -27,9 +27,9 @@ def pack_records(records: Sequence[Any]) -> PackedRecords | list[Any]:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these; others stay as they
             are.
     """
-    made = packed(records)
-    if isinstance(made.data, bytes) or has_room(made.data.nbytes, _free()):
-        return made
+    batch = packed(records)
+    if isinstance(batch.data, bytes) or has_room(batch.data.nbytes, _free()):
+        return batch
     _say_once()
     return list(records)
 
@@ -46,10 +46,10 @@ def has_room(size: int, free: int) -> bool:
 
 def _free() -> int:
     try:
-        found = os.statvfs(_FOLDER)
+        memory = os.statvfs(_FOLDER)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize
+    return memory.f_bavail * memory.f_frsize
 
 
 @functools.cache

@@ -194,15 +194,15 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
 
     def seed(self, default: int) -> int:
         """The seed of the graph's random operators, where the dataset has this one."""
-        own = self._call.get("seed")
-        return default if own is None else int(own)
+        seed = self._call.get("seed")
+        return default if seed is None else int(seed)
 
     def takes_seed(self, default: int) -> bool:
         """Whether nobody gave a seed, the dataset neither, so that a state may say it."""
         left_out = isinstance(default, ShardSeed) and default.is_default
         return left_out and self._call.get("seed") is None
 
-    def made(self, seed: int) -> str:
+    def identity(self, seed: int) -> str:
         """What must be alike for a state to go on, as far as it is known at once."""
         last = "drop" if self.drop_remainder else self.pad or "keep"
         return f"{self.local_rows()} {last} {self.seed(seed)}"
@@ -322,7 +322,7 @@ class DecodedIterator(grain.DatasetIterator):
         self._transform = transform
         self._rows = transform.local_rows()
         # A MapDataset's position counts batches, an IterDataset's records.
-        self._made = f"{transform.made(seed)}{' lists' if lists else ''}"
+        self._identity = f"{transform.identity(seed)}{' lists' if lists else ''}"
         self._takes_seed = transform.takes_seed(seed)
         self._reader = Reader(
             parent, self._rows, lists, transform.drop_remainder, bool(transform.pad)
@@ -350,7 +350,7 @@ class DecodedIterator(grain.DatasetIterator):
             "failed": list(position.failed),
             "random": self._engine.random_state(here),
             "graph": self._engine.graph(here),
-            "made": self._made,
+            "made": self._identity,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -376,9 +376,9 @@ class DecodedIterator(grain.DatasetIterator):
         ):
             raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
         seed = self._seed_of(state["made"])
-        if state["made"] != self._made and seed is None:
-            told = f"rows, last batch, seed: {state['made']} -> {self._made}"
-            raise StateError.of_other_data([told])
+        if state["made"] != self._identity and seed is None:
+            difference = f"rows, last batch, seed: {state['made']} -> {self._identity}"
+            raise StateError.of_other_data([difference])
         with self._engine.lock, self._with_seed(seed):
             self._engine.check(state["random"], state["graph"])
             try:
@@ -392,12 +392,12 @@ class DecodedIterator(grain.DatasetIterator):
                     f"the parent refuses its part of the state, {brief(state['parent'])}: {error!r}"
                 ) from error
             self._engine.restore(state["step"], position, state["random"], state["graph"])
-            self._made = state["made"]
+            self._identity = state["made"]
 
-    def _seed_of(self, made: str) -> int | None:
+    def _seed_of(self, identity: str) -> int | None:
         """The seed of a state that differs in nothing else, where nobody gave one."""
-        saved, own = made.split(" "), self._made.split(" ")
-        alike = len(saved) == len(own) and saved[:2] + saved[3:] == own[:2] + own[3:]
+        saved, present = identity.split(" "), self._identity.split(" ")
+        alike = len(saved) == len(present) and saved[:2] + saved[3:] == present[:2] + present[3:]
         known = self._takes_seed and alike and saved[2].isdecimal() and len(saved[2]) < 20
         return int(saved[2]) if known else None
 

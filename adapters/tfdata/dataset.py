@@ -97,9 +97,9 @@ class DALIDataset:
         return self._derived(self._epochs, (*self._chain, step))
 
     def _derived(self, epochs: int | None, chain: tuple[Step, ...]) -> DALIDataset:
-        made = object.__new__(type(self))
-        made._source, made._epochs, made._chain = self._source, epochs, chain
-        return made
+        dataset = object.__new__(type(self))
+        dataset._source, dataset._epochs, dataset._chain = self._source, epochs, chain
+        return dataset
 
     def take(self, count: int, name: str | None = None) -> DALIDataset:
         """The first ``count`` elements; all where it is -1."""
@@ -245,11 +245,11 @@ class _Source:
 
     def stream(self, epochs: int | None) -> BatchStream:
         """A stream at its start, of its own."""
-        made = self._spare.pop(epochs, None) or self._made(epochs)
-        self._lent[epochs] = made
-        return made
+        stream = self._spare.pop(epochs, None) or self._new_stream(epochs)
+        self._lent[epochs] = stream
+        return stream
 
-    def _made(self, epochs: int | None) -> BatchStream:
+    def _new_stream(self, epochs: int | None) -> BatchStream:
         iterator_fn = self.iterator_fn
         if self.config.last_batch_policy is not LastBatchPolicy.FILL:
             epoch_rules = EpochRules(epochs, per_shard=True)
@@ -262,7 +262,7 @@ class _Source:
         if lent is not None and not lent.iterator.closed:
             return lent
         if epochs not in self._spare:
-            self._spare[epochs] = self._made(epochs)
+            self._spare[epochs] = self._new_stream(epochs)
         return self._spare[epochs]
 
     def cardinality(self, epochs: int | None, chain: Sequence[Step]) -> int:
@@ -273,15 +273,15 @@ class _Source:
             self._spec = self.known(epochs).element_spec
         partial = self.config.last_batch_policy is LastBatchPolicy.PARTIAL
         varies = partial or self.known(epochs).iterator.plan is None
-        made: Any = {name: _spec(own, varies) for name, own in self._spec.items()}
+        spec: Any = {name: _spec(array, varies) for name, array in self._spec.items()}
         for step in chain:
             if isinstance(step, Enumerate):
-                made = (_spec(jax.ShapeDtypeStruct((), np.int64), False), made)
-        return made
+                spec = (_spec(jax.ShapeDtypeStruct((), np.int64), False), spec)
+        return spec
 
 
-def _spec(own: jax.ShapeDtypeStruct, varies: bool) -> Any:
-    shape = (None, *own.shape[1:]) if varies else own.shape
+def _spec(array: jax.ShapeDtypeStruct, varies: bool) -> Any:
+    shape = (None, *array.shape[1:]) if varies else array.shape
     if tf is None:
-        return jax.ShapeDtypeStruct(shape, own.dtype)
-    return tf.TensorSpec(shape, tf.as_dtype(np.dtype(own.dtype)))
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+    return tf.TensorSpec(shape, tf.as_dtype(np.dtype(array.dtype)))

@@ -33,8 +33,8 @@ class Array(np.ndarray):
     _numpy = numpy
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        return np.asarray(found).view(Array) if isinstance(found, np.generic) else found
+        item = super().__getitem__(key)
+        return np.asarray(item).view(Array) if isinstance(item, np.generic) else item
 
     def __iter__(self) -> Iterator[Any]:
         if not self.ndim:
@@ -78,7 +78,7 @@ class DatasetIterator(_Base):
             Exception: What the core's ``next()`` raises.
         """
         batch, numbers = self._stream.next()
-        element: Any = {name: np.asarray(own).view(Array) for name, own in batch.items()}
+        element: Any = {name: np.asarray(array).view(Array) for name, array in batch.items()}
         for number in reversed(numbers):
             element = (scalar(number), element)
         return element

@@ -52,8 +52,8 @@ class ChainedStream:
         self._lock = threading.RLock()
         self._index = 0  # of the next element
         self._at = 0  # of the stream's next batch
-        self._found: int | None = None  # the stream's length, where its end said it
-        self._lost = False  # whether a call was broken off, so that `_at` may be wrong
+        self._end: int | None = None  # the stream's length, where its end said it
+        self._interrupted = False  # whether a call was broken off, so that `_at` may be wrong
 
     def next(self) -> tuple[Batch, tuple[int, ...]]:
         """The next batch, and the numbers that enumerations gave it, the last step's first.
@@ -69,21 +69,21 @@ class ChainedStream:
         with self._lock:
             self.stream.iterator.opened()
             self._settle()
-            self._lost = True
+            self._interrupted = True
             try:
-                made = self._next()
+                result = self._next()
             except (StopIteration, BatchError):
-                self._lost = False
+                self._interrupted = False
                 raise
-            self._lost = False
-            return made
+            self._interrupted = False
+            return result
 
     def _next(self) -> tuple[Batch, tuple[int, ...]]:
         while True:
-            found = element(self.chain, self._total(), self._index)
-            if found is None:
+            place = element(self.chain, self._total(), self._index)
+            if place is None:
                 raise StopIteration
-            at, numbers = found
+            at, numbers = place
             if at < self._at:
                 self._rewind()
             self._at += self.stream.skip(at - self._at)
@@ -101,12 +101,12 @@ class ChainedStream:
                     self._index += 1
                     return batch, numbers
             # Its end says how long it is, where nobody knew, or batches that failed are left out.
-            if self._found == self._at:
+            if self._end == self._at:
                 raise StopIteration
-            self._found = self._at
+            self._end = self._at
 
     def _total(self) -> int:
-        return stream_length(self.stream) if self._found is None else self._found
+        return stream_length(self.stream) if self._end is None else self._end
 
     def _rewind(self) -> None:
         self.stream.reset()
@@ -114,11 +114,11 @@ class ChainedStream:
 
     def _settle(self) -> None:
         """Goes by skipping, from the stream's start, to where it was before a call broke off."""
-        if self._lost:
+        if self._interrupted:
             self._rewind()
             last = element(self.chain, self._total(), self._index - 1) if self._index else None
             self._at += self.stream.skip(last[0] + 1 if last else 0)
-            self._lost = False
+            self._interrupted = False
 
     def get_state(self) -> dict[str, Any]:
         """Where the consumer stands, as a JSON value."""
@@ -130,7 +130,7 @@ class ChainedStream:
                 "format": _FORMAT,
                 "index": self._index,
                 "at": self._at,
-                "found": UNKNOWN if self._found is None else self._found,
+                "found": UNKNOWN if self._end is None else self._end,
                 "steps": [repr(step) for step in self.chain],
                 "stream": self.stream.get_state(),
             }
@@ -155,8 +155,8 @@ class ChainedStream:
                 )
             steps = [repr(step) for step in self.chain]
             if state["steps"] != steps:
-                told = state_lib.brief(state["steps"])
-                raise StateError.of_other_data([f"steps: {told} -> {steps}"])
+                saved_steps = state_lib.brief(state["steps"])
+                raise StateError.of_other_data([f"steps: {saved_steps} -> {steps}"])
             counts = [state[name] for name in ("index", "at", "found")]
             if any(type(n) is not int or n >= _MOST for n in counts) or min(counts[:2]) < 0:
                 raise _damaged(counts)
@@ -165,10 +165,10 @@ class ChainedStream:
             if not self._fits(*counts):
                 self.stream.set_state(before)
                 raise _damaged(counts)
-            self._index, self._at, found = counts
-            self._found = found if found >= 0 else None
+            self._index, self._at, end = counts
+            self._end = end if end >= 0 else None
 
-    def _fits(self, index: int, at: int, found: int) -> bool:
+    def _fits(self, index: int, at: int, end: int) -> bool:
         """Whether the stream stands where a chain's counts have it."""
         iterator, total = self.stream.iterator, stream_length(self.stream)
         if total == UNKNOWN:
@@ -178,11 +178,11 @@ class ChainedStream:
         missing = iterator.left_out
         if not behind - missing <= at <= behind:
             return False
-        if found != UNKNOWN and (total == INFINITE or not total - missing <= found <= total):
+        if end != UNKNOWN and (total == INFINITE or not total - missing <= end <= total):
             return False
-        known = total if found == UNKNOWN else found
+        known = total if end == UNKNOWN else end
         last = element(self.chain, known, index - 1) if index else None
-        return at in (total, found) or at == (last[0] + 1 if last else 0)
+        return at in (total, end) or at == (last[0] + 1 if last else 0)
 
     def cardinality(self) -> int:
         """Number of elements from the start, INFINITE, or UNKNOWN."""

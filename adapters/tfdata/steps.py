@@ -103,10 +103,10 @@ def element(chain: Sequence[Step], total: int, index: int) -> tuple[int, tuple[i
         elif isinstance(step, Enumerate):
             numbers.append(step.start + index)
         else:
-            own = length(chain[:at], INFINITE if total == UNKNOWN else total)
-            if own == 0:
+            inner_length = length(chain[:at], INFINITE if total == UNKNOWN else total)
+            if inner_length == 0:
                 return None
-            rounds, index = divmod(index, own) if own > 0 else (0, index)
+            rounds, index = divmod(index, inner_length) if inner_length > 0 else (0, index)
             if 0 <= step.count <= rounds:
                 return None
     if 0 <= total <= index:

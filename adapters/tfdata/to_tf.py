@@ -26,17 +26,17 @@ _TYPES = (tf.float16, tf.float32, tf.uint8, tf.int16, tf.int32, tf.int64)
 
 def to_tf_dataset(dataset: DALIDataset, element_spec: Any = None) -> tf.data.Dataset:
     """See `DALIDataset.to_tf_dataset`."""
-    made = by_plugin(dataset) if element_spec is None else None
-    return by_generator(dataset, element_spec) if made is None else made
+    bridged = by_plugin(dataset) if element_spec is None else None
+    return by_generator(dataset, element_spec) if bridged is None else bridged
 
 
 def by_generator(dataset: DALIDataset, element_spec: Any = None) -> tf.data.Dataset:
     """Through from_generator."""
     # TensorFlow refers to the arrays that it is handed, and so keeps DALI's buffers alive.
     spec = dataset.element_spec if element_spec is None else element_spec
-    made = tf.data.Dataset.from_generator(dataset.as_numpy_iterator, output_signature=spec)
+    generated = tf.data.Dataset.from_generator(dataset.as_numpy_iterator, output_signature=spec)
     leaves_out = dataset._source.config.on_error == "skip"
-    return _counted(made, UNKNOWN if leaves_out else int(dataset.cardinality()))
+    return _counted(generated, UNKNOWN if leaves_out else int(dataset.cardinality()))
 
 
 def by_plugin(dataset: DALIDataset) -> tf.data.Dataset | None:
@@ -44,14 +44,14 @@ def by_plugin(dataset: DALIDataset) -> tf.data.Dataset | None:
     with contextlib.suppress(ImportError):
         from nvidia.dali.plugin import tf as plugin
 
-        return _Bridge(dataset).made(plugin)
+        return _Bridge(dataset).dataset(plugin)
     return None
 
 
-def _counted(made: tf.data.Dataset, count: int) -> tf.data.Dataset:
+def _counted(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
     if count == UNKNOWN:
-        return made
-    return made.apply(tf.data.experimental.assert_cardinality(count))
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(count))
 
 
 class _Bridge:
@@ -63,7 +63,7 @@ class _Bridge:
         self._chain = dataset._chain
         self._config = dataset._source.config
 
-    def made(self, plugin: Any) -> tf.data.Dataset | None:
+    def dataset(self, plugin: Any) -> tf.data.Dataset | None:
         """The dataset, or None."""
         source, epochs = self._source, self._epochs
         iterator = source.known(epochs).iterator
@@ -95,12 +95,12 @@ class _Bridge:
                 num_threads=pipeline.num_threads,
                 device_id=None,
             )
-        made = self._delivered(raw, plan, iterator.shards[0])
+        batches = self._delivered(raw, plan, iterator.shards[0])
         count = source.cardinality(epochs, ())
-        made = _counted(made.take(count), count)
+        batches = _counted(batches.take(count), count)
         for step in self._chain:
-            made = _applied(made, step)
-        return made
+            batches = _applied(batches, step)
+        return batches
 
     def _regular(self, plan: EpochPlan) -> bool:
         """Whether all epochs are alike, or each of the pipeline's batches is delivered whole."""
@@ -123,20 +123,20 @@ class _Bridge:
 
         def batch(number: Any, arrays: Any) -> Any:
             count = counts[number % consumed]
-            made = {k: a[:count] if cuts else a for k, a in zip(names, arrays)}
+            cut = {k: a[:count] if cuts else a for k, a in zip(names, arrays)}
             if mask is not None:
                 rows = count if cuts else plan.batch_size
-                made[mask] = tf.range(rows, dtype=tf.int64) < count
-            return made
+                cut[mask] = tf.range(rows, dtype=tf.int64) < count
+            return cut
 
         return raw.map(lambda *arrays: arrays).enumerate().filter(kept).map(batch)
 
 
-def _applied(made: tf.data.Dataset, step: Step) -> tf.data.Dataset:
+def _applied(dataset: tf.data.Dataset, step: Step) -> tf.data.Dataset:
     if isinstance(step, Take):
-        return made.take(step.count)
+        return dataset.take(step.count)
     if isinstance(step, Skip):
-        return made.skip(step.count)
+        return dataset.skip(step.count)
     if isinstance(step, Repeat):
-        return made.repeat(step.count)
-    return made.enumerate(step.start)
+        return dataset.repeat(step.count)
+    return dataset.enumerate(step.start)

@@ -25,9 +25,11 @@ def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
 
     def run(*inputs: Samples) -> tuple[Any, ...] | None:
         samples, more = _with_key(called, inputs)
-        lengths = tuple(_shapes(own) for own in samples)
+        lengths = tuple(_shapes(column) for column in samples)
         more["lengths"] = lengths[0] if len(lengths) == 1 else lengths
-        arrays = [_filled(called, own, shapes, align) for own, shapes in zip(samples, lengths)]
+        arrays = [
+            _filled(called, column, shapes, align) for column, shapes in zip(samples, lengths)
+        ]
         _wait(called, arrays)
         return called(arrays, len(inputs[0]) if inputs else None, **more) or None
 
@@ -40,17 +42,17 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
     def run(*inputs: Samples) -> tuple[list[Any], ...] | None:
         samples, more = _with_key(called, inputs)
         groups: dict[Any, list[int]] = {}
-        for number, own in enumerate(zip(*samples)):
-            groups.setdefault(tuple(tuple(one.shape) for one in own), []).append(number)
+        for number, row in enumerate(zip(*samples)):
+            groups.setdefault(tuple(tuple(one.shape) for one in row), []).append(number)
         columns: list[list[Any]] = []
         kinds: list[Any] = []
-        own_key: dict[str, Any] = {}
+        group_key: dict[str, Any] = {}
         for members in groups.values():
-            arrays = [_stacked(called, [own[k] for k in members]) for own in samples]
+            arrays = [_stacked(called, [column[k] for k in members]) for column in samples]
             _wait(called, arrays)
             if "key" in more:
-                own_key = {"key": jax.random.fold_in(more["key"], members[0])}
-            outputs = called(arrays, len(members), **own_key)
+                group_key = {"key": jax.random.fold_in(more["key"], members[0])}
+            outputs = called(arrays, len(members), **group_key)
             dtypes = [(one.dtype, one.ndim) for one in outputs]
             if (kinds := kinds or dtypes) != dtypes:
                 raise ValueError(
@@ -94,7 +96,7 @@ def _filled(called: BatchFunction, samples: Samples, shapes: np.ndarray, align: 
             batch[where] = one
         return called.arrays([batch])[0]
     pads = [[(0, m - n) for m, n in zip(most, one.shape)] for one in samples]
-    return jnp.stack([jnp.pad(one, own) for one, own in zip(samples, pads)])
+    return jnp.stack([jnp.pad(one, pad) for one, pad in zip(samples, pads)])
 
 
 def _stacked(called: BatchFunction, samples: Samples) -> Any:

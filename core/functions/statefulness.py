@@ -173,9 +173,9 @@ class _Reached:
         defaults = function.__defaults__ or ()
         yield from zip(parameters[len(parameters) - len(defaults) :], defaults)
         yield from (function.__kwdefaults__ or {}).items()
-        for own in _codes(code):
-            self._names.update(own.co_names)
-            yield from _globals_of(own, function)
+        for each in _codes(code):
+            self._names.update(each.co_names)
+            yield from _globals_of(each, function)
 
     def _expand(self) -> bool:
         """Adds the attributes of objects that code has named since; False if there are none."""
@@ -197,10 +197,10 @@ class _Reached:
 
 def _attributes(value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
     """The attributes of an object, or a class, that code names, and its special methods."""
-    own = getattr(value, "__dict__", {})
+    attributes = getattr(value, "__dict__", {})
     kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
     every = bool(names & _BY_NAME)
-    holders = [own, *(vars(kind) for kind in kinds if not _is_library(kind))]
+    holders = [attributes, *(vars(kind) for kind in kinds if not _is_library(kind))]
     slots = {key for kind in kinds for key in _slots(kind)} - {"__dict__", "__weakref__"}
     for holder in holders:
         for key, one in list(holder.items()):

@@ -214,8 +214,8 @@ class ReaderEngine(EpochEngine[Position]):
         runner = self.runner()
         saved = dali_checkpoints.read(self._source.restored) or self._of_dali(self._source.restored)
         check_resumable(self._source)
-        if found := saved.differences(self._config.output_map, self.fingerprint()):
-            raise StateError.of_other_data(found)
+        if differences := saved.differences(self._config.output_map, self.fingerprint()):
+            raise StateError.of_other_data(differences)
         self._check_reach(saved.position)
         self.position = saved.position
         here = saved.position.checkpoints
@@ -324,11 +324,11 @@ class ReaderEngine(EpochEngine[Position]):
     def _check(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
         """Raises StateError where what a state belongs to differs, as far as it is known."""
         now = self.fingerprint()
-        found = saved.differences(self._config.output_map, now)
-        if left := not_allowed(found, (*allow, *named)):
+        differences = saved.differences(self._config.output_map, now)
+        if left := not_allowed(differences, (*allow, *named)):
             raise StateError.of_other_data(left, allowed=True)
         if named:
-            check_names(named, found, saved.fingerprint, now)
+            check_names(named, differences, saved.fingerprint, now)
 
     def _check_reach(self, position: Position) -> None:
         """Raises StateError where no iterator over these epochs ever stands at a position."""
@@ -498,7 +498,7 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _valid(self, outputs: Sequence[Outputs], here: Position) -> list[int]:
         """Samples of each pipeline's batch that belong to the epoch, once sizes are checked."""
-        lengths = [len(own[0]) for own in outputs]
+        lengths = [len(tensors[0]) for tensors in outputs]
         if self.plan is None:
             if self._config.over_processes and lengths != [self.batch_size]:
                 raise ValueError(
@@ -642,7 +642,7 @@ class ReaderEngine(EpochEngine[Position]):
                 runner.deferred.check_thread()
             return runner.take(
                 lambda outputs: self.make_batch(
-                    outputs, [len(own[0]) for own in outputs], True, runner.deferred
+                    outputs, [len(tensors[0]) for tensors in outputs], True, runner.deferred
                 )
             )
         finally:
@@ -706,14 +706,14 @@ def _check_forms(saved: Saved, reader: str | None) -> None:
         saved: What has them.
         reader: Name of the reader whose epochs the fingerprint has.
     """
-    own, position = saved.fingerprint, saved.position
-    kinds = dict(text.split(" ", 2)[1::-1] for text in own["operators"] if " " in text)
+    data, position = saved.fingerprint, saved.position
+    kinds = dict(text.split(" ", 2)[1::-1] for text in data["operators"] if " " in text)
     known = {name for name, kind in kinds.items() if reader_of(kind) in _KNOWN_STATES}
     readers = dict.fromkeys(known, _MOST_SAMPLES)
-    if reader in readers and min(own["epoch_size"], own["num_shards"], own["batch_size"]) > 0:
+    if reader in readers and min(data["epoch_size"], data["num_shards"], data["batch_size"]) > 0:
         # Of a pass over its shard, which is filled up to whole batches.
-        readers[reader] = own["epoch_size"] // own["num_shards"] + 1 + own["batch_size"]
+        readers[reader] = data["epoch_size"] // data["num_shards"] + 1 + data["batch_size"]
     pieces = [one.data or () for one in (position.checkpoints, position.epoch_start) if one]
-    names = [[check_form(piece, readers) for piece in own] for own in pieces]
+    names = [[check_form(piece, readers) for piece in group] for group in pieces]
     if len(names) == 2 and names[1] and names[0] != names[1]:
         raise StateError("DALI's parts of the state are of different graphs")

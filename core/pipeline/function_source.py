@@ -133,8 +133,8 @@ class FunctionSource(PipelineSource):
 
     def _bound(self, one: Mapping[str, Any]) -> inspect.BoundArguments:
         """The arguments of the function itself for one pipeline."""
-        own = function_parameters(self._fn)
-        call = {k: v for k, v in {**self._kwargs, **one}.items() if k in own}
+        names = function_parameters(self._fn)
+        call = {k: v for k, v in {**self._kwargs, **one}.items() if k in names}
         return inspect.signature(self._fn).bind_partial(*self._args, **call)
 
     def of_another_shard(self) -> Pipeline:  # noqa: D102

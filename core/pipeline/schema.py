@@ -115,7 +115,7 @@ def _arrays(records: Sequence[Any], column: Column) -> list[np.ndarray] | np.nda
 
     Numbers come as one array of shape [records], which DALI takes without a look at each.
     """
-    made = []
+    arrays = []
     dtype, ndim, path = column.dtype, column.ndim, column.path
     values = records
     for key in path:
@@ -133,8 +133,8 @@ def _arrays(records: Sequence[Any], column: Column) -> list[np.ndarray] | np.nda
                 f"{place} of the batch, and nothing that a pipeline takes in the first one: say "
                 "what it is by element_spec"
             )
-        made.append(array)
-    return made if ndim or not made else np.stack(made)
+        arrays.append(array)
+    return arrays if ndim or not arrays else np.stack(arrays)
 
 
 def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
@@ -159,15 +159,15 @@ def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
 
 
 def learn(
-    record: Any, pipeline_fn: Callable[..., Any], given: Mapping[str, Any], spec: Any = None
+    record: Any, pipeline_fn: Callable[..., Any], arguments: Mapping[str, Any], spec: Any = None
 ) -> Schema:
     """The schema of a stream, by its first record.
 
     Args:
         record: The first record.
         pipeline_fn: The graph's function: its parameters are the record's keys, or its only
-            parameter that is not given is the record.
-        given: Arguments that the caller gave it.
+            parameter without an argument is the record.
+        arguments: What the caller passed it.
         spec: What the record looks like instead: of its structure, with objects that have
             ``shape`` and ``dtype``.
 
@@ -178,13 +178,13 @@ def learn(
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     signature = inspect.signature(pipeline_fn).parameters.items()
     parameters = {k: p for k, p in signature if p.kind not in several}
-    open_ = [k for k in parameters if k not in given]
+    open_ = [k for k in parameters if k not in arguments]
     like = record if spec is None else spec
     taken: tuple[str, ...] | None = None
     passed: tuple[str, ...] = ()
     needed = [k for k in open_ if parameters[k].default is inspect.Parameter.empty]
     if isinstance(like, Mapping):
-        both = sorted(k for k in like if k in given and k in parameters)
+        both = sorted(k for k in like if k in arguments and k in parameters)
         if both:
             raise TypeError(f"{name}() is given {both}, and the records have such keys, too")
         taken = tuple(k for k in like if k in open_)
@@ -269,7 +269,7 @@ def stacked(values: Sequence[Any], name: str) -> Any:
                 "them alike"
             )
         parts = zip(*values, strict=True)
-        each = [stacked(own, f"{name}/{i}") for i, own in enumerate(parts)]
+        each = [stacked(part, f"{name}/{i}") for i, part in enumerate(parts)]
         return type(first)(*each) if hasattr(first, "_fields") else type(first)(each)
     text = (str, bytes, bytearray, memoryview)
     objects = [
@@ -279,12 +279,12 @@ def stacked(values: Sequence[Any], name: str) -> Any:
     if any(objects):
         if not all(objects):
             raise ValueError(f"{name!r} is text in some records of a batch only: make them alike")
-        made = np.empty(len(values), object)
+        array = np.empty(len(values), object)
         for i, value in enumerate(values):
             if isinstance(value, np.ndarray) and not value.ndim:
                 value = value.item()
-            made[i] = bytes(value) if isinstance(value, memoryview) else value
-        return made
+            array[i] = bytes(value) if isinstance(value, memoryview) else value
+        return array
     arrays = [np.asarray(value) for value in values]
     kinds = {(str(array.dtype), array.shape) for array in arrays}
     if len(kinds) > 1 and arrays[0].dtype.kind not in "US":

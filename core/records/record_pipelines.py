@@ -268,8 +268,8 @@ class _RecordGraph:
         like = record if spec is None else spec
         open_ = function_parameters(self._fn) - {*self._arguments}
         self.draws = DRAW in open_ and not (isinstance(like, Mapping) and DRAW in like)
-        given = {**self._arguments, DRAW: None} if self.draws else self._arguments
-        self.schema = learn(record, self._fn, given, spec)
+        arguments = {**self._arguments, DRAW: None} if self.draws else self._arguments
+        self.schema = learn(record, self._fn, arguments, spec)
         return self.schema
 
     def set_seed(self, seed: int | None) -> None:

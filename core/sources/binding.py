@@ -57,14 +57,16 @@ def bind(
         TypeError: For an argument that nobody takes, or a parameter that nothing fills.
         ValueError: For one that belongs to readers, or a missing batch_size.
     """
-    name, own = name_of(function), function_parameters(function)
+    name, parameters = name_of(function), function_parameters(function)
     if args:
         raise TypeError(
             f"{name} with a source takes its settings by keyword, not {args!r}: its parameters "
             "are the fields of the records"
         )
-    settings = {k: v for k, v in call.items() if k in own}
-    of_readers = [k for k in _OF_READERS if k in call or (k in own and k not in source.fields)]
+    settings = {k: v for k, v in call.items() if k in parameters}
+    of_readers = [
+        k for k in _OF_READERS if k in call or (k in parameters and k not in source.fields)
+    ]
     of_readers += [k for k in ("reader_name",) if config.reader_name is not None]
     of_readers += [k for k in ("size",) if config.size != -1]
     if of_readers:
@@ -72,7 +74,7 @@ def bind(
             f"{of_readers} of {name} with a source: they belong to DALI's readers. A source says "
             "its size, and every pipeline makes its rows of the global batch: leave them out"
         )
-    rest = {k: v for k, v in call.items() if k not in own}
+    rest = {k: v for k, v in call.items() if k not in parameters}
     rest = checked_arguments(function, rest, CONFIG_NAMES)
     if rest.get("batch_size") is None:
         raise ValueError(

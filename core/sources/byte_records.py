@@ -87,8 +87,8 @@ class ByteRecords(BaseSource):
                 ),
             )
             for turn, name in enumerate(ranges):
-                own = pieces[turn * rows : (turn + 1) * rows]
-                columns[name] = self._decoded(name, own, indices)
+                values = pieces[turn * rows : (turn + 1) * rows]
+                columns[name] = self._decoded(name, values, indices)
         return {name: columns[name] for name in names}
 
     def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> Values:

@@ -366,7 +366,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
             runner.deferred.check(self._config)
         checkpoints = runner.checkpoints() or ()
         stateful = [random_state.operators(one) for one in checkpoints[:1]]
-        self._random = [name for own in stateful for name, has in own.items() if has]
+        self._random = [name for operators in stateful for name, has in operators.items() if has]
         known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)
         draws = described_draws(runner.pipelines[0])
         self._operators = states.operator_lines([*draws, *known["operators"]])
@@ -590,10 +590,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
         """The error of a batch with records that can't be read or decoded, by their names."""
         names = [self._source.name(int(rows.records[row])) for rows, row in bad]
         shown = ", ".join(names[:_MOST_NAMED]) + " and more" * (len(names) > _MOST_NAMED)
-        told = f": {shown} can't be {verb}" if names else ""
+        failure = f": {shown} can't be {verb}" if names else ""
         error = BatchError(
             f"batch {self._samples.step(here)} of epoch {here.epoch} failed, and counts as "
-            f"delivered{told}. {why}"
+            f"delivered{failure}. {why}"
         )
         error.files = tuple(names)
         self._num_failed += 1

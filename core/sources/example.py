@@ -48,7 +48,7 @@ def features(
     Raises:
         ValueError: If it is no Example.
     """
-    found: dict[bytes, Feature] = {}
+    by_name: dict[bytes, Feature] = {}
     for number, kind, start, stop in _fields(take, at, end):
         if number != 1 or kind != 2:
             continue
@@ -62,8 +62,8 @@ def features(
                 elif part == 2:
                     value = a, b
             if wanted is None or name in wanted:
-                found[name] = _feature(take, *value) if value else Feature(0, [], [])
-    return found
+                by_name[name] = _feature(take, *value) if value else Feature(0, [], [])
+    return by_name
 
 
 def _feature(take: _Take, at: int, end: int) -> Feature:

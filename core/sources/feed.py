@@ -302,8 +302,8 @@ class Feed:
         self.next_run = max(self.next_run, run + 1)
         for ahead in range(run, run + 1 + self._depth):
             if (ahead, part) not in self._rows:
-                position, own = self.position(ahead), self._parts[part]
-                rows = self._plan.rows(position, own.first, own.last)
+                position, span = self.position(ahead), self._parts[part]
+                rows = self._plan.rows(position, span.first, span.last)
                 self._rows[ahead, part] = Rows(self, rows.samples, rows.valid)
         return self._rows[run, part]
 

@@ -53,10 +53,11 @@ class FieldGraph:
         self._function = function
         self._fields = fields
         self._settings = dict(settings)
-        name, own = name_of(function).removesuffix("()"), inspect.signature(function).parameters
+        name = name_of(function).removesuffix("()")
+        parameters = inspect.signature(function).parameters
         missing = [
             k
-            for k, one in own.items()
+            for k, one in parameters.items()
             if one.default is one.empty
             and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
             and k not in {*fields, *settings, DRAW}
@@ -67,9 +68,9 @@ class FieldGraph:
                 f"of the source: its fields are {sorted(fields)}, and 'draw' has random numbers. "
                 "Pass the others by keyword in the call"
             )
-        self.taken = [k for k in fields if k in own and k not in settings]
+        self.taken = [k for k in fields if k in parameters and k not in settings]
         self.passed = [k for k, field in fields.items() if field.dtype is None]
-        self._draws = DRAW in own and DRAW not in settings
+        self._draws = DRAW in parameters and DRAW not in settings
         for field in self.taken:
             if fields[field].dtype is None:
                 raise TypeError(

@@ -63,11 +63,11 @@ class Records(BaseSource):
         self._paths = {name: tuple(filter(None, key.split("/"))) for key, name in fields.items()}
         if fields is not None and not self._paths:
             raise ValueError("fields is empty: the records would have none")
-        found: dict[str, Field] = {}
+        schema: dict[str, Field] = {}
         for name, path in self._paths.items():
             field = (kinds or {}).get(name)
-            found[name] = kind_of(self._value(first, path, 0)) if field is None else field
-        super().__init__(found, identity)
+            schema[name] = kind_of(self._value(first, path, 0)) if field is None else field
+        super().__init__(schema, identity)
 
     def __len__(self) -> int:
         return self._count

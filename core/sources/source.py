@@ -124,8 +124,8 @@ def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
 
 def order_of(source: Any, seed: int, shuffle: bool) -> Order:
     """The order of a source: its own, which a mixture has, or that of its epochs."""
-    own = getattr(source, "order", None)
-    if own is None:
+    make_order = getattr(source, "order", None)
+    if make_order is None:
         return epoch_order(len(source), seed, shuffle)
-    order: Order = own(seed, shuffle)
+    order: Order = make_order(seed, shuffle)
     return order

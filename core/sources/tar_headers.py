@@ -146,8 +146,8 @@ def _pax_records(content: bytes, path: str, at: int) -> dict[bytes, bytes]:
         while start < len(content):
             space = content.index(b" ", start)
             stop = start + int(content[start:space])
-            key, found, value = content[space + 1 : stop - 1].partition(b"=")
-            if stop <= space or content[stop - 1 : stop] != b"\n" or not found:
+            key, equals, value = content[space + 1 : stop - 1].partition(b"=")
+            if stop <= space or content[stop - 1 : stop] != b"\n" or not equals:
                 raise ValueError
             if key == b"size" and not value.isdigit():
                 raise ValueError

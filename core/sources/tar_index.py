@@ -92,11 +92,11 @@ class _Columns:
         self._fields: list[tuple[str, list[bytes], array.array[int], array.array[int] | None]] = []
         self.arrays: dict[str, array.array[int]] = {}
         for name in names:
-            own = [e.encode() for e, field in extensions.items() if field == name]
-            number = any(e.decode() in NUMBERS for e in own)
+            keys = [e.encode() for e, field in extensions.items() if field == name]
+            number = any(e.decode() in NUMBERS for e in keys)
             first = self.arrays[f"{name}.{'value' if number else 'offset'}"] = array.array("q")
             second = None if number else self.arrays.setdefault(f"{name}.size", array.array("q"))
-            self._fields.append((name, own, first, second))
+            self._fields.append((name, keys, first, second))
         self.start = self.arrays["start"] = array.array("q")
         self.incomplete = 0
         self.first_incomplete: list[str] = []
@@ -124,7 +124,7 @@ class _Columns:
     def _lacks(self, start: int, sample: Mapping[bytes, Any], take: Window) -> None:
         self.incomplete += 1
         if len(self.first_incomplete) < _NAMED:
-            lacking = [name for name, own, _, _ in self._fields if not sample.keys() & set(own)]
+            lacking = [name for name, keys, _, _ in self._fields if not sample.keys() & set(keys)]
             has = [extension.decode(errors="replace") for extension in sample]
             name = sample_name(take.file, start)
             self.first_incomplete.append(f"{name} lacks {lacking}, and has {has}")
@@ -163,7 +163,7 @@ def index_tars(
         extensions: The field of each extension.
     """
     sizes = [open_file(path).size for path in paths]
-    given: Sequence[str | None] = dali_indexes or [None] * len(paths)
+    indexes: Sequence[str | None] = dali_indexes or [None] * len(paths)
     with progress(f"Indexing {len(paths)} tars", sum(sizes)) as done:
         pool = ThreadPoolExecutor(_THREADS)
         try:
@@ -171,7 +171,7 @@ def index_tars(
                 pool.map(
                     lambda path, dali: _indexed(open_file(path), dali, extensions, done),
                     paths,
-                    given,
+                    indexes,
                 )
             )
         finally:
@@ -193,17 +193,17 @@ def index_tars(
 
 
 def _indexed(
-    file: ByteFile, given: str | None, extensions: Mapping[str, str], done: Any
+    file: ByteFile, dali_index: str | None, extensions: Mapping[str, str], done: Any
 ) -> _Columns:
-    path = given or os.path.splitext(file.path)[0] + ".idx"
-    if given is not None or not (is_remote(path) or not os.path.isfile(path)):
+    path = dali_index or os.path.splitext(file.path)[0] + ".idx"
+    if dali_index is not None or not (is_remote(path) or not os.path.isfile(path)):
         columns = _Columns(extensions)
         try:
             columns.add(_checked(read_dali_index(path), file), Window(file))
             done(file.size)
             return columns
         except (ValueError, OSError) as error:
-            if given is not None:
+            if dali_index is not None:
                 raise ValueError(f"{path} is no index of {file.path}: {error}") from error
             _log.warning("%s is not used, since it does not fit: %s", path, error)
     columns, take = _Columns(extensions), Window(file)

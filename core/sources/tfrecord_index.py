@@ -113,14 +113,14 @@ def index_records(
     with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as done:
         for path in paths:
             file = open_file(path)
-            take, told = Window(file), 0
+            take, reported = Window(file), 0
             for number, (at, size) in enumerate(records(take, file.size, path)):
                 _add(f"{path}: record {number}", take, at, size, wanted, kinds, columns)
                 starts.append(at)
                 if number % _REPORTED == 0:
-                    done(at - told)
-                    told = at
-            done(file.size - told)
+                    done(at - reported)
+                    reported = at
+            done(file.size - reported)
             first.append(len(starts))
     if not len(starts):
         raise ValueError(f"{', '.join(paths[:3])} has no records")
@@ -147,14 +147,14 @@ def _add(
 ) -> None:
     """Adds the features of a record to the columns, which the first one makes."""
     try:
-        found = example.features(take, at, at + size, wanted)
+        values = example.features(take, at, at + size, wanted)
     except ValueError as error:
         raise ValueError(f"{label} is no tf.train.Example: {error}") from error
     for feature, name in wanted.items():
         try:
             if feature not in columns:
-                columns[feature] = _Column(name, found[feature], take, kinds.get(name))
-            columns[feature].add(found[feature], take)
+                columns[feature] = _Column(name, values[feature], take, kinds.get(name))
+            columns[feature].add(values[feature], take)
         except KeyError:
             everything = sorted(example.features(take, at, at + size, None))
             names = [other.decode(errors="replace") for other in everything]

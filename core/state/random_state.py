@@ -34,10 +34,8 @@ def operators(checkpoint: bytes) -> dict[str, bool]:
 
 def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
     """What a checkpoint has of each operator, by its name: {1: name, 2: state}."""
-    found = (
-        dict(protobuf.fields(own)) for number, own in protobuf.fields(checkpoint) if number == 1
-    )
-    return {fields[1].decode(): fields for fields in found}
+    contents = (content for number, content in protobuf.fields(checkpoint) if number == 1)
+    return {fields[1].decode(): fields for fields in map(dict, map(protobuf.fields, contents))}
 
 
 def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
@@ -104,11 +102,11 @@ def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | No
     """
     had, has, rest = _both(checkpoint, start)
     fields: list[tuple[int, Any]] = []
-    for name, own in has.items():
+    for name, present in has.items():
         kept = had.get(name if names is None else names.get(name, ""))
-        if kept is not None and own.get(2) and not kept.get(2):
+        if kept is not None and present.get(2) and not kept.get(2):
             raise StateError(f"{name} has a state now, and had none when the state was saved")
-        fields.append((1, protobuf.message(((kept or own) | {1: name.encode()}).items())))
+        fields.append((1, protobuf.message(((kept or present) | {1: name.encode()}).items())))
     return protobuf.message([*fields, *rest])
 
 
@@ -208,14 +206,14 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
             "the state was saved by another graph, seed or number of shards, so that its random "
             f"numbers can't go on ({error}). Make the transform as it was"
         ) from None
-    made, at = [], 0
+    checkpoints, at = [], 0
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "big")
-        made.append(data[at + 4 : at + 4 + length])
+        checkpoints.append(data[at + 4 : at + 4 + length])
         at += 4 + length
-    if len(made) != len(first):
-        raise StateError(f"the state has {len(made)} pipelines, not {len(first)}")
-    return made
+    if len(checkpoints) != len(first):
+        raise StateError(f"the state has {len(checkpoints)} pipelines, not {len(first)}")
+    return checkpoints
 
 
 def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = None) -> bytes:
@@ -229,9 +227,9 @@ def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | Non
     Raises:
         StateError: If the operators' states are not known to advance evenly.
     """
-    parts = [_NUMBER.split(own) for own in (zero, one, two)]
-    rest = [[_ITER.sub(rb"\1", part) for part in own] for own in parts]
-    numbers = [[int(n, 16) for n in _NUMBER.findall(own)] for own in (zero, one, two)]
+    parts = [_NUMBER.split(checkpoint) for checkpoint in (zero, one, two)]
+    rest = [[_ITER.sub(rb"\1", part) for part in checkpoint] for checkpoint in parts]
+    numbers = [[int(n, 16) for n in _NUMBER.findall(checkpoint)] for checkpoint in (zero, one, two)]
     steps = [b - a for a, b in zip(numbers[0], numbers[1])]
     if (
         not rest[0] == rest[1] == rest[2]
