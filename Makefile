@@ -57,8 +57,7 @@ bench: $(VENV)/.installed-bench  ## Run the benchmarks that need no GPU; ARGS=ov
 	@$(PYTHON) benchmarks/run.py $(ARGS)
 
 clean:  ## Remove what builds and runs leave behind, but not the virtual environment.
-	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out \
-	    benchmarks/out
+	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: EXTRAS := cpu,examples

@@ -131,8 +131,7 @@ def main() -> None:
                 (f"{size}, two outputs", "us of a batch", "over the raw loop"),
                 [(name, f"{result[size][name]:.0f}", f"{over[name]:+.0f}") for name in over],
             )
-    figure = report.bars(result, "us of a batch")
-    report.write(arguments.out, "adapter_overhead", arguments, result, figure)
+    report.write(arguments.out, "adapter_overhead", result, result, "us of a batch")
 
 
 if __name__ == "__main__":

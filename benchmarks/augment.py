@@ -171,14 +171,11 @@ def main() -> None:
             print(*lines[-1], sep=" | ", flush=True)
     heads = ("without", "DALI's", "dalijax's", "share of DALI's", "over one without")
     report.table((f"ms of a batch of {arguments.batch}", *heads), lines)
-    figure = report.bars(
-        {
-            whose: {name: statistics.median(times[whose]) for name, times in results.items()}
-            for whose in ("DALI's", "dalijax's")
-        },
-        "ms of a batch",
-    )
-    report.write(arguments.out, "augment_gpu" if GPU else "augment", arguments, results, figure)
+    groups = {
+        whose: {name: statistics.median(times[whose]) for name, times in results.items()}
+        for whose in ("DALI's", "dalijax's")
+    }
+    report.write(arguments.out, "augment", results, groups, "ms of a batch")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
-from matplotlib.figure import Figure
 from nvidia.dali import fn, pipeline_def
 
 import report
@@ -106,15 +105,10 @@ def main() -> None:
         ("ms, median", *(f"{count:,} files" for count in told)),
         [(name, *(f"{one[name]:,.2f}" for one in told.values())) for name in names],
     )
-    figure = Figure(figsize=(8, 4.4))
-    ax = figure.subplots()
-    for name in names[:-2]:
-        style = "--" if name.startswith("DALI") else "-"
-        ax.loglog(list(told), [one[name] for one in told.values()], style, marker="o", label=name)
-    ax.set(xlabel="files", ylabel="ms")
-    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.tight_layout()
-    report.write(args.out, "files", args, told, figure)
+    groups = {
+        f"{count:,} files": {name: one[name] for name in names[:-2]} for count, one in told.items()
+    }
+    report.write(args.out, "files", told, groups, "ms")
 
 
 if __name__ == "__main__":

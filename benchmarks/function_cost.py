@@ -256,12 +256,10 @@ def main() -> None:
                 if key != "none"
             ],
         )
-    figure = report.bars(
-        {name: {k: v["us"] for k, v in own.items() if k != "none"} for name, own in result.items()},
-        "us of a batch over one without",
-    )
-    name = "function_cost_gpu" if GPU else "function_cost"
-    report.write(arguments.out, name, arguments, result, figure)
+    groups = {
+        name: {k: v["us"] for k, v in own.items() if k != "none"} for name, own in result.items()
+    }
+    report.write(arguments.out, "function_cost", result, groups, "us of a batch over one without")
 
 
 if __name__ == "__main__":

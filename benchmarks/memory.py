@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import psutil
-from matplotlib.figure import Figure
 from nvidia.dali import fn, types
 
 import photos
@@ -84,16 +83,8 @@ def main() -> None:
         [(f"{n:,}", f"{host:,.1f}", f"{gpu:,.0f}", threads) for n, host, gpu, threads in seen],
     )
     print(f"{args.batches:,} batches of {args.batch} in {seconds:,.0f} s")
-    figure = Figure(figsize=(6.4, 3.6))
-    ax = figure.subplots()
-    ax.plot([n for n, *_ in seen], [one[1] for one in seen], "o-", label="resident")
-    if GPU:
-        ax.plot([n for n, *_ in seen], [one[2] for one in seen], "o-", label="GPU")
-    ax.set(xlabel="batches", ylabel="MiB", ylim=(0, None))
-    ax.legend()
-    figure.tight_layout()
-    name = "memory_gpu" if GPU else "memory"
-    report.write(args.out, name, args, seen, figure)
+    groups = {"": {f"{n:,} batches": host for n, host, *_ in seen}}
+    report.write(args.out, "memory", seen, groups, "resident, MiB")
 
 
 if __name__ == "__main__":

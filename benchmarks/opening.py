@@ -176,7 +176,7 @@ def main() -> None:
             for row in results
         ],
     )
-    report.write(args.out, "opening", args, results, report.bars({"": rates}, "records/s"))
+    report.write(args.out, "opening", results, {"": rates}, "records/s")
 
 
 if __name__ == "__main__":

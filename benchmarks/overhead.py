@@ -104,19 +104,16 @@ def main() -> None:
         ],
     )
     over = {key: {name: one["over"][name] for name in names} for key, one in result.items()}
-    figure = report.bars(
-        {
-            size: {
-                f"{n}, outputs: {k.split(', ')[1]}": v
-                for k, own in over.items()
-                if k.startswith(size)
-                for n, v in own.items()
-            }
-            for size in SIZES
-        },
-        "us of a batch over a raw loop",
-    )
-    report.write(arguments.out, "overhead_gpu" if GPU else "overhead", arguments, result, figure)
+    groups = {
+        size: {
+            f"{n}, outputs: {k.split(', ')[1]}": v
+            for k, own in over.items()
+            if k.startswith(size)
+            for n, v in own.items()
+        }
+        for size in SIZES
+    }
+    report.write(arguments.out, "overhead", result, groups, "us of a batch over a raw loop")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""What the benchmarks have in common: the machine's name, medians, and a table, JSON and a plot."""
+"""What the benchmarks have in common: the machine's name, medians, tables, and a JSON of a run.
+
+A run writes ``<date>-<machine>-<name>.json`` into benchmarks/results, from which benchmarks/page.py
+makes docs/benchmarks.md: the tables as they were printed, and the values of a plot.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,18 @@ import multiprocessing
 import os
 import pathlib
 import platform
+import shlex
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import nvidia.dali
-from matplotlib.figure import Figure
 from nvidia.dali import backend
 
-OUT = pathlib.Path(__file__).resolve().parent / "out"
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 # Grain's worker processes need not know; asking starts CUDA in each of them.
 GPU = multiprocessing.parent_process() is None and backend.GetCUDADeviceCount() > 0
 
@@ -29,7 +34,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--out", type=pathlib.Path, default=OUT, help="folder of the results")
+    made.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
     return made
 
 
@@ -70,35 +75,48 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Prints a Markdown table."""
+    """Prints a Markdown table, and keeps it for `write`."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    _tables.append({"columns": list(columns), "rows": cells})
     print()
-    for row in (columns, ["---"] * len(columns), *rows):
-        print("| " + " | ".join(map(str, row)) + " |")
+    for row in (columns, ["---"] * len(columns), *cells):
+        print("| " + " | ".join(row) + " |")
     print(flush=True)
 
 
-def write(out: pathlib.Path, name: str, arguments: Any, results: Any, figure: Figure) -> None:
-    """Writes NAME.json and NAME.png."""
+_tables: list[dict[str, Any]] = []
+
+
+def write(
+    out: pathlib.Path,
+    name: str,
+    results: Any,
+    groups: Mapping[str, Mapping[str, float]],
+    label: str,
+) -> None:
+    """Writes a run as JSON: the machine, the command, the tables, all results, and a plot's values.
+
+    Args:
+        out: The folder.
+        name: The benchmark's.
+        results: Whatever it measured, as JSON has it.
+        groups: The bars of a plot, by their names, and by the panels' titles.
+        label: What the bars show, with its unit.
+    """
+    where = machine()
+    kind = where["gpus"][0].split()[-1].lower() if where["gpus"] else "cpu"
+    if len(where["gpus"]) > 1:
+        kind += f"x{len(where['gpus'])}"
+    program = pathlib.Path(sys.argv[0]).name
+    record = {
+        "name": name,
+        "machine": where,
+        "command": shlex.join(["python", f"benchmarks/{program}", *sys.argv[1:]]),
+        "tables": _tables,
+        "plot": {"label": label, "groups": groups},
+        "results": results,
+    }
     out.mkdir(parents=True, exist_ok=True)
-    told = {key: str(value) for key, value in vars(arguments).items() if key != "out"}
-    record = {"machine": machine(), "arguments": told, "results": results}
-    (out / f"{name}.json").write_text(json.dumps(record, indent=1))
-    figure.savefig(out / f"{name}.png", dpi=110)
-    print(f"{out / name}.json, .png")
-
-
-def bars(groups: Mapping[str, Mapping[str, float]], label: str) -> Figure:
-    """A picture of horizontal bars, one panel for each group."""
-    rows = max(len(one) for one in groups.values())
-    figure = Figure(figsize=(5.2 * len(groups), 1.2 + 0.34 * rows))
-    axes = figure.subplots(1, len(groups), squeeze=False)[0]
-    for ax, (title, values) in zip(axes, groups.items()):
-        names = list(values)[::-1]
-        made = ax.barh(names, [values[name] for name in names])
-        ax.bar_label(made, fmt="{:,.0f}", padding=2, fontsize=8)
-        ax.margins(x=0.15)
-        ax.tick_params(axis="y", labelsize=8)
-        ax.set(title=title, xlabel=label)
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    return figure
+    path = out / f"{where['date']}-{kind}-{name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(path)

@@ -1,7 +1,7 @@
 """Runs the benchmarks that need no GPU, with settings that take some minutes in all.
 
-Tables go to the terminal, figures and pictures to ``benchmarks/out``; each program by itself takes
-other settings, and says them with ``--help``::
+Tables go to the terminal, and with all figures to ``benchmarks/results``, as JSON. Each program by
+itself takes other settings, and says them with ``--help``::
 
     make bench ARGS=overhead
 """

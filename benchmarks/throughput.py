@@ -402,8 +402,7 @@ def main() -> None:
         {"variant": name, "images_per_s": medians[name], "rates": own, "of_raw": shares[name]}
         for name, own in rates.items()
     ]
-    name = "throughput_gpu" if GPU else "throughput"
-    report.write(args.out, name, args, results, report.bars({"": medians}, "images/s"))
+    report.write(args.out, "throughput", results, {"": medians}, "images/s")
 
 
 if __name__ == "__main__":

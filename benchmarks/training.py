@@ -231,8 +231,7 @@ def main() -> None:
     results = {
         name: dict(zip(("step_ms", "next_ms", "idle_ms"), zip(*own))) for name, own in told.items()
     }
-    figure = report.bars({"": medians}, "ms a step")
-    report.write(args.out, "training", args, results, figure)
+    report.write(args.out, "training", results, {"": medians}, "ms a step")
 
 
 if __name__ == "__main__":

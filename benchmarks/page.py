@@ -1,0 +1,191 @@
+"""Makes docs/benchmarks.md and its plots of the runs in benchmarks/results.
+
+For each question it takes the newest run of that name and kind of machine: its tables as they were
+printed, its plot, the command, the machine and the date. Remarks are written here, by hand::
+
+    python benchmarks/page.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+DOCS = HERE.parent / "docs"
+
+# Heading, kind of machine and name of the run that answers it, and what to say of it.
+QUESTIONS: list[tuple[str, str, str, str]] = [
+    (
+        "How many images a second on one GPU?",
+        "h200",
+        "sources",
+        "JPEGs of 500x375 are decoded, cropped at random to 224, mirrored and normalised to f16. "
+        "Shares are of DALI's own loop in the same round. Machines differ by a third from day to "
+        "day, so compare shares.",
+    ),
+    (
+        "And behind Grain, CLU and tf.data?",
+        "h200",
+        "throughput",
+        "The same pictures. What holds back the slow rows is Python: Grain spends about 70 us on "
+        "a record in one interpreter. Workers that hand over packed bytes are the fast way.",
+    ),
+    (
+        "What does it cost a training step?",
+        "h200",
+        "training",
+        "A ResNet-50 in bfloat16, batches of 256. Waiting is the time in which the GPU had no step "
+        "to run. CUDA had 32 hardware queues, as `import dalijax` sets them. With CUDA's default "
+        "of 8 a step took 43.8 ms, and 7.3 % of it was waiting.",
+    ),
+    (
+        "And a whole recipe?",
+        "h200",
+        "recipe",
+        "The steps of `examples/imagenet`, with more and more augmentation. The first row of each "
+        "model is the model alone, on a batch that is there.",
+    ),
+    (
+        "How do several GPUs scale?",
+        "h200x4",
+        "scaling",
+        "A batch of 256 for each GPU, on one host. The ranges say how far such a figure can be "
+        "trusted. Another host of two GPUs gave 1.68 times one, and a third was slower by half.",
+    ),
+    (
+        "What does next() cost?",
+        "h200",
+        "overhead",
+        "Microseconds over a raw loop of DALI's own calls. It is level with DALI's plugin on a "
+        "GPU. On a CPU `jax.Array`s are dearer than the plugin's (119 and 80 us), since these are "
+        "not committed to their device.",
+    ),
+    (
+        "What do the adapters add?",
+        "cpu",
+        "adapter_overhead",
+        "Two outputs that cost next to nothing, 5 ms between batches. In brackets: over the raw "
+        "loop.",
+    ),
+    (
+        "What do functions in the graph cost?",
+        "h200",
+        "function_cost",
+        "Behind the colon: the share of DALI's own form of the function in the same round. The "
+        "older executors of DALI lose data here, see [functions](functions.md).",
+    ),
+    (
+        "What does the augmentation cost?",
+        "cpu",
+        "augment",
+        "Beside DALI's random operators of the same kind, in the same round.",
+    ),
+    (
+        "How long does opening take?",
+        "h200",
+        "opening",
+        "Records of 100 bytes that are not decoded. A tar is indexed once; `again` is a new "
+        "process. Small records of a tar come a quarter as fast as from DALI's reader: Python "
+        "costs about 20 us a record.",
+    ),
+    ("Does memory grow?", "h200", "memory", "New pipelines from a state every 2,000 batches."),
+    (
+        "And on a CPU?",
+        "cpu",
+        "throughput",
+        "Two cores. tf.data is the fastest there: it decodes only what is cropped, and resizes "
+        "without antialiasing.",
+    ),
+    ("Sounds and videos?", "cpu", "media", "Beside the usual library."),
+    ("Arrays?", "cpu", "arrays", "Beside NumPy."),
+]
+STYLE = {"svg.fonttype": "none", "font.family": "sans-serif"}  # the page's own font
+
+
+def newest(kind: str, name: str) -> dict[str, Any] | None:
+    """The newest run of a benchmark on such a machine."""
+    files = sorted(RESULTS.glob(f"????-??-??-{kind}-{name}.json"))
+    return json.loads(files[-1].read_text()) if files else None
+
+
+def describe(machine: Mapping[str, Any]) -> str:
+    """The machine and its versions in a line."""
+    gpus = machine["gpus"]
+    parts = [f"{len(gpus)} x {gpus[0]}"] if gpus else []
+    parts.append(machine["cpu"])
+    parts += [f"{key} {machine[key]}" for key in ("python", "jax", "dali") if machine.get(key)]
+    return ", ".join(parts)
+
+
+def plot(run: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws a run's bars, one panel below the other, readable on a light and a dark page."""
+    groups = {k: v for k, v in run["plot"]["groups"].items() if v}
+    counts = [len(values) for values in groups.values()]
+    figure = Figure(figsize=(7.5, 0.7 + 0.27 * sum(counts) + 0.55 * len(counts)))
+    axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=counts)[:, 0]
+    for ax, (title, values) in zip(axes, groups.items()):
+        names = list(values)[::-1]
+        bars = ax.barh(names, [values[name] for name in names], color="#76b900")
+        digits = 0 if max(map(abs, values.values())) >= 100 else 1
+        labels = ax.bar_label(bars, fmt=f"{{:,.{digits}f}}", padding=3, fontsize=8)
+        ax.margins(x=0.14)
+        ax.tick_params(labelsize=8, colors="#808080")
+        ax.set_title(title, fontsize=9, color="#808080")
+        ax.spines[["top", "right"]].set_visible(False)
+        for part in (*ax.spines.values(), *labels):
+            part.set_color("#808080")
+    axes[-1].set_xlabel(run["plot"]["label"], fontsize=8, color="#808080")
+    figure.tight_layout()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def section(question: str, kind: str, name: str, remark: str) -> str:
+    """A question with the run that answers it; "" where there is none."""
+    run = newest(kind, name)
+    if run is None:
+        return ""
+    picture = f"pictures/benchmark-{kind}-{name}.svg"
+    plot(run, DOCS / picture)
+    parts = [f"## {question}", textwrap.fill(remark, 98)]
+    parts += [table(one["columns"], one["rows"]) for one in run["tables"]]
+    parts.append(f"![{run['plot']['label']}]({picture})")
+    where = f"{run['machine']['date']}, {describe(run['machine'])}:"
+    parts.append(f"{textwrap.fill(where, 98)}\n\n```sh\n{run['command']}\n```")
+    return "\n\n".join(parts)
+
+
+HEAD = """# Benchmarks
+
+Every figure of this page was printed by the command below it. The runs are kept in
+`benchmarks/results`, and `python benchmarks/page.py` makes this page of the newest of each.
+Values are medians, with the least and the most of the rounds. Variants take turns in one process,
+so that what disturbs one disturbs all."""
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    (DOCS / "pictures").mkdir(parents=True, exist_ok=True)
+    sections = [section(*question) for question in QUESTIONS]
+    page = "\n\n".join([HEAD, *filter(None, sections)]) + "\n"
+    (DOCS / "benchmarks.md").write_text(re.sub(r"[ \t]+\n", "\n", page))
+
+
+if __name__ == "__main__":
+    main()
