@@ -25,7 +25,6 @@ from ..pipeline.engine import CLOSED, EpochEngine, Outcome
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
-    NoBatch,
     Outputs,
     Runner,
     SourceEnded,
@@ -53,6 +52,10 @@ _STOPPED = (
     "can't be produced: with exec_dynamic=False nothing runs after a failure, of this batch or of "
     "one prefetched behind it. Leave exec_dynamic=False out, and the next call goes on behind it"
 )
+
+
+class _NoBatch(RuntimeError):
+    """The source has no batch where the epoch has one; it is no batch that failed."""
 
 
 class ReaderEngine(EpochEngine[Position]):
@@ -255,14 +258,14 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _restore(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
         position, before = saved.position, self.position
-        checkpoints = position.checkpoints
-        if self.batch_size or checkpoints is None:
+        if self.batch_size or position.checkpoints is None:
             self._check(saved, allow, named)
         if self.shards:
             self._check_reach(position)
-        if checkpoints is None and position != before:
+        if position == before:
+            return
+        if position.checkpoints is None:
             self.go_to(position)
-        if checkpoints is None or position == before:
             return
         if not self._source.rebuildable:
             raise StateError(
@@ -272,38 +275,51 @@ class ReaderEngine(EpochEngine[Position]):
             )
         self.drop()
         try:
-            self.position = self._arrived(saved, checkpoints, allow, named)
+            self.position = self._build_at(saved, position.checkpoints, allow, named)
         except BaseException:
             self.go_to(before)
             raise
 
-    def _arrived(
+    def _build_at(
         self, saved: Saved, checkpoints: Checkpoints, allow: Sequence[str], named: Sequence[str]
     ) -> Position:
-        """The saved position, where new pipelines stand then; see `restore`."""
-        refusal: Exception | None = None
-        try:
-            _check_forms(saved, self._config.reader_name)
-            self._build(checkpoints)
-        except RuntimeError as error:
-            refusal = error
-        except (ValueError, LookupError, TypeError) as error:  # DALI reads its texts in Python, too
-            refusal = error
-            if not isinstance(error, StateError):
-                refusal = StateError(f"DALI can't read its part of the state: {error!r}")
-                refusal.__cause__ = error
+        """Builds pipelines at a saved position; it, with checkpoints of theirs. See `restore`."""
+        refusal = self._try_to_build(saved, checkpoints)
         if refusal is not None:
             self._build(Checkpoints())  # what differs says more
         self._check(saved, allow, named)
         self._check_reach(saved.position)
         names = renamed(saved.fingerprint, self.fingerprint())
-        if names is None:
-            if refusal is not None:
-                raise refusal
-            return saved.position
-        # Operators come, go, or have other names: each state goes to the operator that it is of.
-        if refusal is None:
-            self.drop()
+        if names is not None:
+            return self._build_renamed(saved.position, names)
+        if refusal is not None:
+            raise refusal
+        return saved.position
+
+    def _try_to_build(self, saved: Saved, checkpoints: Checkpoints) -> Exception | None:
+        """Builds pipelines at checkpoints; the error where they refuse them."""
+        try:
+            _check_forms(saved, self._config.reader_name)
+            self._build(checkpoints)
+        except (RuntimeError, StateError) as error:
+            return error
+        except (ValueError, LookupError, TypeError) as error:  # DALI reads its texts in Python, too
+            refusal = StateError(f"DALI can't read its part of the state: {error!r}")
+            refusal.__cause__ = error
+            return refusal
+        return None
+
+    def _build_renamed(self, position: Position, names: Mapping[str, str]) -> Position:
+        """Builds pipelines whose operators came, went or were renamed, at a position before that.
+
+        Args:
+            position: The position; each state in it goes to the operator that it is of.
+            names: The names of operators in it, by those that they have now.
+
+        Returns:
+            The position, with checkpoints of the new pipelines.
+        """
+        self.drop()
         start = self._build(Checkpoints()).checkpoints() or ()
         self.drop()
 
@@ -314,9 +330,9 @@ class ReaderEngine(EpochEngine[Position]):
             return Checkpoints(tuple(for_operators(*pair, names) for pair in pairs), one.to_drop)
 
         position = dataclasses.replace(
-            saved.position,
-            checkpoints=moved(saved.position.checkpoints),
-            epoch_start=moved(saved.position.epoch_start),
+            position,
+            checkpoints=moved(position.checkpoints),
+            epoch_start=moved(position.epoch_start),
         )
         self._build(position.checkpoints or Checkpoints())
         return position
@@ -568,7 +584,7 @@ class ReaderEngine(EpochEngine[Position]):
         except SourceEnded:
             self._exact = exact  # nothing was taken
             return Outcome(here, ended=True)
-        except NoBatch:
+        except _NoBatch:
             raise
         except SourceError as failed:
             self._stand_again_at(here)
@@ -662,7 +678,7 @@ class ReaderEngine(EpochEngine[Position]):
             if here.step > 0 and self.plan is None:
                 raise
             if here.step > 0:
-                raise NoBatch(
+                raise _NoBatch(
                     f"the pipeline's source ended after {here.step} of "
                     f"{self._length_of(here.epoch)} batches of epoch {here.epoch}: it gives fewer "
                     "samples than the epoch's size. Pass the size that it really has, a multiple "
@@ -681,7 +697,7 @@ class ReaderEngine(EpochEngine[Position]):
             runner = self._runner = Runner(self._source.build(checkpoints))
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
-        raise NoBatch(
+        raise _NoBatch(
             f"the pipeline's source gives no batch in epoch {here.epoch}: it is used up. Let "
             "fn.external_source start again by cycle='raise' (an iterable or a generator "
             "function), or create the iterator that it reads inside the pipeline function"

@@ -33,10 +33,6 @@ class SourceError(Exception):
     """The pipelines' own source raised; ``__cause__`` is what. Its batch was not produced."""
 
 
-class NoBatch(RuntimeError):
-    """The source has no batch where the epoch has one; it is no batch that failed."""
-
-
 class _PipelineQueue:
     """One pipeline and what is scheduled in it."""
 
