@@ -12,7 +12,7 @@ unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-full test-matrix test-pax run-pax lint format bench clean
+.PHONY: help demo test test-full test-matrix test-pax run-pax lint format bench docs docs-serve clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -56,14 +56,23 @@ format: $(VENV)/.installed-test  ## Rewrite the sources in the common format.
 bench: $(VENV)/.installed-bench  ## Run the benchmarks that need no GPU; ARGS=overhead runs one.
 	@$(PYTHON) benchmarks/run.py $(ARGS)
 
+export NO_MKDOCS_2_WARNING := 1
+
+docs: $(VENV)/.installed-docs  ## Build the documentation, site/index.html; a warning fails.
+	@$(PYTHON) -m mkdocs build
+
+docs-serve: $(VENV)/.installed-docs  ## Show the documentation at localhost:8000, and build it again as pages change.
+	@$(PYTHON) -m mkdocs serve $(ARGS)
+
 clean:  ## Remove what builds and runs leave behind, but not the virtual environment.
-	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out
+	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out site
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: EXTRAS := cpu,examples
 ALL := test,lint,examples,grain,clu,tf,numba,prometheus
 $(VENV)/.installed-test: EXTRAS := $(ALL)
 $(VENV)/.installed-bench: EXTRAS := $(ALL),bench
+$(VENV)/.installed-docs: EXTRAS := docs
 $(VENV)/.installed-pax: EXTRAS := pax
 # The extras `test`, `examples` and `clu` want a newer JAX.
 $(VENV)/.installed-pax: AFTER = $(PYTHON) -m pip install -qq pytest hypothesis cloudpickle clu pillow matplotlib tqdm

@@ -464,9 +464,9 @@ def data_iterator(
     Args:
         pipeline_fn: The function of the graph. For several devices it takes ``shard_id`` and
             ``num_shards`` and hands them to its reader.
-        output_map, size, reader_name, auto_reset, last_batch_padded, last_batch_policy,
-            prepare_first_batch, pmap_compatible, mask, as_numpy, on_error: As for
-            `dalijax.DALIGenericIterator`.
+        output_map, size, reader_name, auto_reset: As for `dalijax.DALIGenericIterator`.
+        last_batch_padded, last_batch_policy, prepare_first_batch, pmap_compatible: The same.
+        mask, as_numpy, on_error: The same.
         sharding: A jax.sharding.Sharding, or a dict of one (or a PartitionSpec of another's mesh)
             for each output: batches are global arrays placed by it.
         devices: jax devices, one pipeline for each: batches have pmap's layout
