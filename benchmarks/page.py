@@ -156,6 +156,16 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def wrap(command: str) -> str:
+    """The command in lines of at most 98 characters, broken before options."""
+    lines = [""]
+    for option in re.split(r" (?=--)", command):
+        if lines[-1] and len(lines[-1]) + len(option) > 95:
+            lines.append("   ")
+        lines[-1] += " " + option if lines[-1] else option
+    return " \\\n".join(lines)
+
+
 def section(question: str, kind: str, name: str, remark: str) -> str:
     """A question with the run that answers it; "" where there is none."""
     run = newest(kind, name)
@@ -167,7 +177,7 @@ def section(question: str, kind: str, name: str, remark: str) -> str:
     parts += [table(one["columns"], one["rows"]) for one in run["tables"]]
     parts.append(f"![{run['plot']['label']}]({picture})")
     where = f"{run['machine']['date']}, {describe(run['machine'])}:"
-    parts.append(f"{textwrap.fill(where, 98)}\n\n```sh\n{run['command']}\n```")
+    parts.append(f"{textwrap.fill(where, 98)}\n\n```sh\n{wrap(run['command'])}\n```")
     return "\n\n".join(parts)
 
 

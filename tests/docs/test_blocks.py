@@ -1,0 +1,132 @@
+"""Every page of the documentation: its blocks run, its sentences are short, its links hold."""
+
+import ast
+import os
+import pathlib
+import re
+import shlex
+
+import pytest
+import tomllib
+
+from pages import PAGES, ROOT, Page, commands, words
+from programs import run_python
+
+LANGUAGES = {"python", "sh", "text", "json", "yaml", "toml", "html", "diff", "ini"}
+EXTRAS = set(
+    tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+)
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+WORDS = 30
+
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@each_page
+def test_its_blocks_run(path, tmp_path):
+    """In one namespace and an empty folder, on 8 devices of the CPU, as a program of their own."""
+    page = Page(path)
+    code = page.program()
+    if code is None:
+        assert not page.prelude.exists(), "a prelude of a page without blocks"
+        return
+    (tmp_path / "scratch").mkdir()
+    program = tmp_path / f"page_{page.prelude.name}"  # importable, and no module's name
+    program.write_text(code)
+    folders = [ROOT / "tests" / "support", ROOT / "examples", tmp_path / "scratch"]
+    python_path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "8",
+        "MPLBACKEND": "agg",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    run_python(program, cwd=tmp_path / "scratch", env=env)
+
+
+@each_page
+def test_its_blocks_say_what_they_are(path):
+    """Their language; Python that is not run here compiles, and commands name what there is."""
+    for block in Page(path).blocks:
+        where = f"{path.name}:{block.first}"
+        assert block.language.split(" ")[0] in LANGUAGES, f"{where}: {block.language!r}"
+        if block.language == "python":
+            ast.parse("\n".join(block.lines), where)
+        if block.language == "sh":
+            for number, command in commands(block):
+                check_command(f"{path.name}:{number}", command)
+
+
+def check_command(where, command):
+    """The extras, targets and files of the repository that a command names are there."""
+    for extras in re.findall(r"""(?:dalijax|\.)\[([\w,]+)\]""", command):
+        assert set(extras.split(",")) <= EXTRAS, f"{where}: {extras}"
+    tokens = shlex.split(command, comments=True)
+    if tokens[:1] == ["make"]:
+        assert {t for t in tokens[1:] if re.fullmatch("[a-z-]+", t)} <= TARGETS, where
+    for token in tokens:
+        if re.fullmatch(r"(examples|benchmarks|docs|tests|\.ci)/[\w./-]+", token):
+            assert (ROOT / token).exists() or "/out/" in token, f"{where}: {token}"
+
+
+@each_page
+def test_its_lines_and_sentences_are_short(path):
+    page = Page(path)
+    for number, line in enumerate(page.lines, 1):
+        bare = re.sub(r"\]\([^)]*\)", "]()", line)
+        assert len(bare) <= 100 or line.lstrip().startswith("|"), f"{path.name}:{number}: {line}"
+    for number, sentence in page.sentences():
+        assert words(sentence) <= WORDS, f"{path.name}:{number}: {words(sentence)}: {sentence}"
+
+
+@each_page
+def test_its_links_hold(path):
+    page = Page(path)
+    for number, link in page.links():
+        file, _, anchor = link.partition("#")
+        target = path if not file else pathlib.Path(os.path.normpath(path.parent / file))
+        assert target.exists(), f"{path.name}:{number}: {link}"
+        if anchor:
+            assert anchor in Page(target).anchors(), f"{path.name}:{number}: {link}"
+
+
+def test_no_prelude_is_without_its_page():
+    preludes = {file.name for file in (ROOT / "tests/docs/preludes").glob("*.py")}
+    assert preludes <= {Page(path).prelude.name for path in PAGES}
+
+
+BROKEN = """# A page
+
+Its first sentence has a [link](missing.md) and one to [a heading](#a-page).
+
+=== "Tab"
+
+    ```python
+    # not run here: nothing of this name
+    import nothing
+    ```
+
+    ```python
+    print("line", __import__("inspect").currentframe().f_lineno)
+    ```
+
+- An item of three words. Another sentence of `x = 1. y` five words
+  that goes on.
+"""
+
+
+def test_a_page_is_read_as_it_is_meant(tmp_path, monkeypatch):
+    monkeypatch.setattr("pages.ROOT", tmp_path)
+    path = tmp_path / "page.md"
+    path.write_text(BROKEN)
+    page = Page(path)
+    assert [(b.language, b.first) for b in page.blocks] == [("python", 8), ("python", 13)]
+    code = page.program()
+    assert "nothing" not in code
+    file = tmp_path / "page.py"
+    file.write_text(code)
+    assert run_python(file).stdout == "line 13\n"
+    assert list(page.links()) == [(3, "missing.md"), (3, "#a-page")]
+    assert page.anchors() == {"a-page"}
+    assert [(n, words(s)) for n, s in page.sentences()] == [(3, 11), (16, 5), (16, 9)]

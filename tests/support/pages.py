@@ -1,0 +1,142 @@
+"""Pages of Markdown: their blocks as one program, their sentences, headings and links."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PRELUDES = ROOT / "tests" / "docs" / "preludes"
+NOT_RUN = "# not run here:"
+NO_PROSE = ("#", "|", "!!!", "???", "===", ":::", "--8<--", "<")
+_LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^()\s>]+)[^()]*\)")
+_DALIJAX = re.compile(r"\s*python -m dalijax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the number of its first line, and its lines."""
+
+    language: str
+    first: int
+    lines: list[str]
+
+
+class Page:
+    """A page, read once."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.name = path.relative_to(ROOT).as_posix()
+        self.lines = path.read_text().splitlines()
+        self.blocks = list(self._blocks())
+
+    def _blocks(self) -> Iterator[Block]:
+        opened: tuple[str, str, int] | None = None
+        for number, line in enumerate(self.lines, 1):
+            fence = re.match(r"\s*(```+|~~~+)\s*(.*)", line)
+            if opened is None and fence:
+                opened = fence[1], fence[2], number + 1
+            elif opened and fence and not fence[2] and fence[1].startswith(opened[0]):
+                lines = self.lines[opened[2] - 1 : number - 1]
+                yield Block(opened[1], opened[2], textwrap.dedent("\n".join(lines)).split("\n"))
+                opened = None
+        if opened:
+            raise ValueError(f"{self.name}:{opened[2] - 1}: the block has no end")
+
+    @property
+    def prelude(self) -> pathlib.Path:
+        """The code that comes before the first block; it need not be there."""
+        path = self.path.relative_to(DOCS if DOCS in self.path.parents else ROOT).with_suffix(".py")
+        return PRELUDES / path.as_posix().replace("-", "_").replace("/", "_").lower()
+
+    def program(self) -> str | None:
+        """The page's blocks as they run on a CPU, at the lines that they have in the page."""
+        code = [""] * len(self.lines)
+        for block in self.blocks:
+            if block.language == "python" and not block.lines[0].startswith(NOT_RUN):
+                code[block.first - 1 : block.first - 1 + len(block.lines)] = block.lines
+            elif block.language == "sh":
+                for number, command in commands(block):
+                    if _DALIJAX.match(command):
+                        arguments = shlex.split(command, comments=True)[1:]
+                        code[number - 1] = f"__import__('page_commands').run({arguments!r})"
+        if not any(code):
+            return None
+        assert not code[0], f"{self.name} begins with a heading"
+        if self.prelude.exists():
+            code[0] = f"exec(compile(open({str(self.prelude)!r}).read(), 'prelude', 'exec'))"
+        text = "\n".join(code) + "\n"
+        return re.sub(r'device="mixed"', 'device="cpu"', text).replace(".gpu()", "")
+
+    @functools.cached_property
+    def prose(self) -> list[tuple[int, str]]:
+        """Numbers and texts of the lines outside of blocks."""
+        code = {n for b in self.blocks for n in range(b.first - 1, b.first + len(b.lines) + 1)}
+        return [(n, line) for n, line in enumerate(self.lines, 1) if n not in code]
+
+    def sentences(self) -> Iterator[tuple[int, str]]:
+        """Each sentence of the prose, with the line on which its paragraph begins."""
+        paragraph: list[str] = []
+        start = 0
+        for number, line in [*self.prose, (len(self.lines) + 1, "")]:
+            text = line.strip()
+            item = re.match(r"([-*+]|\d+\.)\s+", text)
+            ends = not text or text.startswith(NO_PROSE)
+            if (ends or item) and paragraph:
+                for sentence in split_sentences(" ".join(paragraph)):
+                    yield start, sentence
+                paragraph = []
+            if ends:
+                continue
+            start = start if paragraph else number
+            paragraph.append(text[item.end() :] if item else text)
+
+    def links(self) -> Iterator[tuple[int, str]]:
+        """The links that are not to another host."""
+        for number, line in self.prose:
+            for target in _LINK.findall(re.sub(r"`[^`]*`", "", line)):
+                if not re.match(r"[a-z]+:", target):
+                    yield number, target
+
+    def anchors(self) -> set[str]:
+        """The headings' anchors, as MkDocs and GitHub make them."""
+        anchors: set[str] = set()
+        for _, line in self.prose:
+            heading = re.match(r"#+\s+(.*?)(?:\s*\{.*#([\w-]+).*\})?\s*$", line)
+            if heading:
+                text = re.sub(r"[^\w\s-]", "", heading[1]).strip().lower()
+                anchors.add(heading[2] or re.sub(r"[\s]+", "-", text))
+        return anchors
+
+
+def commands(block: Block) -> Iterator[tuple[int, str]]:
+    """Each command of a block of sh, with its line; a backslash goes on with the next."""
+    command, start = "", 0
+    for number, line in enumerate(block.lines, block.first):
+        start = start if command else number
+        command += line.removesuffix("\\") + " "
+        if not line.endswith("\\"):
+            yield start, command.strip()
+            command = ""
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """Sentences end with a stop before a space; code and links count as their text."""
+    text = re.sub(r"`[^`]*`", "code", paragraph)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return [s for s in re.split(r"(?<=[.!?])[)\"'*_]*\s+(?=\S)", text) if s.strip()]
+
+
+def words(sentence: str) -> int:
+    """Number of words."""
+    return sum(bool(re.search(r"\w", word)) for word in sentence.split())
+
+
+PAGES = sorted(DOCS.rglob("*.md"))
