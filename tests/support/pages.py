@@ -106,10 +106,10 @@ class Page:
                     yield number, target
 
     def anchors(self) -> set[str]:
-        """The headings' anchors, as MkDocs and GitHub make them."""
-        anchors: set[str] = set()
+        """The headings' anchors, as MkDocs and GitHub make them, and those of API entries."""
+        anchors = {line[4:] for _, line in self.prose if line.startswith("::: ")}
         for _, line in self.prose:
-            heading = re.match(r"#+\s+(.*?)(?:\s*\{.*#([\w-]+).*\})?\s*$", line)
+            heading = re.match(r"#+\s+(.*?)(?:\s*\{.*#([\w.-]+).*\})?\s*$", line)
             if heading:
                 text = re.sub(r"[^\w\s-]", "", heading[1]).strip().lower()
                 anchors.add(heading[2] or re.sub(r"[\s]+", "-", text))
