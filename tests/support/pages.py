@@ -129,7 +129,7 @@ def commands(block: Block) -> Iterator[tuple[int, str]]:
 
 def split_sentences(paragraph: str) -> list[str]:
     """Sentences end with a stop before a space; code and links count as their text."""
-    text = re.sub(r"`[^`]*`", "code", paragraph)
+    text = re.sub(r"(`+).*?[^`]\1(?!`)", "code", paragraph)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return [s for s in re.split(r"(?<=[.!?])[)\"'*_]*\s+(?=\S)", text) if s.strip()]
 
