@@ -1,0 +1,234 @@
+"""Recordings, by examples/audio.py: spectrograms as NumPy's, one shape, states, bad files."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from PIL import Image
+
+from conformance import Expected, check
+from dalijax import sources
+from dalijax.core.errors import BatchError
+from dalijax.show import show
+from oracle import Case
+from programs import run_python
+
+soundfile = pytest.importorskip("soundfile", reason="needs soundfile, of the extra test")
+
+import audio  # noqa: E402 - of examples/
+
+N, BATCH = 11, 4
+RATE = audio.RATE
+SHORT = {"batch_size": BATCH, "num_threads": 1, "device_id": None}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return audio.draw_recordings(tmp_path_factory.mktemp("recordings"), N, seed=4)
+
+
+def batches_of(source, **options):
+    return audio.recordings(source=source, **{**SHORT, **options})
+
+
+def rows_of(iterator):
+    """The rows of an epoch's rest, without the padding's."""
+    batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
+    iterator.close()
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: array[whole["mask"]] for name, array in whole.items()}
+
+
+def mesh(count):
+    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
+
+
+def mel_scale(hertz):
+    """Slaney's: linear up to 1 kHz, logarithmic above."""
+    step = np.log(6.4) / 27
+    return np.where(
+        hertz < 1000, hertz * 3 / 200, 15 + np.log(np.maximum(hertz, 1e-9) / 1000) / step
+    )
+
+
+def log_mel(sound):
+    """A log-mel spectrogram by NumPy: centred Hann windows, triangles of equal area."""
+    sound = np.pad(sound.astype(np.float64), 256, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(sound, 512)[::160]
+    # Zero half a sample outside of the window, in the middle of the transform's 512 samples.
+    hann = np.pad(np.sin(np.pi * (np.arange(400) + 0.5) / 400) ** 2, 56)
+    power = np.abs(np.fft.rfft(windows * hann, axis=1)).T ** 2
+    bins = np.linspace(0, RATE / 2, 257)
+    edges = np.interp(
+        np.linspace(0, mel_scale(np.array(RATE / 2)), audio.BANDS + 2),
+        mel_scale(fine := np.linspace(0, RATE / 2, 200_001)),
+        fine,
+    )
+    low, middle, high = (edges[k : k + audio.BANDS, None] for k in range(3))
+    triangles = np.minimum((bins - low) / (middle - low), (high - bins) / (high - middle))
+    mel = (triangles.clip(0) * 2 / (high - low)) @ power
+    return 10 * np.log10(np.maximum(mel / mel.max(), 1e-8))
+
+
+def test_spectrograms_are_those_of_numpy(folder):
+    paths = [
+        path for path in sorted(folder.glob("*/*")) if soundfile.info(path).samplerate == 16000
+    ]
+    assert {path.suffix for path in paths} >= {".flac", ".wav"}
+    rows = rows_of(batches_of(sources.Files(paths=paths, labels=range(len(paths))), shuffle=False))
+    for path, mel, frames in zip(paths, rows["mel"], rows["frames"], strict=True):
+        sound = soundfile.read(path, dtype="float32")[0]
+        wanted = log_mel(sound)[:, : audio.MOST]
+        assert frames == wanted.shape[1]
+        np.testing.assert_allclose(mel[:, :frames], wanted, atol=0.02, err_msg=str(path))
+        assert (mel[:, frames:] == audio.FLOOR).all()
+
+
+def test_another_rate_is_resampled(folder):
+    """A recording of 44.1 kHz has the length, and the pitch, of one of 16 kHz."""
+    time = np.arange(44_100) / 44_100
+    path = folder.parent / "pitch.wav"
+    soundfile.write(path, 0.5 * np.sin(2 * np.pi * 1000 * time), 44_100)
+    rows = rows_of(batches_of(sources.Files(paths=[path], labels=[0]), batch_size=1))
+    assert rows["frames"] == [101]
+    wanted = log_mel(0.5 * np.sin(2 * np.pi * 1000 * np.arange(RATE) / RATE))
+    assert rows["mel"][0, :, 50].argmax() == wanted[:, 50].argmax()
+
+
+def test_masks_are_bands_and_spans_within_a_recording(folder):
+    rows = rows_of(batches_of(sources.Files(folder)))
+    masked = 0
+    for mel, augmented, frames in zip(rows["mel"], rows["augmented"], rows["frames"]):
+        changed = (mel != augmented)[:, :frames]
+        assert (augmented[:, :frames][changed] == audio.FLOOR).all()
+        assert (augmented[:, frames:] == audio.FLOOR).all()
+        quiet = augmented[:, :frames] == audio.FLOOR
+        bands, spans = quiet.all(1), quiet.all(0)
+        # What changed lies in whole bands, or in whole spans of time, of at most two each.
+        assert not changed[np.ix_(~bands, ~spans)].any()
+        for inside, most in ((bands, 12), (spans, frames // 5)):
+            assert np.count_nonzero(np.diff(inside.astype(int), prepend=0) == 1) <= 2
+            assert inside.sum() <= 2 * most
+        masked += changed.any()
+    assert masked >= N - 1
+
+
+def losses(iterator):
+    weights = jnp.zeros((2 * audio.BANDS, 3))
+    shapes = set()
+    out = []
+    for batch in iterator:
+        shapes.add(batch["augmented"].shape)
+        weights, loss = audio.step(weights, batch)
+        out.append(float(loss))
+    iterator.close()
+    return shapes, out
+
+
+def test_one_shape_compiles_once_and_buckets_a_few_times(folder):
+    source = sources.Files(folder)
+    audio.step.clear_cache()
+    one_shape, wanted = losses(batches_of(source, batch_size=2, last_batch_padded=True))
+    assert one_shape == {(2, audio.BANDS, audio.MOST)}
+    assert audio.step._cache_size() == 1
+    audio.step.clear_cache()
+    call = {"batch_size": 2, "last_batch_padded": True}
+    buckets, same = losses(batches_of(source, **call, bucket=64))
+    assert buckets <= {(2, audio.BANDS, 64 * k) for k in range(1, 5)}
+    assert 1 < len(buckets) == audio.step._cache_size() <= 4
+    np.testing.assert_allclose(same, wanted, rtol=1e-5)
+
+
+def expected(folder):
+    """Three epochs of every record in order, the last batch padded."""
+    labels = sources.Files(folder).read(np.arange(N), ["label"])["label"]
+    epochs = []
+    case = Case(N, 1, BATCH, "FILL", True, False)
+    for number, streams in case.epochs(3):
+        epochs.append([])
+        for samples in streams[0]:
+            label = np.array([labels[s[0]] for s in samples], np.int32)
+            epochs[-1].append({"label": label, "mask": np.array(case.mask(samples, number))})
+    return Expected(epochs, state_bytes=2048)
+
+
+def test_every_state_goes_on(folder):
+    source = sources.Files(folder)
+    call = {"shuffle": False, "last_batch_padded": True}
+    check(lambda: batches_of(source, **call), expected(folder), tail=3)
+
+
+@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": mesh(4)}))
+@pytest.mark.parametrize(
+    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": mesh(2)}, {"as_numpy": True})
+)
+def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
+    source = sources.Files(folder)
+    saved = batches_of(source, seed=9, last_batch_padded=True, **first)
+    next(saved)
+    state = json.loads(json.dumps(saved.get_state()))
+    wanted = rows_of(saved)
+    other = batches_of(source, last_batch_padded=True, **then)
+    other.set_state(state)
+    rows = rows_of(other)
+    assert len(rows["label"]) >= 3
+    for name in ("mel", "augmented", "frames", "label"):
+        np.testing.assert_array_equal(rows[name], wanted[name], name)
+
+
+def test_show_draws_spectrograms_with_their_labels(folder):
+    source = sources.Files(folder)
+    page = show(batches_of(source), classes={"label": source.classes})
+    outputs = {output.name: output for output in page.batches[0].outputs}
+    assert outputs["mel"].layout == outputs["augmented"].layout == "HW"
+    caption = page.batches[0].caption(0)
+    assert any(f"label: {kind}" in caption for kind in audio.KINDS)
+    assert any(line.startswith("frames: ") for line in caption)
+
+
+@pytest.mark.parametrize("suffix", ("flac", "ogg", "wav"))
+def test_bad_recordings_are_named_masked_and_skipped(folder, tmp_path, suffix):
+    """A FLAC that is cut in its middle, others of which only the first bytes are left."""
+    source = sources.Files(folder)
+    paths = [source.name(index) for index in range(N)]
+    bad = next(number for number, path in enumerate(paths) if path.endswith(suffix))
+    data = pathlib.Path(paths[bad]).read_bytes()
+    file = tmp_path / f"bad.{suffix}"
+    file.write_bytes(data[: len(data) // 2] if suffix == "flac" else data[:30])
+    paths[bad] = str(file)
+    source = sources.Files(paths=paths, labels=range(N))
+    call = {"shuffle": False, "last_batch_padded": True}
+    iterator = batches_of(source, **call)
+    good = []
+    with pytest.raises(BatchError, match=rf"bad\.{suffix} can't be decoded") as error:
+        for batch in iterator:
+            good += batch["label"].tolist()
+    assert bad // BATCH == len(good) // BATCH
+    iterator.close()
+    assert error.value.files == (paths[bad],)
+    rows = rows_of(batches_of(source, on_error="mask", **call))
+    assert rows["label"].tolist() == [k for k in range(N) if k != bad]
+    rows = rows_of(batches_of(source, on_error="skip", **call))
+    assert rows["label"].tolist() == [k for k in range(N) if k // BATCH != bad // BATCH]
+
+
+@pytest.mark.parametrize("suffix", ("ogg", "wav"))
+def test_an_ogg_or_wav_that_is_cut_is_a_shorter_recording(tmp_path, suffix):
+    """DALI says nothing of it, as docs/audio.md has it."""
+    path = tmp_path / f"cut.{suffix}"
+    soundfile.write(path, np.random.default_rng(0).normal(size=5 * RATE) * 0.1, RATE)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+    rows = rows_of(batches_of(sources.Files(paths=[path], labels=[0]), batch_size=1))
+    assert 0 < rows["frames"][0] < 250
+
+
+def test_the_example_draws_a_picture(tmp_path):
+    script = audio.__file__
+    said = run_python(script, "--count", "24", "--epochs", "2", "--out", tmp_path).stdout
+    assert "compiled 1 times" in said
+    low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
+    assert high - low > 50
