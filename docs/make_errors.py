@@ -167,10 +167,10 @@ def entry(text: str, group: list[Message]) -> str:
     """One item of the list."""
     fence = "``" if "`" in text else "`"
     code = f"{fence} {text} {fence}" if fence == "``" else f"`{text}`"
-    code = textwrap.fill(code, 96, subsequent_indent="  ", break_long_words=False)
+    code = textwrap.fill(code, 94, subsequent_indent="  ", break_long_words=False)
     errors = ", ".join(f"`{name}`" for name in sorted({message.error for message in group}))
     see = " and ".join(sorted({_see(message.file) for message in group}))
-    return f"- {code}\\\n  {errors}; see {see}."
+    return f"- {code}<br>\n  {errors}; see {see}."
 
 
 def page() -> str:

@@ -88,7 +88,7 @@ class Page:
         for number, line in [*self.prose, (len(self.lines) + 1, "")]:
             text = line.strip()
             item = re.match(r"([-*+]|\d+\.)\s+", text)
-            ends = not text or text.startswith(NO_PROSE)
+            ends = not text or text.startswith(NO_PROSE) or re.match(r"\[.*\]: ", text)
             if (ends or item) and paragraph:
                 for sentence in split_sentences(" ".join(paragraph)):
                     yield start, sentence
