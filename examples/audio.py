@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--bucket", type=int, default=0, help="frames; 0: one shape for all")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     source = sources.Files(options.data or draw_recordings(options.out / "data", options.count))
     weights = jnp.zeros((2 * BANDS, len(source.classes)))
     with recordings(source=source, batch_size=12, seed=1, bucket=options.bucket) as batches:

@@ -1,0 +1,95 @@
+"""Sequences of frames of short videos: drawn starts, strides, and one crop and flip for each clip.
+
+    python examples/video.py                 # on clips that are drawn first
+    python examples/video.py --data Videos   # on a folder with one folder of clips for each class
+
+It writes a picture of a batch to examples/out/video: a row of frames for each clip. A GPU decodes
+H.264, H.265, AV1, MPEG-4, VP8, VP9 and Motion JPEG; a CPU the last three.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import nvidia.dali.fn as dali_fn
+from nvidia.dali import backend
+
+from clips import FRAMES, draw_clips
+from dalijax import data_iterator, sources
+from dalijax.show import show
+
+OUT = Path(__file__).resolve().parent / "out" / "video"
+EXTENSIONS = ("avi", "mkv", "mov", "mp4", "webm")
+DEVICE = "mixed" if backend.GetCUDADeviceCount() > 0 else "cpu"
+
+
+@data_iterator(output_map=["frames", "start", "label"], mask="mask")
+def clips(
+    data: Any,
+    label: Any,
+    *,
+    draw: Any,
+    device: str = DEVICE,
+    frames: int = FRAMES,
+    length: int = 8,
+    stride: int = 2,
+    side: int = 64,
+) -> Any:
+    """Sequences of so many frames, each `stride` behind the one before, uint8 FHWC.
+
+    `frames` is the number that a clip has at least: the start is drawn so that a sequence fits.
+    """
+    starts = range(max(frames - stride * (length - 1), 1))
+    start = draw.choice(starts, name="start")
+    sequence = dali_fn.decoders.video(
+        data,
+        device=device,
+        start_frame=start,
+        sequence_length=length,
+        stride=stride,
+        pad_mode="edge",  # a shorter clip repeats its last frame
+    )
+    # These operators take a sequence as one sample: all of its frames get the same crop and flip.
+    sequence = dali_fn.resize(sequence, resize_shorter=side + 8)
+    sequence = dali_fn.crop(
+        sequence,
+        crop=(side, side),
+        crop_pos_x=draw.uniform(name="x"),
+        crop_pos_y=draw.uniform(name="y"),
+    )
+    return dali_fn.flip(sequence, horizontal=draw.coin_flip(name="flip")), start, label
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws sequences of frames of videos.")
+    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
+    parser.add_argument("--count", type=int, default=24, help="number of clips drawn")
+    parser.add_argument("--frames", type=int, default=FRAMES, help="that each clip has at least")
+    parser.add_argument("--length", type=int, default=8, help="frames of a sequence")
+    parser.add_argument("--stride", type=int, default=2, help="from frame to frame")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    folder = options.data or draw_clips(options.out / "data", options.count)
+    source = sources.Files(folder, extensions=EXTENSIONS)
+    call = {name: getattr(options, name) for name in ("frames", "length", "stride")}
+    batches = clips(source=source, batch_size=4, seed=1, **call)
+    next(batches)
+    state = batches.get_state()
+    batch = next(batches)
+    show(batch, classes={"label": source.classes}).save(options.out / "batch.png")
+    print(f"{source}: {batch['frames'].shape} {options.out / 'batch.png'}")
+    again = clips(source=source, batch_size=2, **call)
+    again.set_state(state)
+    resumed = next(again)
+    same = np.array_equal(resumed["frames"], batch["frames"][:2])
+    print(f"A new iterator of batches of 2 that takes up the state gives the same clips: {same}")
+    batches.close()
+    again.close()
+
+
+if __name__ == "__main__":
+    main()

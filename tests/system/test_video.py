@@ -1,0 +1,244 @@
+"""Videos, by examples/video.py: codecs, sequences, states, bad files, and DALI's video reader."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import fn
+from PIL import Image
+
+import clips as drawing
+import video
+from conformance import Expected, check
+from dalijax import data_iterator, sources
+from dalijax.core.errors import BatchError
+from dalijax.show import show
+from oracle import Case
+from programs import run_python
+from video_files import FOLDER, ON_CPU, ON_GPU, drawn
+
+N, BATCH = 7, 3
+CALL = {"batch_size": BATCH, "num_threads": 1, "device_id": None, "last_batch_padded": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return drawing.draw_clips(tmp_path_factory.mktemp("clips"), N, seed=4)
+
+
+def opened(folder):
+    return sources.Files(folder, extensions=video.EXTENSIONS)
+
+
+def batches_of(source, **options):
+    return video.clips(
+        source=source, device="cpu", **{**CALL, "last_batch_padded": True, **options}
+    )
+
+
+def rows_of(iterator):
+    """The rows of an epoch's rest, without the padding's."""
+    batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
+    iterator.close()
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: array[whole["mask"]] for name, array in whole.items()}
+
+
+def mesh(count):
+    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
+
+
+def sequences(data, start, length, stride):
+    return fn.decoders.video(
+        data, start_frame=start, sequence_length=length, stride=stride, pad_mode="edge"
+    )
+
+
+def decoded(path, start=0, length=drawing.FRAMES, stride=1):
+    make = data_iterator(sequences, ["frames"], source=sources.Files(paths=[path]), as_numpy=True)
+    with make(batch_size=1, device_id=None, start=start, length=length, stride=stride) as iterator:
+        return next(iterator)["frames"][0]
+
+
+def assert_close(frames, wanted):
+    """Equal but for the codec's loss, and nearer to their frame than to the one before or after."""
+    assert frames.shape == wanted.shape
+    assert np.abs(frames.astype(int) - wanted).mean() < 6
+    off = [np.abs(frames.astype(int) - np.roll(wanted, k, axis=0)).mean() for k in (0, 1, -1)]
+    assert off[0] == min(off)
+
+
+@pytest.mark.parametrize("name", (*ON_CPU, "drawn.avi"))
+@pytest.mark.parametrize(("start", "length", "stride"), ((0, 24, 1), (3, 5, 2), (10, 6, 4)))
+def test_frames_are_those_that_were_drawn(name, start, length, stride, tmp_path):
+    path = FOLDER / name
+    if name == "drawn.avi":
+        drawing.write_avi(path := tmp_path / name, list(drawn()))
+    rows = np.minimum(start + stride * np.arange(length), drawing.FRAMES - 1)  # the last repeats
+    assert_close(decoded(path, start, length, stride), drawn()[rows])
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_what_a_cpu_can_not_decode_is_named(name):
+    with pytest.raises(BatchError, match=rf"{name} can't be decoded"):
+        decoded(FOLDER / name)
+
+
+def test_starts_are_drawn_so_that_sequences_fit(folder):
+    source = opened(folder)
+    starts = set()
+    with batches_of(source, length=4, stride=5) as batches:
+        for _ in range(4):
+            starts |= {start for batch in batches for start in batch["start"].tolist()}
+            batches.reset()
+    assert starts <= set(range(drawing.FRAMES - 15)) and len(starts) > 4
+    rows = rows_of(batches_of(source, length=40))
+    assert set(rows["start"].tolist()) == {0}
+    assert (rows["frames"][:, drawing.FRAMES :] == rows["frames"][:, -1:]).all()
+
+
+def test_all_frames_of_a_clip_are_cropped_and_flipped_alike(folder, tmp_path):
+    """A clip that stands still has equal frames, and no two clips the same crop."""
+    still = np.random.default_rng(0).integers(0, 256, (72, 96, 3), np.uint8)
+    drawing.write_avi(tmp_path / "still.avi", [still] * drawing.FRAMES)
+    source = sources.Files(paths=[tmp_path / "still.avi"] * N, labels=range(N))
+    frames = rows_of(batches_of(source))["frames"]
+    assert (frames == frames[:, :1]).all()
+    assert len({clip[0].tobytes() for clip in frames}) == N
+
+
+def test_every_state_goes_on(folder):
+    source = opened(folder)
+    labels = source.read(np.arange(N), ["label"])["label"]
+    epochs = []
+    for number, streams in (case := Case(N, 1, BATCH, "FILL", True, False)).epochs(3):
+        epochs.append([])
+        for samples in streams[0]:
+            label = np.array([labels[s[0]] for s in samples], np.int32)
+            epochs[-1].append({"label": label, "mask": np.array(case.mask(samples, number))})
+    expected = Expected(epochs, state_bytes=2048)
+    check(lambda: batches_of(source, shuffle=False, length=3, side=16), expected, tail=3)
+
+
+@pytest.mark.parametrize("first", ({}, {"batch_size": 4, "sharding": mesh(4)}))
+@pytest.mark.parametrize(
+    "then", ({"batch_size": 2}, {"batch_size": 6, "sharding": mesh(2)}, {"as_numpy": True})
+)
+def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
+    source = opened(folder)
+    saved = batches_of(source, seed=9, **first)
+    next(saved)
+    state = json.loads(json.dumps(saved.get_state()))
+    wanted = rows_of(saved)
+    other = batches_of(source, **then)
+    other.set_state(state)
+    rows = rows_of(other)
+    for name in ("frames", "start", "label"):
+        np.testing.assert_array_equal(rows[name], wanted[name], name)
+
+
+def test_show_draws_rows_of_frames(folder, tmp_path):
+    source = opened(folder)
+    with batches_of(source) as batches:
+        page = show(batches, classes={"label": source.classes})
+    outputs = {output.name: output for output in page.batches[0].outputs}
+    assert outputs["frames"].layout == "FHWC"
+    assert any(f"label: {motion}" in page.batches[0].caption(0) for motion in drawing.MOTIONS)
+    page.save(tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width > 8 * 64  # eight frames stand beside one another
+
+
+BAD = {"mp4": ("mjpeg.mp4", 0.9), "avi": (None, 0.5), "webm": ("vp8.webm", 0.02)}
+
+
+@pytest.mark.parametrize("suffix", BAD)
+def test_clips_that_are_cut_off_are_named_masked_and_skipped(folder, tmp_path, suffix):
+    source = opened(folder)
+    paths, bad = [source.name(index) for index in range(N)], 4
+    name, share = BAD[suffix]
+    data = (FOLDER / name if name else folder / "rising" / "0000.avi").read_bytes()
+    paths[bad] = str(tmp_path / f"cut.{suffix}")
+    (tmp_path / f"cut.{suffix}").write_bytes(data[: int(share * len(data))])
+    source = sources.Files(paths=paths, labels=range(N))
+    iterator = batches_of(source, shuffle=False)
+    assert next(iterator)["label"].tolist() == [0, 1, 2]
+    with pytest.raises(BatchError, match=rf"cut\.{suffix} can't be decoded") as error:
+        next(iterator)
+    assert error.value.files == (paths[bad],)
+    assert next(iterator)["label"].tolist() == [6, 6, 6]
+    iterator.close()
+    rows = rows_of(batches_of(source, shuffle=False, on_error="mask"))
+    assert rows["label"].tolist() == [0, 1, 2, 3, 5, 6]
+    rows = rows_of(batches_of(source, shuffle=False, on_error="skip"))
+    assert rows["label"].tolist() == [0, 1, 2, 6]
+
+
+def test_a_webm_that_is_cut_is_a_shorter_clip(tmp_path):
+    """DALI says nothing of it, as docs/video.md has it."""
+    data = (FOLDER / "vp9.webm").read_bytes()
+    (tmp_path / "cut.webm").write_bytes(data[: len(data) * 2 // 3])
+    frames = decoded(tmp_path / "cut.webm")
+    count = drawing.FRAMES - int((frames == frames[-1:]).all((1, 2, 3)).sum()) + 1
+    assert 4 < count < 20
+    assert_close(frames[:count], drawn()[:count])
+
+
+def read(files, shuffle=False):
+    frames, label, first = fn.experimental.readers.video(
+        filenames=files,
+        labels=list(range(len(files))),
+        sequence_length=4,
+        step=6,
+        enable_frame_num="scalar",
+        random_shuffle=shuffle,
+        initial_fill=4,
+        pad_last_batch=True,
+        name="reader",
+    )
+    return frames, label, first, fn.random.uniform()
+
+
+def of_reader(files, **options):
+    outputs = ["frames", "label", "first", "u"]
+    return data_iterator(read, outputs, reader_name="reader", mask="mask", **options)
+
+
+@pytest.mark.parametrize("shuffle", (False, True))
+def test_every_state_of_dalis_video_reader_goes_on(folder, shuffle):
+    files = sorted(map(str, folder.glob("*/*")))[:3]
+    wanted = [(label, first) for label in range(3) for first in (0, 6, 12, 18)]
+    epoch = []
+    for start in range(0, 12, 5):
+        own = wanted[start : start + 5]
+        own += own[-1:] * (5 - len(own))
+        label, first = (np.array([[one[k]] for one in own], np.int32) for k in (0, 1))
+        mask = np.arange(5) < 12 - start
+        epoch.append({"label": label, "first": first, "mask": mask})
+    if shuffle:
+        epoch = [{"label": batch["label"], "mask": batch["mask"]} for batch in epoch]
+    call = {"files": files, "batch_size": 5, "num_threads": 1, "device_id": None}
+    check(
+        lambda: of_reader(files)(shuffle=shuffle, **call),
+        Expected([epoch] * 2, ordered=not shuffle),
+        tail=2,
+    )
+
+
+@pytest.mark.parametrize("name", ("cut.mp4", "h264.mp4"))
+def test_dalis_video_reader_leaves_out_what_it_can_not_open(folder, tmp_path, name):
+    """It says so on stderr alone; docs/video.md warns of it."""
+    (tmp_path / "cut.mp4").write_bytes((FOLDER / "mjpeg.mp4").read_bytes()[:9_000])
+    bad = tmp_path / name if name == "cut.mp4" else FOLDER / name
+    files = [str(bad), *sorted(map(str, folder.glob("*/*")))[:2]]
+    with of_reader(files)(files=files, batch_size=4, num_threads=1, device_id=None) as iterator:
+        assert [batch["label"].ravel().tolist() for batch in iterator] == [[1] * 4, [2] * 4]
+
+
+def test_the_example_draws_a_picture(tmp_path):
+    said = run_python(video.__file__, "--count", "8", "--out", tmp_path).stdout
+    assert "takes up the state gives the same clips: True" in said
+    low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
+    assert high - low > 50
