@@ -1,0 +1,225 @@
+"""Draws the diagrams of docs/index.md and docs/how-it-works.md, as SVG of boxes and arrows::
+
+    python docs/drawings/diagrams.py
+
+Boxes have a ground of their own, and what stands beside them is of a middle grey: so they can be
+read on light and dark pages.
+"""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+PICTURES = Path(__file__).resolve().parents[1] / "pictures"
+GREY = "#7b828c"
+GROUNDS = {  # ground and text
+    "ask": ("#e8eef2", "#1d2730"),
+    "act": ("#00796b", "#ffffff"),
+    "soft": ("#cfe6e2", "#12332e"),
+    "plain": ("#dde1e6", "#1d2730"),
+}
+LINE = 20  # height of a line of text
+
+
+class Diagram:
+    """Boxes and arrows on a canvas of some width; coordinates are pixels, y grows down."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self._head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" role="img" font-family="system-ui, sans-serif" '
+            f'font-size="15"><title>{html.escape(title)}</title>'
+            '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
+            f'markerHeight="7" orient="auto"><path d="M0 0L10 5L0 10z" fill="{GREY}"/></marker>'
+            "</defs>"
+        )
+        self._parts: list[str] = []
+
+    def text(
+        self, x: float, y: float, text: str, colour: str = GREY, anchor: str = "middle"
+    ) -> None:
+        """A line of text around or from x; text in `backticks` is in the font of code, bold."""
+        pieces = text.split("`")
+        spans = "".join(
+            f'<tspan font-family="ui-monospace, monospace" font-size="14" font-weight="600">'
+            f"{html.escape(piece)}</tspan>"
+            if number % 2
+            else html.escape(piece)
+            for number, piece in enumerate(pieces)
+        )
+        self._parts.append(
+            f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{spans}</text>'
+        )
+
+    def box(self, x: float, y: float, width: float, height: float, kind: str, *lines: str) -> None:
+        """A box with lines of text in its middle."""
+        ground, colour = GROUNDS[kind]
+        self._parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="7" fill="{ground}"/>'
+        )
+        top = y + height / 2 - LINE * (len(lines) - 1) / 2 + 5
+        for number, line in enumerate(lines):
+            self.text(x + width / 2, top + LINE * number, line, colour)
+
+    def arrow(self, *points: tuple[float, float]) -> None:
+        """A line through some points, with a tip at the last."""
+        path = "M" + "L".join(f"{x} {y}" for x, y in points)
+        self._parts.append(
+            f'<path d="{path}" fill="none" stroke="{GREY}" stroke-width="1.6" '
+            'marker-end="url(#tip)"/>'
+        )
+
+    def save(self, name: str) -> None:
+        """Writes the drawing."""
+        text = self._head + "\n".join(["", *self._parts, "</svg>"]) + "\n"
+        (PICTURES / f"{name}.svg").write_text(text)
+
+
+def decision() -> None:
+    """Which entry to take."""
+    questions = [
+        (["Does Grain read the records?"], ["`DALITransform`", "of `adapters.grain`"]),
+        (
+            ["Does CLU, T5X, tf.data or Pax", "ask for the batches?"],
+            ["its adapter, over the", "iterator function below"],
+        ),
+        (["Do you make DALI's", "pipelines by hand?"], ["`DALIGenericIterator`"]),
+        (
+            ["Must it be one of DALI's own", "readers, for video or COCO, say?"],
+            ["`@data_iterator`", "with `reader_name=`"],
+        ),
+    ]
+    diagram = Diagram(560, 500, "Which entry to take")
+    for number, (question, answer) in enumerate(questions):
+        y = 5 + 100 * number
+        diagram.box(5, y, 265, 62, "ask", *question)
+        diagram.arrow((270, y + 31), (343, y + 31))
+        diagram.text(305, y + 24, "yes")
+        diagram.box(345, y, 210, 62, "soft", *answer)
+        diagram.arrow((137, y + 62), (137, y + 98))
+        diagram.text(155, y + 86, "no")
+    diagram.box(
+        5,
+        405,
+        550,
+        88,
+        "act",
+        "`@data_iterator`, called with `source=`",
+        *(
+            "files, tars, TFRecords, arrays, HuggingFace data sets;",
+            "goes on with other devices, processes and batch sizes",
+        ),
+    )
+    diagram.save("decision")
+
+
+def layers() -> None:
+    """The layers, from what users import down to what is pure."""
+    rows = [
+        (
+            "soft",
+            "the public modules",
+            "`dalijax`, `.sources`, `.augment`, `.fn`, `.show`, `.tune`",
+        ),
+        ("soft", "adapters", "Grain, CLU, T5X, tf.data, Pax, Prometheus"),
+        ("plain", "core/show, core/tuning", "stand on the iterator, as you do"),
+        ("act", "core/iterator, sources, records, functions, augment", "siblings"),
+        ("plain", "core/pipeline", "DALI's pipelines: built, run, their outputs as arrays"),
+        ("plain", "core/state", "positions, fingerprints, both as JSON"),
+        ("ask", "epochs, placement, seeds, errors", "pure arithmetic: no pipeline, no DALI call"),
+    ]
+    diagram = Diagram(560, 76 * len(rows) - 10, "The layers: imports run down only")
+    for number, (kind, name, what) in enumerate(rows):
+        y = 4 + 76 * number
+        diagram.box(5, y, 550, 54, kind, name, what)
+        if number + 1 < len(rows):
+            diagram.arrow((280, y + 54), (280, y + 74))
+    diagram.save("layers")
+
+
+def steps(name: str, title: str, rows: list[tuple[str, str, tuple[str, ...]]]) -> None:
+    """A way from top to bottom: boxes, with what happens on the arrows beside them."""
+    diagram = Diagram(560, 92 * len(rows) - 24, title)
+    for number, (kind, box, beside) in enumerate(rows):
+        y = 4 + 92 * number
+        diagram.box(5, y, 205, 60, kind, *box.split("\n"))
+        top = y + 35 - LINE * (len(beside) - 1) / 2
+        for line, text in enumerate(beside):
+            diagram.text(228, top + LINE * line, text, anchor="start")
+        if number + 1 < len(rows):
+            diagram.arrow((107, y + 60), (107, y + 90))
+    diagram.save(name)
+
+
+def batch() -> None:
+    """One batch's way."""
+    rows = [
+        ("ask", "position", ("epoch and sample of the next batch",)),
+        (
+            "plain",
+            "order",
+            ("which records: from seed, epoch and", "position alone, by arithmetic"),
+        ),
+        (
+            "plain",
+            "rows of each shard",
+            ("each pipeline gets its slice of the batch;", "one for each range of rows"),
+        ),
+        (
+            "act",
+            "DALI's threads",
+            ("read, decode, augment, on the GPU if you", "like; two batches ahead of the consumer"),
+        ),
+        (
+            "act",
+            "arrays",
+            ("DALI's buffers as `jax.Array`s, by DLPack,", "without a copy where DALI allows it"),
+        ),
+        ("plain", "placed", ("one global array over the mesh, from the", "pieces on its devices")),
+        ("plain", "last steps", ("functions of the global batch, and the mask",)),
+        ("soft", "`next(iterator)`", ("your step; only now the position moves on",)),
+    ]
+    steps("batch", "One batch's way", rows)
+
+
+def state() -> None:
+    """One state's way."""
+    rows = [
+        (
+            "soft",
+            "`get_state()`",
+            ("the position behind the last batch that", "`next()` delivered, not DALI's queue"),
+        ),
+        (
+            "plain",
+            "fingerprint",
+            ("sizes, policy, seed, operators, and what", "the data is, wherever it lies"),
+        ),
+        ("plain", "JSON", ("one dict, half a kilobyte to one; the same", "for every adapter")),
+        (
+            "ask",
+            "your checkpoint",
+            ("Orbax, CLU, T5X, `tf.train.Checkpoint`,", "or a file of your own"),
+        ),
+        ("plain", "checked", ("whole, of this version, undamaged;", "nothing is unpickled")),
+        (
+            "plain",
+            "compared",
+            ("each difference is named, as saved -> now;", "refused, and nothing has changed"),
+        ),
+        (
+            "act",
+            "pipelines",
+            ("built to stand at the position; nothing", "is decoded to get there"),
+        ),
+        ("soft", "`next(iterator)`", ("the batch that would have come next",)),
+    ]
+    steps("state", "One state's way", rows)
+
+
+if __name__ == "__main__":
+    decision()
+    layers()
+    batch()
+    state()
