@@ -20,7 +20,8 @@ HEAD = """# Errors, A to Z
 
 Every message that the library raises, generated from its code. Look here for what an error means,
 and for the page that says more. A message carries the value and the cure; `{name}` stands for a
-value of yours. Messages that begin with a value are listed by their first word.
+value of yours. Messages that begin with a value are listed by their first word. Those that begin
+with "has" or "is" are the ends of longer ones, which name the record first.
 """
 # The part of the package that raises it, the longest prefix first, and the page on it.
 PAGES = {

@@ -139,4 +139,5 @@ def words(sentence: str) -> int:
     return sum(bool(re.search(r"\w", word)) for word in sentence.split())
 
 
-PAGES = sorted(DOCS.rglob("*.md"))
+README = ROOT / "README.md"
+PAGES = [*sorted(DOCS.rglob("*.md")), *([README] if Page(README).prelude.exists() else [])]
