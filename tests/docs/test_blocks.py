@@ -42,7 +42,11 @@ def test_its_blocks_run(path, tmp_path):
         "MPLBACKEND": "agg",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    run_python(program, cwd=tmp_path / "scratch", env=env)
+    done = run_python(program, cwd=tmp_path / "scratch", env=env)
+    printed = done.stdout + done.stderr
+    for block in page.outputs():
+        for number, line in enumerate(block.lines, block.first):
+            assert line in printed or "..." in line, f"{path.name}:{number}: {line}\n{printed}"
 
 
 @each_page
@@ -111,6 +115,10 @@ Its first sentence has a [link](missing.md) and one to [a heading](#a-page).
     print("line", __import__("inspect").currentframe().f_lineno)
     ```
 
+    ```text
+    line 13
+    ```
+
 - An item of three words. Another sentence of `x = 1. y` five words
   that goes on.
 """
@@ -121,7 +129,9 @@ def test_a_page_is_read_as_it_is_meant(tmp_path, monkeypatch):
     path = tmp_path / "page.md"
     path.write_text(BROKEN)
     page = Page(path)
-    assert [(b.language, b.first) for b in page.blocks] == [("python", 8), ("python", 13)]
+    blocks = [(b.language, b.first) for b in page.blocks]
+    assert blocks == [("python", 8), ("python", 13), ("text", 17)]
+    assert [b.lines for b in page.outputs()] == [["line 13"]]
     code = page.program()
     assert "nothing" not in code
     file = tmp_path / "page.py"
@@ -129,4 +139,4 @@ def test_a_page_is_read_as_it_is_meant(tmp_path, monkeypatch):
     assert run_python(file).stdout == "line 13\n"
     assert list(page.links()) == [(3, "missing.md"), (3, "#a-page")]
     assert page.anchors() == {"a-page"}
-    assert [(n, words(s)) for n, s in page.sentences()] == [(3, 11), (16, 5), (16, 9)]
+    assert [(n, words(s)) for n, s in page.sentences()] == [(3, 11), (20, 5), (20, 9)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 import shlex
@@ -74,6 +75,21 @@ class Page:
             code[0] = f"exec(compile(open({str(self.prelude)!r}).read(), 'prelude', 'exec'))"
         text = "\n".join(code) + "\n"
         return re.sub(r'device="mixed"', 'device="cpu"', text).replace(".gpu()", "")
+
+    def outputs(self) -> list[Block]:
+        """The blocks of text right behind one of Python that runs: what it prints."""
+        pairs = [
+            (before, block)
+            for before, block in itertools.pairwise(self.blocks)
+            if (before.language, block.language) == ("python", "text")
+            and not before.lines[0].startswith(NOT_RUN)
+        ]
+        gaps = [(before.first + len(before.lines), block.first - 2) for before, block in pairs]
+        return [
+            block
+            for (_, block), (start, stop) in zip(pairs, gaps, strict=True)
+            if not "".join(self.lines[start:stop]).strip()
+        ]
 
     @functools.cached_property
     def prose(self) -> list[tuple[int, str]]:
