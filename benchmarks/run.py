@@ -25,6 +25,7 @@ COMMANDS = {
         *("--match", "raw|plugin|data_iterator|Dataset|packed bytes|DataLoader|OpenCV|tf.data"),
     ],
     "augment": ["--rounds", "5", "--batches", "4"],
+    "media": ["--rounds", "7", "--batches", "4"],
     "files": ["--files", "1000", "10000", "100000"],
     "memory": ["--batches", "2000", "--rebuild", "500"],
 }

@@ -1,0 +1,260 @@
+"""Recordings and clips by DALI over a source, beside the usual libraries of Python.
+
+Recordings are FLACs of 10 s at 16 kHz, of which log-mel spectrograms are made: soundfile and NumPy,
+or librosa. Clips are Motion JPEGs of 320x240, and on a GPU H.264, of which 8 frames with a stride
+of 2 are decoded and resized to 112x112: PyAV or OpenCV, resized by OpenCV. These work in as many
+threads as DALI has. All read the same files and take turns, in another order each round; before
+the first round their results are compared. What is not installed is left out; all is in the extra
+`bench`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import pathlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali import fn
+
+import report
+import turns
+from dalijax import data_iterator, sources
+from report import GPU
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
+import clips  # of examples/
+
+RATE, BANDS, SECONDS = 16_000, 64, 10
+HOP, WINDOW, FFT = 160, 400, 512  # samples
+START, LENGTH, STRIDE, SIDE = 12, 8, 2, 112  # of sequences
+Batch = NDArray[Any]
+
+
+def module(name: str) -> Any:
+    """A module; None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+soundfile, librosa, av, cv2 = map(module, ("soundfile", "librosa", "av", "cv2"))
+threadpoolctl = module("threadpoolctl")
+
+
+class Turn:
+    """A variant as `turns.time_pipelines` has it: `run` makes the next batch."""
+
+    def __init__(self, take: Callable[[], Any]):
+        self.take = take
+
+    def run(self) -> Any:
+        return jax.block_until_ready(self.take())
+
+
+# Recordings
+
+
+def by_dali(data: Any) -> Any:
+    sound, _ = fn.decoders.audio(data, downmix=True)
+    power = fn.spectrogram(
+        sound.gpu() if GPU else sound, nfft=FFT, window_length=WINDOW, window_step=HOP
+    )
+    mel = fn.mel_filter_bank(power, sample_rate=RATE, nfilter=BANDS)
+    return fn.to_decibels(mel, multiplier=10.0, cutoff_db=-80.0)
+
+
+@functools.cache
+def triangles() -> NDArray[np.float32]:
+    """The mel filter bank that DALI and librosa have, of shape [BANDS, FFT / 2 + 1]."""
+    step, hertz = np.log(6.4) / 27, np.linspace(0, RATE / 2, 100_001)
+    mels = np.where(hertz < 1000, hertz * 3 / 200, 15 + np.log(np.maximum(hertz, 1) / 1000) / step)
+    edges = np.interp(np.linspace(0, mels[-1], BANDS + 2), mels, hertz)[:, None]
+    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
+    bins = np.linspace(0, RATE / 2, FFT // 2 + 1)
+    weights = np.minimum((bins - low) / (middle - low), (high - bins) / (high - middle))
+    return (weights.clip(0) * 2 / (high - low)).astype(np.float32)
+
+
+def by_numpy(path: str) -> Batch:
+    sound = np.pad(soundfile.read(path, dtype="float32")[0], FFT // 2, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(sound, FFT)[::HOP]
+    hann = np.pad(np.sin(np.pi * (np.arange(WINDOW) + 0.5) / WINDOW) ** 2, (FFT - WINDOW) // 2)
+    spectrum = np.fft.rfft(windows * hann.astype(np.float32), axis=1).T
+    mel = triangles() @ (spectrum.real**2 + spectrum.imag**2)
+    return 10 * np.log10(np.maximum(mel / mel.max(), 1e-8))
+
+
+def by_librosa(path: str) -> Batch:
+    sound, _ = librosa.load(path, sr=None)
+    mel = librosa.feature.melspectrogram(
+        y=sound, sr=RATE, n_fft=FFT, win_length=WINDOW, hop_length=HOP, n_mels=BANDS,
+        pad_mode="reflect",
+    )  # fmt: skip
+    return librosa.power_to_db(mel, ref=np.max)
+
+
+# Clips
+
+
+def sequences(data: Any) -> Any:
+    frames = fn.decoders.video(
+        data,
+        device="mixed" if GPU else "cpu",
+        start_frame=START,
+        sequence_length=LENGTH,
+        stride=STRIDE,
+    )
+    return fn.resize(frames, size=[SIDE, SIDE], antialias=False)
+
+
+def resized(frames: list[Any]) -> Batch:
+    return np.stack([cv2.resize(frame, (SIDE, SIDE)) for frame in frames])
+
+
+def by_pyav(path: str) -> Batch:
+    wanted = range(START, START + LENGTH * STRIDE, STRIDE)
+    frames = []
+    with av.open(path) as container:
+        stream = container.streams.video[0]
+        container.seek(int(START / clips.RATE / stream.time_base), stream=stream)
+        for frame in container.decode(stream):
+            number = round(float(frame.pts * stream.time_base) * clips.RATE)
+            if number in wanted:
+                frames.append(frame.to_ndarray(format="rgb24"))
+            if number >= wanted[-1]:
+                break
+    return resized(frames)
+
+
+def by_opencv(path: str) -> Batch:
+    capture = cv2.VideoCapture(path)
+    capture.set(cv2.CAP_PROP_POS_FRAMES, START)
+    frames = []
+    for number in range((LENGTH - 1) * STRIDE + 1):
+        capture.grab()
+        if number % STRIDE == 0:
+            frames.append(cv2.cvtColor(capture.retrieve()[1], cv2.COLOR_BGR2RGB))
+    capture.release()
+    return resized(frames)
+
+
+# Files
+
+
+def write_recordings(folder: pathlib.Path, count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    time = np.arange(RATE * SECONDS) / RATE
+    for number in range(count):
+        sound = 0.2 * np.sin(2 * np.pi * rng.uniform(200, 2000) * (1 + time / 10) * time)
+        soundfile.write(folder / f"{number}.flac", sound + 0.05 * rng.normal(size=len(time)), RATE)
+    return sorted(map(str, folder.glob("*.flac")))
+
+
+def write_clips(folder: pathlib.Path, count: int, codec: str) -> list[str]:
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        frames = clips.draw_clip("turning", rng, (320, 240)).astype(int)
+        frames = np.concatenate([frames, frames[::-1]])
+        noise = rng.integers(-12, 13, (12, *frames.shape[1:]))
+        frames = (frames + np.tile(noise, (4, 1, 1, 1))).clip(0, 255).astype(np.uint8)
+        if codec == "mjpeg":
+            clips.write_avi(folder / f"{number}.avi", list(frames))
+            continue
+        with av.open(str(folder / f"{number}.mp4"), "w") as container:
+            stream = container.add_stream(codec, rate=clips.RATE)
+            stream.height, stream.width = frames.shape[1:3]
+            for frame in frames:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24")))
+            container.mux(stream.encode())
+    return sorted(map(str, folder.iterdir()))
+
+
+# Measuring
+
+
+def variants(
+    paths: list[str], graph: Callable[..., Any], others: Mapping[str, Any], threads: int, batch: int
+) -> dict[str, Turn]:
+    """Every variant of a task, and a check that they make about the same of the first batch."""
+    make = data_iterator(
+        graph, ["out"], source=sources.Files(paths=paths), shuffle=False, auto_reset=True
+    )
+    iterator = turns.endless(make(batch_size=batch, num_threads=threads))
+    pool = ThreadPoolExecutor(threads)
+    wanted = np.asarray(next(iterator)["out"]).astype(float)
+    turn = {"dalijax": Turn(lambda: next(iterator)["out"])}
+    for name, one in others.items():
+        batches = itertools.cycle([paths[:batch], paths[batch:]])
+
+        def take(one: Any = one, batches: Any = batches) -> Batch:
+            return np.stack(list(pool.map(one, next(batches))))
+
+        off = np.abs(take().astype(float) - wanted).mean()
+        if off > 4:
+            sys.exit(f"{name} makes something else of {paths[0]} and the like: {off:.1f} off")
+        turn[name] = Turn(lambda take=take: jax.device_put(take()))
+    return turn
+
+
+def main() -> None:
+    parser = report.parser(__doc__)
+    parser.add_argument("--batch", type=int, default=64 if GPU else 16)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batches", type=int, default=6, help="batches of a round")
+    parser.add_argument("--threads", type=int, default=16 if GPU else 2)
+    arguments = parser.parse_args()
+    report.heading()
+    sizes = arguments.threads, arguments.batch
+    results: dict[str, Any] = {}
+    lines = []
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def measure(task: str, write: Callable[..., Any], graph: Any, others: Any) -> None:
+            folder = pathlib.Path(scratch, task.replace(" ", "-"))
+            folder.mkdir()
+            turn = variants(write(folder, 2 * arguments.batch), graph, others, *sizes)
+            micros = turns.time_pipelines(turn, arguments.rounds, arguments.batches)
+            results[task] = {name: [one / 1e3 for one in own] for name, own in micros.items()}
+            for name, times in results[task].items():
+                speed = arguments.batch / statistics.median(times) * 1e3
+                share = turns.share(times, results[task]["dalijax"])
+                lines.append((task, name, report.spread(times, 1), f"{speed:,.0f}", share))
+                print(*lines[-1], sep=" | ", flush=True)
+
+        if soundfile is not None and threadpoolctl is not None:
+            # Threads of NumPy's matrix products beside those of the pool are six times as slow.
+            threadpoolctl.threadpool_limits(1, "blas")
+            others = {"soundfile + NumPy": by_numpy}
+            others |= {"librosa": by_librosa} if librosa is not None else {}
+            measure("recordings", write_recordings, by_dali, others)
+        others = {"PyAV": by_pyav} if av is not None and cv2 is not None else {}
+        others |= {"OpenCV": by_opencv} if cv2 is not None else {}
+        for name, codec in {
+            "Motion JPEG": "mjpeg",
+            **({"H.264": "libx264"} if GPU else {}),
+        }.items():
+            if codec == "mjpeg" or av is not None:
+                write = functools.partial(write_clips, codec=codec)
+                measure(f"clips of {name}", write, sequences, others)
+    heads = ("", "", f"ms of a batch of {arguments.batch}", "a second", "share of dalijax's time")
+    report.table(heads, lines)
+    groups = {
+        task: {name: statistics.median(own) for name, own in times.items()}
+        for task, times in results.items()
+    }
+    report.write(arguments.out, "media", results, groups, "ms of a batch")
+
+
+if __name__ == "__main__":
+    main()
