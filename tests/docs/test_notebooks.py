@@ -1,10 +1,11 @@
 """The notebooks run, and print what they have stored."""
 
+import importlib.util
 import os
 
 import pytest
 
-from pages import DOCS
+from pages import DOCS, Page
 from programs import run_python
 
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
@@ -15,6 +16,17 @@ def test_it_runs_and_prints_what_it_has_stored(path, tmp_path):
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     env.pop("XLA_FLAGS", None)  # the notebook says how many devices there are
     run_python(DOCS / "make_notebooks.py", "--check", path, cwd=tmp_path, env=env)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_its_page_is_short(path, tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("make_notebooks", DOCS / "make_notebooks.py")
+    make_notebooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_notebooks)
+    monkeypatch.setattr("pages.ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(make_notebooks.markdown(path))
+    assert list(Page(page).too_long()) == []
 
 
 def test_there_are_some():

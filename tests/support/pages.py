@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PRELUDES = ROOT / "tests" / "docs" / "preludes"
 NOT_RUN = "# not run here:"
+MOST_CHARACTERS, MOST_WORDS = 100, 30
 NO_PROSE = ("#", "|", "!!!", "???", "===", ":::", "--8<--", "<")
 _LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^()\s>]+)[^()]*\)")
 _DALIJAX = re.compile(r"\s*python -m dalijax")
@@ -113,6 +114,16 @@ class Page:
                 continue
             start = start if paragraph else number
             paragraph.append(text[item.end() :] if item else text)
+
+    def too_long(self) -> Iterator[str]:
+        """The lines and sentences that are; tables and the targets of links may be."""
+        for number, line in enumerate(self.lines, 1):
+            bare = re.sub(r"\]\([^)]*\)|\]: \S+$", "]()", line)
+            if len(bare) > MOST_CHARACTERS and not line.lstrip().startswith("|"):
+                yield f"{self.name}:{number}: {len(bare)} characters: {line}"
+        for number, sentence in self.sentences():
+            if words(sentence) > MOST_WORDS:
+                yield f"{self.name}:{number}: {words(sentence)} words: {sentence}"
 
     def links(self) -> Iterator[tuple[int, str]]:
         """The links that are not to another host."""
