@@ -16,6 +16,7 @@ from dalijax.core.errors import BatchError
 from dalijax.show import show
 from oracle import Case
 from programs import run_python
+from tars import write_tar
 
 soundfile = pytest.importorskip("soundfile", reason="needs soundfile, of the extra test")
 
@@ -177,6 +178,21 @@ def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
     rows = rows_of(other)
     assert len(rows["label"]) >= 3
     for name in ("mel", "augmented", "frames", "label"):
+        np.testing.assert_array_equal(rows[name], wanted[name], name)
+
+
+def test_an_archive_has_the_same_spectrograms(folder, tmp_path):
+    paths = sorted(folder.glob("*/*.flac"))
+    entries = [
+        (f"{number}.{suffix}", content)
+        for number, path in enumerate(paths)
+        for suffix, content in (("flac", path.read_bytes()), ("cls", b"%d" % number))
+    ]
+    tar = write_tar(tmp_path / "recordings.tar", entries)
+    archive = sources.Tar(tar, {"flac": "data", "cls": "label"}, cache_dir=tmp_path)
+    wanted = rows_of(batches_of(sources.Files(paths=paths, labels=range(len(paths)))))
+    rows = rows_of(batches_of(archive))
+    for name in ("mel", "frames", "label"):
         np.testing.assert_array_equal(rows[name], wanted[name], name)
 
 

@@ -17,6 +17,7 @@ from dalijax.core.errors import BatchError
 from dalijax.show import show
 from oracle import Case
 from programs import run_python
+from tars import write_tar
 from video_files import FOLDER, ON_CPU, ON_GPU, drawn
 
 N, BATCH = 7, 3
@@ -136,6 +137,21 @@ def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
     other.set_state(state)
     rows = rows_of(other)
     for name in ("frames", "start", "label"):
+        np.testing.assert_array_equal(rows[name], wanted[name], name)
+
+
+def test_an_archive_has_the_same_clips(folder, tmp_path):
+    paths = sorted(folder.glob("*/*"))
+    entries = [
+        (f"{number}.{suffix}", content)
+        for number, path in enumerate(paths)
+        for suffix, content in (("avi", path.read_bytes()), ("cls", b"%d" % number))
+    ]
+    tar = write_tar(tmp_path / "clips.tar", entries)
+    archive = sources.Tar(tar, {"avi": "data", "cls": "label"}, cache_dir=tmp_path)
+    wanted = rows_of(batches_of(sources.Files(paths=paths, labels=range(N))))
+    rows = rows_of(batches_of(archive))
+    for name in ("frames", "label"):
         np.testing.assert_array_equal(rows[name], wanted[name], name)
 
 
