@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PICTURES = ("HWC", "CHW", "HW")
-VIDEOS = ("FHWC", "FCHW", "CFHW")
+VIDEOS = ("FHWC", "FCHW", "CFHW", "FHW")  # volumes, too, whose slices are the frames
 SOUNDS = ("T", "TC", "CT")
 OTHERS = ("text", "encoded", "numbers")
 LAYOUTS = (*PICTURES, *VIDEOS, *SOUNDS, *OTHERS)
@@ -55,8 +55,8 @@ def guess_layout(samples: Sequence[Any]) -> str:
         samples: An array for each sample; str, bytes and the like are text or encoded pictures.
 
     Returns:
-        One of `LAYOUTS`: "HWC", "CHW" and "HW" are pictures, those with F are videos, those with
-        T sounds.
+        One of `LAYOUTS`: "HWC", "CHW" and "HW" are pictures, those with F are videos and
+        volumes, those with T sounds.
     """
     first = samples[0] if len(samples) else np.zeros(())
     if not isinstance(first, np.ndarray):
@@ -72,7 +72,9 @@ def guess_layout(samples: Sequence[Any]) -> str:
     if first.ndim == 3:
         if shape[2] in _CHANNELS:
             return "HWC"
-        return "CHW" if shape[0] in _CHANNELS else "numbers"
+        if shape[0] in _CHANNELS:
+            return "CHW"
+        return "FHW" if min(shape) >= _LEAST_SIDE else "numbers"
     if first.ndim == 4:
         for layout, axis in (("FHWC", 3), ("FCHW", 1), ("CFHW", 0)):
             if shape[axis] in _CHANNELS:

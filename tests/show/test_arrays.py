@@ -35,6 +35,7 @@ RNG = np.random.default_rng(0)
         ((1000,), "i4", "numbers"),  # tokens
         ((10,), "f4", "numbers"),
         ((4, 4), "f4", "numbers"),
+        ((12, 16, 9), "f4", "FHW"),  # a volume
         ((12, 16, 7), "f4", "numbers"),
         ((2, 2, 2, 2, 2), "f4", "numbers"),
     ],
@@ -57,6 +58,7 @@ def test_pictures_have_channels_last():
     for layout, axes in (("FHWC", (0, 1, 2, 3)), ("FCHW", (0, 3, 1, 2)), ("CFHW", (3, 0, 1, 2))):
         np.testing.assert_array_equal(pictures_of(video.transpose(axes), layout), video)
     np.testing.assert_array_equal(pictures_of(np.moveaxis(video[0], -1, 0), "CHW"), video[:1])
+    np.testing.assert_array_equal(pictures_of(video[..., 0], "FHW"), video[..., :1])
     np.testing.assert_array_equal(pictures_of(video[0, ..., 0], "HW"), video[:1, ..., :1])
     sound = RNG.random((2, 100))
     np.testing.assert_array_equal(channels_of(sound, "CT"), sound)
