@@ -5,6 +5,7 @@ The public names:
 - `data_iterator`: from a function of a DALI graph to one that makes iterators.
 - `DALIGenericIterator`: an iterator over pipelines made by hand.
 - `LastBatchPolicy`: DALI's own enum, FILL, DROP or PARTIAL.
+- `profile`: a block that says whether a loop waits for its input, and for which part.
 - `fn`: operators for graphs, beside ``nvidia.dali.fn``.
 - `sources` and `augment`, imported when first used.
 """
@@ -24,8 +25,9 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 from . import fn as fn
 from .core.iterator.data_iterator import data_iterator as data_iterator
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
+from .core.profiling.profile import profile as profile
 
-__all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator", "fn"]
+__all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator", "fn", "profile"]
 __version__ = "0.1.0"
 
 

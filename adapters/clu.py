@@ -200,6 +200,11 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         """Counts what is delivered from now on; see `ReportInput`."""
         return self._stream.watch()
 
+    @property
+    def core(self) -> DALIGenericIterator:
+        """The core's iterator that the batches come from, as `dalijax.profile` wants it."""
+        return self._stream.iterator
+
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules runs; waits for none."""
         self._stream.start_prefetch()

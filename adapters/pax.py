@@ -40,6 +40,7 @@ from ..core.errors import StateError
 from ..core.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
+from ..core.iterator.iterator import DALIGenericIterator
 from ..core.pipeline.arrays import check_width
 from ..core.stats import InputStats
 from .process_files import file_of_any_process
@@ -318,6 +319,11 @@ class DALIInput(base_input.BaseInput):
     def close(self) -> None:
         """Frees the pipelines; ``get_next()`` then raises ValueError."""
         self._opened().close()
+
+    @property
+    def core(self) -> DALIGenericIterator:
+        """The core's iterator that the batches come from, as `dalijax.profile` wants it."""
+        return self._opened().iterator
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; see `dalijax.core.stats.InputStats`."""

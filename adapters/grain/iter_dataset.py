@@ -12,6 +12,7 @@ from ...core.arguments import function_parameters, whole_number
 from ...core.config import EpochRules
 from ...core.iterator.data_iterator import IteratorFunction, data_iterator
 from ...core.iterator.epoch_stream import BatchStream
+from ...core.iterator.iterator import DALIGenericIterator
 from ...core.pipeline.arrays import writable
 from ...core.pipeline.function_source import default_device_id
 from ...core.stats import InputStats
@@ -204,6 +205,11 @@ class DALIDatasetIterator(grain.DatasetIterator):
         """Builds the pipelines and schedules runs; waits for none."""
         self._assert_not_closed()
         self._stream.start_prefetch()
+
+    @property
+    def core(self) -> DALIGenericIterator:
+        """The core's iterator that the batches come from, as `dalijax.profile` wants it."""
+        return self._stream.iterator
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""

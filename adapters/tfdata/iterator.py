@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...core.iterator.iterator import DALIGenericIterator
 from ...core.stats import InputStats
 from .stepped_stream import ChainedStream
 
@@ -142,6 +143,11 @@ class DatasetIterator(_Base):
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
         return self._stream.stream.watch()
+
+    @property
+    def core(self) -> DALIGenericIterator:
+        """The core's iterator that the batches come from, as `dalijax.profile` wants it."""
+        return self._stream.stream.iterator
 
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules runs; waits for none."""

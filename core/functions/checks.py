@@ -14,6 +14,7 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
+from ..pipeline import function_notes
 from ..pipeline.draw import draw_of_pipeline
 
 # Imported by `nvidia.dali` itself; its stubs do not have it.
@@ -235,12 +236,19 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
         )
 
 
-def nodes_of(outputs: Any) -> Any:
+def nodes_of(outputs: Any, name: str) -> Any:
     """What an operator of DALI gives, several outputs as a tuple.
 
     DALI has a list then, which a pipeline function must not return as it is.
+
+    Args:
+        outputs: What it gives.
+        name: The name of the function that it calls.
     """
-    return tuple(outputs) if isinstance(outputs, list) else outputs
+    nodes = tuple(outputs) if isinstance(outputs, list) else outputs
+    for node in nodes if isinstance(nodes, tuple) else [nodes] * isinstance(nodes, DataNode):
+        function_notes.set_name(node, name)
+    return nodes
 
 
 def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:

@@ -322,7 +322,7 @@ def _operator(
         **checks.layout_argument(layouts),
         **more,
     )
-    return checks.nodes_of(outputs)
+    return checks.nodes_of(outputs, checks.name_of(function))
 
 
 def _is_capsule(value: Any) -> bool:

@@ -159,7 +159,7 @@ def jax_function(
             preserve=preserve,
             **checks.layout_argument(layouts),
         )
-        return checks.nodes_of(run(*nodes))
+        return checks.nodes_of(run(*nodes), body.name)
 
     return operator
 

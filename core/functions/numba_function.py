@@ -140,7 +140,7 @@ def numba_function(
     except Exception as error:
         _say_arguments(error, of_ins, ins)
         raise
-    return checks.nodes_of(operator(*inputs))
+    return checks.nodes_of(operator(*inputs), checks.name_of(run_fn))
 
 
 def _shapes_of_inputs(outs: Any, ins: Any) -> None:

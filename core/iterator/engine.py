@@ -19,9 +19,15 @@ from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_files import BadFiles
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
-from ..pipeline.dali_pipeline import check_outputs, is_unmappable
+from ..pipeline.dali_pipeline import (
+    check_outputs,
+    is_unmappable,
+    operator_name,
+    operators,
+    runs_python,
+)
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, EpochEngine, Outcome
+from ..pipeline.engine import CLOSED, EpochEngine, NoReplica, Outcome
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -407,6 +413,26 @@ class ReaderEngine(EpochEngine[Position]):
     def schedule(self) -> None:
         """Builds the pipelines where they are not, and schedules runs; waits for none."""
         self.runner().schedule()
+
+    @contextlib.contextmanager
+    def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
+        """Pipelines of the same graph, to run beside these; see `Engine`."""
+        pipelines = [define(None) for define in self._source.definitions()]
+        if not pipelines:
+            raise NoReplica(
+                "these pipelines were made by hand, and their graph can't be cut: use "
+                "dalijax.data_iterator, which knows the function that defines it"
+            )
+        # What runs beside would move a Python source, or a function's state, on.
+        why = self._source.unresumable
+        python = [one for one in operators(pipelines[0]) if runs_python(one)]
+        # Not public: what calls a source of fn.external_source.
+        if any(getattr(getattr(one, "_group", None), "parallel", False) for one in python):
+            why = "parallel=True has worker processes of its own"
+        if why and python:
+            names = ", ".join(dict.fromkeys(map(operator_name, python)))
+            raise NoReplica(f"{names} can't run a second time beside itself: {why}")
+        yield pipelines, ""
 
     def _with_start(self, position: Position) -> Position:
         """A position with checkpoints, which one from before the first build has not.

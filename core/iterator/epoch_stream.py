@@ -173,6 +173,11 @@ class BatchStream:
         self.iterator.stats = before.stats
         self.iterator.keep_seed(before)
 
+    @property
+    def core(self) -> DALIGenericIterator:
+        """The iterator, as `dalijax.profile` wants it."""
+        return self.iterator
+
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; see `DALIGenericIterator.watch`."""
         return self.iterator.watch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -369,6 +370,10 @@ class DALIGenericIterator:
         if self.stats is None:
             self.stats = InputStats()
         return self.stats
+
+    def replicas(self) -> contextlib.AbstractContextManager[tuple[list[Pipeline], str]]:
+        """Pipelines of the same graph, to run beside these; see `EpochEngine.replicas`."""
+        return self._engine.replicas()
 
     # Position and lifecycle
 

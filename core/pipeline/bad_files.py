@@ -16,7 +16,7 @@ from ..errors import BatchError
 from ..state.position import Checkpoints
 from ..state.random_state import for_operators
 from .bad_record import failing, runs_alone
-from .dali_pipeline import operators_behind
+from .dali_pipeline import operators
 from .lifetime import calls
 from .pipeline_source import Define, PipelineSource
 from .runner import Outputs, Runner
@@ -111,7 +111,7 @@ def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: i
     if there is None:
         return []
     there.build()
-    runner = Runner([there], to_drop)
+    runner = Runner([there], to_drop, gradual=True)
     try:
         return runner.take(_samples)
     finally:
@@ -120,11 +120,9 @@ def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: i
 
 def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
     """A pipeline that is not built, with the outputs of its reader alone; None without one."""
-    # Not public: where a DALI has no such attributes, no file is named.
-    outputs: Any = pipeline._graph_out
-    operators = {one.name: one for node in outputs for one in operators_behind(node)}
-    readers = [one for one in operators.values() if _READER.search(str(one.spec))]
-    chosen = operators.get(reader) if reader is not None else None
+    named = {one.name: one for one in operators(pipeline)}
+    readers = [one for one in named.values() if _READER.search(str(one.spec))]
+    chosen = named.get(reader) if reader is not None else None
     if reader is None and len(readers) == 1:
         chosen = readers[0]
     if chosen is None:

@@ -6,15 +6,16 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nvidia.dali import Pipeline, backend
 
 from .. import cuda_queues
 from ..errors import StateError
+from ..state.operators import kind_of
 from ..state.random_state import to_other_device
-from . import advice
+from . import advice, function_notes
 from .deferred import deferred_of
 
 # What DALI says of a checkpoint of another graph.
@@ -113,23 +114,45 @@ def is_unmappable(error: Exception) -> bool:
     return failed is not None and os.path.exists(failed[1])
 
 
-def operators_behind(node: Any) -> Iterator[Any]:
-    """The operators that an output depends on."""
-    todo, seen = [node], set()
+def operators(pipeline: Pipeline) -> list[Any]:
+    """The operators of a pipeline that is not built, each behind what it depends on."""
+    # Not public: of a DALI without these nothing is known.
+    ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
+    ordered: dict[int, Any] = {}
+    # An operator lies there twice: below its inputs, and again to be noted once they were.
+    todo = [(getattr(node, "source", None), False) for node in reversed(ends)]
     while todo:
-        one = getattr(todo.pop(), "source", None)
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            todo += one.inputs
-            yield one
+        operator, ready = todo.pop()
+        if operator is None or id(operator) in ordered:
+            continue
+        if ready:
+            ordered[id(operator)] = operator
+            continue
+        inputs = [getattr(node, "source", None) for node in operator_inputs(operator)]
+        todo += [(operator, True), *((one, False) for one in reversed(inputs))]
+    return list(ordered.values())
+
+
+def operator_inputs(operator: Any) -> list[Any]:
+    """The nodes that an operator takes; several sets of inputs are lists in DALI's own list."""
+    return [n for one in operator.inputs for n in (one if isinstance(one, list) else [one])]
+
+
+def operator_name(operator: Any) -> str:
+    """An operator's name as users write it, "fn.decoders.image", or "function flip"."""
+    function = function_notes.name_of(operator)
+    return f"function {function}" if function else f"fn.{kind_of(operator)}"
+
+
+def runs_python(operator: Any) -> bool:
+    """Whether an operator calls Python: a function, or the source of what it gives."""
+    kind = kind_of(operator)
+    return bool(function_notes.name_of(operator)) or "function" in kind or kind == "external_source"
 
 
 def unmap_readers(pipeline: Pipeline) -> None:
     """Has the readers of a pipeline that is not built read their files instead of mapping them."""
-    # Not public: a DALI without it maps files as it did.
-    ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
-    every = {id(one): one for node in ends for one in operators_behind(node)}
-    for instance in every.values():
+    for instance in operators(pipeline):
         schema = getattr(getattr(instance, "_op", None), "schema_name", None)
         if schema and backend.GetSchema(schema).HasArgument("dont_use_mmap"):
             with contextlib.suppress(RuntimeError):  # it is there: the graph's function says it

@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
-from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 from nvidia.dali import _conditionals as conditionals
 from nvidia.dali.data_node import DataNode
 
 from ..config import IteratorConfig
 from ..placement import GlobalPlacement
+from ..stats import span
 
 _CURE = "make it the last step of the graph, or apply it to the batch"
 _CALLS = "_dalijax_calls"  # attributes of pipelines: a table of ours would keep both for good
@@ -281,7 +281,7 @@ class DeferredCalls:
 
 def _called(function: DeferredFunction, arrays: list[Any], words: Any) -> tuple[Any, ...]:
     try:
-        with TraceAnnotation("dalijax.function", function=function.name):
+        with span("dalijax.function", function=function.name):
             return function(arrays, words)
     except Exception as error:
         raise FunctionError(f"{function.name}() raised {type(error).__name__}: {error}") from error

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
+from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
@@ -21,6 +22,10 @@ P = TypeVar("P")
 # What skip() takes.
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
 CLOSED = "the iterator is closed: make a new one"
+
+
+class NoReplica(Exception):
+    """No pipelines of the same graph can run beside an engine's own; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,6 +280,18 @@ class EpochEngine(Engine[P]):
     def start(self) -> None:
         """Builds the pipelines at once, so that the first state says what they read."""
         self.prepare()
+
+    @abc.abstractmethod
+    def replicas(self) -> contextlib.AbstractContextManager[tuple[list[Pipeline], str]]:
+        """Pipelines of the same graph, to run beside these, which stay as they are.
+
+        Returns:
+            A context with the pipelines, not built, and the name of what feeds them ("" where a
+            reader or another operator of theirs does). They run within it alone.
+
+        Raises:
+            NoReplica: If there are none: the message says why.
+        """
 
     @abc.abstractmethod
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:

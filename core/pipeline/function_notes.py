@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nvidia.dali import Pipeline
+from nvidia.dali.data_node import DataNode
 
 # Attributes of pipelines, since what they hold may refer to the pipeline: a table of ours would
 # keep both for good.
 _NOTES = "_dalijax_functions"
 _OUTPUTS = "_dalijax_outputs"
+_NAME = "_dalijax_name"  # of operators
 
 
 @dataclasses.dataclass
@@ -37,6 +39,18 @@ def add(note: FunctionNote) -> None:
     pipeline = Pipeline.current()
     if pipeline is not None:  # else DALI says that one is missing
         vars(pipeline).setdefault(_NOTES, []).append(note)
+
+
+def set_name(node: DataNode, name: str) -> None:
+    """Leaves the name of a Python function with the operator that calls it."""
+    if node.source is not None:
+        vars(node.source)[_NAME] = name
+
+
+def name_of(operator: Any) -> str:
+    """The name of the Python function that an operator calls; "" for any other operator."""
+    name: str = vars(operator).get(_NAME, "")
+    return name
 
 
 class FunctionsOfPipelines:

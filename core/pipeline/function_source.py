@@ -208,9 +208,7 @@ class FunctionSource(PipelineSource):
         return pipeline
 
     def definitions(self) -> list[Define]:  # noqa: D102
-        depth = {"prefetch_queue_depth": 1}
-        more = {} if function_parameters(self._fn) & {*depth} else depth
-        return [functools.partial(self.define, {**one, **more}) for one in self._each]
+        return [functools.partial(self.define, one) for one in self._each]
 
     def define(self, one: Mapping[str, Any] = {}, checkpoint: bytes | None = None) -> Pipeline:
         """A pipeline that is not built.

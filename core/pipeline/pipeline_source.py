@@ -75,7 +75,7 @@ class PipelineSource(abc.ABC):
     def definitions(self) -> list[Define]:
         """Of each pipeline, what defines another one like it, at a checkpoint, and builds nothing.
 
-        It prepares one batch ahead. There are none where pipelines can't be had unbuilt.
+        There are none where pipelines can't be had unbuilt.
         """
         return []
 

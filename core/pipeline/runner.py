@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
+from ..stats import span
 from .arrays import TensorList
 from .dali_pipeline import can_checkpoint, queue_depth
 from .deferred import deferred_of
@@ -82,7 +82,7 @@ class _PipelineQueue:
     def share(self) -> Outputs:
         """The next outputs, which must be there; they belong to the caller until `release`."""
         self._scheduled -= 1
-        with TraceAnnotation("dalijax.wait"):
+        with span("dalijax.wait"):
             return self.pipeline.share_outputs()
 
     def release(self, runs: int) -> None:
@@ -203,6 +203,16 @@ class Runner:
             # no restore runs more than the queue and one batch.
             return self._share(convert, 1 - self._schedule_if_empty() if dropped else behind)
 
+    def run_alone(self) -> None:
+        """Runs a batch with none beside it, and discards it; of a gradual runner that takes none.
+
+        Raises:
+            SourceEnded, SourceError, Exception: As `take`.
+        """
+        with self._calls:
+            self.schedule(1)
+            self._share(discard)
+
     def _drop_batches(self) -> None:
         while self.to_drop:
             self._schedule_if_empty()
@@ -246,7 +256,7 @@ class Runner:
                     shared.pop().release(runs)
             if failure is not None:
                 raise failure
-            with TraceAnnotation("dalijax.place"):
+            with span("dalijax.place"):
                 return convert(outputs)
         finally:
             failure = None  # its traceback has this frame: together they would keep the batch

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
@@ -20,7 +22,7 @@ from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_record import failing, runs_alone
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
-from ..pipeline.dali_pipeline import check_outputs
+from ..pipeline.dali_pipeline import check_outputs, queue_depth
 from ..pipeline.deferred import FunctionError
 from ..pipeline.draw import described_draws
 from ..pipeline.engine import CLOSED, EpochEngine, Outcome
@@ -33,7 +35,7 @@ from ..state.fingerprint import fingerprint
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from . import state as states
-from .feed import Feed, RowRange, Rows, SomeRows
+from .feed import Feed, OnceRead, RowRange, Rows, SomeRows
 from .graph import FieldGraph
 from .plan import SamplePlan, SamplePosition
 from .source import Source
@@ -290,6 +292,26 @@ class SourceEngine(EpochEngine[SamplePosition]):
         """Builds the pipelines where they are not, and schedules runs; waits for none."""
         self._runner_at(self.position)[0].schedule()
 
+    @contextlib.contextmanager
+    def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
+        """Pipelines of the same graph, to run beside these; see `Engine`."""
+        feed = self._new_feed()
+        feed.start_at(self._samples.run_from(self.position))
+        try:
+            rows = OnceRead(feed)
+            source = self._pipelines(rows, self._each)
+            pipelines = [define(None) for define in source.definitions()]
+            rows.kept = max(map(queue_depth, pipelines))
+            yield pipelines, f"source {type(self._source).__name__}"
+        finally:
+            feed.close()
+
+    def _new_feed(self) -> Feed:
+        names, config = self._graph.names, self._config
+        return Feed(
+            self._source, self._samples, self._parts, names, self._seed, config.shuffle, _READ_AHEAD
+        )
+
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a whole batch; see `Engine`."""
         outcome = self.peek()
@@ -331,10 +353,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     def _build(self, here: SamplePosition) -> tuple[Runner, Feed]:
         self.process = os.getpid()
-        names, config = self._graph.names, self._config
-        feed = Feed(
-            self._source, self._samples, self._parts, names, self._seed, config.shuffle, _READ_AHEAD
-        )
+        feed = self._new_feed()
         feed.start_at(here)
         try:
             runner = self._started(feed, here)
@@ -447,7 +466,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self._checkpoints = {run: c for run, c in self._checkpoints.items() if run in runs}
 
     def _pipelines(
-        self, feeder: Feed | SomeRows, each: Sequence[Mapping[str, Any]], **more: Any
+        self, feeder: Feed | OnceRead | SomeRows, each: Sequence[Mapping[str, Any]], **more: Any
     ) -> FunctionSource:
         """What builds pipelines that are fed with some rows."""
         graph: Any = functools.partial(self._graph, feeder)

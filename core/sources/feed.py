@@ -333,6 +333,29 @@ class Feed:
         self._rows.clear()
 
 
+@dataclasses.dataclass
+class OnceRead:
+    """The rows of each run, for pipelines whose batches nobody takes: they are dropped in time.
+
+    Attributes:
+        feed: The rows.
+        kept: Runs that one pipeline may be ahead of another.
+    """
+
+    feed: Feed
+    kept: int = 1
+
+    def inputs(self, run: int, part: int, name: str) -> Any:
+        """A field of the records of a run, as DALI takes it."""
+        if run > self.kept:
+            self.feed.forget(run - self.kept - 1)
+        return self.feed.inputs(run, part, name)
+
+    def draw_rows(self, run: int, part: int) -> DrawRows:
+        """What numbers are drawn for in a run."""
+        return self.feed.draw_rows(run, part)
+
+
 @dataclasses.dataclass(frozen=True)
 class SomeRows:
     """Rows that a pipeline is fed with in each run.

@@ -43,6 +43,11 @@ def operators_of(pipeline: Pipeline) -> list[Operator]:
     return read_operators(pipeline)[0]
 
 
+def kind_of(instance: Any) -> str:
+    """The name of an operator of a graph that may not be built, as users write it."""
+    return _kind(_printed_arguments(str(getattr(instance, "spec", ""))), type(instance).__name__)
+
+
 def _kind(arguments: Mapping[str, Any], schema: str) -> str:
     """An operator's name as users write it, e.g. readers.file."""
     module = str(arguments.get("_module", "")).partition("nvidia.dali.fn")[2].strip(".")

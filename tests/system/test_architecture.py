@@ -15,7 +15,7 @@ LAYERS = (
     ("core.state",),
     ("core.pipeline",),
     ("core.augment", "core.iterator", "core.records", "core.functions", "core.sources"),
-    ("core.show", "core.tuning"),
+    ("core.profiling", "core.show", "core.tuning"),
     ("adapters",),
     ("__init__", "augment", "fn", "show", "sources", "tune"),
 )

@@ -1,0 +1,70 @@
+"""Where the time of a training loop went: in ``next()``, by what it was for, and outside of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..stats import Call
+
+PIPELINES = "pipelines"
+PLACING = "placing"
+_LABELS = {"dalijax.wait": PIPELINES, "dalijax.place": PLACING}
+# The first steps compile, and take what was prepared before the block.
+_FIRST_STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopTimes:
+    """The time of the steps of a loop.
+
+    Attributes:
+        steps: Number of the steps.
+        samples: Samples of a step, padding included, in this process.
+        seconds: Of all steps together.
+        waits: Seconds of ``next()``, by what they were for: `PIPELINES` (DALI, and the sources that
+            it reads), `PLACING`, "function NAME" (of the placed batch).
+    """
+
+    steps: int
+    samples: float
+    seconds: float
+    waits: dict[str, float]
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that ``next()`` took."""
+        return min(1.0, sum(self.waits.values()) / self.seconds) if self.seconds else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.samples * self.steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def unblocked_rate(self) -> float:
+        """Samples per second if ``next()`` took no time at all."""
+        rest = self.seconds * (1 - self.wait_share)
+        return self.samples * self.steps / rest if rest else float("inf")
+
+
+def loop_times(calls: Sequence[Call], end: float, samples: float) -> LoopTimes:
+    """The times of a loop's steps, without the first three where there are twice as many.
+
+    A step is a call of ``next()`` and what follows it, up to the next call.
+
+    Args:
+        calls: The calls of ``next()``, in order.
+        end: When the loop ended, by `time.perf_counter`.
+        samples: Samples of a step.
+    """
+    calls = calls[min(_FIRST_STEPS, len(calls) // 2) :]
+    waits = {PIPELINES: 0.0}
+    for call in calls:
+        rest = call.end - call.start
+        for label, seconds in call.spans.items():
+            name = _LABELS.get(label) or f"function {label.rpartition('<locals>.')[2]}"
+            waits[name] = waits.get(name, 0.0) + seconds
+            rest -= seconds
+        waits[PIPELINES] += max(0.0, rest)  # handing over what the caller's sources read, above all
+    return LoopTimes(len(calls), samples, end - calls[0].start if calls else 0.0, waits)
