@@ -1,0 +1,91 @@
+"""Pictures and packed captions, by examples/image_text.py: pairs, every state, bad files."""
+
+import json
+
+import image_text  # of examples/
+import numpy as np
+import pytest
+from PIL import Image, ImageColor
+
+from dalijax.core.errors import RecordError
+from programs import run_python
+
+N = 40
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return image_text.draw_pairs(tmp_path / "pairs", N, seed=3)
+
+
+def on_host(batch):
+    return {name: np.asarray(array) for name, array in batch.items()}
+
+
+def batches_of(iterator):
+    batches = [on_host(batch) for batch in iterator]
+    iterator.close()
+    return batches
+
+
+def test_each_caption_is_beside_its_picture(folder):
+    captions = json.loads((folder / "captions.json").read_text())
+    seen = []
+    for batch in batches_of(iter(image_text.dataset(folder, epochs=1))):
+        assert batch["image"].shape == (4, 4, 48, 48, 3) and batch["tokens"].shape == (4, 96)
+        for row in range(image_text.ROWS):
+            texts = image_text.captions_of(batch, row)
+            assert batch["used"][row].tolist() == [k < len(texts) for k in range(4)]
+            assert not batch["image"][row, len(texts) :].any()
+            for text, picture in zip(texts, batch["image"][row]):
+                colour = next(one for one in image_text.COLOURS if one in text)
+                assert picture[24, 24].tolist() == list(ImageColor.getrgb(colour))
+            seen += texts
+    # A smaller last batch is dropped, of less than so many rows.
+    assert len(seen) > N - image_text.ROWS * image_text.SLOTS
+    for text in seen:
+        assert seen.count(text) <= list(captions.values()).count(text)
+
+
+def test_every_state_goes_on(folder):
+    saved = iter(image_text.dataset(folder, epochs=3))
+    states, batches = [saved.get_state()], []
+    for batch in saved:
+        batches.append(on_host(batch))
+        states.append(json.loads(json.dumps(saved.get_state())))
+    saved.close()
+    assert len(batches) >= 6
+    for number, state in enumerate(states):
+        other = iter(image_text.dataset(folder, epochs=3))
+        other.set_state(state)
+        rest = batches_of(other)
+        assert len(rest) == len(batches) - number
+        for batch, wanted in zip(rest, batches[number:]):
+            for name in wanted:
+                np.testing.assert_array_equal(batch[name], wanted[name], name)
+
+
+def test_a_bad_picture_is_named(folder):
+    captions = json.loads((folder / "captions.json").read_text())
+    name = list(captions)[7]
+    (folder / name).write_bytes((folder / name).read_bytes()[:40])
+    iterator = iter(image_text.dataset(folder, epochs=1))
+    batches = errors = 0
+    while True:
+        try:
+            next(iterator)
+            batches += 1
+        except RecordError as error:
+            assert "can't decode record" in str(error) and f"name {name!r}" in str(error)
+            errors += 1
+        except StopIteration:
+            break
+    iterator.close()
+    assert errors == 1 and batches >= 1
+
+
+def test_the_example_draws_a_picture(tmp_path):
+    said = run_python(image_text.__file__, "--out", tmp_path).stdout
+    assert said.count("['a ") == image_text.ROWS
+    low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
+    assert high - low > 50
