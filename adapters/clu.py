@@ -253,7 +253,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
 
     def peek_async(self) -> concurrent.futures.Future[Any]:
         """`peek` in a thread."""
-        with self._lock:
+        with self._engine.lock:
             if self._pool is None:
                 self._pool = concurrent.futures.ThreadPoolExecutor(1, "dalijax-peek")
             return self._pool.submit(self.peek)

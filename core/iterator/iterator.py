@@ -18,7 +18,6 @@ from ..epochs import EpochPlan
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT, EngineSource, EpochEngine
 from ..pipeline.handmade_source import HandmadeSource
-from ..pipeline.lifetime import calls, check_process
 from ..pipeline.pipeline_source import PipelineSource
 from ..state.position import FailedBatch
 from ..stats import InputStats
@@ -143,8 +142,6 @@ class DALIGenericIterator:
         checkpoints: Sequence[bytes] | None = None,
     ) -> None:
         self._config = config
-        self._lock = threading.RLock()
-        self._calls = calls  # modules lose their names before the last iterators are freed
         self._engine = engine
         self._stays = False  # set_state() came last, after which iter() does not move
         self._stopped = False  # StopIteration was raised in this epoch
@@ -502,16 +499,11 @@ class DALIGenericIterator:
         """The lock, of an iterator that is not closed, nor of a parent process."""
         if self._engine.closed:
             raise ValueError(CLOSED)
-        check_process(self._engine.process)  # whose threads may have held the lock, too
-        return self._lock
+        return self._engine.lock
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError. May be called again."""
-        if self._calls.lost(self._engine.process):  # whoever has the lock may never give it back
-            self._engine.closed = True
-            return
-        with self._lock:
-            self._engine.close()
+        self._engine.close()
 
     def __enter__(self: Self) -> Self:
         return self

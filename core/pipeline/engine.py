@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import os
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,6 +19,7 @@ from ..epochs import EpochPlan
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .batch import Batch
+from .lifetime import calls
 
 P = TypeVar("P")
 # What skip() takes.
@@ -62,7 +65,7 @@ class Outcome(Generic[P]):
 
 
 class Engine(abc.ABC, Generic[P]):
-    """The pipelines of one iterator, at the consumer's position; not thread-safe.
+    """The pipelines of one iterator, at the consumer's position; who calls it holds its lock.
 
     There is one position. A batch that was looked at is kept beside it, with the position behind
     it, so that looking moves nothing.
@@ -86,7 +89,25 @@ class Engine(abc.ABC, Generic[P]):
         self.process = 0
         self._outcome: Outcome[P] | None = None
         self._interrupted: P | None = None  # where a call began that was broken off
+        self._lock = threading.RLock()
+        self._calls = calls  # modules lose their names before the last iterators are freed
         self._one_call = _Interruptible(self)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """The lock of every call.
+
+        Raises:
+            RuntimeError: In a child that was forked from the process with the pipelines.
+        """
+        if self.process not in (0, os.getpid()):  # whose threads may have held it
+            raise RuntimeError(
+                f"the iterator's pipelines are those of process {self.process}, from which this "
+                f"one, {os.getpid()}, was forked: their threads are not here. Make the iterator "
+                "in the child (for a GPU, in a process that was not forked), start workers by "
+                "'spawn' or 'forkserver', or have Grain start them: ds.mp_prefetch(...)"
+            )
+        return self._lock
 
     def peek(self) -> Outcome[P]:
         """The next batch, an error that counts as one, or the end of the epoch.
@@ -119,9 +140,13 @@ class Engine(abc.ABC, Generic[P]):
         return self._interrupted or self.position
 
     def close(self) -> None:
-        """Frees the pipelines for good."""
-        self.closed = True
-        self.drop()
+        """Frees the pipelines for good; may be called again, and without the lock."""
+        if self._calls.lost(self.process):  # whoever has the lock may never give it back
+            self.closed = True
+            return
+        with self._lock:
+            self.closed = True
+            self.drop()
 
     @abc.abstractmethod
     def prepare(self) -> None:

@@ -108,21 +108,6 @@ class Calls:
 calls = Calls()
 
 
-def check_process(process: int) -> None:
-    """Raises RuntimeError in a process that was forked from the one that built pipelines.
-
-    Args:
-        process: The process that built them; 0 where nobody has.
-    """
-    if process not in (0, os.getpid()):
-        raise RuntimeError(
-            f"the iterator's pipelines are those of process {process}, from which this one, "
-            f"{os.getpid()}, was forked: their threads are not here. Make the iterator in the "
-            "child (for a GPU, in a process that was not forked), start workers by 'spawn' or "
-            "'forkserver', or have Grain start them: ds.mp_prefetch(...)"
-        )
-
-
 @atexit.register  # after DALI's own, which importing it has registered: so it runs before that
 def _let_go() -> None:
     if not calls.end(_PATIENCE):

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from ..pipeline.bad_record import runs
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, Engine, Outcome
-from ..pipeline.lifetime import calls, check_process
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
 from ..state import random_state
@@ -74,8 +72,6 @@ class RecordEngine(Engine[RecordPosition]):
         check_record_graph(pipeline_fn, config, on_error)
         super().__init__(getattr(pipeline_fn, "__name__", repr(pipeline_fn)), RecordPosition())
         self.stats: InputStats | None = None
-        self._lock = threading.RLock()  # Grain's iterators may be called from several threads
-        self._calls = calls  # modules lose their names before the last iterators are freed
         self._reader = reader
         self._read_at_position = True  # whether the reader and the queue are where they must be
         self._rows = rows * len(each)
@@ -98,16 +94,6 @@ class RecordEngine(Engine[RecordPosition]):
         self._peeked: RecordBatch | None = None  # the records of the outcome
         self._random_state = ""  # of a restored position, until the pipelines have it
         self._graph = ""
-
-    @property
-    def lock(self) -> threading.RLock:
-        """The lock of `next`; whoever moves the reader holds it, too.
-
-        Raises:
-            RuntimeError: In a child that was forked from the process with the pipelines.
-        """
-        check_process(self.process)  # whose threads may have held it
-        return self._lock
 
     # Batches
 
@@ -409,14 +395,6 @@ class RecordEngine(Engine[RecordPosition]):
         self._read_at_position = False
         self._pipelines.stop()
         self._queue.clear(0)
-
-    def close(self) -> None:
-        """Frees the pipelines and what was read, for good."""
-        if self._calls.lost(self.process):  # whoever has the lock may never give it back
-            self.closed = True
-            return
-        with self.lock:
-            super().close()
 
     # States
 
