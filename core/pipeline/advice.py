@@ -85,6 +85,20 @@ def of_outputs(error: Exception, name: str) -> str:
     return ""
 
 
+def of_workers(error: Exception) -> str:
+    """What to do about workers of ``fn.external_source(parallel=True)`` that do not start."""
+    if "Workers initialization failed" not in str(error):
+        return ""
+    return (
+        "The workers of fn.external_source(parallel=True) are new processes (py_start_method="
+        "'spawn', since forked ones may hang where JAX is up), which import the program's file "
+        "first. Have it run nothing when it is imported:\n\n"
+        "    if __name__ == '__main__':\n"
+        "        main()  # makes the iterator\n\n"
+        "Else the workers' own error is above."
+    )
+
+
 def of_readers(error: Exception, pipeline: Pipeline) -> str:
     """What to do about a reader that finds no files."""
     if not _NO_FILES.search(str(error)):

@@ -73,7 +73,7 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
                 "on this machine. For the CPU, use device='cpu' for its decoders, no .gpu(), "
                 f"and leave device_id out or pass None. DALI says: {text}"
             ) from error
-        if cure := advice.of_readers(error, pipeline):
+        if cure := advice.of_workers(error) or advice.of_readers(error, pipeline):
             raise RuntimeError(f"{cure} DALI says: {text}") from error
         raise
 

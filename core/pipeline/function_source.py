@@ -258,6 +258,8 @@ class FunctionSource(PipelineSource):
     def _called(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
         defaults: dict[str, Any] = {"num_threads": DEFAULT_NUM_THREADS, "seed": DEFAULT_SEED}
         if not is_pipeline_def(self._fn):
+            # Of external_source(parallel=True): where JAX is up, forked workers may hang.
+            defaults["py_start_method"] = "spawn"
             return pipeline_def(**defaults, **state)(self._fn)(*self._args, **call)
         # Its own decorator may have set the defaults: only those that it left out are ours.
         pipeline = self._fn(*self._args, **state, **call)

@@ -1,0 +1,61 @@
+"""`fn.external_source(parallel=True)` where JAX is up spawns workers, or says what is missing."""
+
+import pytest
+
+from programs import run_python
+
+PROGRAM = """
+import jax
+import numpy as np
+from nvidia.dali import fn
+from dalijax import data_iterator
+
+
+def number(info):
+    if info.iteration == 2:
+        raise StopIteration
+    return np.array([info.idx_in_epoch], np.int32)
+
+
+@data_iterator(output_map=["number"])
+def numbers():
+    return fn.external_source(number, parallel=True, batch=False)
+
+
+def main():
+    jax.devices()
+    print([np.ravel(batch["number"]).tolist() for batch in numbers(batch_size=3)])
+
+
+"""
+
+
+def test_workers_are_spawned(tmp_path):
+    """With warnings as errors, as JAX's of a fork."""
+    program = tmp_path / "guarded.py"
+    program.write_text(PROGRAM + "if __name__ == '__main__':\n    main()\n")
+    done = run_python("-W", "error::RuntimeWarning", program)
+    assert done.stdout.strip() == "[[0, 1, 2], [3, 4, 5]]"
+
+
+def test_a_missing_guard_is_an_error_that_shows_it(tmp_path):
+    program = tmp_path / "unguarded.py"
+    program.write_text(PROGRAM + "main()\n")
+    said = run_python(program, code=1).stderr
+    assert "if __name__ == '__main__':\n        main()" in said
+    assert "py_start_method='spawn'" in said
+
+
+@pytest.mark.parametrize("method", ("fork", "spawn"))
+def test_the_method_that_was_chosen_stays(method):
+    from nvidia.dali import fn, types
+
+    from dalijax.core.pipeline.function_source import FunctionSource
+
+    def graph():
+        return fn.constant(idata=[1], dtype=types.INT32)
+
+    call = {"batch_size": 1, "device_id": None, "py_start_method": method}
+    assert FunctionSource(graph, (), call).define().py_start_method == method
+    del call["py_start_method"]
+    assert FunctionSource(graph, (), call).define().py_start_method == "spawn"
