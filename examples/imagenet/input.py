@@ -1,0 +1,104 @@
+"""The recipe's input: sources, the graphs of training and evaluation, and mixing of pictures."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import nvidia.dali.fn as dali_fn
+from configs.base import Config
+from nvidia.dali import backend
+
+from dalijax import LastBatchPolicy, augment, data_iterator, fn, sources
+
+GPU = backend.GetCUDADeviceCount() > 0
+MEAN = (124, 116, 104)  # of ImageNet, what erased pixels get
+FIELDS = {"jpg;jpeg;JPEG;png": "data", "cls": "label"}
+
+
+def open_source(path: str) -> Any:
+    """A folder of class folders, or tars of WebDataset by a pattern ("train/*.tar")."""
+    if path.endswith(".tar"):
+        return sources.Tar(sorted(glob.glob(path)), FIELDS)
+    return sources.Files(path)
+
+
+def mixing(config: Config, classes: int) -> Callable[..., Any]:
+    """A function of the batch over all devices: soft labels, by MixUp or CutMix.
+
+    One share for the batch, and each picture with the one before it, as in torchvision's
+    ``v2.MixUp`` and ``v2.CutMix``; where a recipe has both, each batch has one of them.
+    """
+
+    @jax.jit
+    def mix(images: jax.Array, labels: jax.Array, *, key: jax.Array) -> Any:
+        hot = jax.nn.one_hot(labels, classes)
+        hot = hot * (1 - config.smoothing) + config.smoothing / classes
+        if not (config.mixup or config.cutmix):
+            return images, hot
+        which, *keys = jax.random.split(key, 4)
+        both = config.mixup and config.cutmix
+        cut = jax.random.bernoulli(which) if both else jnp.array(bool(config.cutmix))
+        alpha = jnp.where(cut, config.cutmix or 1.0, config.mixup or 1.0)
+        share = jax.random.beta(keys[0], alpha, alpha)
+        # CutMix: a box about a pixel, of this share less where it is cut at the picture's edge.
+        sides = jnp.array(images.shape[1:3])
+        centre = jnp.floor(jax.random.uniform(keys[1], (2,)) * sides)
+        half = jnp.floor(0.5 * jnp.sqrt(1 - share) * sides)
+        start, end = jnp.maximum(centre - half, 0), jnp.minimum(centre + half, sides)
+        rows, columns = jnp.arange(images.shape[1]), jnp.arange(images.shape[2])
+        box = ((rows >= start[0]) & (rows < end[0]))[:, None] & (
+            (columns >= start[1]) & (columns < end[1])
+        )
+        share = jnp.where(cut, 1 - jnp.prod(end - start) / jnp.prod(sides), share)
+        own = jnp.where(cut, 1.0 - box, share)[None, :, :, None]
+        mixed = own * images + (1 - own) * jnp.roll(images, 1, 0)
+        return jnp.round(mixed).astype(images.dtype), share * hot + (1 - share) * jnp.roll(
+            hot, 1, 0
+        )
+
+    return mix
+
+
+def training(config: Config, classes: int, sharding: jax.sharding.Sharding, source: Any) -> Any:
+    """An iterator function of shuffled and augmented batches: ``images`` and soft ``labels``."""
+    mix = fn.jax_function(mixing(config, classes), num_outputs=2, sharding=sharding)
+
+    def graph(data: Any, label: Any, *, draw: Any) -> Any:
+        images = dali_fn.decoders.image(data, device="mixed" if GPU else "cpu")
+        images = augment.random_resized_crop(images, config.side, draw=draw)
+        images = augment.flip(images, draw=draw)
+        if config.jitter:
+            strengths = dict.fromkeys(("brightness", "contrast", "saturation"), config.jitter)
+            images = augment.color_jitter(images, draw=draw, **strengths)
+        if config.policy == "rand":
+            images = augment.rand_augment(images, magnitude=config.magnitude, draw=draw)
+        elif config.policy == "auto":
+            images = augment.auto_augment(images, draw=draw)
+        if config.erasing:
+            images = augment.random_erasing(
+                images, probability=config.erasing, value=MEAN, draw=draw
+            )
+        return mix(images, label.gpu() if GPU else label)
+
+    names, policy = ["images", "labels"], LastBatchPolicy.DROP
+    return data_iterator(graph, names, source=source, sharding=sharding, last_batch_policy=policy)
+
+
+def evaluation(config: Config, sharding: jax.sharding.Sharding, source: Any) -> Any:
+    """An iterator function of each picture once: ``mask`` is False where a row is padding."""
+
+    def graph(data: Any, label: Any, *, draw: Any) -> Any:
+        images = dali_fn.decoders.image(data, device="mixed" if GPU else "cpu")
+        images = augment.center_crop(images, config.side, resize=config.eval_resize, draw=draw)
+        return images, label.gpu() if GPU else label
+
+    # Padding repeats the last picture; without it the rest of an epoch would be pictures of the
+    # next one, which would lack them.
+    padded = {"mask": "mask", "last_batch_padded": True}
+    return data_iterator(
+        graph, ["images", "labels"], source=source, shuffle=False, sharding=sharding, **padded
+    )
