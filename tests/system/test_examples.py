@@ -78,3 +78,13 @@ def test_elastic_ends_with_the_losses_of_an_unbroken_run(tmp_path):
         assert re.search(line, said)
     assert float(said.partition("differ by ")[2].partition(" ")[0]) < 1e-2
     assert (tmp_path / "out" / "losses.png").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(not FULL, reason="30 s: make test-full")
+def test_input_bound_names_an_operator_and_draws_both_loops(tmp_path):
+    options = ("--steps", "20", "--seconds", "3", "--out", tmp_path)
+    said = run("input_bound.py", tmp_path, *options)
+    assert re.search(r"{'num_threads': 1}\ninput-bound: .*; input: fn\.[a-z.]+ takes", said)
+    assert said.count("input-bound: next() takes") == 2 and "iterator = train(" in said
+    low, high = Image.open(tmp_path / "input_bound.png").convert("L").getextrema()
+    assert high - low > 50
