@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
@@ -265,58 +264,6 @@ class GlobalPlacement:
                 first.setdefault(str(columns), arrays[device])
         ordered = [arrays[device] for device in indices]
         return jax.make_array_from_single_device_arrays(shape, sharding, ordered)
-
-
-class LocalPlacement:
-    """Batches where the pipelines left them; what several pipelines give is put together.
-
-    Args:
-        host: The CPU device for CPU outputs; None keeps them NumPy arrays.
-    """
-
-    shards: tuple[DataShard, ...] = ()
-
-    def __init__(self, host: jax.Device | None):
-        self._host = host
-        self._is_first = host is not None and host == jax.local_devices()[0]
-
-    def place(self, name: str, pieces: Sequence[Any]) -> Any:
-        """One array of the pieces that the pipelines decoded, along dimension 0.
-
-        Pieces on different GPUs become one array over them, in place; pieces on one device
-        are concatenated there. On the host it is a NumPy array until `finish`.
-        """
-        if len(pieces) == 1:
-            return pieces[0]
-        if not isinstance(pieces[0], jax.Array):
-            return np.concatenate(pieces)
-        devices = [piece.device for piece in pieces]
-        if len(set(devices)) == 1:
-            return jnp.concatenate(pieces)
-        return over_devices(devices, [name]).place(name, pieces)
-
-    def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
-        """The mask of the pieces, not committed: it goes along with any array's device."""
-        mask = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        return mask if self._host is None else jax.device_put(mask)
-
-    def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch of what `place` gave, as jax.Arrays where there is a device for them.
-
-        In place where they are aligned, read-only and kept alive, and in one call, which costs
-        less than one for each. (jnp.asarray costs less for small ones, but it is a computation:
-        it heeds transfer guards, meshes and jax_debug_nans.) Not committed: a step that takes it
-        compiles once, whether its parameters are fresh or come from a step, and may take arrays
-        of a GPU beside it.
-        """
-        on_host = {k: one for k, one in batch.items() if isinstance(one, np.ndarray)}
-        if self._host is None or not on_host:
-            return batch
-        default = jax.config.jax_default_device
-        if default == self._host or (default is None and self._is_first):
-            return batch | jax.device_put(on_host)  # the context below costs 10 to 100 us
-        with jax.default_device(self._host):
-            return batch | jax.device_put(on_host)
 
 
 def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalPlacement:

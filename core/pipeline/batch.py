@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.tensors import TensorListCPU
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
-from ..placement import GlobalPlacement, LocalPlacement, over_devices
+from ..placement import DataShard, GlobalPlacement, over_devices
 from . import arrays, schema
 from .deferred import DeferredCalls
 from .runner import Outputs
@@ -27,6 +28,61 @@ def choose_placement(config: IteratorConfig) -> GlobalPlacement | LocalPlacement
     if config.devices is not None:
         return over_devices(config.devices, config.output_map)
     return LocalPlacement(None if config.as_numpy else jax.local_devices(backend="cpu")[0])
+
+
+class LocalPlacement:
+    """Batches where the pipelines left them; what several pipelines give is put together.
+
+    Args:
+        host: The CPU device for CPU outputs; None keeps them NumPy arrays.
+    """
+
+    shards: tuple[DataShard, ...] = ()
+
+    def __init__(self, host: jax.Device | None):
+        self._host = host
+        self._is_first = host is not None and host == jax.local_devices()[0]
+
+    def place(self, name: str, pieces: Sequence[Any]) -> Any:
+        """One array of the pieces that the pipelines decoded, along dimension 0.
+
+        Pieces on different GPUs become one array over them, in place; pieces on one device
+        are concatenated there. On the host it is a NumPy array until `finish`.
+        """
+        if len(pieces) == 1:
+            return pieces[0]
+        if not isinstance(pieces[0], jax.Array):
+            return np.concatenate(pieces)
+        devices = [piece.device for piece in pieces]
+        if len(set(devices)) == 1:
+            return jnp.concatenate(pieces)
+        return over_devices(devices, [name]).place(name, pieces)
+
+    def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
+        """The mask of the pieces, not committed: it goes along with any array's device."""
+        mask = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return mask if self._host is None or self._host_is_default() else jax.device_put(mask)
+
+    def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch of what `place` gave, as jax.Arrays where there is a device for them.
+
+        In place where they are aligned, read-only and kept alive, and in one call, which costs
+        less than one for each. (jnp.asarray costs less for small ones, but it is a computation:
+        it heeds transfer guards, meshes and jax_debug_nans.) Not committed: a step that takes it
+        compiles once, whether its parameters are fresh or come from a step, and may take arrays
+        of a GPU beside it.
+        """
+        on_host = {k: one for k, one in batch.items() if isinstance(one, np.ndarray)}
+        if self._host is None or not on_host:
+            return batch
+        if self._host_is_default():
+            return batch | jax.device_put(on_host)  # the context below costs 10 to 100 us
+        with jax.default_device(self._host):
+            return batch | jax.device_put(on_host)
+
+    def _host_is_default(self) -> bool:
+        default = jax.config.jax_default_device
+        return self._is_first if default is None else default == self._host
 
 
 class BatchMaker:
