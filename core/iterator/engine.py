@@ -114,7 +114,7 @@ class ReaderEngine(EpochEngine[Position]):
         """Moves behind so many batches, or to the end of the epoch; returns their number."""
         done = 0
         while done < batches:
-            self._outcome = self._outcome or self._outcome_by(discard)
+            self._outcome = self._outcome or self._next_outcome(discard)
             if self._outcome.ended:
                 break
             self.advance()
@@ -561,10 +561,9 @@ class ReaderEngine(EpochEngine[Position]):
 
     # Batches
 
-    def _next_outcome(self) -> Outcome[Position]:
-        return self._outcome_by(None)
-
-    def _outcome_by(self, convert: Callable[[Sequence[Outputs]], Any] | None) -> Outcome[Position]:
+    def _next_outcome(
+        self, convert: Callable[[Sequence[Outputs]], Any] | None = None
+    ) -> Outcome[Position]:
         """The first outcome from the position on that ``on_error`` does not leave out.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,11 +40,6 @@ def dali_type(dtype: np.dtype[Any]) -> types.DALIDataType:
     if dtype not in _DALI_TYPES:
         raise TypeError(f"DALI has no type for {dtype}: cast it to one of {list(_DALI_TYPES)}")
     return _DALI_TYPES[dtype]
-
-
-def is_on_gpu(tensors: TensorList) -> TypeGuard[TensorListGPU]:
-    """Whether a pipeline output lies in GPU memory."""
-    return isinstance(tensors, TensorListGPU)
 
 
 def check_uniform(tensors: TensorList, name: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-from nvidia.dali.tensors import TensorListCPU
+from nvidia.dali.tensors import TensorListGPU
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
@@ -194,10 +194,10 @@ class BatchMaker:
     ) -> Any:
         """One pipeline's output as an array of [kept, ...], or [1, kept, ...] for pmap."""
         array: Any
-        if arrays.is_on_gpu(tensors):
+        if isinstance(tensors, TensorListGPU):
             array = arrays.gpu_array(tensors, name, copy, axis)
         else:
-            array = arrays.host_view(cast(TensorListCPU, tensors), name, copy, axis)
+            array = arrays.host_view(tensors, name, copy, axis)
             if not self._as_numpy:
                 arrays.check_width(array.dtype, name)
         if kept == len(tensors):

@@ -137,6 +137,7 @@ class Runner:
         self.to_drop = to_drop
         self.stopped = False
         self._queues = [_PipelineQueue(pipeline, gradual) for pipeline in pipelines]
+        self._depth = max((queue.depth for queue in self._queues), default=0)
         self.deferred = deferred_of(self.pipelines)
         self._process, self._calls = os.getpid(), calls
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
@@ -197,7 +198,7 @@ class Runner:
                 queue.schedule(up_to=1 + self._ahead)
             dropped = self.to_drop > 0
             self._drop_batches()
-            behind = _ALL if all(self._ahead >= queue.depth for queue in self._queues) else 0
+            behind = _ALL if self._ahead >= self._depth else 0
             self._ahead += 1
             # One run for each batch taken: what was dropped is made up by the next call, so that
             # no restore runs more than the queue and one batch.
