@@ -1,0 +1,8 @@
+"""A folder of pictures, one folder for each class."""
+
+import pathlib
+
+from pictures import make_pictures
+
+pathlib.Path("imagenet").mkdir()
+make_pictures(pathlib.Path("drawn"), count=300).rename("imagenet/train")
