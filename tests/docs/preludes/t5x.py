@@ -11,7 +11,9 @@ pathlib.Path("imagenet").mkdir()
 make_pictures(pathlib.Path("drawn"), count=300).rename("imagenet/train")
 
 
-@data_iterator(output_map=["encoder_input", "decoder_loss_weights"], reader_name="reader", mask="mask")
+@data_iterator(
+    output_map=["encoder_input", "decoder_loss_weights"], reader_name="reader", mask="mask"
+)
 def train(data_dir, shard_id=0, num_shards=1):
     jpegs, labels = fn.readers.file(
         file_root=data_dir, name="reader", shard_id=shard_id, num_shards=num_shards
