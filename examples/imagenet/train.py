@@ -21,19 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 from configs.base import Config
 from input import evaluation, open_source, training
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from models import build, normalize
 from PIL import Image
+from steps import steps_of
 from tqdm import tqdm
 
 from dalijax import sources
-from dalijax.adapters.clu import DALIDatasetIterator
 
 # Its neighbours in the folder above.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -41,63 +38,6 @@ from losses import Losses
 from pictures import CACHE, make_pictures, split
 
 OUT = Path(__file__).resolve().parents[1] / "out" / "imagenet"
-
-
-def optimizer(config: Config, steps_per_epoch: int) -> optax.GradientTransformation:
-    """Warm-up and cosine; biases and the scales of normalizations do not decay."""
-    rate = optax.warmup_cosine_decay_schedule(
-        0.0,
-        config.rate,
-        max(1, int(config.warmup_epochs * steps_per_epoch)),
-        config.epochs * steps_per_epoch,
-    )
-
-    def decays(params: Any) -> Any:
-        return jax.tree.map(lambda x: x.ndim > 1, params)
-
-    clip = optax.clip_by_global_norm(config.clip)
-    if config.optimizer == "adamw":
-        return optax.chain(clip, optax.adamw(rate, weight_decay=config.weight_decay, mask=decays))
-    decay = optax.add_decayed_weights(config.weight_decay, decays)
-    return optax.chain(clip, decay, optax.sgd(rate, momentum=0.9, nesterov=True))
-
-
-def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callable[..., Any], ...]:
-    """Functions that begin a state, take a step, and count what is right in a batch."""
-    model, updater = build(config, classes), optimizer(config, steps_per_epoch)
-
-    @jax.jit
-    def begin() -> Any:
-        images = jnp.zeros((1, config.side, config.side, 3), config.dtype)
-        variables = model.init(jax.random.key(0), images, train=False)
-        params, stats = variables["params"], variables.get("batch_stats", {})
-        average = jax.tree.map(jnp.copy, params)
-        return {"params": params, "stats": stats, "ema": average, "opt": updater.init(params)}
-
-    def step(state: Any, images: jax.Array, labels: jax.Array) -> Any:
-        def loss_fn(params: Any) -> Any:
-            variables = {"params": params, "batch_stats": state["stats"]}
-            x = normalize(images, config.dtype)
-            logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
-            loss = optax.softmax_cross_entropy(logits, labels).mean()
-            return loss, new.get("batch_stats", {})
-
-        (loss, stats), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state["params"])
-        updates, opt = updater.update(gradients, state["opt"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
-        average = optax.incremental_update(params, state["ema"], 1 - config.ema)
-        return {"params": params, "stats": stats, "ema": average, "opt": opt}, loss
-
-    @jax.jit
-    def count(state: Any, images: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """How many pictures there are, how many are right, and the sum of their losses."""
-        variables = {"params": state["ema"], "batch_stats": state["stats"]}
-        logits = model.apply(variables, normalize(images, config.dtype), train=False)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        right = logits.argmax(-1) == labels
-        return mask.sum(), (right & mask).sum(), jnp.where(mask, losses, 0).sum()
-
-    return begin, jax.jit(step, donate_argnums=0), count
 
 
 def evaluate(count: Callable[..., Any], state: Any, batches: Any) -> tuple[int, float, float]:
@@ -117,7 +57,7 @@ def save_picture(batch: dict[str, jax.Array], path: Path) -> None:
         Image.fromarray(np.concatenate(rows, 0)).save(path)
 
 
-def reporting(out: Path, iterator: DALIDatasetIterator, steps: int, every: int) -> Any:
+def reporting(out: Path, iterator: Any, steps: int, every: int) -> Any:
     """CLU's writer and a hook about the input; without CLU and TensorFlow neither."""
     if not all(map(importlib.util.find_spec, ("clu", "tensorflow"))):
         return None, lambda step: None
@@ -142,9 +82,8 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
     state = jax.device_put(begin(), everything)
 
     call = {"batch_size": config.batch, "num_threads": options.threads}
-    iterator = DALIDatasetIterator(
-        training(config, classes, rows, data), element="jax", seed=options.seed, **call
-    )
+    train_fn = training(config, classes, rows, data)
+    iterator = train_fn.stream(None, seed=options.seed, **call)  # without end
     batches = evaluation(config, rows, held_out)(**call)
     manager = ocp.CheckpointManager(out / "checkpoints")
     start = manager.latest_step() or 0

@@ -1,0 +1,69 @@
+"""The optimizer of a recipe, a step of training and one of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from configs.base import Config
+from models import build, normalize
+
+
+def optimizer(config: Config, steps_per_epoch: int) -> optax.GradientTransformation:
+    """Warm-up and cosine; biases and the scales of normalizations do not decay."""
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0,
+        config.rate,
+        max(1, int(config.warmup_epochs * steps_per_epoch)),
+        config.epochs * steps_per_epoch,
+    )
+
+    def decays(params: Any) -> Any:
+        return jax.tree.map(lambda x: x.ndim > 1, params)
+
+    clip = optax.clip_by_global_norm(config.clip)
+    if config.optimizer == "adamw":
+        return optax.chain(clip, optax.adamw(rate, weight_decay=config.weight_decay, mask=decays))
+    decay = optax.add_decayed_weights(config.weight_decay, decays)
+    return optax.chain(clip, decay, optax.sgd(rate, momentum=0.9, nesterov=True))
+
+
+def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callable[..., Any], ...]:
+    """Functions that begin a state, take a step, and count what is right in a batch."""
+    model, updater = build(config, classes), optimizer(config, steps_per_epoch)
+
+    @jax.jit
+    def begin() -> Any:
+        images = jnp.zeros((1, config.side, config.side, 3), config.dtype)
+        variables = model.init(jax.random.key(0), images, train=False)
+        params, stats = variables["params"], variables.get("batch_stats", {})
+        average = jax.tree.map(jnp.copy, params)
+        return {"params": params, "stats": stats, "ema": average, "opt": updater.init(params)}
+
+    def step(state: Any, images: jax.Array, labels: jax.Array) -> Any:
+        def loss_fn(params: Any) -> Any:
+            variables = {"params": params, "batch_stats": state["stats"]}
+            x = normalize(images, config.dtype)
+            logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+            loss = optax.softmax_cross_entropy(logits, labels).mean()
+            return loss, new.get("batch_stats", {})
+
+        (loss, stats), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state["params"])
+        updates, opt = updater.update(gradients, state["opt"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        average = optax.incremental_update(params, state["ema"], 1 - config.ema)
+        return {"params": params, "stats": stats, "ema": average, "opt": opt}, loss
+
+    @jax.jit
+    def count(state: Any, images: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        """How many pictures there are, how many are right, and the sum of their losses."""
+        variables = {"params": state["ema"], "batch_stats": state["stats"]}
+        logits = model.apply(variables, normalize(images, config.dtype), train=False)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        right = logits.argmax(-1) == labels
+        return mask.sum(), (right & mask).sum(), jnp.where(mask, losses, 0).sum()
+
+    return begin, jax.jit(step, donate_argnums=0), count
