@@ -50,11 +50,18 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "of 8 a step took 43.8 ms, and 7.3 % of it was waiting.",
     ),
     (
-        "And a whole recipe?",
+        "And a whole recipe, with a ResNet-50?",
         "h200",
-        "recipe",
-        "The steps of `examples/imagenet`, with more and more augmentation. The first row of each "
-        "model is the model alone, on a batch that is there.",
+        "recipe-resnet50",
+        "The steps of `examples/imagenet` with more and more augmentation, beside the model alone. "
+        "What is dear is mixing: a function of the placed global batch, called when `next()` "
+        "delivers it, so that the loop waits for it.",
+    ),
+    (
+        "And with a ViT-S/16?",
+        "h200",
+        "recipe-vit_s16",
+        "The same, two rounds.",
     ),
     (
         "How do several GPUs scale?",

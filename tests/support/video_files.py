@@ -12,6 +12,7 @@ SIZE = (160, 144)  # NVDEC takes no H.265 below 144 x 144, and no VP9 below 128 
 ON_CPU = {"mjpeg.mp4": "mjpeg", "vp8.webm": "libvpx", "vp9.webm": "libvpx-vp9"}
 ON_GPU = {"h264.mp4": "libx264", "hevc.mp4": "libx265", "mpeg4.mp4": "mpeg4"}
 CLIPS = ON_CPU | ON_GPU
+ON_BOTH = ("vp8.webm", "vp9.webm")  # NVDEC does not decode Motion JPEG
 
 
 def drawn():
