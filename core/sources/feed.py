@@ -18,6 +18,7 @@ from ..pipeline.draw import DrawRows
 from ..pipeline.lifetime import calls
 from .order import Indices
 from .plan import SamplePlan, SamplePosition
+from .reuse import ReuseCheck
 from .source import Source, Values, order_of
 
 _THREADS = 4  # more were no faster on 16 cores
@@ -75,10 +76,16 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> _Chunk:
 
 
 def _prepared(
-    source: Source, records: Indices, names: Sequence[str], sized: Sequence[str]
+    source: Source,
+    records: Indices,
+    names: Sequence[str],
+    sized: Sequence[str],
+    reuse: ReuseCheck | None,
 ) -> _Chunk:
     """Reads records, and makes of them what the loop would wait for."""
     chunk = _read(source, records, names)
+    if reuse is not None and not chunk.errors:
+        reuse.check(records, chunk.columns)
     if not chunk.errors:
         chunk.inputs = {
             name: [TensorCPU(value) for value in chunk.columns[name]]
@@ -136,7 +143,9 @@ class Rows:
         # By number: a task reads of few files, or parts of a mixture, and onwards in each.
         rows = np.argsort(records, kind="stable")
         tasks = [
-            feed.pool.submit(_prepared, feed.source, records[rows[k : k + _CHUNK]], names, sized)
+            feed.pool.submit(
+                _prepared, feed.source, records[rows[k : k + _CHUNK]], names, sized, feed.reuse
+            )
             for k in range(0, len(records), _CHUNK)
         ]
         return _Started(records, fold(feed.seed, epochs, records), rows, tasks)
@@ -258,6 +267,7 @@ class Feed:
         next_run: The run that DALI asks for next.
         sized: The fields of pictures whose sizes the graph wants.
         stand_ins: Samples of the stream, and those that stand for them, masked.
+        reuse: Checks the memory of what is read; None where the source gives new arrays by itself.
     """
 
     def __init__(
@@ -278,6 +288,7 @@ class Feed:
         self.next_run = 0
         self.sized: set[str] = set()
         self.stand_ins: dict[int, int] = {}
+        self.reuse = None if getattr(source, "gives_new_arrays", False) else ReuseCheck(source)
         self._plan = plan
         self._parts = list(parts)
         self._depth = depth

@@ -54,6 +54,8 @@ class Files(BaseSource):
             are missing.
     """
 
+    gives_new_arrays = True  # nothing to check, see ReuseCheck
+
     def __init__(
         self,
         folder: str | os.PathLike[str] | None = None,

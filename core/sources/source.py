@@ -59,7 +59,8 @@ class Source(Protocol):
     def read(self, indices: Indices, names: Sequence[str]) -> Mapping[str, Values]:
         """Fields of some records, in their order.
 
-        What it gives is not written to again: DALI may read it later, without a copy.
+        What it gives is not written to again: DALI may read it later, without a copy. A source
+        that gives the same memory for other records is refused.
 
         Args:
             indices: Numbers of records; one may come twice.
