@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,14 +56,36 @@ class _Chunk:
     sizes: dict[str, NDArray[np.int32]] = dataclasses.field(default_factory=dict)
 
 
+def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> dict[str, Values]:
+    """The fields that a source has read.
+
+    Raises:
+        TypeError, ValueError: If they are not what was asked for: a mistake of the source, and no
+            bad record.
+    """
+    call = f"{type(source).__name__}.read() of {count} records and the fields {list(names)}"
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"{call} must return a dict of them, not {type(columns).__name__}")
+    if missing := [name for name in names if name not in columns]:
+        raise ValueError(f"{call} returned {sorted(map(str, columns))}, without {missing}")
+    for name in names:
+        if not hasattr(columns[name], "__len__") or len(columns[name]) != count:
+            has = len(columns[name]) if hasattr(columns[name], "__len__") else columns[name]
+            raise ValueError(
+                f"{call} returned {has} values of {name!r}: return one for each record"
+            )
+    return {name: columns[name] for name in names}
+
+
 def _read(source: Source, records: Indices, names: Sequence[str]) -> _Chunk:
     """Reads records, and each alone where they can't be read together."""
     try:
         columns = source.read(records, names)
-        return _Chunk({name: columns[name] for name in names})
     except Exception as error:
         if len(records) == 1:
             return _Chunk({name: [None] for name in names}, {0: error})
+    else:
+        return _Chunk(_checked(source, len(records), names, columns))
     values: dict[str, list[Any]] = {name: [] for name in names}
     errors = {}
     for place in range(len(records)):

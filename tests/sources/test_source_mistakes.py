@@ -1,4 +1,4 @@
-"""Arrays that share memory: a buffer that is filled again is refused, a constant is not."""
+"""Mistakes of users' sources: memory that is filled again, and fields that are not there."""
 
 import numpy as np
 import pytest
@@ -38,8 +38,15 @@ def fill(k):
     return BUFFER
 
 
-def batches(source, **options):
-    take = data_iterator(lambda x, k: (x + 0, k + 0), ["x", "k"], source=source, as_numpy=True)
+def batches(source, on_error="raise", mask=None, **options):
+    take = data_iterator(
+        lambda x, k: (x + 0, k + 0),
+        ["x", "k"],
+        source=source,
+        as_numpy=True,
+        on_error=on_error,
+        mask=mask,
+    )
     with take(batch_size=BATCH, num_threads=1, last_batch_padded=True, **options) as iterator:
         return [(batch["x"].copy(), batch["k"].copy()) for batch in iterator]
 
@@ -89,3 +96,23 @@ def test_a_constant_may_be_shared():
     seen = batches(Rows(lambda k: ONES), seed=1)
     assert sorted({int(k) for _, ks in seen for k in ks}) == list(range(N))
     assert all((x == 1).all() for x, _ in seen)
+
+
+@pytest.mark.parametrize(
+    "wrong, error, text",
+    (
+        (lambda x, k: None, TypeError, "must return a dict of them, not NoneType"),
+        (lambda x, k: {"x": x}, ValueError, r"returned \['x'\], without \['k'\]"),
+        (lambda x, k: {"x": x[:-1], "k": k}, ValueError, r"returned \d+ values of 'x': return one"),
+        (lambda x, k: {"x": x, "k": 3}, ValueError, "returned 3 values of 'k': return one"),
+    ),
+    ids=("none", "no-field", "few", "a-number"),
+)
+@pytest.mark.parametrize("on_error", ("raise", "mask"))
+def test_fields_that_are_not_what_was_asked_for(wrong, error, text, on_error):
+    class Wrong(Rows):
+        def read(self, indices, names):
+            return wrong([np.full(3, k, np.int32) for k in indices], indices.astype(np.int32))
+
+    with pytest.raises(error, match=rf"Wrong\.read\(\) of \d+ records .*{text}"):
+        batches(Wrong(None), on_error=on_error, mask="mask")
