@@ -17,7 +17,7 @@ from nvidia.dali.auto_aug import augmentations
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.draw import Draw
+from ..pipeline.draw import Draw, check_draw
 from . import policies
 from .policies import Choice
 
@@ -63,6 +63,7 @@ def rand_augment(
         ValueError: For numbers that can't be.
         TypeError: If nothing says the sizes of the images.
     """
+    check_draw(draw)
     if num_ops < 1:
         raise ValueError(f"num_ops must be 1 or more, not {num_ops}")
     if num_magnitude_bins < 2 or not 0 <= magnitude < num_magnitude_bins:
@@ -114,6 +115,7 @@ def trivial_augment(
         ValueError: For a number that can't be.
         TypeError: If nothing says the sizes of the images.
     """
+    check_draw(draw)
     if num_magnitude_bins < 2:
         raise ValueError(f"num_magnitude_bins must be 2 or more, not {num_magnitude_bins}")
     return _augmented(
@@ -162,6 +164,7 @@ def auto_augment(
         ValueError: For a policy that is none.
         TypeError: If nothing says the sizes of the images.
     """
+    check_draw(draw)
     if policy not in policies.POLICIES:
         raise ValueError(f"policy must be one of {list(policies.POLICIES)}, not {policy!r}")
     return _augmented(

@@ -10,7 +10,7 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.draw import Draw
+from ..pipeline.draw import Draw, check_draw
 from .windows import Range
 
 _DEGREES = 360.0
@@ -50,6 +50,7 @@ def color_jitter(
     Raises:
         ValueError: For a range that can't be.
     """
+    check_draw(draw)
     ranges = {
         "brightness": _range(brightness, "brightness"),
         "contrast": _range(contrast, "contrast"),

@@ -10,7 +10,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.draw import Draw
+from ..pipeline.draw import Draw, check_draw
 from . import windows
 from .windows import Pair, Range
 
@@ -53,6 +53,7 @@ def random_resized_crop(
         ValueError: For a size or range that can't be.
         TypeError: If nothing says the sizes of the images.
     """
+    check_draw(draw)
     size = windows.pair(size, "size")
     windows.check_ranges(scale, ratio)
     start, end = draw.compute_outputs(
@@ -95,6 +96,7 @@ def random_crop(
         ValueError: For a size or padding that can't be.
         TypeError: If nothing says the sizes of the images.
     """
+    check_draw(draw)
     size = windows.pair(size, "size")
     sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
     if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
@@ -150,6 +152,7 @@ def center_crop(
         ValueError: For a size that can't be.
         TypeError: If nothing says the sizes of the images.
     """
+    check_draw(draw)
     size = windows.pair(size, "size")
     if resize is not None:
         windows.pair(resize, "resize")
@@ -205,6 +208,7 @@ def flip(
     Raises:
         ValueError: For a probability that is none.
     """
+    check_draw(draw)
     flipped = draw.coin_flip(probability, name=name)
     if vertical:
         return draw.sized(fn.flip(images, horizontal=0, vertical=flipped), images)
@@ -245,6 +249,7 @@ def random_erasing(
         ValueError: For a probability or range that can't be.
         TypeError: If nothing says the sizes of the images.
     """
+    check_draw(draw)
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be from 0 to 1, not {probability}")
     windows.check_ranges(scale, ratio)

@@ -35,8 +35,10 @@ def pair(value: int | Sequence[int], name: str) -> Pair:
 
 def check_ranges(scale: Range, ratio: Range) -> None:
     """Raises ValueError where a share of an area, or a ratio of two lengths, can't be."""
-    if len(scale) != 2 or not 0 <= scale[0] <= scale[1] <= 1:
-        raise ValueError(f"scale must be (low, high) with 0 <= low <= high <= 1, not {scale!r}")
+    if len(scale) != 2 or not 0 <= scale[0] <= scale[1] <= 1 or scale[1] == 0:
+        raise ValueError(
+            f"scale must be (low, high) with 0 <= low <= high <= 1 and high above 0, not {scale!r}"
+        )
     if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < np.inf:
         raise ValueError(f"ratio must be (low, high) with 0 < low <= high, not {ratio!r}")
 

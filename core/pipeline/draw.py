@@ -40,6 +40,15 @@ def _size(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
+def check_draw(draw: Any) -> None:
+    """Raises TypeError for what is no `Draw`."""
+    if not isinstance(draw, Draw):
+        raise TypeError(
+            f"draw must be the draw that the graph's function gets, not {draw!r}: give the "
+            "function a parameter of that name, and pass it on"
+        )
+
+
 def _raise(row: int, error: Exception) -> None:
     raise error
 

@@ -30,7 +30,8 @@ def window_counts(weights: Sequence[float]) -> tuple[int, ...]:
     if not weights:
         raise ValueError("a mixture needs a source at least")
     for weight in weights:
-        if not (isinstance(weight, (int, float)) and 0 < weight < math.inf):
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not (number and 0 < weight < math.inf):
             raise ValueError(f"weights must be numbers above 0, not {weight!r}")
     if all(float(weight).is_integer() for weight in weights):
         whole = [int(weight) for weight in weights]

@@ -241,6 +241,7 @@ def test_sizes_are_known_behind_decoders_and_augmentation_or_said():
         (lambda x, d: augment.random_resized_crop(x, (1, 2, 3), draw=d), r"not \(1, 2, 3\)"),
         (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(-0.1, 1)), "scale must"),
         (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(0.5, 1.5)), "scale must"),
+        (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(0, 0)), "scale must"),
         (lambda x, d: augment.random_resized_crop(x, 8, draw=d, ratio=(2, 1)), "ratio must"),
         (lambda x, d: augment.random_crop(x, 8, draw=d, padding=-1), "padding must .* not -1"),
         (lambda x, d: augment.random_crop(x, 8, draw=d, padding=(1, 2, 3)), "two or four"),
@@ -273,3 +274,11 @@ def test_an_image_that_is_too_small_is_a_bad_record(call):
     (others,) = run(call, given[::2], [0, 2])
     for image, other in zip(images[::2], others):
         np.testing.assert_array_equal(image, other)
+
+
+@pytest.mark.parametrize("draw", (None, 3), ids=str)
+@pytest.mark.parametrize("name", sorted(augment.__all__))
+def test_what_is_no_draw_is_named(name, draw):
+    size = (8,) if name.endswith("crop") else ()
+    with pytest.raises(TypeError, match=rf"draw must be .* not {draw}: give"):
+        getattr(augment, name)(None, *size, draw=draw)
