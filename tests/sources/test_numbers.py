@@ -132,6 +132,7 @@ def test_counts_of_a_window(weights, counts):
     [
         ([], "needs a source"),
         ([1, 0], "not 0"),
+        ([1, True], "not True"),
         ([1, -2], "not -2"),
         ([1, math.inf], "not inf"),
         ([1, 1e-5], "1e-05"),
