@@ -5,13 +5,14 @@ The public names:
 - `data_iterator`: from a function of a DALI graph to one that makes iterators.
 - `DALIGenericIterator`: an iterator over pipelines made by hand.
 - `LastBatchPolicy`: DALI's own enum, FILL, DROP or PARTIAL.
-- `profile`: a block that says whether a loop waits for its input, and for which part.
 - `fn`: operators for graphs, beside ``nvidia.dali.fn``.
-- `sources` and `augment`, imported when first used.
+- `sources`, `augment`, and `profile`, a block that says whether a loop waits for its input and for
+  which part: imported when first used.
 """
 
 import importlib as _importlib
-from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 # First: what is imported below may start CUDA, which then knows its queues.
 from .core import cuda_queues, extras
@@ -25,17 +26,21 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 from . import fn as fn
 from .core.iterator.data_iterator import data_iterator as data_iterator
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
-from .core.profiling.profile import profile as profile
+
+if _TYPE_CHECKING:
+    from .core.profiling.profile import profile as profile
 
 __all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator", "fn", "profile"]
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> _ModuleType:
-    if name in ("augment", "sources"):  # importing the package costs nothing for them
+def __getattr__(name: str) -> _Any:  # importing the package costs nothing for these
+    if name in ("augment", "sources"):
         return _importlib.import_module(f"{__name__}.{name}")
+    if name == "profile":
+        return _importlib.import_module(f"{__name__}.core.profiling.profile").profile
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "augment", "sources"})
+    return sorted({*globals(), "augment", "profile", "sources"})

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from ..core.extras import extra
-from ..core.stats import InputStats
+from ..core.stats import InputStats, Watched
 
 with extra("clu,tf", "dalijax.adapters.clu.ReportInput"):
     from clu import metric_writers, periodic_actions
 
 __all__ = ["ReportInput"]
-
-
-class Watched(Protocol):
-    """An iterator that counts: `DALIDatasetIterator`, or one of the core."""
-
-    def watch(self) -> InputStats:
-        """The counters."""
-        ...
 
 
 class ReportInput(periodic_actions.PeriodicAction):

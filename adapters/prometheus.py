@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from ..core.extras import extra
-from ..core.stats import InputStats
+from ..core.stats import Watched
 
 with extra("prometheus", "dalijax.adapters.prometheus"):
     from prometheus_client.core import (
@@ -20,22 +19,15 @@ with extra("prometheus", "dalijax.adapters.prometheus"):
 __all__ = ["InputCollector"]
 
 _NEXT = "grain_python_dataset_next_duration_ns"  # Grain's /grain/python/dataset/next_duration_ns
-_COUNTERS = {
-    "batches": "Batches that were delivered, failed ones included.",
-    "examples": "Samples that were delivered, padding not counted.",
-    "padding": "Samples that repeat another, to fill an epoch's last batch.",
-    "errors": "Batches that failed in the whole run.",
-    "wait_seconds": "Seconds that next() took.",
+_FIELDS = {  # of InputStats
+    "batches": (CounterMetricFamily, "Batches that were delivered, failed ones included."),
+    "examples": (CounterMetricFamily, "Samples that were delivered, padding not counted."),
+    "padding": (CounterMetricFamily, "Samples that repeat another, to fill a last batch."),
+    "errors": (CounterMetricFamily, "Batches that failed in the whole run."),
+    "wait_seconds": (CounterMetricFamily, "Seconds that next() took."),
+    "epoch": (GaugeMetricFamily, "Epoch of the last batch."),
+    "step": (GaugeMetricFamily, "Number of the last batch in its epoch."),
 }
-_GAUGES = {"epoch": "Epoch of the last batch.", "step": "Number of the last batch in its epoch."}
-
-
-class Watched(Protocol):
-    """An iterator that counts: one of the core, or of an adapter."""
-
-    def watch(self) -> InputStats:
-        """The counters."""
-        ...
 
 
 class InputCollector(Collector):
@@ -73,16 +65,11 @@ class InputCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
-        for field, text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"dalijax_input_{field}", text, labels=["iterator"])
+        for field, (family, text) in _FIELDS.items():
+            metric = family(f"dalijax_input_{field}", text, labels=["iterator"])
             for name, stats in self._stats.items():
-                counter.add_metric([name], getattr(stats, field))
-            yield counter
-        for field, text in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"dalijax_input_{field}", text, labels=["iterator"])
-            for name, stats in self._stats.items():
-                gauge.add_metric([name], getattr(stats, field))
-            yield gauge
+                metric.add_metric([name], getattr(stats, field))
+            yield metric
         if self._grain_name:
             yield self._durations()
 

@@ -117,7 +117,11 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
     ("Sounds and videos?", "cpu", "media", "Beside the usual library."),
     ("Arrays?", "cpu", "arrays", "Beside NumPy."),
 ]
-STYLE = {"svg.fonttype": "none", "font.family": "sans-serif"}  # the page's own font
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dalijax",
+    "font.family": "sans-serif",
+}  # the page's own font
 
 
 def newest(kind: str, name: str) -> dict[str, Any] | None:

@@ -104,6 +104,10 @@ def write(
         label: What the bars show, with its unit.
     """
     where = machine()
+    arguments = sys.argv[1:]
+    if "--out" in arguments:  # a folder of that machine
+        at = arguments.index("--out")
+        del arguments[at : at + 2]
     kind = where["gpus"][0].split()[-1].lower() if where["gpus"] else "cpu"
     if len(where["gpus"]) > 1:
         kind += f"x{len(where['gpus'])}"
@@ -111,7 +115,7 @@ def write(
     record = {
         "name": name,
         "machine": where,
-        "command": shlex.join(["python", f"benchmarks/{program}", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"benchmarks/{program}", *arguments]),
         "tables": _tables,
         "plot": {"label": label, "groups": groups},
         "results": results,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from jax.profiler import TraceAnnotation
 
@@ -161,3 +161,11 @@ class InputStats:
             wait_seconds=self.wait_seconds - earlier.wait_seconds,
             wait_counts=[new - old for new, old in zip(self.wait_counts, earlier.wait_counts)],
         )
+
+
+class Watched(Protocol):
+    """An iterator that counts: one of the core, or of an adapter."""
+
+    def watch(self) -> InputStats:
+        """The counters."""
+        ...

@@ -4,7 +4,7 @@
     python examples/video.py --data Videos   # on a folder with one folder of clips for each class
 
 It writes a picture of a batch to examples/out/video: a row of frames for each clip. A GPU decodes
-H.264, H.265, AV1, MPEG-4, VP8, VP9 and Motion JPEG; a CPU the last three.
+H.264, H.265, AV1, MPEG-4, VP8 and VP9; a CPU Motion JPEG, VP8 and VP9.
 """
 
 from __future__ import annotations

@@ -63,16 +63,19 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
         TypeError, ValueError: If they are not what was asked for: a mistake of the source, and no
             bad record.
     """
-    call = f"{type(source).__name__}.read() of {count} records and the fields {list(names)}"
+
+    def call() -> str:
+        return f"{type(source).__name__}.read() of {count} records and the fields {list(names)}"
+
     if not isinstance(columns, Mapping):
-        raise TypeError(f"{call} must return a dict of them, not {type(columns).__name__}")
+        raise TypeError(f"{call()} must return a dict of them, not {type(columns).__name__}")
     if missing := [name for name in names if name not in columns]:
-        raise ValueError(f"{call} returned {sorted(map(str, columns))}, without {missing}")
+        raise ValueError(f"{call()} returned {sorted(map(str, columns))}, without {missing}")
     for name in names:
-        if not hasattr(columns[name], "__len__") or len(columns[name]) != count:
-            has = len(columns[name]) if hasattr(columns[name], "__len__") else columns[name]
+        has = len(columns[name]) if hasattr(columns[name], "__len__") else columns[name]
+        if not isinstance(has, int) or has != count:
             raise ValueError(
-                f"{call} returned {has} values of {name!r}: return one for each record"
+                f"{call()} returned {has} values of {name!r}: return one for each record"
             )
     return {name: columns[name] for name in names}
 

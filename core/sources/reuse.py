@@ -32,6 +32,7 @@ class ReuseCheck:
         self._source = source
         # By address and field. Weak: an array that nobody reads may give its memory to another.
         self._alive: dict[tuple[int, str], tuple[weakref.ref[NDArray[Any]], int]] = {}
+        self._most = 1024  # entries, from which on those of freed arrays are dropped
         self._equal = 0
         self._lock = threading.Lock()  # several threads read
 
@@ -44,6 +45,7 @@ class ReuseCheck:
         if self._equal >= _ENOUGH:
             return
         for name, values in columns.items():
+            self._forget_freed()
             for record, array in _arrays(records, values):
                 key = (array.__array_interface__["data"][0], name)
                 with self._lock:
@@ -51,6 +53,12 @@ class ReuseCheck:
                     self._alive[key] = weakref.ref(array), record
                 if before is not None and before[0]() is not None and before[1] != record:
                     self._compare(name, before[1], record)
+
+    def _forget_freed(self) -> None:
+        with self._lock:
+            if len(self._alive) > self._most:
+                self._alive = {k: v for k, v in self._alive.items() if v[0]() is not None}
+                self._most = 2 * len(self._alive) + 1024  # so that each entry is looked at twice
 
     def _compare(self, name: str, first: int, second: int) -> None:
         """Raises ValueError where two records of one memory have other values."""

@@ -11,6 +11,7 @@ It is killed at any moment, started again, with another number of devices if nee
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -170,7 +171,7 @@ def main() -> None:
         raise SystemExit("--data and --val say where the pictures are; --smoke draws some")
     config = importlib.import_module(f"configs.{options.config}").config
     if options.batch:
-        config = type(config)(**{**vars(config), "batch": options.batch})
+        config = dataclasses.replace(config, batch=options.batch)
     train(options, config, data, held_out)
 
 

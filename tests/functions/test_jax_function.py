@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import readme
 from function_graphs import BATCH, check, layouts, run, uniform
 from nvidia.dali import Pipeline, pipeline_def
 from nvidia.dali import fn as dali_fn
@@ -17,6 +16,7 @@ from nvidia.dali.plugin import jax as dax
 
 from dalijax import data_iterator, fn
 from dalijax.core.pipeline.function_notes import live_outputs, release
+from pages import ROOT, Page
 
 
 def test_the_documents_example():
@@ -288,7 +288,7 @@ def test_outputs_of_changing_kinds_and_places():
 
 def test_the_example_of_the_docs(jpegs):
     names = {}
-    code = readme.block("Functions in the graph", "docs/functions.md")
+    code = Page(ROOT / "docs" / "functions.md").block("Functions in the graph")
     code = code.split("batch = next(")[0]  # over a folder of the page's own
     exec(code, names)  # noqa: S102 - our own text
     with names["train"](str(Path(jpegs[0]).parent.parent), batch_size=4) as iterator:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import backend, fn, types
 
 from dalijax import data_iterator, sources
@@ -17,6 +16,8 @@ pytestmark = pytest.mark.skipif(
     backend.GetCUDADeviceCount() == 0 or jax.default_backend() != "gpu",
     reason="needs a GPU that DALI and JAX see, and DALIJAX_TEST_GPU=1",
 )
+
+from labelled import over_devices, rows_of  # noqa: E402
 
 import clips as drawing  # noqa: E402 - of examples/
 import video  # noqa: E402 - of examples/
@@ -32,13 +33,6 @@ def of_files(paths, device="mixed", **options):
         call["device_id"] = None
     source = sources.Files(paths=paths, labels=range(len(paths)))
     return video.clips(source=source, device=device, length=LENGTH, stride=STRIDE, **call)
-
-
-def rows_of(iterator):
-    batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
-    iterator.close()
-    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    return {name: array[whole["mask"]] for name, array in whole.items()}
 
 
 def whole(data):
@@ -114,7 +108,7 @@ def test_every_state_goes_on(names):
 
 
 def test_a_sharding_gets_the_same_clips(webms):
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec("d"))
+    sharding = over_devices(1)
     check(
         rows_of(of_files(webms, seed=7, sharding=sharding)), rows_of(of_files(webms, seed=7)), False
     )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dalijax import data_iterator
+from dalijax.core.sources.reuse import ReuseCheck
 from dalijax.sources import Field, Records, Source
 
 N, BATCH = 300, 8
@@ -116,3 +117,14 @@ def test_fields_that_are_not_what_was_asked_for(wrong, error, text, on_error):
 
     with pytest.raises(error, match=rf"Wrong\.read\(\) of \d+ records .*{text}"):
         batches(Wrong(None), on_error=on_error, mask="mask")
+
+
+def test_arrays_that_were_freed_are_forgotten():
+    check = ReuseCheck(Rows(None))
+    alive = [np.full(3, k, np.int32) for k in range(5000)]
+    check.check(np.arange(5000), {"x": alive})
+    assert len(check._alive) == 5000
+    del alive
+    for k in range(2):
+        check.check(np.array([k]), {"x": [np.full(3, k, np.int32)]})
+    assert len(check._alive) <= 2

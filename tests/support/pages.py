@@ -21,6 +21,11 @@ _LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^()\s>]+)[^()]*\)")
 _DALIJAX = re.compile(r"\s*python -m dalijax")
 
 
+def on_cpu(code: str) -> str:
+    """A page's code as it runs without a GPU."""
+    return code.replace('device="mixed"', 'device="cpu"').replace(".gpu()", "")
+
+
 @dataclasses.dataclass(frozen=True)
 class Block:
     """A fenced block: its language, the number of its first line, and its lines."""
@@ -58,6 +63,12 @@ class Page:
         path = self.path.relative_to(DOCS if DOCS in self.path.parents else ROOT).with_suffix(".py")
         return PRELUDES / path.as_posix().replace("-", "_").replace("/", "_").lower()
 
+    def block(self, heading: str) -> str:
+        """The first block of Python below a heading, as it runs on a CPU."""
+        start = next(n for n, line in self.prose if line.lstrip("# ") == heading)
+        block = next(b for b in self.blocks if b.first > start and b.language == "python")
+        return on_cpu("\n".join(block.lines) + "\n")
+
     def program(self) -> str | None:
         """The page's blocks as they run on a CPU, at the lines that they have in the page."""
         code = [""] * len(self.lines)
@@ -74,8 +85,7 @@ class Page:
         assert not code[0], f"{self.name} begins with a heading"
         if self.prelude.exists():
             code[0] = f"exec(compile(open({str(self.prelude)!r}).read(), 'prelude', 'exec'))"
-        text = "\n".join(code) + "\n"
-        return re.sub(r'device="mixed"', 'device="cpu"', text).replace(".gpu()", "")
+        return on_cpu("\n".join(code) + "\n")
 
     def outputs(self) -> list[Block]:
         """The blocks of text right behind one of Python that runs: what it prints."""

@@ -1,21 +1,18 @@
 """Volumes and tables, by examples/arrays.py: crops as NumPy's, states, bad files."""
 
-import json
 import pathlib
 
 import arrays  # of examples/
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from labelled import check_goes_on, expected_labels, over_devices, rows_of
 from nvidia.dali import backend
 from PIL import Image
 
-from conformance import Expected, check
+from conformance import check
 from dalijax import sources
 from dalijax.core.errors import BatchError
 from dalijax.show import show
-from oracle import Case
 from programs import run_python
 
 N, BATCH = 11, 4
@@ -38,18 +35,6 @@ def opened(folder):
 def batches_of(source, **options):
     graph = arrays.volumes if isinstance(source, sources.Files) else arrays.patients
     return graph(source=source, **{**SHORT, **options})
-
-
-def rows_of(iterator):
-    """The rows of an epoch's rest, without the padding's."""
-    batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
-    iterator.close()
-    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    return {name: array[whole["mask"]] for name, array in whole.items()}
-
-
-def mesh(count):
-    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
 
 
 def place_of(crop, volume):
@@ -88,42 +73,20 @@ def test_columns_are_those_of_the_table(opened):
         assert place_of(crop[..., 0], table.read(np.array([row]), ["volume"])["volume"][0])
 
 
-def expected(source):
-    """Three epochs of every record in order, the last batch padded."""
-    labels = source.read(np.arange(N), ["label"])["label"]
-    epochs = []
-    case = Case(N, 1, BATCH, "FILL", True, False)
-    for number, streams in case.epochs(3):
-        epochs.append([])
-        for samples in streams[0]:
-            label = np.array([labels[s[0]] for s in samples], np.int32)
-            epochs[-1].append({"label": label, "mask": np.array(case.mask(samples, number))})
-    return Expected(epochs, state_bytes=2048)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_state_goes_on(opened, kind):
     source = opened[kind]
-    check(lambda: batches_of(source, shuffle=False), expected(source), tail=3)
+    check(lambda: batches_of(source, shuffle=False), expected_labels(source, BATCH), tail=3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": mesh(4)}))
+@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": over_devices(4)}))
 @pytest.mark.parametrize(
-    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": mesh(2)}, {"as_numpy": True})
+    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": over_devices(2)}, {"as_numpy": True})
 )
 def test_a_state_goes_on_with_any_batch_size_and_devices(opened, kind, first, then):
     source = opened[kind]
-    saved = batches_of(source, seed=9, **first)
-    next(saved)
-    state = json.loads(json.dumps(saved.get_state()))
-    wanted = rows_of(saved)
-    other = batches_of(source, **then)
-    other.set_state(state)
-    rows = rows_of(other)
-    assert len(rows["label"]) >= 3
-    for name in wanted:
-        np.testing.assert_array_equal(rows[name], wanted[name], name)
+    check_goes_on(batches_of(source, seed=9, **first), batches_of(source, **then))
 
 
 def test_show_draws_the_slices_of_volumes(opened):

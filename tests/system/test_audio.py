@@ -1,22 +1,18 @@
 """Recordings, by examples/audio.py: spectrograms as NumPy's, one shape, states, bad files."""
 
-import json
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from labelled import check_goes_on, expected_labels, over_devices, rows_of, write_labelled_tar
 from PIL import Image
 
-from conformance import Expected, check
+from conformance import check
 from dalijax import sources
 from dalijax.core.errors import BatchError
 from dalijax.show import show
-from oracle import Case
 from programs import run_python
-from tars import write_tar
 
 soundfile = pytest.importorskip("soundfile", reason="needs soundfile, of the extra test")
 
@@ -34,18 +30,6 @@ def folder(tmp_path_factory):
 
 def batches_of(source, **options):
     return audio.recordings(source=source, **{**SHORT, **options})
-
-
-def rows_of(iterator):
-    """The rows of an epoch's rest, without the padding's."""
-    batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
-    iterator.close()
-    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    return {name: array[whole["mask"]] for name, array in whole.items()}
-
-
-def mesh(count):
-    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
 
 
 def mel_scale(hertz):
@@ -144,51 +128,25 @@ def test_one_shape_compiles_once_and_buckets_a_few_times(folder):
     np.testing.assert_allclose(same, wanted, rtol=1e-5)
 
 
-def expected(folder):
-    """Three epochs of every record in order, the last batch padded."""
-    labels = sources.Files(folder).read(np.arange(N), ["label"])["label"]
-    epochs = []
-    case = Case(N, 1, BATCH, "FILL", True, False)
-    for number, streams in case.epochs(3):
-        epochs.append([])
-        for samples in streams[0]:
-            label = np.array([labels[s[0]] for s in samples], np.int32)
-            epochs[-1].append({"label": label, "mask": np.array(case.mask(samples, number))})
-    return Expected(epochs, state_bytes=2048)
-
-
 def test_every_state_goes_on(folder):
     source = sources.Files(folder)
     call = {"shuffle": False, "last_batch_padded": True}
-    check(lambda: batches_of(source, **call), expected(folder), tail=3)
+    check(lambda: batches_of(source, **call), expected_labels(source, BATCH), tail=3)
 
 
-@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": mesh(4)}))
+@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": over_devices(4)}))
 @pytest.mark.parametrize(
-    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": mesh(2)}, {"as_numpy": True})
+    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": over_devices(2)}, {"as_numpy": True})
 )
 def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
     source = sources.Files(folder)
     saved = batches_of(source, seed=9, last_batch_padded=True, **first)
-    next(saved)
-    state = json.loads(json.dumps(saved.get_state()))
-    wanted = rows_of(saved)
-    other = batches_of(source, last_batch_padded=True, **then)
-    other.set_state(state)
-    rows = rows_of(other)
-    assert len(rows["label"]) >= 3
-    for name in ("mel", "augmented", "frames", "label"):
-        np.testing.assert_array_equal(rows[name], wanted[name], name)
+    check_goes_on(saved, batches_of(source, last_batch_padded=True, **then))
 
 
 def test_an_archive_has_the_same_spectrograms(folder, tmp_path):
     paths = sorted(folder.glob("*/*.flac"))
-    entries = [
-        (f"{number}.{suffix}", content)
-        for number, path in enumerate(paths)
-        for suffix, content in (("flac", path.read_bytes()), ("cls", b"%d" % number))
-    ]
-    tar = write_tar(tmp_path / "recordings.tar", entries)
+    tar = write_labelled_tar(tmp_path / "recordings.tar", paths, "flac")
     archive = sources.Tar(tar, {"flac": "data", "cls": "label"}, cache_dir=tmp_path)
     wanted = rows_of(batches_of(sources.Files(paths=paths, labels=range(len(paths)))))
     rows = rows_of(batches_of(archive))

@@ -9,9 +9,9 @@ import pathlib
 
 import numpy as np
 import pytest
-import readme
 
 from conftest import NUM_FILES
+from pages import ROOT, Page
 
 BATCH = 4
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -58,7 +58,8 @@ def test_an_examples_labels(jpegs, monkeypatch, name, batches):
 
 
 def test_the_readmes_labels(jpegs):
-    code = readme.block("Ten lines").replace("batch_size=256", f"batch_size={BATCH}")
+    code = Page(ROOT / "README.md").block("Ten lines")
+    code = code.replace("batch_size=256", f"batch_size={BATCH}")
     steps = []
 
     def step(images, labels, mask):

@@ -110,14 +110,13 @@ def test_the_wheel_has_the_licence(wheel):
 
 
 def test_tests_run_from_the_source_distribution(tmp_path):
-    tracked = run_git("ls-files").split() if (ROOT / ".git").exists() else None
-    if tracked is None:
+    if not (ROOT / ".git").exists():
         pytest.skip("the files of a repository are those that git lists")
+    tracked = [name for name in run_git("ls-files").split() if (ROOT / name).is_file()]
     source = tmp_path / "source"
     for name in tracked:
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, source / name)
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
     code = "import setuptools.build_meta as b, sys; print(b.build_sdist(sys.argv[1]))"
     run("-c", code, tmp_path, cwd=source)
     (archive,) = tmp_path.glob("*.tar.gz")
@@ -216,7 +215,9 @@ import sys
 import dalijax
 late = {"dalijax.sources", "dalijax.augment"}
 assert not late & set(sys.modules), "the import of the package brings them"
-assert {"sources", "augment"} <= set(dir(dalijax))
+assert "dalijax.core.profiling" not in sys.modules
+assert {"sources", "augment", "profile"} <= set(dir(dalijax))
+assert callable(dalijax.profile) and "dalijax.core.profiling" in sys.modules
 assert not hasattr(dalijax, "source")
 dalijax.augment.flip
 print(len(dalijax.sources.Arrays({"x": [1, 2, 3]})), *sorted(late & set(sys.modules)))

@@ -1,11 +1,8 @@
 """Videos, by examples/video.py: codecs, sequences, states, bad files, and DALI's video reader."""
 
-import json
-
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from labelled import check_goes_on, expected_labels, over_devices, rows_of, write_labelled_tar
 from nvidia.dali import fn
 from PIL import Image
 
@@ -15,9 +12,7 @@ from conformance import Expected, check
 from dalijax import data_iterator, sources
 from dalijax.core.errors import BatchError
 from dalijax.show import show
-from oracle import Case
 from programs import run_python
-from tars import write_tar
 from video_files import FOLDER, ON_CPU, ON_GPU, drawn
 
 N, BATCH = 7, 3
@@ -34,21 +29,7 @@ def opened(folder):
 
 
 def batches_of(source, **options):
-    return video.clips(
-        source=source, device="cpu", **{**CALL, "last_batch_padded": True, **options}
-    )
-
-
-def rows_of(iterator):
-    """The rows of an epoch's rest, without the padding's."""
-    batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
-    iterator.close()
-    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    return {name: array[whole["mask"]] for name, array in whole.items()}
-
-
-def mesh(count):
-    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
+    return video.clips(source=source, device="cpu", **{**CALL, **options})
 
 
 def sequences(data, start, length, stride):
@@ -112,42 +93,22 @@ def test_all_frames_of_a_clip_are_cropped_and_flipped_alike(folder, tmp_path):
 
 def test_every_state_goes_on(folder):
     source = opened(folder)
-    labels = source.read(np.arange(N), ["label"])["label"]
-    epochs = []
-    for number, streams in (case := Case(N, 1, BATCH, "FILL", True, False)).epochs(3):
-        epochs.append([])
-        for samples in streams[0]:
-            label = np.array([labels[s[0]] for s in samples], np.int32)
-            epochs[-1].append({"label": label, "mask": np.array(case.mask(samples, number))})
-    expected = Expected(epochs, state_bytes=2048)
-    check(lambda: batches_of(source, shuffle=False, length=3, side=16), expected, tail=3)
+    call = {"shuffle": False, "length": 3, "side": 16}
+    check(lambda: batches_of(source, **call), expected_labels(source, BATCH), tail=3)
 
 
-@pytest.mark.parametrize("first", ({}, {"batch_size": 4, "sharding": mesh(4)}))
+@pytest.mark.parametrize("first", ({}, {"batch_size": 4, "sharding": over_devices(4)}))
 @pytest.mark.parametrize(
-    "then", ({"batch_size": 2}, {"batch_size": 6, "sharding": mesh(2)}, {"as_numpy": True})
+    "then", ({"batch_size": 2}, {"batch_size": 6, "sharding": over_devices(2)}, {"as_numpy": True})
 )
 def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
     source = opened(folder)
-    saved = batches_of(source, seed=9, **first)
-    next(saved)
-    state = json.loads(json.dumps(saved.get_state()))
-    wanted = rows_of(saved)
-    other = batches_of(source, **then)
-    other.set_state(state)
-    rows = rows_of(other)
-    for name in ("frames", "start", "label"):
-        np.testing.assert_array_equal(rows[name], wanted[name], name)
+    check_goes_on(batches_of(source, seed=9, **first), batches_of(source, **then))
 
 
 def test_an_archive_has_the_same_clips(folder, tmp_path):
     paths = sorted(folder.glob("*/*"))
-    entries = [
-        (f"{number}.{suffix}", content)
-        for number, path in enumerate(paths)
-        for suffix, content in (("avi", path.read_bytes()), ("cls", b"%d" % number))
-    ]
-    tar = write_tar(tmp_path / "clips.tar", entries)
+    tar = write_labelled_tar(tmp_path / "clips.tar", paths, "avi")
     archive = sources.Tar(tar, {"avi": "data", "cls": "label"}, cache_dir=tmp_path)
     wanted = rows_of(batches_of(sources.Files(paths=paths, labels=range(N))))
     rows = rows_of(batches_of(archive))

@@ -1,11 +1,8 @@
-"""A folder of pictures, one folder for each class."""
+"""A folder of pictures as a source."""
 
-import pathlib
-
-from pictures import make_pictures
+from page_data import TRAIN, draw_folder
 
 from dalijax import sources
 
-pathlib.Path("imagenet").mkdir()
-make_pictures(pathlib.Path("drawn"), count=300).rename("imagenet/train")
-source = sources.Files("imagenet/train")
+draw_folder()
+source = sources.Files(TRAIN)

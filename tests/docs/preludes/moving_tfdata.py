@@ -1,10 +1,7 @@
-"""A folder of pictures, one folder for each class."""
+"""The paths of pictures, and a label for each."""
 
-import pathlib
+import page_data
 
-from pictures import make_pictures
-
-pathlib.Path("imagenet").mkdir()
-make_pictures(pathlib.Path("drawn"), count=300).rename("imagenet/train")
-paths = sorted(map(str, pathlib.Path("imagenet/train").glob("*/*.jpg")))
+page_data.draw_folder()
+paths = list(map(str, page_data.paths()))
 labels = list(range(len(paths)))

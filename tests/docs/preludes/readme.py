@@ -1,18 +1,11 @@
 """The data set, the training step, and Grain's records."""
 
-import pathlib
-
 import grain
 import jax
-import numpy as np
-from pictures import make_pictures
+from page_data import draw_folder, read_records
 
-pathlib.Path("imagenet").mkdir()
-make_pictures(pathlib.Path("drawn"), count=300).rename("imagenet/train")
-records = [
-    {"image": np.fromfile(path, np.uint8), "label": np.int32(number)}
-    for number, path in enumerate(sorted(pathlib.Path("imagenet/train").glob("*/*.jpg")))
-]
+draw_folder()
+records = read_records()
 valid = []
 
 

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 from nvidia.dali import fn, types
-from pictures import make_pictures
+from page_data import draw_folder
 
 from dalijax import data_iterator, sources
 
@@ -22,8 +22,7 @@ def step(batch):
     assert batch["x"].shape == (4, 1)
 
 
-pathlib.Path("imagenet").mkdir()
-make_pictures(pathlib.Path("drawn"), count=32).rename("imagenet/train")
+draw_folder(count=32)
 pathlib.Path("my_data.py").write_text(
     """
 from nvidia.dali import fn

@@ -1,8 +1,5 @@
 """A folder of pictures, one folder for each class."""
 
-import pathlib
+from page_data import draw_folder
 
-from pictures import make_pictures
-
-pathlib.Path("imagenet").mkdir()
-make_pictures(pathlib.Path("drawn"), count=300).rename("imagenet/train")
+draw_folder()

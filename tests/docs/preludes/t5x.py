@@ -1,14 +1,11 @@
 """A folder of pictures, and a graph over them."""
 
-import pathlib
-
 from nvidia.dali import fn, types
-from pictures import make_pictures
+from page_data import draw_folder
 
 from dalijax import data_iterator
 
-pathlib.Path("imagenet").mkdir()
-make_pictures(pathlib.Path("drawn"), count=300).rename("imagenet/train")
+draw_folder()
 
 
 @data_iterator(

@@ -1,20 +1,6 @@
 """A folder of pictures, and a graph over them."""
 
-import pathlib
+from page_data import draw_folder
+from page_data import train as train
 
-from nvidia.dali import fn
-from pictures import make_pictures
-
-from dalijax import data_iterator
-
-pathlib.Path("imagenet").mkdir()
-make_pictures(pathlib.Path("drawn"), count=300).rename("imagenet/train")
-
-
-@data_iterator(output_map=["images", "labels"], reader_name="reader", mask="mask")
-def train(data_dir, shard_id=0, num_shards=1):
-    jpegs, labels = fn.readers.file(
-        file_root=data_dir, name="reader", shard_id=shard_id, num_shards=num_shards
-    )
-    images = fn.decoders.image(jpegs, device="cpu")
-    return fn.resize(images, size=(32, 32)), fn.squeeze(labels, axes=0)
+draw_folder()

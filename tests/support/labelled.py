@@ -1,0 +1,59 @@
+"""Iterators over labelled records of media: their rows, what they must deliver, their archives."""
+
+import json
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from conformance import Expected
+from oracle import Case
+from tars import write_tar
+
+
+def rows_of(iterator):
+    """The rows of an epoch's rest, without the padding's."""
+    batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
+    iterator.close()
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: array[whole["mask"]] for name, array in whole.items()}
+
+
+def over_devices(count):
+    """Rows over the first devices."""
+    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
+
+
+def expected_labels(source, batch):
+    """Three epochs of every record in order, the last batch padded."""
+    count = len(source)
+    labels = source.read(np.arange(count), ["label"])["label"]
+    epochs = []
+    case = Case(count, 1, batch, "FILL", True, False)
+    for number, streams in case.epochs(3):
+        epochs.append([])
+        for samples in streams[0]:
+            label = np.array([labels[s[0]] for s in samples], np.int32)
+            epochs[-1].append({"label": label, "mask": np.array(case.mask(samples, number))})
+    return Expected(epochs, state_bytes=2048)
+
+
+def check_goes_on(saved, other):
+    """Saves behind a batch, goes on in another iterator, and compares the rows that follow."""
+    next(saved)
+    state = json.loads(json.dumps(saved.get_state()))
+    wanted = rows_of(saved)
+    other.set_state(state)
+    rows = rows_of(other)
+    assert len(rows["label"]) >= 3
+    for name in wanted:
+        np.testing.assert_array_equal(rows[name], wanted[name], name)
+
+
+def write_labelled_tar(path, files, suffix):
+    """A tar of files, each with its number as its class."""
+    entries = []
+    for number, file in enumerate(files):
+        entries.append((f"{number}.{suffix}", file.read_bytes()))
+        entries.append((f"{number}.cls", b"%d" % number))
+    return write_tar(path, entries)

@@ -1,0 +1,40 @@
+"""What the pages' blocks take for granted: a folder of pictures, a graph, records of Grain's."""
+
+import pathlib
+
+import numpy as np
+from nvidia.dali import fn
+from pictures import make_pictures
+
+from dalijax import data_iterator
+
+TRAIN = pathlib.Path("imagenet/train")
+
+
+def draw_folder(count=300):
+    """Draws imagenet/train: a folder of pictures for each class."""
+    TRAIN.parent.mkdir()
+    make_pictures(pathlib.Path("drawn"), count=count).rename(TRAIN)
+
+
+def paths():
+    """The files of the folder, sorted."""
+    return sorted(TRAIN.glob("*/*.jpg"))
+
+
+def read_records():
+    """Encoded pictures, uint8 [bytes], and their numbers."""
+    return [
+        {"image": np.fromfile(path, np.uint8), "label": np.int32(number)}
+        for number, path in enumerate(paths())
+    ]
+
+
+@data_iterator(output_map=["images", "labels"], reader_name="reader", mask="mask")
+def train(data_dir, shard_id=0, num_shards=1):
+    """Small pictures and their labels, by DALI's reader."""
+    jpegs, labels = fn.readers.file(
+        file_root=data_dir, name="reader", shard_id=shard_id, num_shards=num_shards
+    )
+    images = fn.decoders.image(jpegs, device="cpu")
+    return fn.resize(images, size=(32, 32)), fn.squeeze(labels, axes=0)
