@@ -12,7 +12,7 @@ unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-full test-matrix test-pax run-pax lint format bench docs docs-serve clean
+.PHONY: help demo test test-full test-matrix test-pax run-pax test-parity run-parity lint format bench docs docs-serve clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-demo  ## Train a small classifier on pictures that DALI
 	@$(PYTHON) examples/quickstart.py $(ARGS)
 
 test: $(VENV)/.installed-test  ## Run the tests, on all cores; ARGS='-k epochs' goes to pytest.
-	@$(PYTHON) -m pytest -n auto $(ARGS)
+	@$(PYTHON) -m pytest -n auto --dist worksteal $(ARGS)
 
 test-full: $(VENV)/.installed-test  ## Run the tests over the whole matrix; it takes over an hour.
 	@DALIJAX_FULL=1 $(PYTHON) -m pytest -n auto -o faulthandler_timeout=0 $(ARGS)
@@ -39,7 +39,13 @@ NO_PAX = for line in "$(RULER)" "THE TESTS OF THE PAX ADAPTER DID NOT RUN: there
     "$(RULER)"; do echo "$$line"; done
 RULER = ======================================================================
 
-test-matrix:  ## Run the tests with the oldest and newest versions, on each Python that is there; an hour.
+test-parity:  ## Compare augmentation and the recipe with torchvision, in .venv-parity, of 7 GB.
+	@$(MAKE) --no-print-directory VENV=$(VENV)-parity run-parity
+
+run-parity: $(VENV)/.installed-parity
+	@$(PYTHON) -m pytest tests/parity $(ARGS)
+
+test-matrix:  ## Run the tests with the oldest and newest versions, on each Python that is there; half an hour.
 	@python3 .ci/matrix.py $(ARGS)
 
 lint: $(VENV)/.installed-test  ## Check style, format and types.
@@ -74,6 +80,7 @@ $(VENV)/.installed-test: EXTRAS := $(ALL)
 $(VENV)/.installed-bench: EXTRAS := $(ALL),bench
 $(VENV)/.installed-docs: EXTRAS := docs
 $(VENV)/.installed-pax: EXTRAS := pax
+$(VENV)/.installed-parity: EXTRAS := test,examples,parity
 # The extras `test`, `examples` and `clu` want a newer JAX.
 $(VENV)/.installed-pax: AFTER = $(PYTHON) -m pip install -qq pytest hypothesis cloudpickle clu pillow matplotlib tqdm
 # DALI's TensorFlow plugin is built from source against the TensorFlow that is there.

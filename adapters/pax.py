@@ -41,7 +41,7 @@ from ..core.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator
-from ..core.pipeline.arrays import check_width
+from ..core.pipeline.dtypes import check_width
 from ..core.stats import InputStats
 from .process_files import file_of_any_process
 

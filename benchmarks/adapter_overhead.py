@@ -47,38 +47,40 @@ def raw(call: dict[str, Any]) -> Iterator[Any]:
 
 def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
     """What makes an endless iterator of each kind."""
-    own = {**call, "batch_size": BATCH, "num_threads": 1}
+    arguments = {**call, "batch_size": BATCH, "num_threads": 1}
     function = data_iterator(graph, ["images", "labels"], reader_name="reader")
-    found: dict[str, Callable[[], Iterator[Any]]] = {
+    makers: dict[str, Callable[[], Iterator[Any]]] = {
         "raw DALI loop": lambda: raw(call),
-        "core, as_numpy": lambda: function.stream(None, as_numpy=True, **own),
-        "core, jax.Array": lambda: function.stream(None, **own),
+        "core, as_numpy": lambda: function.stream(None, as_numpy=True, **arguments),
+        "core, jax.Array": lambda: function.stream(None, **arguments),
     }
     try:
         from dalijax.adapters.grain import DALIIterDataset
 
-        found["DALIIterDataset"] = lambda: iter(DALIIterDataset(function, num_epochs=None, **own))
+        makers["DALIIterDataset"] = lambda: iter(
+            DALIIterDataset(function, num_epochs=None, **arguments)
+        )
     except ImportError:
         pass
     try:
         from dalijax.adapters.clu import DALIDatasetIterator
 
-        found["CLU DALIDatasetIterator"] = lambda: DALIDatasetIterator(function, **own)
+        makers["CLU DALIDatasetIterator"] = lambda: DALIDatasetIterator(function, **arguments)
     except ImportError:
         pass
     from dalijax.adapters.tfdata import DALIDataset
 
-    found["DALIDataset"] = lambda: iter(DALIDataset(function, **own).repeat())
+    makers["DALIDataset"] = lambda: iter(DALIDataset(function, **arguments).repeat())
     try:
         import tensorflow as tf
 
         from dalijax.adapters.tfdata import to_tf as bridge
 
         tf.config.set_visible_devices([], "GPU")
-        made = DALIDataset(function, **own).repeat()
-        found["to_tf_dataset(), from_generator"] = lambda: iter(bridge.by_generator(made))
-        if bridge.by_plugin(made) is not None:
-            found["to_tf_dataset(), DALI's plugin"] = lambda: iter(bridge.by_plugin(made))
+        dataset = DALIDataset(function, **arguments).repeat()
+        makers["to_tf_dataset(), from_generator"] = lambda: iter(bridge.by_generator(dataset))
+        if bridge.by_plugin(dataset) is not None:
+            makers["to_tf_dataset(), DALI's plugin"] = lambda: iter(bridge.by_plugin(dataset))
     except ImportError:
         pass
     try:
@@ -97,10 +99,10 @@ def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
             data = base_hyperparams.instantiate(config)
             return iter(data.get_next, None)
 
-        found["Pax DALIInput"] = pax
+        makers["Pax DALIInput"] = pax
     except ImportError:
         pass
-    return found
+    return makers
 
 
 def main() -> None:
@@ -122,10 +124,10 @@ def main() -> None:
                     next(each)
             rest = functools.partial(time.sleep, arguments.rest)
             times = turns.time_iterators(iterators, arguments.rounds, arguments.batches, rest)
-            result[size] = {name: statistics.median(own) for name, own in times.items()}
+            result[size] = {name: statistics.median(values) for name, values in times.items()}
             over = {
-                name: statistics.median(own)
-                for name, own in turns.over(times, "raw DALI loop").items()
+                name: statistics.median(values)
+                for name, values in turns.over(times, "raw DALI loop").items()
             }
             report.table(
                 (f"{size}, two outputs", "us of a batch", "over the raw loop"),

@@ -157,7 +157,7 @@ def main() -> None:
             micros = turns.time_pipelines(
                 pipelines, arguments.rounds, arguments.batches, to_host=True
             )
-            times = {key: [one / 1e3 for one in own] for key, own in micros.items()}
+            times = {key: [one / 1e3 for one in values] for key, values in micros.items()}
             over = turns.over(times, "none")
             results[name] = times
             lines.append(

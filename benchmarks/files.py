@@ -42,9 +42,9 @@ def measure(file_list: str, rounds: int) -> dict[str, float]:
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
-        made = call()
+        result = call()
         times.setdefault(name, []).append(1e3 * (time.perf_counter() - begin))
-        return made
+        return result
 
     call = {"batch_size": BATCH, "num_threads": 2, "device_id": None}
     iterator_fn = data_iterator(graph, ["label"], reader_name="reader", prepare_first_batch=False)
@@ -72,10 +72,10 @@ def measure(file_list: str, rounds: int) -> dict[str, float]:
         timed("set_state()", lambda i=iterator, s=state: i.set_state(s))
         timed("first batch after it", lambda i=iterator: next(i))
         iterator.close()
-    told = {name: statistics.median(own) for name, own in times.items()}
-    told["bytes of a state"] = size
-    told["MiB of the process"] = psutil.Process().memory_info().rss / 2**20
-    return told
+    row = {name: statistics.median(values) for name, values in times.items()}
+    row["bytes of a state"] = size
+    row["MiB of the process"] = psutil.Process().memory_info().rss / 2**20
+    return row
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
         print(json.dumps(measure(str(args.only), args.rounds)))
         return
     report.heading()
-    told: dict[int, dict[str, float]] = {}
+    results: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         picture = pathlib.Path(folder) / "empty.jpg"
         picture.write_bytes(b"x")
@@ -99,16 +99,17 @@ def main() -> None:
             command = [sys.executable, __file__, "--only", str(listed)]
             command += ["--rounds", str(args.rounds)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            told[count] = json.loads(done.stdout.splitlines()[-1])
-    names = list(next(iter(told.values())))
+            results[count] = json.loads(done.stdout.splitlines()[-1])
+    names = list(next(iter(results.values())))
     report.table(
-        ("ms, median", *(f"{count:,} files" for count in told)),
-        [(name, *(f"{one[name]:,.2f}" for one in told.values())) for name in names],
+        ("ms, median", *(f"{count:,} files" for count in results)),
+        [(name, *(f"{one[name]:,.2f}" for one in results.values())) for name in names],
     )
     groups = {
-        f"{count:,} files": {name: one[name] for name in names[:-2]} for count, one in told.items()
+        f"{count:,} files": {name: one[name] for name in names[:-2]}
+        for count, one in results.items()
     }
-    report.write(args.out, "files", told, groups, "ms")
+    report.write(args.out, "files", results, groups, "ms")
 
 
 if __name__ == "__main__":

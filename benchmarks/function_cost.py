@@ -113,7 +113,7 @@ def our_numba(x: Any, ndim: int) -> Any:
 def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
     """Functions of a DataNode."""
     compiled, ndim = jax.jit(flip), len(shape)
-    made: dict[str, Callable[[Any], Any] | None] = {
+    by_name: dict[str, Callable[[Any], Any] | None] = {
         "none": None,
         "jax, jit: DALI's": lambda x: dax.fn.jax_function(compiled)(x),
         "jax, jit: dalijax's": lambda x: fn.jax_function(compiled)(x),
@@ -159,13 +159,13 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
                 (dali_fn.python_function, dalis, ours, ours),
                 functions,
             ):
-                made[f"CuPy, {how}: {whose}"] = functools.partial(
+                by_name[f"CuPy, {how}: {whose}"] = functools.partial(
                     operator, device="gpu", function=function, batch_processing=batch
                 )
-        made["Numba: DALI's"] = lambda x: dalis_numba_on_gpu(x, shape)
-        made["Numba: dalijax's"] = lambda x: our_numba_on_gpu(x, shape)
+        by_name["Numba: DALI's"] = lambda x: dalis_numba_on_gpu(x, shape)
+        by_name["Numba: dalijax's"] = lambda x: our_numba_on_gpu(x, shape)
     else:
-        made |= {
+        by_name |= {
             "DLPack, identity of capsules: DALI's": lambda x: dali_fn.dl_tensor_python_function(
                 x, function=lambda one: one, batch_processing=False
             ),
@@ -184,7 +184,7 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
             "Numba: DALI's": lambda x: dalis_numba(x, ndim),
             "Numba: dalijax's": lambda x: our_numba(x, ndim),
         }
-    return made
+    return by_name
 
 
 def built(function: Callable[[Any], Any] | None, shape: list[int], batch: int) -> tuple[Any, float]:
@@ -207,12 +207,12 @@ def shares(name: str, over: dict[str, list[float]]) -> str:
     kind, _, whose = name.partition(": ")
     if not whose.startswith(OURS):
         return ""
-    told = [
-        turns.share(over[name], own)
-        for other, own in over.items()
+    parts = [
+        turns.share(over[name], values)
+        for other, values in over.items()
         if other.startswith(f"{kind}: ") and OURS not in other
     ]
-    return "; ".join(filter(None, told))
+    return "; ".join(filter(None, parts))
 
 
 def main() -> None:
@@ -239,9 +239,9 @@ def main() -> None:
             key: {
                 "us": statistics.median(over[key]),
                 "build_ms": pipelines[key][1] * 1e3,
-                "rounds": own,
+                "rounds": values,
             }
-            for key, own in times.items()
+            for key, values in times.items()
         }
         report.table(
             (
@@ -257,7 +257,8 @@ def main() -> None:
             ],
         )
     groups = {
-        name: {k: v["us"] for k, v in own.items() if k != "none"} for name, own in result.items()
+        name: {k: v["us"] for k, v in values.items() if k != "none"}
+        for name, values in result.items()
     }
     report.write(arguments.out, "function_cost", result, groups, "us of a batch over one without")
 

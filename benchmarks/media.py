@@ -1,11 +1,13 @@
-"""Recordings and clips by DALI over a source, beside the usual libraries of Python.
+"""Recordings, clips and arrays by DALI over a source, beside the usual libraries of Python.
 
 Recordings are FLACs of 10 s at 16 kHz, of which log-mel spectrograms are made: soundfile and NumPy,
 or librosa. Clips are Motion JPEGs of 320x240, and on a GPU H.264, of which 8 frames with a stride
-of 2 are decoded and resized to 112x112: PyAV or OpenCV, resized by OpenCV. These work in as many
-threads as DALI has. All read the same files and take turns, in another order each round; before
-the first round their results are compared. What is not installed is left out; all is in the extra
-`bench`.
+of 2 are decoded and resized to 112x112: PyAV or OpenCV, resized by OpenCV. Volumes are .npy files
+of 96x96x96 f32, cropped to 64x64x64 and mirrored: NumPy, which reads the whole file as DALI does,
+or maps it and reads the crop alone. Rows are 1,024 f32 of one mapped .npy, normalised: NumPy.
+These work in as many threads as DALI has, but for rows, which NumPy takes in one call. All read the
+same files and take turns, in another order each round; before the first round their results are
+compared. What is not installed is left out; all is in the extra `bench`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 
 import report
 import turns
@@ -37,6 +39,8 @@ import clips  # of examples/
 RATE, BANDS, SECONDS = 16_000, 64, 10
 HOP, WINDOW, FFT = 160, 400, 512  # samples
 START, LENGTH, STRIDE, SIDE = 12, 8, 2, 112  # of sequences
+VOLUME, CROP = 96, 64  # voxels of a side
+COLUMNS = 1024  # of a table
 Batch = NDArray[Any]
 
 
@@ -149,7 +153,35 @@ def by_opencv(path: str) -> Batch:
     return resized(frames)
 
 
+# Arrays
+
+
+def cropped(data: Any) -> Any:
+    volume = fn.decoders.numpy(data, dtype=types.FLOAT)
+    volume = fn.slice(
+        volume.gpu() if GPU else volume, [VOLUME - CROP] * 3, [CROP] * 3, axes=[0, 1, 2]
+    )
+    volume = fn.reshape(volume, shape=[CROP, CROP, CROP, 1], layout="DHWC")
+    return fn.flip(volume, depthwise=1, vertical=1, horizontal=0)
+
+
+def by_slicing(path: str, mmap_mode: Any = None) -> Batch:
+    volume = np.load(path, mmap_mode=mmap_mode)
+    return volume[VOLUME - CROP :, VOLUME - CROP :, VOLUME - CROP :][::-1, ::-1, :, None]
+
+
+def normalized(row: Any) -> Any:
+    return ((row.gpu() if GPU else row) - 0.5) * 2.0
+
+
 # Files
+
+
+def write_volumes(folder: pathlib.Path, count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        np.save(folder / f"{number}.npy", rng.random([VOLUME] * 3, np.float32))
+    return sorted(map(str, folder.iterdir()))
 
 
 def write_recordings(folder: pathlib.Path, count: int) -> list[str]:
@@ -183,27 +215,31 @@ def write_clips(folder: pathlib.Path, count: int, codec: str) -> list[str]:
 # Measuring
 
 
-def variants(
-    paths: list[str], graph: Callable[..., Any], others: Mapping[str, Any], threads: int, batch: int
-) -> dict[str, Turn]:
-    """Every variant of a task, and a check that they make about the same of the first batch."""
-    make = data_iterator(
-        graph, ["out"], source=sources.Files(paths=paths), shuffle=False, auto_reset=True
-    )
+def loop(source: sources.Source, graph: Callable[..., Any], threads: int, batch: int) -> Turn:
+    """dalijax over a source, in order."""
+    make = data_iterator(graph, ["out"], source=source, shuffle=False, auto_reset=True)
     iterator = turns.endless(make(batch_size=batch, num_threads=threads))
-    pool = ThreadPoolExecutor(threads)
-    wanted = np.asarray(next(iterator)["out"]).astype(float)
-    turn = {"dalijax": Turn(lambda: next(iterator)["out"])}
+    return Turn(lambda: next(iterator)["out"])
+
+
+def variants(
+    first: Turn, others: Mapping[str, Callable[[int], Batch]], limit: float
+) -> dict[str, Turn]:
+    """Every variant of a task, and a check that they make about the same of the first batch.
+
+    Args:
+        first: dalijax.
+        others: What makes a batch of the others, of its number, by their names.
+        limit: The mean difference that decoders may have.
+    """
+    wanted = np.asarray(first.run()).astype(float)
+    turn = {"dalijax": first}
     for name, one in others.items():
-        batches = itertools.cycle([paths[:batch], paths[batch:]])
-
-        def take(one: Any = one, batches: Any = batches) -> Batch:
-            return np.stack(list(pool.map(one, next(batches))))
-
-        off = np.abs(take().astype(float) - wanted).mean()
-        if off > 4:
-            sys.exit(f"{name} makes something else of {paths[0]} and the like: {off:.1f} off")
-        turn[name] = Turn(lambda take=take: jax.device_put(take()))
+        off = np.abs(one(0).astype(float) - wanted).mean()
+        if off > limit:
+            sys.exit(f"{name} makes something else of the first batch: {off:.2f} off")
+        numbers = itertools.count(1)
+        turn[name] = Turn(lambda one=one, numbers=numbers: jax.device_put(one(next(numbers))))
     return turn
 
 
@@ -220,10 +256,7 @@ def main() -> None:
     lines = []
     with tempfile.TemporaryDirectory() as scratch:
 
-        def measure(task: str, write: Callable[..., Any], graph: Any, others: Any) -> None:
-            folder = pathlib.Path(scratch, task.replace(" ", "-"))
-            folder.mkdir()
-            turn = variants(write(folder, 2 * arguments.batch), graph, others, *sizes)
+        def measure(task: str, turn: dict[str, Turn]) -> None:
             micros = turns.time_pipelines(turn, arguments.rounds, arguments.batches)
             results[task] = {name: [one / 1e3 for one in own] for name, own in micros.items()}
             for name, times in results[task].items():
@@ -232,12 +265,28 @@ def main() -> None:
                 lines.append((task, name, report.spread(times, 1), f"{speed:,.0f}", share))
                 print(*lines[-1], sep=" | ", flush=True)
 
+        def measure_files(
+            task: str, write: Callable[..., Any], graph: Any, others: Any, limit: float = 4
+        ) -> None:
+            folder = pathlib.Path(scratch, task.replace(" ", "-"))
+            folder.mkdir()
+            paths = write(folder, 2 * arguments.batch)
+            with ThreadPoolExecutor(arguments.threads) as pool:
+
+                def batch_of(one: Callable[[str], Batch]) -> Callable[[int], Batch]:
+                    halves = paths[: arguments.batch], paths[arguments.batch :]
+                    return lambda number: np.stack(list(pool.map(one, halves[number % 2])))
+
+                first = loop(sources.Files(paths=paths), graph, *sizes)
+                each = {name: batch_of(one) for name, one in others.items()}
+                measure(task, variants(first, each, limit))
+
         if soundfile is not None and threadpoolctl is not None:
             # Threads of NumPy's matrix products beside those of the pool are six times as slow.
             threadpoolctl.threadpool_limits(1, "blas")
             others = {"soundfile + NumPy": by_numpy}
             others |= {"librosa": by_librosa} if librosa is not None else {}
-            measure("recordings", write_recordings, by_dali, others)
+            measure_files("recordings", write_recordings, by_dali, others)
         others = {"PyAV": by_pyav} if av is not None and cv2 is not None else {}
         others |= {"OpenCV": by_opencv} if cv2 is not None else {}
         for name, codec in {
@@ -246,7 +295,22 @@ def main() -> None:
         }.items():
             if codec == "mjpeg" or av is not None:
                 write = functools.partial(write_clips, codec=codec)
-                measure(f"clips of {name}", write, sequences, others)
+                measure_files(f"clips of {name}", write, sequences, others)
+        others = {
+            "NumPy": by_slicing,
+            "NumPy, mapped": functools.partial(by_slicing, mmap_mode="r"),
+        }
+        measure_files("volumes", write_volumes, cropped, others, limit=1e-6)
+        file = pathlib.Path(scratch, "rows.npy")
+        np.save(file, np.random.default_rng(0).random((64 * arguments.batch, COLUMNS), np.float32))
+        rows = np.load(file, mmap_mode="r")
+
+        def by_indexing(number: int) -> Batch:
+            indices = np.arange(number * arguments.batch, (number + 1) * arguments.batch)
+            return (rows[indices % len(rows)] - np.float32(0.5)) * np.float32(2)
+
+        first = loop(sources.Arrays({"row": rows}), normalized, *sizes)
+        measure("rows of a table", variants(first, {"NumPy": by_indexing}, limit=1e-6))
     heads = ("", "", f"ms of a batch of {arguments.batch}", "a second", "share of dalijax's time")
     report.table(heads, lines)
     groups = {

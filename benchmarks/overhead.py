@@ -33,11 +33,11 @@ def graph(files: list[str], shape: list[int], outputs: int) -> Any:
     label = fn.readers.file(
         files=files, labels=list(range(len(files))), name="reader", pad_last_batch=True
     )[1]
-    made = [
+    numbers = [
         fn.constant(idata=[k], shape=shape, dtype=types.UINT8, device="gpu" if GPU else "cpu")
         for k in range(outputs - 1)
     ]
-    return (label.gpu() if GPU else label, *made)
+    return (label.gpu() if GPU else label, *numbers)
 
 
 def raw(call: dict[str, Any], batch: int) -> Iterator[Any]:
@@ -74,19 +74,20 @@ def main() -> None:
             for outputs in (1, 2, 4):
                 call = {"files": files, "shape": shape, "outputs": outputs}
                 names = [f"o{k}" for k in range(outputs)]
-                made = data_iterator(graph, names, reader_name="reader")
-                own = {**call, "batch_size": batch, "num_threads": 2}
+                function = data_iterator(graph, names, reader_name="reader")
+                options = {**call, "batch_size": batch, "num_threads": 2}
                 iterators: dict[str, Iterator[Any]] = {"raw": raw(call, batch)}
                 if not GPU:
-                    iterators["as_numpy"] = made.stream(None, as_numpy=True, **own)
-                iterators["jax.Array"] = made.stream(None, **own)
+                    iterators["as_numpy"] = function.stream(None, as_numpy=True, **options)
+                iterators["jax.Array"] = function.stream(None, **options)
                 iterators["DALI's plugin"] = plugin(call, names, batch)
                 rest = 0.001 if batch == 32 else 0.003 if GPU else 0.03
                 times = turns.time_iterators(
                     iterators, arguments.rounds, arguments.batches, functools.partial(spin, rest)
                 )
                 over = {
-                    name: statistics.median(own) for name, own in turns.over(times, "raw").items()
+                    name: statistics.median(values)
+                    for name, values in turns.over(times, "raw").items()
                 }
                 result[f"{size}, {outputs}"] = {
                     "raw": statistics.median(times["raw"]),
@@ -107,9 +108,9 @@ def main() -> None:
     groups = {
         size: {
             f"{n}, outputs: {k.split(', ')[1]}": v
-            for k, own in over.items()
+            for k, values in over.items()
             if k.startswith(size)
-            for n, v in own.items()
+            for n, v in values.items()
         }
         for size in SIZES
     }

@@ -45,12 +45,16 @@ def make(folder: pathlib.Path, count: int) -> list[str]:
 
 
 def tars(folder: pathlib.Path, files: list[str], count: int = 1) -> list[str]:
-    """The files and their numbers as WebDataset's tars, so many of them; returns their paths."""
+    """The files and their numbers as WebDataset's tars, so many of them; returns their paths.
+
+    Neighbours are of different photographs, so that each tar has as many of each: decoding them
+    takes longer for some.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{part}-of-{count}.tar" for part in range(count)]
     for part, path in enumerate(paths):
         with tarfile.open(path, "w") as tar:
-            for number in range(part, len(files), count):
+            for number in range(part * len(files) // count, (part + 1) * len(files) // count):
                 for kind, data in (
                     ("jpg", pathlib.Path(files[number]).read_bytes()),
                     ("cls", str(number).encode()),

@@ -9,23 +9,30 @@ A round's steps stop by the clock; building pipelines and compiling come on top.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib
+import functools
+import gc
+import importlib.util
 import itertools
 import os
 import pathlib
+import re
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
 
 import jax
 import numpy as np
+import psutil
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import other_inputs
 import photos
 import report
 
@@ -36,6 +43,7 @@ JITTER = {**PLAIN, "jitter": 0.3}
 POLICY = {**JITTER, "policy": "rand"}
 ALL = {**POLICY, "erasing": 0.25, "mixup": 0.8, "cutmix": 1.0}
 MODEL = "a batch on the devices"
+OPENCV, TENSORFLOW = "Grain, OpenCV: crop, flip, jitter", "tf.data: crop, flip, jitter"
 INPUTS = {
     "crop, flip": PLAIN,
     "+ jitter": JITTER,
@@ -44,9 +52,28 @@ INPUTS = {
 }
 
 
-def run(step: Any, state: Any, batches: Any, seconds: float) -> tuple[Any, float, float]:
-    """The state, milliseconds of a step, and of those in ``next()``; two steps are under way."""
-    begin, in_next, losses = time.perf_counter(), 0.0, []
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What steps took: milliseconds of one, of those in ``next()``, and cores that were busy."""
+
+    step: float
+    next: float
+    cores: float
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that it started."""
+    process, total = psutil.Process(), 0.0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def run(step: Any, state: Any, batches: Any, seconds: float) -> tuple[Any, Seen]:
+    """The state behind some steps, and what they took; two are under way."""
+    begin, in_next, losses, busy = time.perf_counter(), 0.0, [], cpu_seconds()
     while time.perf_counter() - begin < seconds or len(losses) < 3:
         start = time.perf_counter()
         batch = next(batches)
@@ -58,7 +85,8 @@ def run(step: Any, state: Any, batches: Any, seconds: float) -> tuple[Any, float
     if not np.isfinite(float(losses[-1])):
         raise RuntimeError("the loss is not finite")
     total = time.perf_counter() - begin
-    return state, 1e3 * total / len(losses), 1e3 * in_next / len(losses)
+    each = 1e3 / len(losses)
+    return state, Seen(each * total, each * in_next, (cpu_seconds() - busy) / total)
 
 
 def main() -> None:
@@ -68,6 +96,8 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=4096)
     parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
     parser.add_argument("--threads", type=int, default=8, help="of DALI, for each device")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="of Grain")
+    parser.add_argument("--match", default="", help="only inputs whose name it is found in")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300, help="of all timed steps")
     args = parser.parse_args()
@@ -77,7 +107,6 @@ def main() -> None:
     config = dataclasses.replace(config, batch=args.batch)
     mesh = Mesh(np.array(jax.devices()), ("data",))
     rows, everything = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
-    each = args.seconds / args.rounds / (1 + len(INPUTS))
     with tempfile.TemporaryDirectory() as spare:
         files = photos.make(args.folder or pathlib.Path(spare), args.files)
         labels = [k % CLASSES for k in range(len(files))]
@@ -88,41 +117,71 @@ def main() -> None:
             function = recipe.training(changed, CLASSES, rows, source)
             return function.stream(None, batch_size=args.batch, num_threads=args.threads, seed=0)
 
+        soft = jax.jit(lambda labels: jax.nn.one_hot(labels, CLASSES))
+
+        def others_batches(batches: Any) -> Any:
+            return ({**batch, "labels": soft(batch["labels"])} for batch in batches)
+
+        host = args.batch // jax.process_count()
+        inputs: dict[str, Callable[[], Any]] = {
+            name: functools.partial(batches, changes) for name, changes in INPUTS.items()
+        }
+        others_call = (list(map(str, files)), labels, host)
+        has_others = config.side == other_inputs.SIDE
+        if has_others and importlib.util.find_spec("cv2"):
+            inputs[OPENCV] = lambda: others_batches(
+                other_inputs.grain_batches(*others_call, args.workers, config.jitter, rows)
+            )
+        if has_others and importlib.util.find_spec("tensorflow"):
+            inputs[TENSORFLOW] = lambda: others_batches(
+                other_inputs.tensorflow_batches(*others_call, config.jitter, rows)
+            )
+        inputs = {k: v for k, v in inputs.items() if re.search(args.match, k)}
+        each = args.seconds / args.rounds / (1 + len(inputs))
         begin, step, _ = steps.steps_of(config, CLASSES, 1000)
         state = jax.device_put(begin(), everything)
         stream = batches(PLAIN)
         first = next(stream)
         stream.close()
-        state, _, _ = run(step, state, itertools.repeat(first), 0)
-        seen: dict[str, list[tuple[float, float]]] = {name: [] for name in (MODEL, *INPUTS)}
+        state, _ = run(step, state, itertools.repeat(first), 0)
+        seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
         for _ in range(args.rounds):
-            for name in seen:
-                iterator = batches(INPUTS[name]) if name in INPUTS else itertools.repeat(first)
-                state, _, _ = run(step, state, iterator, min(3.0, each / 3))  # prepared ones
-                state, step_ms, next_ms = run(step, state, iterator, each)
-                seen[name].append((step_ms, next_ms))
+            for name, own in seen.items():
+                iterator = inputs[name]() if name in inputs else itertools.repeat(first)
+                state, _ = run(step, state, iterator, min(3.0, each / 3))  # prepared ones
+                state, one = run(step, state, iterator, each)
+                own.append(one)
                 getattr(iterator, "close", lambda: None)()
-                print(f"  {name}: {step_ms:.2f} ms, {next_ms:.2f} in next()", flush=True)
-    medians = {name: statistics.median(ms for ms, _ in own) for name, own in seen.items()}
-    alone = [ms for ms, _ in seen[MODEL]]
+                del iterator
+                gc.collect()  # which ends Grain's workers
+                print(f"  {name}: {one}", flush=True)
+    medians = {name: statistics.median(one.step for one in own) for name, own in seen.items()}
     over = {
-        name: [100 * (ms / base - 1) for (ms, _), base in zip(own, alone)]
+        name: [100 * (one.step / base.step - 1) for one, base in zip(own, seen[MODEL])]
         for name, own in seen.items()
     }
     report.table(
-        ("input", "ms a step", "over the model, %", "in next(), % of the step", "images/s"),
+        ("input", "ms a step", "over the model, %", "in next(), % of it", "images/s", "cores"),
         [
             (
                 name,
-                report.spread([ms for ms, _ in own], 2),
+                report.spread([one.step for one in own], 2),
                 f"{statistics.median(over[name]):+.1f}",
-                report.spread([100 * waited / ms for ms, waited in own], 1),
+                report.spread([100 * one.next / one.step for one in own], 1),
                 f"{1e3 * args.batch / medians[name]:,.0f}",
+                f"{statistics.median(one.cores for one in own):.1f}",
             )
             for name, own in seen.items()
         ],
     )
-    results = {name: dict(zip(("step_ms", "next_ms"), zip(*own))) for name, own in seen.items()}
+    results = {
+        name: {
+            "step_ms": [one.step for one in own],
+            "next_ms": [one.next for one in own],
+            "cores": [one.cores for one in own],
+        }
+        for name, own in seen.items()
+    }
     title = f"recipe-{args.config}"
     report.write(args.out, title, results, {args.config: medians}, "ms a step")
 

@@ -31,11 +31,13 @@ GPU = multiprocessing.parent_process() is None and backend.GetCUDADeviceCount() 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
     """Arguments of a benchmark, by its module's docstring; ``out`` is where its results go."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the results")
-    return made
+    arguments.add_argument(
+        "--out", type=pathlib.Path, default=RESULTS, help="folder of the results"
+    )
+    return arguments
 
 
 def machine() -> dict[str, Any]:

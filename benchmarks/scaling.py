@@ -178,14 +178,14 @@ def measure(step: Step, batches: int) -> float:
 
 def variants(gpus: int) -> dict[str, tuple[int, Callable[..., Step]]]:
     """What is compared, by name: the GPUs whose batches count, and what makes a step."""
-    made: dict[str, tuple[int, Callable[..., Step]]] = {
+    makers: dict[str, tuple[int, Callable[..., Step]]] = {
         "raw DALI, 1 GPU": (1, lambda *a: raw(*a, 1)),
         "dalijax, 1 GPU": (1, lambda *a: ours(*a, 1)),
         "dalijax, a Tar, 1 GPU": (1, lambda *a: over_source(*a, 1)),
         "DALI's plugin, 1 GPU": (1, lambda *a: plugin(*a, 1)),
     }
     if gpus > 1:
-        made |= {
+        makers |= {
             f"raw DALI, {gpus} GPUs, one thread": (gpus, lambda *a: raw(*a, gpus)),
             f"raw DALI, {gpus} GPUs, a thread each": (gpus, lambda *a: raw_threads(*a, gpus)),
             f"{PROCESSES}, {gpus} GPUs": (gpus, lambda *a: raw(*a, 1)),
@@ -194,7 +194,7 @@ def variants(gpus: int) -> dict[str, tuple[int, Callable[..., Step]]]:
             f"DALI's plugin, {gpus} GPUs": (gpus, lambda *a: plugin(*a, gpus)),
             f"dalijax, mesh (1, {gpus}), replicas": (1, lambda *a: ours(*a, 1, (1, gpus))),
         }
-    return made
+    return makers
 
 
 PROCESSES = "raw DALI, a process each"
@@ -224,13 +224,13 @@ def worker(args: argparse.Namespace) -> None:
     seconds = measure(step, args.batches)
     after = os.times()
     busy = after.user + after.system - before.user - before.system
-    told = {
+    result = {
         "images_per_s": count * args.batch * args.batches / seconds,
         "wait_ms": 1e3 * waited / args.batches,
         "batch_ms": 1e3 * seconds / args.batches,
         "cores": busy / seconds,
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(result), flush=True)
 
 
 def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[str, float]:
@@ -249,10 +249,10 @@ def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[st
                 command + extra, stdout=subprocess.PIPE, text=True, env=os.environ | visible
             )
         )
-    told = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
-    total = {k: statistics.mean(t[k] for t in told) for k in told[0]}
+    results = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
+    total = {k: statistics.mean(t[k] for t in results) for k in results[0]}
     for key in ("images_per_s", "cores"):
-        total[key] = sum(t[key] for t in told)
+        total[key] = sum(t[key] for t in results)
     return total
 
 
@@ -283,13 +283,13 @@ def main() -> None:
         for threads in args.threads:
             parts = args.match.split("|")
             names = [name for name in variants(args.gpus) if any(p in name for p in parts)]
-            told: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+            results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
             for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
                 for name in names:
-                    told[name].append(run(args, name, threads, args.gpus))
-            for name, own in told.items():
-                row = {k: statistics.median(one[k] for one in own) for k in own[0]}
-                rates = [one["images_per_s"] for one in own]
+                    results[name].append(run(args, name, threads, args.gpus))
+            for name, runs in results.items():
+                row = {k: statistics.median(one[k] for one in runs) for k in runs[0]}
+                rates = [one["images_per_s"] for one in runs]
                 rows.append({"variant": name, "threads": threads, "rates": rates, **row})
                 print(
                     f"{name:36s} threads {threads:3d}  {row['images_per_s']:9,.0f} images/s"

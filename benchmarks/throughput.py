@@ -24,6 +24,7 @@ from absl import flags
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin import jax as dax
 
+import other_inputs
 import photos
 import report
 import turns
@@ -146,45 +147,16 @@ class Decode(grain.transforms.RandomMap):
     """The same work by OpenCV, in Grain's worker processes."""
 
     def random_map(self, record: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        import cv2
-
-        cv2.setNumThreads(0)  # each worker has a core
-        image = cv2.imread(record["path"])[:, :, ::-1]
-        height, width = image.shape[:2]
-        for _ in range(10):
-            area = rng.uniform(0.08, 1.0) * height * width
-            ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-            w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
-            if w <= width and h <= height:
-                break
-        else:
-            w, h = width, height
-        left, top = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
-        crop = cv2.resize(image[top : top + h, left : left + w], (224, 224))
-        if rng.random() < 0.5:
-            crop = crop[:, ::-1]
-        made = ((crop - MEAN) * (1 / STD)).astype(np.float16)
-        return {"images": made, "labels": record["label"]}
+        crop = other_inputs.opencv_crop(record["path"], rng)
+        pixels = ((crop - MEAN) * (1 / STD)).astype(np.float16)
+        return {"images": pixels, "labels": record["label"]}
 
 
 def tensorflow_decode(path: Any, label: Any) -> tuple[Any, Any]:
-    """The same work by TensorFlow; decoding only what is cropped, as its guides recommend."""
+    """The same work by TensorFlow."""
     import tensorflow as tf
 
-    data = tf.io.read_file(path)
-    shape = tf.image.extract_jpeg_shape(data)
-    begin, size, _ = tf.image.sample_distorted_bounding_box(
-        shape,
-        tf.zeros([0, 0, 4]),
-        aspect_ratio_range=(3 / 4, 4 / 3),
-        area_range=(0.08, 1.0),
-        max_attempts=10,
-        use_image_if_no_bounding_boxes=True,
-    )
-    window = tf.concat([begin[:2], size[:2]], 0)
-    image = tf.image.resize(tf.image.decode_and_crop_jpeg(data, window, channels=3), (224, 224))
-    image = tf.image.random_flip_left_right(image)
-    return tf.cast((image - MEAN) / STD, tf.float16), label
+    return tf.cast((other_inputs.tensorflow_crop(path) - MEAN) / STD, tf.float16), label
 
 
 class Paths:
@@ -261,7 +233,7 @@ def variants(
 
     def loader(worker_count: int) -> Iterator[Any]:
         sampler = grain.samplers.IndexSampler(len(files), shuffle=True, seed=1)
-        made = DALIDataLoader(
+        loader = DALIDataLoader(
             Paths(files),
             sampler,
             pipeline_fn=of_paths,
@@ -270,7 +242,7 @@ def variants(
             worker_count=worker_count,
             **call,
         )
-        return iter(made)
+        return iter(loader)
 
     def opencv(count: int) -> Iterator[Any]:
         """By Grain's worker processes, or by its threads where there are none."""
@@ -374,13 +346,13 @@ def main() -> None:
     rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = photos.make(args.folder or pathlib.Path(folder), args.files)
-        made = variants(files, args.batch, args.threads, args.workers)
-        rates = {name: [] for name in made if any(part in name for part in args.match.split("|"))}
+        makers = variants(files, args.batch, args.threads, args.workers)
+        rates = {name: [] for name in makers if any(part in name for part in args.match.split("|"))}
         for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
             for name in list(rates):
                 try:
                     # A fresh one each time: idle ones go on filling their buffers.
-                    iterator = made[name]()
+                    iterator = makers[name]()
                     ahead = 2 * args.workers + 8 if "Grain" in name or "worker" in name else 8
                     rate = measure(iterator, args.batch, args.seconds, ahead)
                     getattr(iterator, "close", lambda: None)()
@@ -392,15 +364,18 @@ def main() -> None:
                 rates[name].append(rate)
                 print(f"{name}: {rate:,.0f}", flush=True)
     raw = rates[RAW]
-    shares = {name: [a / b for a, b in zip(own, raw)] for name, own in rates.items()}
+    shares = {name: [a / b for a, b in zip(values, raw)] for name, values in rates.items()}
     report.table(
         ("", "images/s", f"of {RAW}"),
-        [(name, report.spread(own), report.spread(shares[name], 3)) for name, own in rates.items()],
+        [
+            (name, report.spread(values), report.spread(shares[name], 3))
+            for name, values in rates.items()
+        ],
     )
-    medians = {name: statistics.median(own) for name, own in rates.items()}
+    medians = {name: statistics.median(values) for name, values in rates.items()}
     results = [
-        {"variant": name, "images_per_s": medians[name], "rates": own, "of_raw": shares[name]}
-        for name, own in rates.items()
+        {"variant": name, "images_per_s": medians[name], "rates": values, "of_raw": shares[name]}
+        for name, values in rates.items()
     ]
     report.write(args.out, "throughput", results, {"": medians}, "images/s")
 

@@ -200,16 +200,16 @@ def main() -> None:
         trainer = Trainer(tuple(args.stages), args.width, first)
         print(f"{trainer.parameters:,} parameters, batch {args.batch}", flush=True)
         trainer.run(repeated(first), 5)
-        told: dict[str, list[tuple[float, float, float]]] = {name: [] for name in makers}
+        runs_of: dict[str, list[tuple[float, float, float]]] = {name: [] for name in makers}
         for _ in range(args.rounds):
             for name, make in makers.items():
                 iterator = make()
                 trainer.run(iterator, 2 * args.workers + 8)  # what was read ahead is used up
-                told[name].append(trainer.run(iterator, args.steps))
+                runs_of[name].append(trainer.run(iterator, args.steps))
                 getattr(iterator, "close", lambda: None)()
-                step, in_next, idle = told[name][-1]
+                step, in_next, idle = runs_of[name][-1]
                 print(f"  {name}: {step:.2f} ms, {in_next:.2f} in next(), {idle:.2f} without work")
-    base = statistics.median(one[0] for one in told[MODEL])
+    base = statistics.median(one[0] for one in runs_of[MODEL])
     report.table(
         (
             *("input", "ms a step", "over the model, %", "waiting for input, %", "in next(), ms"),
@@ -218,18 +218,19 @@ def main() -> None:
         [
             (
                 name,
-                report.spread([one[0] for one in own], 2),
-                f"{100 * (statistics.median(one[0] for one in own) / base - 1):+.1f}",
-                report.spread([100 * one[2] / one[0] for one in own], 1),
-                report.spread([one[1] for one in own], 2),
-                f"{1e3 * args.batch / statistics.median(one[0] for one in own):,.0f}",
+                report.spread([one[0] for one in runs], 2),
+                f"{100 * (statistics.median(one[0] for one in runs) / base - 1):+.1f}",
+                report.spread([100 * one[2] / one[0] for one in runs], 1),
+                report.spread([one[1] for one in runs], 2),
+                f"{1e3 * args.batch / statistics.median(one[0] for one in runs):,.0f}",
             )
-            for name, own in told.items()
+            for name, runs in runs_of.items()
         ],
     )
-    medians = {name: statistics.median(one[0] for one in own) for name, own in told.items()}
+    medians = {name: statistics.median(one[0] for one in runs) for name, runs in runs_of.items()}
     results = {
-        name: dict(zip(("step_ms", "next_ms", "idle_ms"), zip(*own))) for name, own in told.items()
+        name: dict(zip(("step_ms", "next_ms", "idle_ms"), zip(*runs)))
+        for name, runs in runs_of.items()
     }
     report.write(args.out, "training", results, {"": medians}, "ms a step")
 

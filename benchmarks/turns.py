@@ -58,14 +58,14 @@ def time_iterators(
     gc.collect()
     for _ in range(rounds):
         for name, iterator in iterators.items():
-            own = []
+            micros = []
             for _ in range(batches):
                 wait()
                 begin = time.perf_counter()
                 taken = next(iterator)
                 del taken  # freeing it is part of its cost, whoever does it
-                own.append((time.perf_counter() - begin) * 1e6)
-            times[name].append(statistics.median(own))
+                micros.append((time.perf_counter() - begin) * 1e6)
+            times[name].append(statistics.median(micros))
     return times
 
 
@@ -105,7 +105,7 @@ def time_pipelines(
 
 def over(times: Times, base: str) -> Times:
     """What each variant takes over one of them in the same round."""
-    return {name: [a - b for a, b in zip(own, times[base])] for name, own in times.items()}
+    return {name: [a - b for a, b in zip(values, times[base])] for name, values in times.items()}
 
 
 def share(times: Sequence[float], base: Sequence[float]) -> str:

@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,6 +54,29 @@ def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(pipeline_fn).parameters.values()
     return frozenset(p.name for p in parameters if p.kind in kinds)
+
+
+def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
+    """Raises TypeError where nothing fills a parameter of a graph function that has no default.
+
+    Args:
+        pipeline_fn: The function.
+        args: Positional arguments of its call.
+        names: Names of all others.
+    """
+    parameters = list(inspect.signature(pipeline_fn).parameters.values())
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    by_place = {p.name for p in parameters[: len(args)] if p.kind is not p.KEYWORD_ONLY}
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in open_kinds and p.name not in by_place | names
+    ]
+    if missing:
+        raise TypeError(
+            f"nothing gives {missing} of {name_of(pipeline_fn)}: pass them in the call, or a "
+            "source= (see dalijax.sources) whose records have fields of these names"
+        )
 
 
 def checked_arguments(

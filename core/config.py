@@ -108,7 +108,7 @@ class IteratorConfig:
     size: int = -1
     reader_name: str | None = None
     auto_reset: Any = False
-    last_batch_padded: bool = False
+    last_batch_padded: bool | None = None
     last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL
     prepare_first_batch: bool = True
     sharding: Any = None

@@ -145,8 +145,8 @@ def messages() -> Iterator[Message]:
         module = _assigned(ast.Module([n for n in tree.body if isinstance(n, ast.Assign)], []))
         constants |= {name: values for name, values in module.items() if name.isupper()}
     for path, tree in trees.items():
-        own = {k: v for k, v in _assigned(tree).items() if k.isupper() or k.startswith("_")}
-        for argument, error, names in _errors(tree, constants | own):
+        assigned = {k: v for k, v in _assigned(tree).items() if k.isupper() or k.startswith("_")}
+        for argument, error, names in _errors(tree, constants | assigned):
             for text in _texts(argument, names):
                 if len(re.findall(r"[a-z]{2,}", re.sub(r"\{[^}]*\}", "", text))) >= 3:
                     file = path.relative_to(ROOT).as_posix()

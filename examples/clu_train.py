@@ -15,10 +15,8 @@ import argparse
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jax
-import nvidia.dali.fn as fn
 import optax
 import orbax.checkpoint as ocp
 from clu import metric_writers, periodic_actions
@@ -26,26 +24,11 @@ from flax import nnx
 from losses import Losses
 from nvidia.dali import backend
 from pictures import CACHE, make_pictures, split
-from quickstart import SIDE, Network, train_step
+from quickstart import Network, train_step, training_data
 
-from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
 
 OUT = Path(__file__).resolve().parent / "out" / "clu_train"
-
-
-@data_iterator(output_map=["images", "labels"], reader_name="train")
-def training_data(files: list[str], classes: list[int]) -> Any:
-    """Shuffled and augmented pictures, other ones in each epoch."""
-    gpu = backend.GetCUDADeviceCount() > 0
-    encoded, labels = fn.readers.file(
-        files=files, labels=classes, random_shuffle=True, name="train"
-    )
-    images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu")
-    images = fn.random_resized_crop(images, size=(SIDE, SIDE), random_area=(0.8, 1.0))
-    images = fn.flip(images, horizontal=fn.random.coin_flip())
-    labels = fn.squeeze(labels, axes=0)  # as in quickstart.py: of shape [batch]
-    return images, labels.gpu() if gpu else labels
 
 
 def main() -> None:
@@ -75,6 +58,7 @@ def main() -> None:
         training_data,
         files=train_files[0],
         classes=train_files[1],
+        gpu=backend.GetCUDADeviceCount() > 0,
         batch_size=arguments.batch_size,
         element="jax",
     )

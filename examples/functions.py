@@ -33,7 +33,7 @@ def mixup(images: jax.Array, hot: jax.Array, *, key: jax.Array) -> tuple[jax.Arr
 
     The key is the batch's own: a resumed run mixes the same pictures.
     """
-    share = jax.random.beta(key, 1.0, 1.0, (images.shape[0],))
+    share = jax.random.uniform(key, (images.shape[0],))
     other = jnp.roll(jnp.arange(images.shape[0]), 1)
 
     def mixed(x: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ It goes on from its last checkpoint when it is run again, batch by batch (Python
 
     python examples/pax_train.py                          # 60 steps, evaluation every 20
     python examples/pax_train.py --steps 90 --layout spmd
+    python examples/pax_train.py --source                 # global shuffle, draws of each record
 
 Several CPU devices take part in it if there is no GPU.
 """
@@ -34,7 +35,7 @@ from paxml import base_experiment, learners, programs, tasks_lib, train
 from pictures import CACHE, make_pictures, split
 from praxis import base_model, layers, optimizers, pax_fiddle, py_utils, schedules
 
-from dalijax import data_iterator
+from dalijax import augment, data_iterator, sources
 from dalijax.adapters.pax import DALIInput, DALIInputSpecsProvider
 
 OUT = Path(__file__).resolve().parent / "out" / "pax_train"
@@ -43,39 +44,73 @@ SIDE = 16
 
 @data_iterator(output_map=["images", "labels"], reader_name="reader")
 def pictures(
-    files: list[str], classes: list[int], augment: bool, shard_id: int = 0, num_shards: int = 1
+    files: list[str], classes: list[int], training: bool, shard_id: int = 0, num_shards: int = 1
 ) -> Any:
     """Pictures and the numbers of their classes; shuffled and augmented for training."""
     device = "mixed" if backend.GetCUDADeviceCount() else "cpu"
     encoded, labels = fn.readers.file(
         files=files,
         labels=classes,
-        random_shuffle=augment,
+        random_shuffle=training,
         pad_last_batch=True,
         shard_id=shard_id,
         num_shards=num_shards,
         name="reader",
     )
     images = fn.resize(fn.decoders.image(encoded, device=device), size=(SIDE, SIDE))
-    if augment:
+    if training:
         images = fn.flip(images, horizontal=fn.random.coin_flip())
     return images, fn.squeeze(labels, axes=0)  # of shape [batch], as the weights
 
 
+@data_iterator(output_map=["images", "labels"])
+def augmented(data: Any, label: Any, *, draw: Any) -> Any:
+    """Pictures of a source, augmented as in examples/imagenet."""
+    images = fn.decoders.image(data, device="mixed" if backend.GetCUDADeviceCount() else "cpu")
+    images = augment.random_resized_crop(images, SIDE, draw=draw)
+    return augment.flip(images, draw=draw), label
+
+
+@data_iterator(output_map=["images", "labels"])
+def centered(data: Any, label: Any, *, draw: Any) -> Any:
+    """The middle of each picture of a source."""
+    images = fn.decoders.image(data, device="mixed" if backend.GetCUDADeviceCount() else "cpu")
+    return augment.center_crop(images, SIDE, resize=SIDE, draw=draw), label
+
+
 class Classifier(base_model.BaseModel):
-    """Logistic regression over the pixels: what is shown here is the input."""
+    """A small vision transformer: patches, one layer of attention and MLP, and their mean."""
 
     num_classes: int = 0
+    width: int = 16
+    patch: int = 4
 
     def setup(self) -> None:
-        linear = pax_fiddle.Config(
-            layers.Linear, input_dims=SIDE * SIDE * 3, output_dims=self.num_classes
+        pixels, width = 3 * self.patch**2, self.width
+        self.create_child(
+            "patches", pax_fiddle.Config(layers.Linear, input_dims=pixels, output_dims=width)
         )
-        self.create_child("linear", linear)
+        attention = pax_fiddle.Config(
+            layers.DotProductAttention, input_dim=width, hidden_dim=width, num_heads=2
+        )
+        self.create_child("attention", attention)
+        self.create_child(
+            "mlp",
+            pax_fiddle.Config(layers.FeedForward, input_dims=width, output_dims=width),
+        )
+        self.create_child(
+            "classes",
+            pax_fiddle.Config(layers.Linear, input_dims=width, output_dims=self.num_classes),
+        )
 
     def compute_predictions(self, input_batch: Any) -> Any:
-        pixels = input_batch.images.astype(jnp.float32) / 127.5 - 1
-        return self.linear(pixels.reshape(pixels.shape[0], -1))
+        x, count = input_batch.images.astype(jnp.float32) / 127.5 - 1, SIDE // self.patch
+        x = x.reshape(-1, count, self.patch, count, self.patch, 3).transpose(0, 1, 3, 2, 4, 5)
+        x = self.patches(x.reshape(x.shape[0], count * count, -1))
+        attended, _ = self.attention(x, x, x, jnp.zeros((1, 1, 1, count * count)))
+        x = x + attended
+        x = x + self.mlp(x)
+        return self.classes(x.mean(1))
 
     def compute_loss(self, predictions: Any, input_batch: Any) -> Any:
         labels, weights = input_batch.labels, input_batch.eval_sample_weights
@@ -84,7 +119,7 @@ class Classifier(base_model.BaseModel):
         right = (predictions.argmax(-1) == labels).astype(jnp.float32)
         # Padding has a weight of 0; paxml leaves it to the model to apply the weights.
         count = weights.sum()
-        mean = [(own * weights).sum() / jnp.maximum(count, 1) for own in (losses, right)]
+        mean = [(values * weights).sum() / jnp.maximum(count, 1) for values in (losses, right)]
         return py_utils.NestedMap(loss=(mean[0], count), accuracy=(mean[1], count)), {}
 
 
@@ -134,15 +169,21 @@ class Experiment(base_experiment.BaseExperiment):
         self.arguments, self.losses = arguments, losses
 
     def datasets(self) -> list[Any]:
-        def data(own: Any, augment: bool) -> dict[str, Any]:
-            return {"files": own[0], "classes": own[1], "augment": augment, "num_threads": 2}
+        def data(listed: Any, training: bool) -> dict[str, Any]:
+            files, classes = listed
+            arguments = {"files": files, "classes": classes, "training": training}
+            iterator_fn = pictures
+            if self.arguments.source:
+                source = sources.Files(paths=files, labels=classes)
+                arguments = {"source": source, "shuffle": training}
+                iterator_fn = augmented if training else centered
+            return {"iterator_fn": iterator_fn, "arguments": {**arguments, "num_threads": 2}}
 
         batch_size = self.arguments.batch_size
         training = pax_fiddle.Config(
             DALIInput,
             name="train",
-            iterator_fn=pictures,
-            arguments=data(self.files, augment=True),
+            **data(self.files, training=True),
             batch_size=batch_size,
             is_training=True,
             input_random_seed=1,
@@ -150,8 +191,7 @@ class Experiment(base_experiment.BaseExperiment):
         evaluation = pax_fiddle.Config(
             DALIInput,
             name="held_out",
-            iterator_fn=pictures,
-            arguments=data(self.held_out, augment=False),
+            **data(self.held_out, training=False),
             batch_size=batch_size,
             reset_for_eval=True,
             eval_loop_num_batches=-1,
@@ -203,6 +243,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=30)
     parser.add_argument("--evaluate-every", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--source", action="store_true", help="read by dalijax.sources")
     parser.add_argument("--layout", choices=["pmap", "spmd"], default="pmap")
     parser.add_argument("--out", type=Path, default=OUT, help="checkpoints and metrics")
     parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")

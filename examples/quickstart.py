@@ -30,7 +30,7 @@ from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.show import show
 
 SIDE = 64  # pixels that the network sees
-GOAL = 0.85  # of the held-out pictures
+GOAL = 0.85  # of the held-out pictures that were drawn
 
 
 # A pipeline is a function of a graph: it runs once, to say what DALI's threads then do for
@@ -188,7 +188,7 @@ def main() -> None:
     print(f"Training:   {train_speed:,.0f} images/s")
     print(f"Evaluation: {test_speed:,.0f} images/s, each of {seen} images once")
     print(f"Accuracy on held-out images: {accuracy:.1%}")
-    if accuracy < GOAL:
+    if accuracy < GOAL and not arguments.data:
         raise SystemExit(f"The accuracy is below {GOAL:.0%}: try more --epochs")
 
 

@@ -13,8 +13,8 @@ from ...core.config import EpochRules
 from ...core.iterator.data_iterator import IteratorFunction, data_iterator
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
-from ...core.pipeline.arrays import writable
-from ...core.pipeline.function_source import default_device_id
+from ...core.pipeline.batch import writable
+from ...core.pipeline.pipeline_source import default_device_id
 from ...core.stats import InputStats
 from .transform import check_policy, element_spec, refuse_gpu_in_worker
 

@@ -116,6 +116,16 @@ class Reader:
         )
         return batch.padded(self._rows) if self._pad else batch
 
+    def may_be_behind(self, step: int, records: int) -> bool:
+        """Whether so many batches can have so many records.
+
+        All but the last one are whole, unless the parent gives lists of its own.
+        """
+        whole = step * self._rows
+        fewest = whole if self._whole else whole - self._rows + 1 if self._lists else step
+        most = records if self._whole and not self._lists else whole  # lists may be left out
+        return max(fewest, 0) <= records <= most
+
     def seek(self, position: RecordPosition) -> None:
         """Goes to the batch behind a position; see `RecordReader`."""
         self.go_to(position.after or self.start)

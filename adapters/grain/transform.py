@@ -15,9 +15,8 @@ from grain.experimental import ShapeDtypeStruct
 from ...core.arguments import checked_arguments, whole_number
 from ...core.config import IteratorConfig, difference_names
 from ...core.errors import StateError
-from ...core.pipeline.arrays import writable
-from ...core.pipeline.batch import choose_placement
-from ...core.pipeline.function_source import default_device_id
+from ...core.pipeline.batch import choose_placement, writable
+from ...core.pipeline.pipeline_source import default_device_id
 from ...core.pipeline.shards import shard_pipelines
 from ...core.records.engine import RecordEngine
 from ...core.records.record_pipelines import check_record_graph
@@ -372,6 +371,7 @@ class DecodedIterator(grain.DatasetIterator):
             or not all(0 <= n < 1 << 53 for n in (state["step"], state["records"]))
             or min(state["skip"], *state["failed"], 0) < 0
             or state["skip"] >= self._rows
+            or not self._reader.may_be_behind(state["step"], state["records"])
             or not _is_like(state["parent"], self._reader.start.parent)
         ):
             raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")

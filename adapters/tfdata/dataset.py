@@ -15,7 +15,7 @@ from ...core.config import EpochRules, IteratorConfig
 from ...core.iterator.data_iterator import IteratorFunction, iterator_function
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.engine import EngineSource
-from ...core.pipeline.function_source import FunctionSource
+from ...core.pipeline.pipeline_source import FunctionSource
 from .iterator import Array, DatasetIterator, plain, scalar, tf
 from .stepped_stream import ChainedStream
 from .steps import INFINITE, UNKNOWN, Enumerate, Repeat, Skip, Step, Take

@@ -10,7 +10,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.epochs import EpochPlan
 from ...core.extras import extra
-from ...core.pipeline.function_source import FunctionSource
+from ...core.pipeline.pipeline_source import FunctionSource
 from .dataset import DALIDataset
 from .steps import UNKNOWN, Repeat, Skip, Step, Take
 

@@ -24,6 +24,7 @@ from .policies import Choice
 # Not public: the two operators that `if` becomes in a graph with enable_conditionals=True.
 _conditional: Any = fn._conditional  # type: ignore[attr-defined]
 _NAMES = list(policies.BRANCHES)
+_WHITE = types.Constant(255, dtype=types.UINT8)
 
 
 @do_not_convert
@@ -43,8 +44,10 @@ def rand_augment(
     The fourteen operations and their magnitudes are those of torchvision's ``RandAugment``:
     identity; shear to 0.3; translation to 150/331 of the size; rotation to 30 degrees; brightness,
     color, contrast and sharpness by factors of 1 +- 0.9; posterizing to 4 bits; solarizing from
-    255 to 0; auto contrast; equalizing. Signs are random. Pixels differ a little: `equalize` is
-    OpenCV's, and sharpness reaches the image's edge.
+    255 to 0; auto contrast; equalizing. Signs are random. Pixels differ by rounding, but for
+    sharpness, which reaches the image's edge, where torchvision leaves one pixel as it is, and for
+    equalizing small images: by up to 65,000 / (height * width) gray levels, since torchvision
+    rounds the pixels of a gray level down.
 
     Args:
         images: RGB images [height, width, 3], uint8, whose sizes ``draw`` knows.
@@ -277,9 +280,11 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
     elif branch == "posterize":
         output = images & value
     elif branch == "solarize":
-        output = images ^ ((images >= value) * types.Constant(255, dtype=types.UINT8))
+        output = images ^ ((images >= value) * _WHITE)
     elif branch == "auto_contrast":
         output = augmentations.auto_contrast.op(images, None)
     elif branch == "equalize":
-        output = fn.equalize(images)
+        # DALI counts the pixels up to a value, out of all but those of the lowest value; Pillow
+        # those below it, out of all but those of the highest: the same with the values turned over.
+        output = fn.equalize(images ^ _WHITE) ^ _WHITE
     return output

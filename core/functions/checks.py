@@ -16,12 +16,11 @@ from nvidia.dali.data_node import DataNode
 
 from ..pipeline import function_notes
 from ..pipeline.draw import draw_of_pipeline
+from ..pipeline.dtypes import KINDS, cast_to
 
 # Imported by `nvidia.dali` itself; its stubs do not have it.
 plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
 _log = logging.getLogger("dalijax")
-# What DALI has types for; bfloat16, float8 and complex numbers are none of them.
-KINDS = frozenset("?bBhHiIlLqQefd")
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -189,7 +188,10 @@ def check_array(name: str, number: int, array: Any) -> str:
     """Raises TypeError for an output that is no array; returns how to call it."""
     what = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-        raise TypeError(f"{what} is a {type(array).__name__}, not an array")
+        raise TypeError(
+            f"{what} is a {type(array).__name__}, not an array: return arrays of numbers; text and "
+            "objects pass the graph by, as keys of a record that it does not take"
+        )
     return what
 
 
@@ -208,10 +210,7 @@ def check_kind(name: str, number: int, array: Any) -> str:
             "jax.random.key_data"
         ) from None
     if dtype.char not in KINDS:
-        raise TypeError(
-            f"{what} is {dtype.name}, for which DALI has no type: return float16 or float32, say "
-            "by .astype(jnp.float32), and cast behind the iterator"
-        )
+        raise TypeError(f"{what} is {dtype.name}, for which DALI has no type: {cast_to(dtype)}")
     return what
 
 

@@ -15,8 +15,8 @@ from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.arrays import check_width
 from ..pipeline.dali_pipeline import queue_depth
+from ..pipeline.dtypes import KINDS, check_width
 from ..pipeline.function_notes import live_outputs
 from . import checks
 from .checks import plugin
@@ -331,7 +331,7 @@ def _is_capsule(value: Any) -> bool:
 
 def _to_host(name: str, number: int, value: Any) -> Any:
     """An output on the CPU as a capsule."""
-    if type(value) is np.ndarray and value.dtype.char in checks.KINDS and value.dtype.isnative:
+    if type(value) is np.ndarray and value.dtype.char in KINDS and value.dtype.isnative:
         return plugin.ArrayToDLTensor(value)  # of any strides
     if _is_capsule(value):
         return value

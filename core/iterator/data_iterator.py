@@ -13,6 +13,7 @@ import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..arguments import (
+    check_filled,
     checked_arguments,
     function_parameters,
     is_pipeline_def,
@@ -21,7 +22,7 @@ from ..arguments import (
 from ..config import CONFIG_DEFAULTS, CONFIG_NAMES, IteratorConfig, OnError, Shardings
 from ..pipeline.batch import choose_placement
 from ..pipeline.engine import EngineSource
-from ..pipeline.function_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
+from ..pipeline.pipeline_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
 from ..pipeline.shards import shard_pipelines
 from ..placement import DataShard
 from ..seeds import DEFAULT_SEED, ShardSeed, shard_seed
@@ -266,6 +267,7 @@ class IteratorFunction:
             each = self._of_shards(shards, kwargs)
         elif "device_id" not in parameters:
             kwargs.setdefault("device_id", default_device_id())
+        check_filled(self.pipeline_fn, args, {*kwargs, *each[0]})
         return FunctionSource(self.pipeline_fn, args, kwargs, each, config.on_host), config
 
     def _of_shards(
@@ -385,7 +387,7 @@ def data_iterator(
     size: int = ...,
     reader_name: str | None = ...,
     auto_reset: str | bool | None = ...,
-    last_batch_padded: bool = ...,
+    last_batch_padded: bool | None = ...,
     last_batch_policy: LastBatchPolicy = ...,
     prepare_first_batch: bool = ...,
     sharding: Shardings | None = ...,
@@ -408,7 +410,7 @@ def data_iterator(
     size: int = ...,
     reader_name: str | None = ...,
     auto_reset: str | bool | None = ...,
-    last_batch_padded: bool = ...,
+    last_batch_padded: bool | None = ...,
     last_batch_policy: LastBatchPolicy = ...,
     prepare_first_batch: bool = ...,
     sharding: Shardings | None = ...,
@@ -431,7 +433,7 @@ def data_iterator(
     size: int = -1,
     reader_name: str | None = None,
     auto_reset: str | bool | None = False,
-    last_batch_padded: bool = False,
+    last_batch_padded: bool | None = None,
     last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
     prepare_first_batch: bool = True,
     sharding: Shardings | None = None,

@@ -17,7 +17,7 @@ from ..config import IteratorConfig
 from ..epochs import count_rows
 from ..errors import BatchError, StateError
 from ..pipeline import advice
-from ..pipeline.bad_files import BadFiles
+from ..pipeline.bad_files import name_files
 from ..pipeline.batch import Batch, BatchMaker, choose_placement
 from ..pipeline.dali_pipeline import (
     check_outputs,
@@ -51,6 +51,7 @@ _READER = re.compile(r"operator `[\w.]*readers\.")
 # after so many batches, which are at most run again where DALI has none: after a failed batch, or
 # Ctrl-C.
 _MOST_TO_DROP = 8
+_MOST_NAMED = 8  # failed batches whose files are named, which costs new pipelines
 # The readers whose states are known; those of videos need a GPU, and are DALI's to judge.
 _KNOWN_STATES = READERS.keys() - {"video", "video_resize"}
 _MOST_SAMPLES = 1 << 31  # of a reader's pass, where nothing says how many it has
@@ -82,7 +83,6 @@ class ReaderEngine(EpochEngine[Position]):
         placement = choose_placement(config)
         self._source = source
         self.make_batch = BatchMaker(config, placement)
-        self._bad_files = BadFiles(source, config.reader_name)
         self._config = config
         self._data_shards = placement.shards
         self._runner: Runner | None = None
@@ -92,6 +92,7 @@ class ReaderEngine(EpochEngine[Position]):
         self._epoch_length, self._whole = (-1, 0), 0
         self._exact: Position | None = None  # where the pipelines stand, unless a batch failed
         self._most_to_drop = _MOST_TO_DROP
+        self._failures_to_name = _MOST_NAMED
 
     # The consumer's position
 
@@ -581,7 +582,7 @@ class ReaderEngine(EpochEngine[Position]):
                 if not isinstance(outcome.error, BatchError):
                     self.errors += skipped
                     return outcome
-                named = self._bad_files.named(outcome.error, here.checkpoints)
+                named = self._with_files(outcome.error, here.checkpoints)
                 if self._config.on_error != "skip":
                     return dataclasses.replace(outcome, error=named)
                 failed = FailedBatch(here.epoch, here.step, str(named), named.files)
@@ -590,6 +591,14 @@ class ReaderEngine(EpochEngine[Position]):
                 here = outcome.after
             finally:
                 outcome = named = None  # an error's traceback has this frame: see `_outcome_at`
+
+    def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
+        """A failed batch's error with the files that it is about, of the first few batches."""
+        if checkpoints is None or checkpoints.data is None or not self._failures_to_name:
+            return error
+        self._failures_to_name -= 1
+        reader = self._config.reader_name
+        return name_files(error, self._source, reader, checkpoints.data, checkpoints.to_drop)
 
     def _outcome_at(
         self, here: Position, convert: Callable[[Sequence[Outputs]], Any] | None

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
-from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
@@ -43,6 +42,8 @@ class DALIGenericIterator:
             or None: ``reset()`` does, or ``iter()`` at the end of an epoch.
         last_batch_padded: Whether the source repeats its last sample to fill the last batch
             (True) or runs on into the next epoch. With ``reader_name`` the reader says it.
+            None: False as in DALI; over ``source`` True, but for FILL without a mask, since rows
+            that run on and are cut off, dropped or masked would be lost to the next epoch.
         last_batch_policy: FILL delivers every batch whole; DROP leaves out the last one
             where it is not whole; PARTIAL cuts it to the samples of the epoch.
         prepare_first_batch: Whether to schedule the first batches at once.
@@ -83,7 +84,7 @@ class DALIGenericIterator:
         size: int = -1,
         reader_name: str | None = None,
         auto_reset: str | bool | None = False,
-        last_batch_padded: bool = False,
+        last_batch_padded: bool | None = None,
         last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
         prepare_first_batch: bool = True,
         sharding: Shardings | None = None,
@@ -183,27 +184,16 @@ class DALIGenericIterator:
             RuntimeError: If DALI failed to produce the batch.
         """
         with self.opened(), self._engine.interruptible():
-            if self.stats is None:
-                return self._next()
-            with self.stats.waiting():
-                return self._next()
-
-    def _next(self) -> Batch:
-        engine = self._engine
-        self._stays = False
-        with TraceAnnotation("dalijax.next", epoch=engine.epoch, step=engine.step):
-            outcome = engine.peek()
-        if self.stats is not None and not outcome.ended:
-            engine.count(self.stats, outcome)
-        engine.advance()
-        if outcome.ended:
-            self._stopped = True
-            if self._config.auto_reset:
-                self._next_epoch()
-        try:
-            return outcome.unwrap()
-        finally:
-            del outcome  # an error's traceback has this frame: together they would keep the batch
+            self._stays = False
+            outcome = self._engine.deliver(self.stats)
+            if outcome.ended:
+                self._stopped = True
+                if self._config.auto_reset:
+                    self._next_epoch()
+            try:
+                return outcome.unwrap()
+            finally:
+                del outcome  # an error's traceback has this frame: they would keep the batch
 
     next = __next__  # as in DALI
 

@@ -13,13 +13,11 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
 from ..errors import BatchError
-from ..state.position import Checkpoints
 from ..state.random_state import for_operators
 from .bad_record import failing, runs_alone
 from .dali_pipeline import operators
-from .lifetime import calls
 from .pipeline_source import Define, PipelineSource
-from .runner import Outputs, Runner
+from .runner import Outputs, Runner, calls
 
 # Where DALI's own decoder, on the CPU, tells which sample another one of its operators refused.
 _DECODES_IMAGES = re.compile(
@@ -27,8 +25,6 @@ _DECODES_IMAGES = re.compile(
 )
 _READER = re.compile(r"_module: .*\bfn\.readers\b")  # as DALI prints an operator
 _MOST_FILES = 5
-# Each failure that is looked into has the reader built twice, and its shuffle buffer filled again.
-_MOST_BATCHES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,54 +40,46 @@ class Sample:
     data: np.ndarray | None
 
 
-class BadFiles:
-    """Names the files of batches that failed; of the first few, since it costs new pipelines.
+def name_files(
+    error: BatchError,
+    source: PipelineSource,
+    reader: str | None,
+    data: Sequence[bytes],
+    to_drop: int,
+) -> BatchError:
+    """The error of a failed batch with the files that it is about, as far as DALI names them.
+
+    The reader is built twice, and its shuffle buffer filled again.
 
     Args:
+        error: What the batch failed with.
         source: Where the pipelines come from.
         reader: Name of their reader; None for the only one that they have.
+        data: A checkpoint of each pipeline, before the batch.
+        to_drop: Number of batches from there to it.
     """
-
-    def __init__(self, source: PipelineSource, reader: str | None):
-        self._source = source
-        self._reader = reader
-        self._left = _MOST_BATCHES
-
-    def named(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
-        """The error with the files that it is about, as far as DALI names them.
-
-        Args:
-            error: What the batch failed with.
-            checkpoints: Where the pipelines stood before it.
-        """
-        if checkpoints is None or checkpoints.data is None or not self._left:
-            return error
-        self._left -= 1
-        try:
-            with calls, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                pairs = zip(self._source.definitions(), checkpoints.data)
-                read = [
-                    read_alone(define, self._reader, checkpoint, checkpoints.to_drop)
-                    for define, checkpoint in pairs
-                ]
-                samples = [one for samples_read in read for one in samples_read if one.file]
-                bad = _undecodable(samples) if _DECODES_IMAGES.search(str(error)) else []
-        except Exception:  # the error itself is what must be said
-            return error
-        files = tuple(dict.fromkeys(samples[i].file for i in bad))
-        every = list(dict.fromkeys(one.file for one in samples))
-        if files:
-            more = " and perhaps more" if len(bad) == _MOST_FILES else ""
-            what = f"What can't be decoded: {', '.join(files)}{more}"
-        elif every:
-            more = f" and {len(every) - _MOST_FILES} more" if len(every) > _MOST_FILES else ""
-            what = f"The batch is of {', '.join(every[:_MOST_FILES])}{more}"
-        else:
-            return error
-        named = BatchError(f"{error}\n{what}")
-        named.files, named.__cause__ = files, error.__cause__
-        return named
+    try:
+        with calls, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pairs = zip(source.definitions(), data)
+            read = [read_alone(define, reader, checkpoint, to_drop) for define, checkpoint in pairs]
+            samples = [one for samples_read in read for one in samples_read if one.file]
+            bad = _undecodable(samples) if _DECODES_IMAGES.search(str(error)) else []
+    except Exception:  # the error itself is what must be said
+        return error
+    files = tuple(dict.fromkeys(samples[i].file for i in bad))
+    every = list(dict.fromkeys(one.file for one in samples))
+    if files:
+        more = " and perhaps more" if len(bad) == _MOST_FILES else ""
+        what = f"What can't be decoded: {', '.join(files)}{more}"
+    elif every:
+        more = f" and {len(every) - _MOST_FILES} more" if len(every) > _MOST_FILES else ""
+        what = f"The batch is of {', '.join(every[:_MOST_FILES])}{more}"
+    else:
+        return error
+    named = BatchError(f"{error}\n{what}")
+    named.files, named.__cause__ = files, error.__cause__
+    return named
 
 
 def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: int) -> list[Sample]:

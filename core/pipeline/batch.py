@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from nvidia.dali import types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-from nvidia.dali.tensors import TensorListGPU
+from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement, over_devices
-from . import arrays, schema
+from . import schema
 from .deferred import DeferredCalls
-from .runner import Outputs
+from .dtypes import WIDE, check_width, narrowed
+from .runner import Outputs, TensorList
 
 Batch = dict[str, Any]
+
+_MOST_SHAPES = 8  # of samples, each of which compiles a step, until it is said
 
 
 def choose_placement(config: IteratorConfig) -> GlobalPlacement | LocalPlacement:
@@ -99,6 +104,7 @@ class BatchMaker:
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
         self._placement = placement
+        self._shapes: dict[str, set[tuple[int, ...]]] = {}  # of samples, by output
         self._placed = config.sharding is not None or config.devices is not None
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
@@ -176,7 +182,7 @@ class BatchMaker:
             column = schema.stacked(values, name)
             numeric = isinstance(column, np.ndarray) and column.dtype.kind in "biufc"
             if numeric and isinstance(self._placement, GlobalPlacement):
-                pieces = np.split(arrays.narrowed(column, name), np.cumsum(rows)[:-1])
+                pieces = np.split(narrowed(column, name), np.cumsum(rows)[:-1])
                 column = self._place_rows(name, pieces, self._has_device_axis(len(rows)))
             batch[name] = column
 
@@ -189,20 +195,36 @@ class BatchMaker:
         """Host arrays of [rows, ...], one for each pipeline, beside the outputs."""
         return self._placement.place_mask(name, [one[None] for one in pieces] if axis else pieces)
 
-    def _piece(
-        self, tensors: arrays.TensorList, name: str, kept: int, copy: bool, axis: bool
-    ) -> Any:
+    def _piece(self, tensors: TensorList, name: str, kept: int, copy: bool, axis: bool) -> Any:
         """One pipeline's output as an array of [kept, ...], or [1, kept, ...] for pmap."""
+        check_uniform(tensors, name)
         array: Any
         if isinstance(tensors, TensorListGPU):
-            array = arrays.gpu_array(tensors, name, copy, axis)
+            if tensors.dtype in WIDE:
+                check_width(np.dtype(types.to_numpy_type(tensors.dtype)), name)
+            array = gpu_array(tensors, copy, axis)
         else:
-            array = arrays.host_view(tensors, name, copy, axis)
+            array = host_view(tensors, copy, axis)
             if not self._as_numpy:
-                arrays.check_width(array.dtype, name)
+                check_width(array.dtype, name)
+        self._note_shape(name, array.shape[1 + axis :])
         if kept == len(tensors):
             return array
         return array[:, :kept] if axis else array[:kept]
+
+    def _note_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Warns once where an output's samples have had more than a few shapes."""
+        shapes = self._shapes.setdefault(name, set())
+        if shape in shapes or len(shapes) > _MOST_SHAPES:
+            return
+        shapes.add(shape)
+        if len(shapes) > _MOST_SHAPES:
+            warnings.warn(
+                f"samples of output {name!r} had {len(shapes)} different shapes so far, like "
+                f"{min(shapes)} and {max(shapes)}, one in each batch: a jitted step compiles anew "
+                "for each. Give fn.pad the greatest shape (shape=...), or steps of it (align=...)",
+                stacklevel=2,
+            )
 
     def spec(
         self, batch: Batch, batch_size: int, plan: EpochPlan | None
@@ -224,3 +246,65 @@ class BatchMaker:
             where = array.sharding if on_device else None
             specs[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
         return specs
+
+
+def check_uniform(tensors: TensorList, name: str) -> None:
+    """Raises ValueError where the samples of an output differ in shape."""
+    if tensors.is_dense_tensor():
+        return
+    shapes = tensors.shape()
+    other = next((shape for shape in shapes if shape != shapes[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"output {name!r} is ragged: its samples have shapes {tuple(shapes[0])} and "
+            f"{tuple(other)}, which no array can hold. Give them one shape in the pipeline, "
+            "e.g. by fn.resize or fn.crop for images, or by fn.pad for sequences"
+            + " (and decode files, by fn.decoders.image say)"
+            * (len(other) == 1)
+        )
+
+
+def host_view(tensors: TensorListCPU, copy: bool = False, device_axis: bool = False) -> np.ndarray:
+    """A pipeline's CPU output as one NumPy array of shape [batch, ...].
+
+    Args:
+        tensors: The output, uniform in shape.
+        copy: True where the executor reuses the buffer once it is released; else the
+            array is a read-only view that keeps the buffer alive.
+        device_axis: True for the shape [1, batch, ...].
+    """
+    view = np.asarray(tensors.as_tensor())
+    if copy:
+        view = view.copy()
+    # Views may alias the caller's own memory (external_source with no_copy) or each other.
+    view.flags.writeable = False
+    return view[None] if device_axis else view
+
+
+def gpu_array(tensors: TensorListGPU, copy: bool = False, device_axis: bool = False) -> jax.Array:
+    """A pipeline's GPU output as a jax.Array of shape [batch, ...] on the same GPU.
+
+    Args:
+        tensors: The output, uniform in shape.
+        copy: True where the executor reuses the buffer once it is released. JAX copies
+            asynchronously, so this waits until the copy is done (DALI issue 5617).
+        device_axis: True for the shape [1, batch, ...].
+    """
+    if device_axis:
+        tensor = tensors.as_reshaped_tensor([1, len(tensors), *tensors[0].shape()])
+    else:
+        tensor = tensors.as_tensor()
+    array = jax.dlpack.from_dlpack(tensor)
+    return array.copy().block_until_ready() if copy else array
+
+
+def writable(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch with copies for the NumPy arrays that are read-only views of DALI's buffers.
+
+    Nothing tells whether another output, a constant of the graph or a file in memory shares a
+    buffer, so that writing into it might change them.
+    """
+    return {
+        name: array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array
+        for name, array in batch.items()
+    }

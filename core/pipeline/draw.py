@@ -19,7 +19,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from ..hashing import Bits, column_keys, uniform
-from .arrays import dali_type
+from .dtypes import dali_type
 
 # Numbers from 0 up to and without 1, float32 [rows, columns], and the pictures' heights and widths,
 # int32 [rows, 2], or None: to an array [rows, ...].

@@ -12,18 +12,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
+from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..state.position import FailedBatch
-from ..stats import InputStats
+from ..stats import UNTRACED, InputStats
 from .batch import Batch
-from .lifetime import calls
+from .runner import calls
 
 P = TypeVar("P")
 # What skip() takes.
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
+_UNCOUNTED = contextlib.nullcontext()
 CLOSED = "the iterator is closed: make a new one"
 
 
@@ -124,6 +126,22 @@ class Engine(abc.ABC, Generic[P]):
         self.position = (self._outcome or self.peek()).after
         self._outcome = None
 
+    def deliver(self, stats: InputStats | None) -> Outcome[P]:
+        """What `peek` gives; moves behind it, and counts it where there are counters."""
+        with _UNCOUNTED if stats is None else stats.waiting():
+            annotation: Any = UNTRACED
+            if TraceAnnotation.is_enabled():
+                annotation = TraceAnnotation("dalijax.next", epoch=self.epoch, step=self.step)
+            with annotation:
+                outcome = self.peek()
+            try:
+                if stats is not None and not outcome.ended:
+                    self.count(stats, outcome)
+                self.advance()
+                return outcome
+            finally:
+                del outcome  # an error's traceback leads to this frame: they would keep the batch
+
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
         """A call that moves on: broken off anywhere, by Ctrl-C say, it has moved nothing."""
         return self._one_call
@@ -147,6 +165,16 @@ class Engine(abc.ABC, Generic[P]):
         with self._lock:
             self.closed = True
             self.drop()
+
+    @property
+    @abc.abstractmethod
+    def epoch(self) -> int:
+        """Number of the consumer's epoch, from 0."""
+
+    @property
+    @abc.abstractmethod
+    def step(self) -> int:
+        """Number of batches of the epoch that are behind the consumer, failed ones included."""
 
     @abc.abstractmethod
     def prepare(self) -> None:
@@ -196,16 +224,6 @@ class EpochEngine(Engine[P]):
         self.plan: EpochPlan | None = None
         self.shards: tuple[int, ...] = ()
         self.device_ids: tuple[int | None, ...] = ()
-
-    @property
-    @abc.abstractmethod
-    def epoch(self) -> int:
-        """Number of the consumer's epoch, from 0."""
-
-    @property
-    @abc.abstractmethod
-    def step(self) -> int:
-        """Number of batches of the epoch that are behind the consumer, failed ones included."""
 
     @property
     @abc.abstractmethod

@@ -11,8 +11,8 @@ from nvidia.dali import Pipeline
 from ..seeds import DEFAULT_SEED
 from ..state.operators import serialized_operators
 from .dali_pipeline import at_checkpoint, build_pipeline, can_checkpoint
-from .lifetime import calls
 from .pipeline_source import PipelineSource
+from .runner import calls
 
 
 class HandmadeSource(PipelineSource):
@@ -61,7 +61,7 @@ class HandmadeSource(PipelineSource):
             kept = [getattr(pipeline, "_checkpoint", None) for pipeline in restored]
             self.restored = [checkpoint for checkpoint in kept if checkpoint]
             self._keep_definitions(pipelines)
-            self._functions.add(pipelines)
+            self._add(pipelines)
             if all(can_checkpoint(pipeline) for pipeline in pipelines):
                 return pipelines
             if not self.rebuildable:

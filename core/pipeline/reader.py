@@ -62,7 +62,7 @@ def epochs_of(
     Raises:
         ValueError: If the arguments do not fit the pipelines, or the reader.
     """
-    samples, shards, padded, stick = config.size, len(built), config.last_batch_padded, False
+    samples, shards, padded, stick = config.size, len(built), bool(config.last_batch_padded), False
     shard_ids = tuple(range(shards))
     if data_shards:
         if len(data_shards) != shards:

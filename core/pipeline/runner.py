@@ -1,24 +1,31 @@
-"""Running pipelines: scheduling ahead, taking outputs in step, and what happens on errors."""
+"""Running pipelines: scheduling ahead, taking outputs in step, errors, the end of the process."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import os
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from nvidia.dali import Pipeline
+from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from ..stats import span
-from .arrays import TensorList
 from .dali_pipeline import can_checkpoint, queue_depth
 from .deferred import deferred_of
 from .function_notes import release
-from .lifetime import calls
 
 T = TypeVar("T")
+TensorList = TensorListCPU | TensorListGPU
 Outputs = Sequence[TensorList]
 _ALL = 1 << 30
+# Seconds that the end of a process waits for calls of DALI, which last as long as a batch takes.
+_PATIENCE = 20.0
+_ENDED = "Python ends, and the pipelines with it: take batches before the end of the program"
 
 
 def discard(outputs: Sequence[Outputs]) -> None:
@@ -189,7 +196,7 @@ class Runner:
         Raises:
             SourceEnded: If the source has no further batch; nothing was taken.
             SourceError: If the source failed; nothing was taken.
-            RuntimeError, SystemExit: If Python ends; see `dalijax.core.pipeline.lifetime`.
+            RuntimeError, SystemExit: If Python ends; see `Calls`.
             Exception: What DALI or ``convert`` raised. The batch is then used up, in all
                 pipelines, and the next call takes the next one.
         """
@@ -286,3 +293,134 @@ class Runner:
             return None
         with self._calls:
             return tuple(queue.pipeline.checkpoint() for queue in self._queues)
+
+
+class Calls:
+    """The calls of DALI in this process: ``with calls:``, while the thread may be in one.
+
+    As a process ends DALI shuts every pipeline down, whoever waits for a batch of it meanwhile; and
+    a thread that comes back from C++ once the interpreter is gone ends the process by an abort. So
+    no thread goes into DALI any more once the end has begun, and those that are there are waited
+    for. In a forked child the threads of a pipeline are missing, for which its destructor would
+    wait.
+
+    It may be entered within itself. As the interpreter goes modules lose their names before the
+    last iterators are freed, which is why whoever needs this then refers to it.
+
+    Attributes:
+        ended: Whether Python ends, so that nobody may enter any more.
+
+    Raises:
+        RuntimeError: In the main thread, once Python ends.
+        SystemExit: In any other thread, which ends by it and prints nothing; nobody takes it for
+            an error of DALI's.
+    """
+
+    def __init__(self) -> None:
+        self._inside: dict[int, int] = {}  # how deep each thread is in calls
+        self._left = threading.Event()
+        self.ended = False
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        self._enter(me, self._inside.get(me, 0) + 1)
+
+    def __exit__(self, *exception: object) -> None:
+        self._leave(threading.get_ident(), 1)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """While DALI runs Python code of the caller's, which may wait for whatever it likes.
+
+        Raises:
+            RuntimeError, SystemExit: Afterwards, as at its start.
+        """
+        me = threading.get_ident()
+        depth = self._inside.get(me, 0)
+        self._leave(me, depth)
+        try:
+            yield
+        finally:
+            if depth:
+                self._enter(me, depth)
+
+    def _enter(self, me: int, depth: int) -> None:
+        self._inside[me] = depth
+        if self.ended:  # looked at once this is counted: `end` does both the other way round
+            self._leave(me, 1)
+            main = me == threading.main_thread().ident
+            raise RuntimeError(_ENDED) if main else SystemExit(_ENDED)
+
+    def _leave(self, me: int, levels: int) -> None:
+        depth = self._inside.pop(me, 0) - levels
+        if depth > 0:
+            self._inside[me] = depth
+        elif self.ended:
+            self._left.set()
+
+    def end(self, patience: float) -> bool:
+        """Has no thread enter any more; whether all have left after so many seconds."""
+        self.ended = True
+        self._inside.pop(threading.get_ident(), None)  # Ctrl-C may have come as it entered
+        end = time.monotonic() + patience
+        while self._inside and (rest := end - time.monotonic()) > 0:
+            self._left.wait(rest)
+            self._left.clear()
+        return not self._inside
+
+    def lost(self, process: int) -> bool:
+        """Whether pipelines are out of reach: Python ends, or this is a fork of their process.
+
+        Args:
+            process: The process that built them; 0 where nobody has.
+        """
+        return self.ended or process not in (0, os.getpid())
+
+    def forked(self) -> None:
+        """Begins anew in a child, where none of the other threads is."""
+        self._inside.clear()
+        self._left = threading.Event()
+
+
+calls = Calls()
+
+
+@atexit.register  # after DALI's own, which importing it has registered: so it runs before that
+def _let_go() -> None:
+    if not calls.end(_PATIENCE):
+        _forget()  # to shut down a pipeline that does not answer would wait for it, too
+        return
+    for pipeline in _every_pipeline():
+        pipeline._shutdown()  # not public, but DALI's own exit handler calls it
+        pipeline._shutdown = _nothing
+
+
+def _every_pipeline() -> list[Any]:
+    """The pipelines of the process."""
+    # Not public: where a DALI has none of it, it ends its pipelines as it does without us.
+    references = list(getattr(Pipeline, "_pipes", ()))
+    return [pipeline for one in references if (pipeline := one()) is not None]
+
+
+def _forget() -> None:
+    """Keeps DALI and Python from ending any pipeline of the process: they end with it."""
+    for pipeline in _every_pipeline():
+        backend = getattr(pipeline, "_pipe", None)
+        if backend is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # no destructor waits for threads
+            pipeline._pipe = None
+        pipeline._shutdown = _nothing
+    getattr(Pipeline, "_pipes", set()).clear()
+
+
+def _nothing() -> None:
+    """What a pipeline's destructor has left to do: DALI's own needs modules that may be gone."""
+
+
+def _after_fork() -> None:
+    calls.forked()
+    _forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from .dtypes import KINDS, cast_to
+
 _LONGEST_TEXT = 160  # characters of a record's text in an error
 
 
@@ -48,10 +50,10 @@ def leaf(value: Any) -> np.ndarray:
             value = bytes(value)  # the caller may write on
         return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
     array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
+    if array.dtype.char not in KINDS:
         raise TypeError(
-            f"{value!r:.60} (dtype {array.dtype}) is nothing that a pipeline takes: give it bytes, "
-            "text, numbers or arrays of them, or leave the key to pass it by"
+            f"{value!r:.60} (dtype {array.dtype}) is nothing that a pipeline takes: "
+            f"{cast_to(array.dtype)}, or leave the key to pass it by"
         )
     if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI takes no other
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)

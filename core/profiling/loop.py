@@ -51,7 +51,7 @@ class LoopTimes:
 def loop_times(calls: Sequence[Call], end: float, samples: float) -> LoopTimes:
     """The times of a loop's steps, without the first three where there are twice as many.
 
-    A step is a call of ``next()`` and what follows it, up to the next call.
+    A step is a call of ``next()`` that gives a batch and what follows it, up to the next call.
 
     Args:
         calls: The calls of ``next()``, in order.
@@ -67,4 +67,5 @@ def loop_times(calls: Sequence[Call], end: float, samples: float) -> LoopTimes:
             waits[name] = waits.get(name, 0.0) + seconds
             rest -= seconds
         waits[PIPELINES] += max(0.0, rest)  # handing over what the caller's sources read, above all
-    return LoopTimes(len(calls), samples, end - calls[0].start if calls else 0.0, waits)
+    steps = sum(call.delivered for call in calls)
+    return LoopTimes(steps, samples, end - calls[0].start if steps else 0.0, waits)

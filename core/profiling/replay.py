@@ -30,8 +30,7 @@ from ..pipeline.dali_pipeline import (
     queue_depth,
 )
 from ..pipeline.engine import NoReplica
-from ..pipeline.lifetime import calls
-from ..pipeline.runner import Runner, SourceEnded, SourceError, discard
+from ..pipeline.runner import Runner, SourceEnded, SourceError, calls, discard
 from ..state.operators import kind_of
 
 _CONSTANT = "fn.constant"  # which DALI makes of an argument, say, and takes no time

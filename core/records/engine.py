@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jax.profiler import TraceAnnotation
 
 from ..config import IteratorConfig
 from ..errors import RecordError, StateError, UnfitRecordError
@@ -95,6 +94,16 @@ class RecordEngine(Engine[RecordPosition]):
         self._random_state = ""  # of a restored position, until the pipelines have it
         self._graph = ""
 
+    @property
+    def epoch(self) -> int:
+        """0: who gives the records knows their epochs."""
+        return 0
+
+    @property
+    def step(self) -> int:
+        """Number of batches behind the consumer."""
+        return self.position.step
+
     # Batches
 
     def next(self) -> Batch:
@@ -105,23 +114,12 @@ class RecordEngine(Engine[RecordPosition]):
             RecordError: If DALI can't decode a record; the next call gives the next batch.
             Exception: What the reader raised.
         """
-        with self.lock:
-            if self.stats is None:
-                return self._next()
-            with self.stats.waiting():
-                return self._next()
-
-    def _next(self) -> Batch:
-        with self.interruptible():
-            with TraceAnnotation("dalijax.next", step=self.position.step):
-                outcome = self.peek()
-            if self.stats is not None and not outcome.ended:
-                self.count(self.stats, outcome)
-            self.advance()
-        try:
-            return outcome.unwrap()
-        finally:
-            del outcome  # an error's traceback has this frame: together they would keep the batch
+        with self.lock, self.interruptible():
+            outcome = self.deliver(self.stats)
+            try:
+                return outcome.unwrap()
+            finally:
+                del outcome  # an error's traceback has this frame: they would keep the batch
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; until it is called nothing is counted."""

@@ -14,13 +14,12 @@ from nvidia.dali import fn
 from ..arguments import function_parameters
 from ..config import IteratorConfig
 from ..hashing import fold
-from ..pipeline.arrays import dali_type
 from ..pipeline.bad_record import failing, runs_alone
 from ..pipeline.dali_pipeline import check_outputs
 from ..pipeline.draw import DRAW, Draw, DrawRows, described_draws
-from ..pipeline.function_source import FunctionSource
+from ..pipeline.dtypes import dali_type
 from ..pipeline.picture_size import picture_size
-from ..pipeline.pipeline_source import check_resumable
+from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
 from ..state import random_state

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..pipeline.dtypes import KINDS, cast_to
 from .base import BaseSource
 from .order import Indices
 from .source import Field, Values
@@ -35,7 +36,7 @@ class Arrays(BaseSource):
     def __init__(self, arrays: Mapping[str, Any], *, identity: str | None = None):
         if not isinstance(arrays, Mapping):
             raise TypeError(f"Arrays takes a dict of arrays, not a {type(arrays).__name__}")
-        self._arrays = {name: np.asanyarray(array) for name, array in arrays.items()}
+        self._arrays = {name: _as_array(name, array) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in self._arrays.items()}
         lengths = {shape[:1] for shape in shapes.values()}
         if len(lengths) != 1 or lengths & {(), (0,)}:
@@ -44,9 +45,9 @@ class Arrays(BaseSource):
             )
         fields: dict[str, Field] = {}
         for name, array in self._arrays.items():
-            if array.dtype.kind not in "biufUS":
+            if array.dtype.kind not in "US" and array.dtype.char not in KINDS:
                 raise TypeError(
-                    f"{name!r} is an array of {array.dtype}: give it numbers or text, or wrap "
+                    f"{name!r} is an array of {array.dtype}: {cast_to(array.dtype)}, or wrap "
                     "records of objects in dalijax.sources.Records"
                 )
             fields[name] = Field(array.dtype.newbyteorder("="), array.ndim - 1)
@@ -54,6 +55,7 @@ class Arrays(BaseSource):
                 fields[name] = Field(None)
             elif array.ndim == 1:
                 fields[name] = kind_of(np.zeros((), array.dtype))
+                _check_range(name, array, fields[name].dtype)
         super().__init__(fields, identity)
 
     def __len__(self) -> int:
@@ -82,3 +84,26 @@ class Arrays(BaseSource):
     def name(self, index: int) -> str:
         """The number of a row."""
         return f"row {index}"
+
+
+def _as_array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asanyarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{name!r} is no array, its rows are unlike: pad them to one shape, or make them "
+            f"records of dalijax.sources.Records. {error}"
+        ) from error
+
+
+def _check_range(name: str, array: np.ndarray, dtype: np.dtype[Any] | None) -> None:
+    """Raises ValueError where a number is beyond a dtype of fewer bits; files are not read."""
+    if dtype == array.dtype or dtype is None or dtype.kind == "f" or isinstance(array, np.memmap):
+        return
+    limits = np.iinfo(dtype)
+    bad = array[(array < limits.min) | (array > limits.max)]
+    if len(bad):
+        raise ValueError(
+            f"{name!r} has {bad[0]}, beyond {dtype}, which JAX makes of {array.dtype}: pass it by "
+            "as text (astype(str)), or in two columns"
+        )

@@ -24,8 +24,8 @@ class BaseSource(Source):
     """
 
     def __init__(self, fields: Mapping[str, Field], identity: str | None):
-        if identity is not None and not isinstance(identity, str):
-            raise TypeError(f"identity must be text, not {identity!r}")
+        if identity is not None and (not isinstance(identity, str) or not identity):
+            raise TypeError(f"identity must be a text that says which records, not {identity!r}")
         self.fields = fields
         self._identity = identity
         self._sizes = SizeTables()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..arguments import checked_arguments, function_parameters, name_of
 from ..config import CONFIG_NAMES, IteratorConfig
-from ..pipeline.function_source import default_device_id
+from ..pipeline.pipeline_source import default_device_id
 from .engine import SourceEngine
 from .graph import FieldGraph
 from .source import Source

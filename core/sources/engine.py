@@ -26,7 +26,7 @@ from ..pipeline.dali_pipeline import check_outputs, queue_depth
 from ..pipeline.deferred import FunctionError
 from ..pipeline.draw import described_draws
 from ..pipeline.engine import CLOSED, EpochEngine, Outcome
-from ..pipeline.function_source import FunctionSource
+from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.shards import shard_pipelines
 from ..seeds import ShardSeed
@@ -37,7 +37,8 @@ from ..stats import InputStats
 from . import state as states
 from .feed import Feed, OnceRead, RowRange, Rows, SomeRows
 from .graph import FieldGraph
-from .plan import SamplePlan, SamplePosition
+from .identity import stated_identity
+from .plan import SamplePlan, SamplePosition, pads_by_default
 from .source import Source
 
 _log = logging.getLogger("dalijax")
@@ -103,7 +104,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
             parts = [RowRange(hosts[0] * rows, (hosts[0] + 1) * rows)]
             batch_size = rows * hosts[1]
         super().__init__(graph.__name__, SamplePosition())
-        rules = config.last_batch_policy, bool(config.last_batch_padded)
+        padded = config.last_batch_padded
+        if padded is None:
+            padded = pads_by_default(config.last_batch_policy, config.mask)
+        rules = config.last_batch_policy, padded
         self._samples = SamplePlan(len(source), batch_size, *rules)
         self.plan = EpochPlan(len(source), 1, batch_size, *rules)
         self.batch_size, self.shards = rows, (0,)
@@ -276,7 +280,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         padded = "padded" if self._samples.padded else "unpadded"
         return states.Stream(
             seed=self._seed,
-            identity=self._source.identity(),
+            identity=stated_identity(self._source),
             order=f"{order} {policy} {padded} {self._samples.num_samples}",
             outputs=tuple(self._config.output_map),
             operators=self._operators,

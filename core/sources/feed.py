@@ -15,7 +15,7 @@ from nvidia.dali.tensors import TensorCPU
 
 from ..hashing import Bits, fold
 from ..pipeline.draw import DrawRows
-from ..pipeline.lifetime import calls
+from ..pipeline.runner import calls
 from .order import Indices
 from .plan import SamplePlan, SamplePosition
 from .reuse import ReuseCheck

@@ -90,7 +90,12 @@ class Files(BaseSource):
         else:
             if labels is not None:
                 raise TypeError("labels= goes with paths=; class folders have labels of their own")
-            root = os.fspath(folder or ".")
+            if not isinstance(folder, (str, os.PathLike)):
+                raise TypeError(
+                    f"Files takes the path of a folder, not {folder!r:.60}: a list of files is "
+                    "paths="
+                )
+            root = os.fspath(folder)
             if is_remote(root):
                 self._system, root = filesystem(root)
             else:

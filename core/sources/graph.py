@@ -10,8 +10,8 @@ from nvidia.dali import fn
 from nvidia.dali.fn.io import file
 
 from ..arguments import name_of
-from ..pipeline.arrays import dali_type
 from ..pipeline.draw import DRAW, Draw, DrawRows
+from ..pipeline.dtypes import dali_type
 from .source import Field
 
 
@@ -74,8 +74,9 @@ class FieldGraph:
         for field in self.taken:
             if fields[field].dtype is None:
                 raise TypeError(
-                    f"{name}() takes the field {field!r}, which is no array but text or an object: "
-                    "such fields pass the graph by, into the batch. Leave the parameter out"
+                    f"{name}() takes the field {field!r}, for which DALI has no type: it is text, "
+                    "an object, or of a dtype like bfloat16. Such fields pass the graph by, into "
+                    "the batch. Leave the parameter out, or have the records give arrays of numbers"
                 )
         if not self.taken and not self._draws:
             raise TypeError(

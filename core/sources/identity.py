@@ -49,6 +49,29 @@ def identity_of(source: Source, *parts: Any) -> str:
     return digest.hexdigest()[:32]
 
 
+def stated_identity(source: Source) -> str:
+    """The identity that a source says, for a state.
+
+    Raises:
+        StateError: If it can't say it, or says no text.
+    """
+    name = type(source).__name__
+    try:
+        identity = source.identity()
+    except StateError:
+        raise
+    except Exception as error:  # of a user's source; StopIteration would end the caller's loop
+        raise StateError(
+            f"{name}.identity() failed, without which there is no state: {error!r}"
+        ) from error
+    if not isinstance(identity, str) or not identity:
+        raise StateError(
+            f"{name}.identity() gave {identity!r:.60}: it must be a text that says which records "
+            "these are, like a name with a version"
+        )
+    return identity
+
+
 def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:
     """The values of a record; of a path, the head of its file."""
     try:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..hashing import fold, mix
 from .base import SizeTables
+from .identity import stated_identity
 from .order import Indices
 from .source import Field, Order, Source, Values, order_of
 
@@ -208,7 +209,7 @@ class Mixture(Source):
 
     def identity(self) -> str:
         """A digest of the identities and the proportions."""
-        parts = [self._length, *self._counts, *(source.identity() for source in self._sources)]
+        parts = [self._length, *self._counts, *map(stated_identity, self._sources)]
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
 
     def _split(self, indices: Indices) -> Iterator[tuple[Source, Indices, Indices]]:

@@ -51,6 +51,19 @@ class Rows:
     valid: NDArray[np.bool_]
 
 
+def pads_by_default(policy: LastBatchPolicy, mask: str | None) -> bool:
+    """Whether the last batch is padded where nobody says it.
+
+    Rows of the next epoch are not delivered again, so that they must not be cut off, dropped or
+    masked. FILL without a mask delivers every row as a sample, and runs on as DALI does.
+
+    Args:
+        policy: What becomes of an epoch's last batch.
+        mask: The name of the mask; None: there is none.
+    """
+    return mask is not None or policy is not LastBatchPolicy.FILL
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
     """The batches of a stream.

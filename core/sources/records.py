@@ -57,7 +57,13 @@ class Records(BaseSource):
                 "Records takes a list of records, or what gives one by its number, not a dict: "
                 "dalijax.sources.Arrays takes a dict of arrays"
             )
-        first = records[0]
+        try:
+            first = records[0]
+        except Exception as error:  # StopIteration, too
+            raise ValueError(
+                f"record 0 of the {type(records).__name__}, which says what the fields are, can't "
+                f"be read: {error!r}"
+            ) from error
         if fields is None:
             fields = _keys(first)
         self._paths = {name: tuple(filter(None, key.split("/"))) for key, name in fields.items()}
@@ -66,7 +72,7 @@ class Records(BaseSource):
         schema: dict[str, Field] = {}
         for name, path in self._paths.items():
             field = (kinds or {}).get(name)
-            schema[name] = kind_of(self._value(first, path, 0)) if field is None else field
+            schema[name] = _kind(name, self._value(first, path, 0)) if field is None else field
         super().__init__(schema, identity)
 
     def __len__(self) -> int:
@@ -112,6 +118,16 @@ class Records(BaseSource):
                 raise ValueError(f"{self.name(number)} has no {'/'.join(path)!r}, but {has}")
             record = record[key]
         return record
+
+
+def _kind(name: str, value: Any) -> Field:
+    """The field of such values, of the first record."""
+    try:
+        return kind_of(value)
+    except ValueError as error:  # lists of unlike lengths
+        raise ValueError(
+            f"{name!r} of record 0 is no array: pad it, or make it text. {error}"
+        ) from error
 
 
 def _keys(record: Any) -> dict[str, str]:

@@ -146,18 +146,21 @@ def _add(
     columns: dict[bytes, _Column],
 ) -> None:
     """Adds the features of a record to the columns, which the first one makes."""
-    try:
-        values = example.features(take, at, at + size, wanted)
-    except ValueError as error:
-        raise ValueError(f"{label} is no tf.train.Example: {error}") from error
+
+    def read(names: Mapping[bytes, str] | None) -> dict[bytes, example.Feature]:
+        try:
+            return example.features(take, at, at + size, names)
+        except ValueError as error:
+            raise ValueError(f"{label} is no tf.train.Example: {error}") from error
+
+    values = read(wanted)
     for feature, name in wanted.items():
         try:
             if feature not in columns:
                 columns[feature] = _Column(name, values[feature], take, kinds.get(name))
             columns[feature].add(values[feature], take)
         except KeyError:
-            everything = sorted(example.features(take, at, at + size, None))
-            names = [other.decode(errors="replace") for other in everything]
+            names = [other.decode(errors="replace") for other in sorted(read(None))]
             raise ValueError(f"{label} has no {feature.decode()!r}, but {names}") from None
         except ValueError as error:
             raise ValueError(f"{feature.decode()!r} of {label} {error}") from error

@@ -21,7 +21,7 @@ from typing import Any
 from ..arguments import function_parameters
 from ..iterator.data_iterator import IteratorFunction, iterator_function
 from ..iterator.epoch_stream import BatchStream
-from ..pipeline.function_source import DEFAULT_NUM_THREADS
+from ..pipeline.pipeline_source import DEFAULT_NUM_THREADS
 from .memory import Memory
 
 _SMALLEST = 0.03  # shares of the rate below which candidates are alike
@@ -74,7 +74,7 @@ class Tuned:
         name: Name of the iterator function.
         settings: The settings to pass.
         rate: Samples per second with them.
-        before: Samples per second with the settings that were there: `rate` over what each choice
+        before: Samples per second with the settings in `began`: `rate` over what each choice
             gained in its own rounds, since a machine's speed changes from minute to minute.
         measured: For each setting its values, with samples per second of each round.
         memory: For each setting its values, with the memory that their pipelines take, about:
@@ -82,6 +82,7 @@ class Tuned:
         kept: Settings that stay as they were, since the machine was too noisy to choose, or the
             time was over.
         failures: What went wrong with values that could not be measured.
+        began: The settings that the measurements began with: those of the call, or the defaults.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Tuned:
     memory: dict[str, dict[Any, Memory]] = dataclasses.field(default_factory=dict)
     kept: list[str] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
+    began: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def clear(self) -> bool:
@@ -110,10 +112,14 @@ class Tuned:
         if not self.measured:
             return "Nothing was measured: pass more max_seconds."
         rate, percent = f"{self.rate:,.0f} samples/s", 100 * (self.rate / self.before - 1)
+        tried = (name for name in self.measured if self.began[name] != self.settings[name])
+        began = ", ".join(f"{name}={self.began[name]}" for name in tried)
+        if not began:
+            return f"{rate}, with the settings that were there."
         if abs(percent) < 100 * _SMALLEST:
-            return f"{rate}, as fast as with the settings before."
+            return f"{rate}, as fast as with {began}."
         more = "more" if percent > 0 else "less"
-        return f"{rate}, {abs(percent):.0f} % {more} than the {self.before:,.0f} before."
+        return f"{rate}, {abs(percent):.0f} % {more} than the {self.before:,.0f} with {began}."
 
     def table(self) -> str:
         """A table of all that was measured; values that were chosen are bold."""
@@ -250,7 +256,7 @@ def tune(
     total = _ROUNDS * sum(len(values) for values in candidates.values())
     each, done = seconds / total, 0
     end = time.perf_counter() + (2 * seconds if max_seconds is None else max_seconds)
-    tuned = Tuned(iterator_fn.__name__, settings)
+    tuned = Tuned(iterator_fn.__name__, settings, began=dict(settings))
     gain = 1.0
     for name, values in candidates.items():
         if time.perf_counter() > end:

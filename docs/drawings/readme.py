@@ -59,15 +59,15 @@ def main() -> None:
     newest = sorted((ROOT / "benchmarks" / "results").glob("*-h200-throughput.json"))[-1]
     run = json.loads(newest.read_text())
     rates = run["plot"]["groups"][""]
-    found = {
+    medians = {
         label: next(rate for name, rate in rates.items() if name.startswith(start))
         for start, label in BARS.items()
         if any(name.startswith(start) for name in rates)
     }
     ax = right.subplots()
-    names = list(found)[::-1]
+    names = list(medians)[::-1]
     colors = ["#76b900" if name.startswith("dalijax") else "#b0b0b0" for name in names]
-    bars = ax.barh(names, [found[name] for name in names], color=colors)
+    bars = ax.barh(names, [medians[name] for name in names], color=colors)
     ax.bar_label(bars, fmt="{:,.0f}", padding=3)
     ax.margins(x=0.15)
     ax.set_title("images a second, one H200, 16 CPU cores")

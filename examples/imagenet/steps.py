@@ -35,10 +35,12 @@ def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callab
     """Functions that begin a state, take a step, and count what is right in a batch."""
     model, updater = build(config, classes), optimizer(config, steps_per_epoch)
 
+    # The key is an argument: of a constant one XLA computes all weights as it compiles, which took
+    # minutes for a ViT-B.
     @jax.jit
-    def begin() -> Any:
+    def begin_with(key: jax.Array) -> Any:
         images = jnp.zeros((1, config.side, config.side, 3), config.dtype)
-        variables = model.init(jax.random.key(0), images, train=False)
+        variables = model.init(key, images, train=False)
         params, stats = variables["params"], variables.get("batch_stats", {})
         average = jax.tree.map(jnp.copy, params)
         return {"params": params, "stats": stats, "ema": average, "opt": updater.init(params)}
@@ -65,5 +67,8 @@ def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callab
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         right = logits.argmax(-1) == labels
         return mask.sum(), (right & mask).sum(), jnp.where(mask, losses, 0).sum()
+
+    def begin() -> Any:
+        return begin_with(jax.random.key(0))
 
     return begin, jax.jit(step, donate_argnums=0), count

@@ -26,6 +26,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from configs.base import Config
 from input import evaluation, open_source, training
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 from steps import steps_of
@@ -132,6 +133,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", help="a folder of class folders, or a pattern of tars")
     parser.add_argument("--val", help="the same, of held-out pictures")
     parser.add_argument("--classes", type=int, help="number of classes; of folders, it is known")
+    parser.add_argument("--policy", choices=("rand", "auto", "none"), help="of the augmentation")
     parser.add_argument("--batch", type=int, help="pictures of a batch over all devices")
     parser.add_argument("--steps", type=int, help="stop after so many; default: all epochs")
     parser.add_argument("--threads", type=int, default=8, help="of DALI, for each device")
@@ -158,6 +160,7 @@ def main() -> None:
         jax.distributed.initialize(options.coordinator, options.processes, options.process)
     if options.fresh and jax.process_index() == 0:
         shutil.rmtree(options.out, ignore_errors=True)
+    multihost_utils.sync_global_devices("the folder is as it was asked for")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.smoke:
         options.config, options.threads, options.log_every = "smoke", 1, 1
@@ -170,8 +173,8 @@ def main() -> None:
     else:
         raise SystemExit("--data and --val say where the pictures are; --smoke draws some")
     config = importlib.import_module(f"configs.{options.config}").config
-    if options.batch:
-        config = dataclasses.replace(config, batch=options.batch)
+    given = {"batch": options.batch, "policy": options.policy}
+    config = dataclasses.replace(config, **{k: v for k, v in given.items() if v})
     train(options, config, data, held_out)
 
 

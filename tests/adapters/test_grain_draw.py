@@ -7,9 +7,9 @@ import grain
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn as dali_fn
 from PIL import Image
+from shardings import rows_over
 
 from dalijax import augment, data_iterator, fn, sources
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform
@@ -44,11 +44,6 @@ def pictures(image, i, draw):
     images = dali_fn.decoders.image(image)
     images = augment.random_resized_crop(images, size=16, draw=draw)
     return augment.flip(images, draw=draw), i + 0
-
-
-def over(*shape):
-    devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
-    return NamedSharding(Mesh(devices, ("data", "model")[: len(shape)]), PartitionSpec("data"))
 
 
 def expected(places, seed=SEED):
@@ -97,7 +92,7 @@ def check(batches, order, first=0, seed=SEED):
 @pytest.mark.parametrize("shape", (None, (1,), (2,), (4,), (2, 2)), ids=str)
 def test_the_numbers_of_a_transform_are_those_of_the_place_in_the_stream(shape):
     ds = grain.MapDataset.source(records())
-    options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": over(*shape)}
+    options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": rows_over(*shape)}
     whole = iter(ds.pipe(transform(**options)))
     batches, states = [], []
     for batch in whole:
@@ -113,12 +108,12 @@ def test_the_numbers_of_a_transform_are_those_of_the_place_in_the_stream(shape):
 @pytest.mark.parametrize("read", (lambda ds: ds, lambda ds: ds.to_iter_dataset()), ids="mi")
 def test_a_transform_that_only_draws_goes_on_on_any_number_of_devices(read, second):
     ds = read(grain.MapDataset.source(records()))
-    start = iter(ds.pipe(transform(seed=SEED, sharding=over(2))))
+    start = iter(ds.pipe(transform(seed=SEED, sharding=rows_over(2))))
     for _ in range(2):
         next(start)
     state = json.loads(json.dumps(start.get_state()))
     assert state["random"] == ""  # none that would belong to a device
-    rest = iter(ds.pipe(transform(seed=SEED, sharding=second and over(*second))))
+    rest = iter(ds.pipe(transform(seed=SEED, sharding=second and rows_over(*second))))
     rest.set_state(state)
     check(on_host(rest), list(range(N)), 2)
 
@@ -141,12 +136,12 @@ def test_a_loader_goes_on_on_any_number_of_shards(first, second):
         int(one.record_key)
         for one in map(loader()._steps._sampler.__getitem__, range(2 * N))  # both epochs
     ]
-    start = iter(loader(seed=SEED, sharding=first and over(*first)))
+    start = iter(loader(seed=SEED, sharding=first and rows_over(*first)))
     for _ in range(3):
         next(start)
     state = start.get_state()
     assert state["random"] == 0  # none that would belong to a shard
-    rest = iter(loader(seed=SEED, sharding=second and over(*second)))
+    rest = iter(loader(seed=SEED, sharding=second and rows_over(*second)))
     rest.set_state(json.loads(json.dumps(state)))
     check(on_host(rest), order, 3)
 
@@ -178,7 +173,7 @@ def test_augmented_pictures_are_those_of_a_source():
 
 @pytest.mark.parametrize("shape", (None, (2,)), ids=str)
 def test_a_picture_without_a_size_is_a_bad_record(shape):
-    options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": over(*shape)}
+    options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": rows_over(*shape)}
     ds, bad = grain.MapDataset.source(records((5,))), grain.MapDataset.source(records())
     want = on_host(bad.pipe(transform(pictures, ("image", "i"), **options)))
     masks = on_host(ds.pipe(transform(pictures, ("image", "i"), on_error="mask", **options)))

@@ -6,15 +6,15 @@ import json
 
 import absl.flags
 import grain
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
 from PIL import Image
+from shardings import rows_over
 
 from conformance import frozen
 from dalijax.adapters.grain import DALIDataLoader, RandomInputs
+from full import in_full
 
 N, BATCH, SEED = 21, 8, 5
 INDEX = grain.samplers.IndexSampler
@@ -52,12 +52,6 @@ def drawing(number):
 
 def decode(image):
     return fn.crop(fn.decoders.image(image), crop=(1, 1))[:, :, 0], fn.random.uniform()
-
-
-def rows_over(shape, turn=1):
-    """Rows over the first axis of a mesh; the second one holds replicas."""
-    devices = np.array(jax.devices()[: np.prod(shape)][::turn]).reshape(shape)
-    return NamedSharding(Mesh(devices, ("data", "model")[: len(shape)]), PartitionSpec("data"))
 
 
 def loader(
@@ -145,7 +139,7 @@ def two(number, image):
     return number + 0, image[:1]
 
 
-@pytest.mark.parametrize("workers", (0, 1))
+@pytest.mark.parametrize("workers", (0, in_full(1)))
 def test_a_record_with_a_key_more_goes_the_same_way(workers):
     # Its batch is handed over otherwise; the state holds all the same.
     absl.flags.FLAGS.mark_as_parsed()
@@ -251,7 +245,7 @@ def test_a_sharded_sampler_is_refused():
 def test_shards_that_batches_do_not_fit_are_refused(options, words):
     options = dict(options)
     if options.pop("sharding", False):
-        options["sharding"] = rows_over((2,))
+        options["sharding"] = rows_over(2)
     if "shard" in options:
         options["shard_options"] = grain.sharding.ShardOptions(0, options.pop("shard"))
     with pytest.raises(ValueError, match=words):
@@ -276,7 +270,7 @@ def test_shard_options_give_each_process_its_part_of_each_batch(policy):
 @pytest.mark.parametrize("shape", ((1,), (2,), (4,), (8,), (4, 2), (2, 4), (1, 8)))
 @pytest.mark.parametrize("turn", (1, -1))
 def test_each_device_has_its_rows(shape, turn):
-    sharding = rows_over(shape, turn)
+    sharding = rows_over(*shape, turn=turn)
     want = cut(keys(SAMPLER, 2 * N), "mask")
     each = BATCH // shape[0]
     iterator = iter(loader(sharding=sharding, pad="mask"))
@@ -295,14 +289,14 @@ def test_each_device_has_its_rows(shape, turn):
 
 def shardings():
     """Of each number of shards; None is no sharding at all, which is one shard, too."""
-    yield from [None, rows_over((1,)), rows_over((2,)), rows_over((4,)), rows_over((8,))]
-    yield rows_over((2, 4))
+    yield from [None, rows_over(1), rows_over(2), rows_over(4), rows_over(8)]
+    yield rows_over(2, 4)
 
 
 @pytest.mark.parametrize("policy", ("drop", "mask"))
 def test_a_run_on_four_devices_goes_on_on_any_number(policy):
     options = POLICIES[policy]
-    saved = iter(loader(sharding=rows_over((4,)), **options))
+    saved = iter(loader(sharding=rows_over(4), **options))
     want = taken(loader(**options))
     for step in range(len(want) + 1):
         state = json.loads(json.dumps(saved.get_state()))
@@ -322,7 +316,7 @@ def test_a_run_on_four_devices_goes_on_on_any_number(policy):
 def test_random_operators_go_on_bit_by_bit_at_every_step(shape, policy):
     options = {"graph": drawing, "seed": 9, **POLICIES[policy]}
     if shape:
-        options["sharding"] = rows_over(shape)
+        options["sharding"] = rows_over(*shape)
     iterator, states, batches = iter(loader(**options)), [], []
     for _ in range(6):
         states.append(iterator.get_state())
@@ -340,22 +334,22 @@ def test_random_operators_go_on_bit_by_bit_at_every_step(shape, policy):
 
 def test_random_operators_are_refused_on_another_number_of_shards_unless_told():
     options = {"graph": drawing, "pad": "mask"}
-    saved = iter(loader(sharding=rows_over((4,)), **options))
-    straight = taken(loader(sharding=rows_over((4,)), **options))
+    saved = iter(loader(sharding=rows_over(4), **options))
+    straight = taken(loader(sharding=rows_over(4), **options))
     start, _ = saved.get_state(), taken(saved, 2)
     state = saved.get_state()
-    other = iter(loader(sharding=rows_over((2,)), **options))
+    other = iter(loader(sharding=rows_over(2), **options))
     with pytest.raises(ValueError, match="of 4 shards, here are 2.*RandomInputs.*other_randomness"):
         other.set_state(state)
     first = taken(other, 1)[0]
     assert first["x"].tolist() == straight[0]["x"].tolist()  # as it was
     other.set_state(start)  # nothing was drawn yet
     assert same(taken(other, 1), [first])
-    replicas = iter(loader(sharding=rows_over((4, 2)), **options))
+    replicas = iter(loader(sharding=rows_over(4, 2), **options))
     replicas.set_state(state)  # as many shards
     assert replicas.get_state() == state  # saved again without a batch, it says the same
     assert same(taken(replicas), straight[2:])
-    told = iter(loader(sharding=rows_over((2,)), other_randomness=True, **options))
+    told = iter(loader(sharding=rows_over(2), other_randomness=True, **options))
     told.set_state(state)
     for got, want in zip(taken(told), straight[2:], strict=True):
         assert got["x"].tolist() == want["x"].tolist()
@@ -375,7 +369,7 @@ def test_random_inputs_are_the_same_on_any_number_of_shards():
             iterator.set_state(state)
         return iterator
 
-    saved = run(rows_over((4,)))
+    saved = run(rows_over(4))
     want = []
     for i, key in enumerate(keys(SAMPLER, 2 * N)):
         rng = np.random.Generator(np.random.Philox(key=5 + i))
@@ -406,7 +400,7 @@ def broken(on_error="raise", bad=7, state=None, **options):
 
 @pytest.mark.parametrize("shards", (1, 2))
 def test_an_error_names_index_and_key_and_the_next_batch_follows(shards):
-    iterator, order, where = broken(sharding=rows_over((shards,)))
+    iterator, order, where = broken(sharding=rows_over(shards))
     seen = []
     for step in range(6):
         own = [i for i in where if i // 4 == step]
@@ -425,7 +419,7 @@ def test_an_error_names_index_and_key_and_the_next_batch_follows(shards):
 @pytest.mark.parametrize("on_error", ("skip", "mask"))
 @pytest.mark.parametrize("shards", (1, 2))
 def test_a_bad_record_costs_its_batch_or_itself_and_states_go_on(shards, on_error):
-    options = {"sharding": rows_over((shards,)), "on_error": on_error}
+    options = {"sharding": rows_over(shards), "on_error": on_error}
     iterator, order, where = broken(**options)
     want = []
     for step, (own, _) in enumerate(cut(order, "drop", 4)):
@@ -499,7 +493,7 @@ def test_an_error_of_the_source_in_the_call_that_skips_a_batch_repeats_none():
             *(INDEX(28, num_epochs=1), source),
             graph=lambda image: fn.crop(fn.decoders.image(image), crop=(1, 1))[:, :, 0],
             batch_size=4,
-            sharding=rows_over((2,)),
+            sharding=rows_over(2),
             drop_remainder=True,
             on_error="skip",
         )

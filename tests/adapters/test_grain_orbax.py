@@ -9,6 +9,7 @@ import json
 import pathlib
 
 import jax
+from shardings import rows_over
 
 from processes import join, leave, started
 
@@ -30,6 +31,7 @@ from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransfor
 from dalijax.adapters.grain.data_loader import DALIDataLoaderIterator
 from dalijax.adapters.grain.orbax import ElasticRestore, ElasticSave
 from dalijax.core.sources.order import shuffled
+from full import in_full
 
 N, BATCH, STEPS, SAVED = 21, 8, 6, 2
 APIS = ("v0", "v1", "json")
@@ -70,7 +72,7 @@ def drawn(image, number, *, draw):
 
 def elastic(kind="loader"):
     """Random numbers for each record, over all devices there are."""
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    sharding = rows_over(jax.device_count())
     options = {"batch_size": BATCH, "sharding": sharding, "pad": "mask", "num_threads": 1}
     if kind == "source":
         make = data_iterator(drawn, ["x", "number"], source=sources.Records(source()))
@@ -257,7 +259,7 @@ def check_records(batches, want):
 
 
 @pytest.mark.parametrize("kind", ("loader", "source"))
-@pytest.mark.parametrize("before,after", (((2, 2), (1, 4)), ((1, 4), (2, 2))))
+@pytest.mark.parametrize("before,after", (((2, 2), (1, 4)), in_full((1, 4), (2, 2))))
 def test_another_number_of_processes_goes_on(tmp_path, kind, before, after):
     whole = run(tmp_path, "walk", str(tmp_path), kind, processes=before[0], devices=before[1])
     want = together(whole)

@@ -18,8 +18,8 @@ import pytest
 from absl import flags
 from grain import experimental as toolbox
 from grain._src.core.sharding import even_split
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
+from shardings import rows_over
 
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters.grain import DALIIterDataset
@@ -76,10 +76,6 @@ def batched(n: int, first: int = 0, drop: bool = False) -> list[list[int]]:
     """Some numbers in batches, by plain slicing."""
     own = [list(range(first, first + n))[at : at + BATCH] for at in range(0, n, BATCH)]
     return [batch for batch in own if len(batch) == BATCH or not drop]
-
-
-def over_devices(count: int) -> NamedSharding:
-    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
 
 
 def tail(ds: grain.IterDataset, state: dict[str, Any]) -> list[Any]:
@@ -287,7 +283,7 @@ def test_a_reader_without_padding_drops_where_each_epoch_stays_whole(jpegs_many)
     "policy,name", [({"pad": "mask"}, "FILL"), ({"drop_remainder": 1}, "DROP")]
 )
 def test_with_a_sharding_batches_are_global_arrays(jpegs_many, policy, name):
-    sharding = over_devices(4)
+    sharding = rows_over(4)
     ds = source(jpegs_many, sharding=sharding, batch_size=8, num_epochs=2, **policy)
     case, got = Case(N, 4, 2, name, True, True), list(ds)
     assert len(got) == 2 * len(list(zip(*case.epochs(1)[0][1])))
@@ -309,7 +305,7 @@ def made(**config: Any) -> Any:
 
 
 def test_arguments_that_exclude_one_another_are_refused_at_once(jpegs_many):
-    two, four = over_devices(2), over_devices(4)
+    two, four = rows_over(2), rows_over(4)
     for options, message in (
         ({"pad": "zeros"}, "pad must be None or 'mask'"),
         ({"pad": "mask", "drop_remainder": True}, "leave one out"),
@@ -347,7 +343,7 @@ def test_settings_that_come_in_by_another_way_are_refused(jpegs_many, setting):
         "shard_options": {"shard_options": Shard(1, 2), "pad": "mask"},
     }[setting]
     if setting == "shard_options":
-        options |= made(sharding=over_devices(2))
+        options |= made(sharding=rows_over(2))
     with pytest.raises(ValueError):
         next(iter(source(jpegs_many, **options)))
 
@@ -374,7 +370,7 @@ def test_checkpoints_under_multithread_prefetch(jpegs_many):
     ds = toolbox.multithread_prefetch(source(jpegs_many, num_epochs=2), 3, 2)
     assert sorted(together(walk(ds))) == sorted([*range(N)] * 2)
     check_checkpoints(ds)
-    placed = source(jpegs_many, sharding=over_devices(2), pad="mask")
+    placed = source(jpegs_many, sharding=rows_over(2), pad="mask")
     with pytest.raises(ValueError, match="DALI has threads of its own"):
         toolbox.multithread_prefetch(placed, 2, 1)
 

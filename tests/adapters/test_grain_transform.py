@@ -21,6 +21,7 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 from dalijax.adapters.grain import DALIBatch, DALITransform, pack_records
+from full import in_full
 
 B = 4
 BAD = b"\xff\xd8\xffgarbage" * 4
@@ -107,6 +108,23 @@ def test_batches_and_the_last_one(make, count):
         assert batch["mask"] == [True] * len(own) + [False] * padding
         assert batch["i"] == own + own[-1:] * padding
         assert batch["x"] == [8 * i for i in batch["i"]]
+
+
+@pytest.mark.parametrize("options", ({}, {"drop_remainder": True}, {"pad": "mask"}))
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
+def test_a_state_whose_step_does_not_go_with_its_records_is_refused(make, options):
+    iterator = iter(make(10).pipe(transform(**options)))
+    states = [iterator.get_state()]
+    for _ in iterator:
+        states.append(iterator.get_state())
+    for state in states:
+        iterator.set_state(state)
+        # An IterDataset may have given lists that were not whole, and were left out.
+        lists_left_out = options.get("drop_remainder") and make is not SOURCES["MapDataset"]
+        for step in [4 * state["step"] + 5] + [state["step"] - 1] * (not lists_left_out):
+            with pytest.raises(ValueError, match="no state of a DALITransform, or a damaged one"):
+                iterator.set_state(state | {"step": step})
+        assert iterator.get_state() == state
 
 
 def test_a_parent_that_batches_otherwise_is_refused_and_smaller_lists_are_batches():
@@ -298,7 +316,11 @@ def workers(count):
     return grain.MultiprocessingOptions(count)
 
 
-@pytest.mark.parametrize("make", WORKERS.values(), ids=WORKERS)
+@pytest.mark.parametrize(
+    "make",
+    [make if name.endswith("2") else in_full(make) for name, make in WORKERS.items()],
+    ids=WORKERS,
+)
 def test_checkpoints_hold_under_worker_processes(make):
     assert_equal_output_after_checkpoint(make(8))
 

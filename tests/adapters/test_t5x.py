@@ -1,6 +1,8 @@
 """What T5X demands of a dataset, a test for each demand; the real trainer is run elsewhere."""
 
+import contextlib
 import dataclasses
+import importlib
 import itertools
 import pathlib
 import sys
@@ -11,6 +13,7 @@ import pytest
 from clu.data import dataset_iterator
 from jax.sharding import Mesh, PartitionSpec
 from nvidia.dali import fn, types
+from PIL import Image
 
 from dalijax import data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
@@ -424,3 +427,54 @@ def test_six_steps_are_four_and_a_resume(jpegs_many, tmp_path):
     assert resumed.element_spec
     resumed.restore(str(pathlib.Path(tmp_path) / "train_ds-000-of-001"))
     assert np.asarray(run(resumed, half, 2)).tobytes() == np.asarray(straight).tobytes()
+
+
+# The example: T5X's trainer runs it elsewhere, see docs/t5x.md
+
+
+@pytest.fixture
+def class_folders(tmp_path):
+    """Five pictures of noise in each of two folders."""
+    rng = np.random.default_rng(0)
+    for k in range(10):
+        folder = tmp_path / f"class{k % 2}"
+        folder.mkdir(exist_ok=True)
+        picture = Image.fromarray(rng.integers(0, 256, (80, 100, 3), np.uint8))
+        picture.save(folder / f"{k}.jpg")
+    return str(tmp_path)
+
+
+@pytest.fixture
+def vit_input(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2] / "examples" / "t5x")
+    return importlib.import_module("vit_input")
+
+
+def test_the_examples_pictures_are_whole_batches_and_go_on_on_two_hosts(vit_input, class_folders):
+    make = vit_input.train_data(class_folders)
+    config = DatasetConfig(batch_size=4)
+    with contextlib.closing(make(config, 0, 1, None)) as whole:
+        batches = [next(whole) for _ in range(5)]
+        state = whole.get_state()
+        batches += [next(whole) for _ in range(4)]
+    assert {k: (v.shape, v.dtype) for k, v in batches[0].items()} == {
+        "images": ((4, 64, 64, 3), np.uint8),
+        "labels": ((4,), np.int32),
+    }
+    for host in range(2):
+        with contextlib.closing(make(config, host, 2, None)) as own:
+            own.set_state(state)
+            for batch in batches[5:]:
+                for name, array in next(own).items():
+                    rows = np.asarray(batch[name])[2 * host : 2 * host + 2]
+                    np.testing.assert_array_equal(array, rows)
+
+
+def test_the_examples_evaluation_has_each_picture_once(vit_input, class_folders):
+    config = DatasetConfig(batch_size=4)
+    (dataset,) = vit_input.evaluation_data(class_folders)(config, 0, 1, 100, None).values()
+    for _ in range(2):
+        seen = list(dataset)
+        assert sum(float(np.asarray(batch["weights"]).sum()) for batch in seen) == 10
+        labels = np.concatenate([batch["labels"][batch["weights"] > 0] for batch in seen])
+        assert sorted(labels.tolist()) == [0] * 5 + [1] * 5

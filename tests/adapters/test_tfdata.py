@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import Pipeline, fn, types
 from PIL import Image
+from python_sources import ends_after, fails_at
+from shardings import rows_over
 
 from dalijax import LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.tfdata import DALIDataset
@@ -158,20 +159,15 @@ def test_lengths_in_tensorflows_words(jpegs_many):
         assert said(lambda: len(mine)) == said(lambda: len(theirs))
         assert mine.cardinality().numpy() == theirs.cardinality().numpy()
         assert bool(mine) is bool(theirs) is True
-    ended = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    ended = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
     theirs = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tf.TensorSpec(()))
     assert said(lambda: len(ended)) == said(lambda: len(theirs))
     assert ended.cardinality() == tf.data.UNKNOWN_CARDINALITY
     assert ds.repeat().cardinality() == tf.data.INFINITE_CARDINALITY
 
 
-def unknown():
-    """A graph whose source alone knows its end, after three batches of two."""
-    return fn.external_source(iter(np.arange(6, dtype=np.int32).reshape(3, 2, 1)))
-
-
 def test_chains_over_a_source_that_alone_knows_its_end():
-    ds = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    ds = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
     theirs = tf.data.Dataset.range(6).batch(2).map(lambda x: {"x": x})
     for chain in (
         lambda ds: ds.take(2),
@@ -273,7 +269,7 @@ def test_graph_building_calls_say_where_they_belong(jpegs_many):
 
 
 def test_what_is_refused(jpegs_many):
-    mesh = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec("d"))
+    mesh = rows_over(1)
     with pytest.raises(ValueError, match="leave sharding, devices and pmap_compatible out"):
         dataset(jpegs_many, sharding=mesh)
     with pytest.raises(ValueError, match="leave sharding, devices and pmap_compatible out"):
@@ -445,7 +441,7 @@ def test_to_tf_dataset_through_the_plugin_is_checkpointed(jpegs_many, tmp_path):
 
 
 def test_to_tf_dataset_of_python_sources_goes_by_the_generator():
-    ds = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    ds = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
     assert [told(e) for e in ds.to_tf_dataset()] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -532,28 +528,11 @@ except ImportError:
 # What a hostile reader found
 
 
-def source_that_fails(fails, once=True):
-    """A graph whose Python source raises at some iterations, once or always."""
-    left = set(fails)
-
-    def source(info):
-        if info.iteration in left:
-            if once:
-                left.discard(info.iteration)
-            raise OSError("for now")
-        return np.full((2, 1), info.iteration, np.int32)
-
-    return lambda: (
-        fn.external_source(source, batch_info=True, dtype=types.INT32),
-        fn.random.uniform(),
-    )
-
-
 def test_a_call_that_fails_within_a_skip_loses_nothing():
     for fails in ({1}, {0}, {2}, {5}, {9}, {10}):
-        made = data_iterator(source_that_fails(fails), ["x", "u"], size=80)
+        made = data_iterator(fails_at(list(fails)), ["x", "u"], size=80)
         call = {"batch_size": 2, "num_threads": 1, "prefetch_queue_depth": 1}
-        whole = data_iterator(source_that_fails(()), ["x", "u"], size=80)(**call)
+        whole = data_iterator(fails_at([]), ["x", "u"], size=80)(**call)
         expected = [b["u"].tolist() for b in whole]
         iterator = iter(DALIDataset(made, **call).skip(10).take(20))
         got = []
@@ -622,7 +601,7 @@ def test_states_say_nothing_of_how_far_the_data_goes(jpegs_many):
 
 
 def test_endless_over_a_source_that_alone_knows_its_end():
-    ds = DALIDataset(data_iterator(unknown, ["x"]), batch_size=2, num_threads=1)
+    ds = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
     got = [told(e) for e in itertools.islice(ds.repeat(), 7)]
     assert got == [[0, 1], [2, 3], [4, 5]] * 2 + [[0, 1]]
     assert ds.element_spec["x"].shape == (None, 1)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image, ImageEnhance
 
 from dalijax import augment
 from drawing import numbers, picture, run
@@ -47,6 +48,21 @@ def test_jitter_against_numpy(options, ranges):
         expected = plain_jitter(pixels.astype(float), *factors)
         assert image.dtype == np.uint8
         assert np.abs(image - expected).max() < 3
+
+
+@pytest.mark.parametrize("factor", (0, 0.6, 1.4))
+@pytest.mark.parametrize(
+    ("name", "enhancer"),
+    (("brightness", ImageEnhance.Brightness), ("saturation", ImageEnhance.Color)),
+)
+def test_brightness_and_saturation_are_pillows(name, enhancer, factor):
+    pictures = [picture(k) for k in range(4)]
+    (images,) = run(
+        lambda x, draw: augment.color_jitter(x, draw=draw, **{name: (factor, factor)}), pictures
+    )
+    for image, pixels in zip(images, pictures):
+        expected = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor))
+        assert np.abs(image.astype(int) - expected).max() <= 1
 
 
 def test_no_jitter_changes_nothing():

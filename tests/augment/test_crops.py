@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from nvidia.dali import fn
 from PIL import Image
 
@@ -79,20 +80,38 @@ def test_resized_crops_are_torchvisions(scale, ratio):
 
 # Windows that are cut to the image, instead of tried again, would have 0.52 and 0.53.
 @pytest.mark.parametrize(("size", "mean"), [((375, 500), 0.432), ((400, 400), 0.478)])
-def test_areas_of_resized_crops_have_torchvisions_distribution(size, mean):
+def test_resized_crops_have_torchvisions_distribution(size, mean):
     count = 20_000
     sizes = np.full((count, 2), size, np.int32)
     u = numbers(np.arange(count), "crop", COLUMNS).astype(np.float32)
     start, end = windows.resized_crops(u, sizes, (0.08, 1.0), (3 / 4, 4 / 3))
-    areas = (end - start).prod(axis=1) / math.prod(size)
     rng = np.random.default_rng(0)  # what the definition gives with another generator
-    plain = [plain_crop(rng.random(COLUMNS), *size) for _ in range(count)]
-    expected = np.array([h * w for _, _, h, w in plain]) / math.prod(size)
-    assert abs(areas.mean() - expected.mean()) < 5 * expected.std() * math.sqrt(2 / count)
+    plain = np.array([plain_crop(rng.random(COLUMNS), *size) for _ in range(count)])
+    assert_distributed_alike(np.hstack([start, end - start]), plain)
+    areas = (end - start).prod(axis=1) / math.prod(size)
     assert abs(areas.mean() - mean) < 0.01
-    np.testing.assert_allclose(
-        np.quantile(areas, [0.1, 0.5, 0.9]), np.quantile(expected, [0.1, 0.5, 0.9]), atol=0.02
-    )
+
+
+def assert_distributed_alike(ours, plain):
+    """Areas, ratios and centres of two samples of windows (top, left, height, width)."""
+    quantities = [
+        (h * w, w / h, y + h / 2, x + w / 2) for y, x, h, w in (ours.T.astype(float), plain.T)
+    ]
+    for one, other in zip(*quantities):
+        assert scipy.stats.ks_2samp(one, other).pvalue > 1e-3
+
+
+def test_erased_windows_have_torchvisions_distribution():
+    count, size = 20_000, (224, 224)
+    sizes = np.full((count, 2), size, np.int32)
+    u = numbers(np.arange(count), "erase", COLUMNS + 1).astype(np.float32)
+    start, extent = windows.erased(u, sizes, 0.5, (0.02, 0.33), (0.3, 3.3))
+    rng = np.random.default_rng(0)
+    plain = [plain_erase(rng.random(COLUMNS + 1), *size) for _ in range(count)]
+    plain = np.array([(y, x, h, w) for h, w, y, x in (one for one in plain if one[0])])
+    some = extent[:, 0] > 0
+    assert abs(some.mean() - len(plain) / count) < 0.02
+    assert_distributed_alike(np.hstack([start, extent])[some], plain)
 
 
 def test_a_resized_crop_has_the_pixels_of_pillows_box():

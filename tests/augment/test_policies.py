@@ -58,11 +58,10 @@ def warped(pixels, a, b, c, d, e, f):
 
 
 def equalized(channel):
-    """OpenCV's histogram equalization."""
+    """Pillow's histogram equalization, but that it rounds its step down, which is one in many."""
     histogram = np.bincount(channel.ravel(), minlength=256)
-    sums = histogram.cumsum()
-    first = histogram[np.flatnonzero(histogram)[0]]
-    return np.rint((sums - first) / (channel.size - first) * 255)[channel]
+    lower = histogram.cumsum() - histogram
+    return np.rint(lower / (channel.size - histogram[channel.max()]) * 255)[channel]
 
 
 def plain_operation(pixels, name, m, wide=False):
@@ -102,6 +101,13 @@ def plain_operation(pixels, name, m, wide=False):
     return [np.asarray(others[name]())], 1 if name == "auto_contrast" else 0
 
 
+def records_of(name):
+    """Those of 400 records for which RandAugment chooses an operation first."""
+    return [
+        k for k, u in enumerate(numbers(range(400), "rand", 2)) if plain_choice(u, 9, 31)[0] == name
+    ]
+
+
 def check(image, pixels, name, magnitude, wide=False):
     expected, most = plain_operation(pixels, name, magnitude, wide)
     inside = np.s_[1:-1, 1:-1] if name == "sharpness" else np.s_[:]  # Pillow leaves the edge out
@@ -134,6 +140,19 @@ def test_rand_augment_does_torchvisions_operations(magnitude, bins):
         seen.add(name)
         assert image.dtype == np.uint8
     assert seen == set(OPERATIONS)
+
+
+def test_equalizing_is_pillows_also_where_much_is_black():
+    given = [picture(k, 300, 400) for k in range(6)]
+    given += [np.asarray(Image.fromarray(one).rotate(20)) for one in given]
+    (images,) = run(
+        lambda images, draw: augment.rand_augment(images, draw=draw, num_ops=1, name="rand"),
+        given,
+        records_of("equalize")[: len(given)],
+    )
+    for image, pixels in zip(images, given):
+        expected = np.asarray(ImageOps.equalize(Image.fromarray(pixels)))
+        assert np.abs(image.astype(int) - expected).max() <= 1
 
 
 def test_operations_follow_one_another():

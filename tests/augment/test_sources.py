@@ -2,12 +2,11 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numbers_source import Numbers
 from nvidia.dali import fn
+from shardings import rows_over
 
 from dalijax import augment, data_iterator
 
@@ -30,8 +29,7 @@ def crops(number, data, draw):
 def make(batch_size, shards=0, function=graph, count=COUNT, **more):
     options = {}
     if shards:
-        mesh = Mesh(np.array(jax.devices()[:shards]), ("data",))
-        options["sharding"] = NamedSharding(mesh, PartitionSpec("data"))
+        options["sharding"] = rows_over(shards)
     iterator_fn = data_iterator(function, ["number", "images"], mask="mask", **options)
     call = {"source": Numbers(count), "batch_size": batch_size, "device_id": None, "seed": 5}
     return iterator_fn(**call, **more)

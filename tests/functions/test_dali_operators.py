@@ -135,7 +135,7 @@ def test_iterators_that_are_collected_within_a_function():
         ),
         ["x"],
     )(batch_size=2, num_threads=1)
-    for _ in range(5):
+    for _ in range(3):
         Trainer().step()
         for _ in range(3):
             next(main)

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import math as dali_math
 from nvidia.dali import pipeline_def, types
+from shardings import rows_over
 
 import dalijax
 from dalijax import data_iterator, fn
@@ -26,10 +27,6 @@ from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from numbered import read_files
 from programs import run_python
-
-
-def rows_over(count=2):
-    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
 
 
 def sharded(files, shard_id=0, num_shards=1, sharding=None, function=None, broken=""):
@@ -56,7 +53,7 @@ def over_files(sharding, function=centred, **settings):
 
 def in_two(function, source=None, sharded_function=True, size=80, **settings):
     """An iterator of two pipelines' numbers, and a function of the global array, or of each."""
-    sharding = rows_over()
+    sharding = rows_over(2)
     seen = sharding if sharded_function else None
     called = fn.jax_function(function, sharding=seen, stateful=False)
 
@@ -81,7 +78,7 @@ def numbers(shard_id, source=None):
 
 def of_graph(steps, names, sharding=None, **call):
     """An iterator over a graph of `numbers`, whose steps get them."""
-    sharding = sharding or rows_over()
+    sharding = sharding or rows_over(2)
 
     def graph(shard_id=0, num_shards=1):
         return steps(numbers(shard_id))
@@ -126,7 +123,7 @@ def test_outputs_have_any_shape_and_dtype():
     def many(x):
         return x.mean(), jax.random.split(jax.random.key(0), 3), x.astype(jnp.bfloat16)
 
-    called = fn.jax_function(jax.jit(many), num_outputs=3, sharding=rows_over(), stateful=False)
+    called = fn.jax_function(jax.jit(many), num_outputs=3, sharding=rows_over(2), stateful=False)
     with of_graph(lambda x: (x, *called(x)), ["x", "mean", "keys", "half"]) as iterator:
         for step in range(3):
             batch = next(iterator)
@@ -142,7 +139,7 @@ def test_outputs_have_any_shape_and_dtype():
 
 
 def test_outputs_are_placed_by_a_dict_of_shardings():
-    rows = rows_over()
+    rows = rows_over(2)
     sharding = {"x": rows, "y": PartitionSpec(), "mean": PartitionSpec()}
 
     def both(x):
@@ -159,20 +156,20 @@ def test_outputs_are_placed_by_a_dict_of_shardings():
 
 def test_inputs_have_the_functions_sharding():
     seen = []
-    everywhere = NamedSharding(rows_over().mesh, PartitionSpec())
+    everywhere = NamedSharding(rows_over(2).mesh, PartitionSpec())
 
     def look(x, y):
         seen.append((x.sharding, y.sharding))
         return x
 
     def steps(x):
-        doubled = fn.jax_function(lambda x: x * 2, sharding=rows_over(), stateful=False)(x)
+        doubled = fn.jax_function(lambda x: x * 2, sharding=rows_over(2), stateful=False)(x)
         return x, fn.jax_function(look, sharding=everywhere, stateful=False)(x, doubled)
 
     with of_graph(steps, ["x", "y"]) as iterator:
         batch = next(iterator)
         np.testing.assert_array_equal(np.asarray(batch["x"]), np.asarray(batch["y"]))
-        assert batch["y"].sharding == batch["x"].sharding == rows_over()
+        assert batch["y"].sharding == batch["x"].sharding == rows_over(2)
     assert seen == [(everywhere, everywhere)]
 
 
@@ -181,7 +178,7 @@ def test_functions_of_other_functions_outputs():
 
     def step(name, function):
         called = lambda *xs: order.append(name) or function(*xs)  # noqa: E731
-        return fn.jax_function(called, sharding=rows_over(), stateful=False)
+        return fn.jax_function(called, sharding=rows_over(2), stateful=False)
 
     def steps(x):
         squared = step("squared", lambda x: x * x)(x)
@@ -196,25 +193,25 @@ def test_functions_of_other_functions_outputs():
 
 
 def test_a_graph_may_return_what_functions_return_alone():
-    called = fn.jax_function(lambda x: x * 2, sharding=rows_over(), stateful=False)
+    called = fn.jax_function(lambda x: x * 2, sharding=rows_over(2), stateful=False)
     with of_graph(called, ["y"]) as iterator:
         assert np.asarray(next(iterator)["y"]).ravel().tolist() == [0, 0, 200, 200]
 
-    @fn.jax_function(sharding=rows_over())
+    @fn.jax_function(sharding=rows_over(2))
     def noise(*, key):
         return jax.random.uniform(key, (3,))
 
     with of_graph(lambda x: noise(), ["y"]) as iterator:
         drawn = [np.asarray(next(iterator)["y"]).tobytes() for _ in range(3)]
     assert len(set(drawn)) == 3
-    nothing = fn.jax_function(lambda: jnp.ones(3), sharding=rows_over())
+    nothing = fn.jax_function(lambda: jnp.ones(3), sharding=rows_over(2))
     with pytest.raises(ValueError, match="give one of them an output of an operator"):
         of_graph(lambda x: nothing(), ["y"])
 
 
 def test_donated_inputs_are_not_delivered():
     double = jax.jit(lambda x: x * 2, donate_argnums=0)
-    called = fn.jax_function(double, sharding=rows_over())
+    called = fn.jax_function(double, sharding=rows_over(2))
     with of_graph(lambda x: called(dali_fn.copy(x)), ["y"]) as iterator:
         for step in range(5):
             got = np.asarray(next(iterator)["y"]).ravel().tolist()
@@ -285,7 +282,7 @@ def test_functions_whose_outputs_nobody_uses(outputs, preserve):
     options = {"num_outputs": outputs, "preserve": preserve, "stateful": False}
 
     def steps(x):
-        made = fn.jax_function(look, sharding=rows_over(), **options)(x + 1)
+        made = fn.jax_function(look, sharding=rows_over(2), **options)(x + 1)
         assert outputs or made == ()
         return x
 
@@ -298,7 +295,7 @@ def test_functions_whose_outputs_nobody_uses(outputs, preserve):
 
 
 def test_those_that_a_used_function_needs_are_called():
-    called = functools.partial(fn.jax_function, sharding=rows_over(), preserve=False)
+    called = functools.partial(fn.jax_function, sharding=rows_over(2), preserve=False)
 
     def steps(x):
         called(lambda x: 1 / 0)(x)
@@ -314,7 +311,7 @@ def test_those_that_a_used_function_needs_are_called():
 def test_every_executor(jpegs_many, executor, dynamic):
     if dynamic and executor:
         pytest.skip("DALI's dynamic executor is asynchronous")
-    made = over_files(rows_over())
+    made = over_files(rows_over(2))
     call = {"files": jpegs_many[:16], "batch_size": 4, "exec_dynamic": dynamic, **executor}
     with made(**call) as iterator:
         batches = list(iterator)
@@ -384,7 +381,7 @@ def test_every_use_in_the_graph_names_the_function_and_the_cure(use, conditional
     def halves(x):
         return x / 2
 
-    called = fn.jax_function(halves, sharding=rows_over())
+    called = fn.jax_function(halves, sharding=rows_over(2))
     with pytest.raises(ValueError) as raised:
         of_graph(lambda x: (x, use(called(x), x)), ["x", "y"], enable_conditionals=conditionals)
     assert "halves() was used in the graph" in str(raised.value)
@@ -392,7 +389,7 @@ def test_every_use_in_the_graph_names_the_function_and_the_cure(use, conditional
 
 
 def branching(x, shard_id=0, num_shards=1):
-    called = fn.jax_function(lambda x: x, sharding=rows_over())
+    called = fn.jax_function(lambda x: x, sharding=rows_over(2))
     if dali_fn.random.coin_flip(dtype=types.BOOL):  # noqa: SIM108 - which DALI rewrites
         y = called(x)
     else:
@@ -404,13 +401,13 @@ def test_a_call_in_a_branch_of_if_is_refused():
     def graph(shard_id=0, num_shards=1):
         return branching(dali_fn.random.uniform(shape=[2]))
 
-    made = data_iterator(graph, ["y"], size=8, sharding=rows_over())
+    made = data_iterator(graph, ["y"], size=8, sharding=rows_over(2))
     with pytest.raises(ValueError, match="in a branch of if"):
         made(batch_size=4, enable_conditionals=True)
 
 
 def test_with_conditionals_it_is_the_last_step_too():
-    called = fn.jax_function(lambda x: x * 2, sharding=rows_over(), stateful=False)
+    called = fn.jax_function(lambda x: x * 2, sharding=rows_over(2), stateful=False)
 
     def graph(shard_id=0, num_shards=1):
         x = dali_fn.random.uniform(shape=[2])
@@ -419,7 +416,7 @@ def test_with_conditionals_it_is_the_last_step_too():
         y = called(x)
         return x, y
 
-    made = data_iterator(graph, ["x", "y"], size=8, sharding=rows_over())
+    made = data_iterator(graph, ["x", "y"], size=8, sharding=rows_over(2))
     with made(batch_size=4, enable_conditionals=True) as iterator:
         for batch in iterator:
             np.testing.assert_array_equal(np.asarray(batch["y"]), 2 * np.asarray(batch["x"]))
@@ -427,19 +424,19 @@ def test_with_conditionals_it_is_the_last_step_too():
 
 def test_an_iterator_without_a_sharding_is_refused(jpegs_many):
     for placed, words in (({}, "has none"), ({"devices": jax.devices()[:2]}, "has devices=")):
-        graph = functools.partial(sharded, sharding=rows_over(), function=centred)
+        graph = functools.partial(sharded, sharding=rows_over(2), function=centred)
         made = data_iterator(graph, ["x", "c", "f"], reader_name="reader", **placed)
         with pytest.raises(ValueError, match=f"{words}: pass sharding= to the iterator"):
             made(files=jpegs_many, batch_size=4)
     records = [np.array([k], np.float32) for k in range(8)]
-    called = fn.jax_function(lambda x: x, sharding=rows_over())
+    called = fn.jax_function(lambda x: x, sharding=rows_over(2))
     transform = DALITransform(called, batch_size=4, output_map=["x"])
     with pytest.raises(ValueError, match="pass sharding= to the iterator"):
         next(iter(grain.MapDataset.source(records).pipe(transform)))
 
 
 def test_constants_and_other_graphs_in_some_shards_are_refused():
-    called = fn.jax_function(lambda x, y: x, sharding=rows_over())
+    called = fn.jax_function(lambda x, y: x, sharding=rows_over(2))
     with pytest.raises(TypeError, match=r"input 1 of .* is a float, .*types\.Constant"):
         of_graph(lambda x: called(x, 3.0), ["x"])
 
@@ -447,7 +444,7 @@ def test_constants_and_other_graphs_in_some_shards_are_refused():
         x = numbers(shard_id)
         return called(x, x) if shard_id else x
 
-    made = data_iterator(graph, ["x"], size=80, sharding=rows_over())
+    made = data_iterator(graph, ["x"], size=80, sharding=rows_over(2))
     with pytest.raises(ValueError, match="the same ones whatever shard_id is"):
         made(batch_size=4)
 
@@ -456,7 +453,7 @@ def test_an_output_of_another_pipeline_is_refused():
     kept = []
 
     def steps(x):
-        made = fn.jax_function(lambda x: x, sharding=rows_over())(x)
+        made = fn.jax_function(lambda x: x, sharding=rows_over(2))(x)
         kept.append(made)
         return x, kept[0]
 
@@ -479,21 +476,21 @@ def test_ragged_inputs_are_refused():
     with made(batch_size=2) as iterator, pytest.raises(ValueError, match=words):
         next(iterator)
     with pytest.raises(ValueError, match="ragged with sharding"):
-        fn.jax_function(lambda x: x, sharding=rows_over(), ragged="pad")
+        fn.jax_function(lambda x: x, sharding=rows_over(2), ragged="pad")
 
 
 def test_a_state_of_other_calls_is_refused(jpegs_many):
     call = {"files": jpegs_many[:16], "batch_size": 4, "num_threads": 1}
-    with over_files(rows_over())(**call) as iterator:
+    with over_files(rows_over(2))(**call) as iterator:
         next(iterator)
         state = iterator.get_state()
     assert "the function centred() of global arrays" in state["unchecked"]
 
     def without(files, shard_id=0, num_shards=1):
-        x, c, f = sharded(files, shard_id, num_shards, rows_over(), centred)
+        x, c, f = sharded(files, shard_id, num_shards, rows_over(2), centred)
         return x, f, c
 
-    other = data_iterator(without, ["x", "c", "f"], reader_name="reader", sharding=rows_over())
+    other = data_iterator(without, ["x", "c", "f"], reader_name="reader", sharding=rows_over(2))
     with other(**call) as iterator:
         iterator.set_state(state)  # the same operators, in another order of outputs
         next(iterator)
@@ -501,7 +498,7 @@ def test_a_state_of_other_calls_is_refused(jpegs_many):
     def keyless(x):
         return x, x
 
-    iterator = over_files(rows_over(), keyless)(**call)
+    iterator = over_files(rows_over(2), keyless)(**call)
     with pytest.raises(ValueError, match=r"operators.global_0.key: 1 -> .left out."):
         iterator.set_state(state)
     iterator.close()
@@ -564,7 +561,7 @@ def test_a_batch_that_fails_in_one_shard_fails_in_all(jpegs, tmp_path):
     bad.write_bytes(b"no picture")
     files = [*jpegs[:8]]
     files[5] = str(bad)  # the second shard's second batch
-    iterator = over_files(rows_over())(files=files, batch_size=2, num_threads=1, broken="yes")
+    iterator = over_files(rows_over(2))(files=files, batch_size=2, num_threads=1, broken="yes")
     got = []
     while len(got) < 4:
         try:
@@ -592,7 +589,7 @@ def test_a_batch_whose_function_fails_counts_as_delivered(outputs):
         made = fails_at(1)(x)
         return made if outputs else None
 
-    called = fn.jax_function(checked, num_outputs=outputs, sharding=rows_over(), stateful=False)
+    called = fn.jax_function(checked, num_outputs=outputs, sharding=rows_over(2), stateful=False)
     got = []
     with of_graph(lambda x: (called(x), x)[1], ["x"]) as iterator:
         for _ in range(4):
@@ -648,11 +645,11 @@ def test_a_batch_is_not_lost_where_ctrl_c_comes_within_a_function():
 
     def graph(files, shard_id=0, num_shards=1):
         x, _, _ = sharded(
-            files, shard_id, num_shards, sharding=rows_over(), function=lambda x: (x, x)
+            files, shard_id, num_shards, sharding=rows_over(2), function=lambda x: (x, x)
         )
-        return x, fn.jax_function(interrupted, sharding=rows_over(), stateful=False)(x)
+        return x, fn.jax_function(interrupted, sharding=rows_over(2), stateful=False)(x)
 
-    made = data_iterator(graph, ["x", "f"], reader_name="reader", sharding=rows_over())
+    made = data_iterator(graph, ["x", "f"], reader_name="reader", sharding=rows_over(2))
     files = [str(Path(__file__))] * 12
     got = []
     with made(files=files, batch_size=2, num_threads=1) as iterator:
@@ -763,7 +760,7 @@ def test_the_callers_transfer_guard_is_not_about_functions_of_the_graph():
 
 def test_iterators_of_global_functions_may_be_collected(jpegs_many):
     for _ in range(3):
-        iterator = over_files(rows_over())(files=jpegs_many, batch_size=4, num_threads=1)
+        iterator = over_files(rows_over(2))(files=jpegs_many, batch_size=4, num_threads=1)
         next(iterator)
         iterator._engine.cycle = iterator  # so that Python's gc finds it
         gone = weakref.ref(iterator)
@@ -780,31 +777,31 @@ LOADER = grain.samplers.IndexSampler(N, grain.sharding.NoSharding(), shuffle=Fal
 
 
 def of_records(x):
-    return x, *fn.jax_function(centred, num_outputs=2, sharding=rows_over())(x)
+    return x, *fn.jax_function(centred, num_outputs=2, sharding=rows_over(2))(x)
 
 
 def in_grains_transform(files, function=of_records, **options):
-    options = {"batch_size": 4, "output_map": ["x", "c", "f"], "sharding": rows_over()} | options
+    options = {"batch_size": 4, "output_map": ["x", "c", "f"], "sharding": rows_over(2)} | options
     made = DALITransform(function, pad="mask", **options)
     return iter(grain.MapDataset.source(NUMBERS).to_iter_dataset().pipe(made))
 
 
 def in_grains_loader(files):
-    call = {"batch_size": 4, "output_map": ["x", "c", "f"], "sharding": rows_over()}
+    call = {"batch_size": 4, "output_map": ["x", "c", "f"], "sharding": rows_over(2)}
     return iter(DALIDataLoader(NUMBERS, LOADER, (), pipeline_fn=of_records, pad="mask", **call))
 
 
 def over_all(files):
-    return over_files(rows_over())(files=files[:N], batch_size=4, num_threads=1)
+    return over_files(rows_over(2))(files=files[:N], batch_size=4, num_threads=1)
 
 
 def in_grain(files):
-    made = over_files(rows_over())
+    made = over_files(rows_over(2))
     return iter(DALIIterDataset(made, pad="mask", files=files[:N], batch_size=4, num_threads=1))
 
 
 def in_clu(files):
-    made, call = over_files(rows_over()), {"batch_size": 4, "num_threads": 1}
+    made, call = over_files(rows_over(2)), {"batch_size": 4, "num_threads": 1}
     return DALIDatasetIterator(made, num_epochs=1, element="jax", files=files[:N], **call)
 
 
@@ -835,7 +832,7 @@ def test_it_resumes_everywhere_in_every_adapter(jpegs_many, make):
 @pytest.mark.parametrize("on_error", ("raise", "skip", "mask"))
 def test_a_function_that_fails_behind_grains_records(jpegs_many, on_error):
     def checked(x):
-        return x, fn.jax_function(fails_at(4), sharding=rows_over(), stateful=False)(x)
+        return x, fn.jax_function(fails_at(4), sharding=rows_over(2), stateful=False)(x)
 
     options = {"function": checked, "output_map": ["x", "y"], "on_error": on_error}
     iterator = in_grains_transform(jpegs_many, **options)
@@ -853,7 +850,7 @@ def test_peeks_and_prefetching_threads_of_one_process(jpegs_many):
     assert next(iterator)["f"] is peeked["f"]
     iterator.close()
     made = DALITransform(
-        of_records, batch_size=4, output_map=["x", "c", "f"], sharding=rows_over(), pad="mask"
+        of_records, batch_size=4, output_map=["x", "c", "f"], sharding=rows_over(2), pad="mask"
     )
     ds = grain.MapDataset.source(NUMBERS).to_iter_dataset().pipe(made)
     ahead = grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(
     reason="needs a GPU that DALI and JAX see, and DALIJAX_TEST_GPU=1",
 )
 
-from labelled import over_devices, rows_of  # noqa: E402
+from labelled import rows_of  # noqa: E402
+from shardings import rows_over  # noqa: E402
 
 import clips as drawing  # noqa: E402 - of examples/
 import video  # noqa: E402 - of examples/
@@ -108,7 +109,7 @@ def test_every_state_goes_on(names):
 
 
 def test_a_sharding_gets_the_same_clips(webms):
-    sharding = over_devices(1)
+    sharding = rows_over(1)
     check(
         rows_of(of_files(webms, seed=7, sharding=sharding)), rows_of(of_files(webms, seed=7)), False
     )

@@ -89,7 +89,7 @@ def test_the_files_that_fail_are_named(broken, depth, random, size, caplog):
     call = dict(random=random, pad=True, batch_size=size, prefetch_queue_depth=depth)
     raising, skipping = make(paths, **call), make(paths, on_error="skip", **call)
     reference = make(paths, **call)
-    reference._engine._bad_files._left = 0
+    reference._engine._failures_to_name = 0
     for epoch in range(2):
         named, position = [], 0
         while position < len(raising):

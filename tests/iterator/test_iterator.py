@@ -266,6 +266,7 @@ def test_interpreter_exit_with_running_pipelines(tmp_path, ending, code):
     script.write_text(
         textwrap.dedent(f"""
         import os, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job may ignore it
         import jax, numpy as np
         jax.config.update("jax_platforms", "cpu")
         from nvidia.dali import fn

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 from nvidia.dali import Pipeline, fn, types
+from python_sources import ends_after, fails_at
 
 from conformance import frozen
 from dalijax import LastBatchPolicy, data_iterator
@@ -154,10 +155,7 @@ def test_skip_over_python_sources():
 
 
 def test_skip_where_only_the_source_knows_its_end():
-    def pipe():
-        return fn.external_source(iter(np.arange(12, dtype=np.int32).reshape(6, 2, 1)))
-
-    iterator = data_iterator(pipe, ["x"])(batch_size=2, num_threads=1)
+    iterator = data_iterator(ends_after(6), ["x"])(batch_size=2, num_threads=1)
     assert iterator.skip(4) == 4
     assert numbers(next(iterator)) == [8, 9]
     assert iterator.skip(9) == 1 and iterator.skip(1) == 0
@@ -188,20 +186,7 @@ def test_protobuf_messages_are_what_their_fields_say():
 def test_a_skip_that_fails_and_is_tried_again(runs):
     for fails in ([0], [1], [2], [0, 0], [1, 2], [3]):
         left = list(fails)
-
-        def source(info):
-            if left and info.iteration == left[0]:
-                left.pop(0)
-                raise OSError("for now")
-            return np.full((2, 1), info.iteration, np.int32)
-
-        def pipe():
-            return (
-                fn.external_source(source, batch_info=True, dtype=types.INT32),
-                fn.random.uniform(),
-            )
-
-        made = data_iterator(pipe, ["x", "u"], size=80, prepare_first_batch=False)
+        made = data_iterator(fails_at(left), ["x", "u"], size=80, prepare_first_batch=False)
         call = {"batch_size": 2, "num_threads": 1, "prefetch_queue_depth": 1}
         iterator, done = made(**call), 0
         while done < 30:

@@ -7,9 +7,9 @@ import grain
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import types
+from shardings import rows_over
 
 from dalijax import data_iterator, fn, sources
 from dalijax.adapters.grain import DALITransform
@@ -70,7 +70,7 @@ def test_a_trace_has_each_step(source, tmp_path):
 
 
 def test_a_trace_has_functions_of_global_arrays(source, tmp_path):
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    sharding = rows_over(2)
 
     @fn.jax_function(sharding=sharding)
     def centred(x):

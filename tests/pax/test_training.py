@@ -16,9 +16,9 @@ DEVICES = "--xla_force_host_platform_device_count=2"
 SCRIPT = pathlib.Path(__file__).parent.parent.parent / "examples" / "pax_train.py"
 
 
-def run(folder, out, steps, layout):
+def run(folder, out, steps, layout, *options):
     run_python(
-        *(SCRIPT, "--layout", layout, "--steps", steps),
+        *(SCRIPT, "--layout", layout, "--steps", steps, *options),
         *("--cache", folder / "cache", "--count", "58", "--batch-size", "4"),
         *("--save-every", "100", "--evaluate-every", "2", "--out", folder / out),
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": DEVICES},
@@ -27,17 +27,19 @@ def run(folder, out, steps, layout):
     return {(line["kind"], line["step"]): line for line in lines}
 
 
-@pytest.mark.parametrize("layout", ("pmap", "spmd"))
-def test_six_steps_are_four_and_two(tmp_path, layout):
-    straight = run(tmp_path, "straight", 6, layout)
+@pytest.mark.parametrize("layout,options", [("pmap", ()), ("spmd", ()), ("spmd", ("--source",))])
+def test_six_steps_are_four_and_two(tmp_path, layout, options):
+    straight = run(tmp_path, "straight", 6, layout, *options)
     assert {step for kind, step in straight if kind == "training"} == set(range(1, 7))
-    run(tmp_path, "stopped", 4, layout)
-    assert run(tmp_path, "stopped", 6, layout) == straight  # parameters and momenta, too
+    run(tmp_path, "stopped", 4, layout, *options)
+    # Parameters and momenta, too.
+    assert run(tmp_path, "stopped", 6, layout, *options) == straight
     evaluations = [line for (kind, _), line in straight.items() if kind == "evaluation"]
     # Ten pictures are held out: three batches of four.
     assert [line["batches"] for line in evaluations] == [3, 3, 3]
     (saved,) = (tmp_path / "stopped").glob("**/checkpoint_*4/train_input/process_0-of-1")
-    assert json.loads(saved.read_bytes())["step"] == 4
+    state = json.loads(saved.read_bytes())
+    assert state["sample"] == 16 if options else state["step"] == 4
     assert Image.open(tmp_path / "straight" / "losses.png").convert("L").getextrema()[0] < 100
 
 
@@ -46,7 +48,7 @@ def test_labels_have_the_shape_of_the_weights(jpegs, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     monkeypatch.setenv("XLA_FLAGS", DEVICES)
     example = importlib.import_module("pax_train")
-    arguments = {"files": jpegs, "classes": list(range(len(jpegs))), "augment": True}
+    arguments = {"files": jpegs, "classes": list(range(len(jpegs))), "training": True}
     config = pax_fiddle.Config(
         DALIInput,
         iterator_fn=example.pictures,

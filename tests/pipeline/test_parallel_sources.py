@@ -50,7 +50,7 @@ def test_a_missing_guard_is_an_error_that_shows_it(tmp_path):
 def test_the_method_that_was_chosen_stays(method):
     from nvidia.dali import fn, types
 
-    from dalijax.core.pipeline.function_source import FunctionSource
+    from dalijax.core.pipeline.pipeline_source import FunctionSource
 
     def graph():
         return fn.constant(idata=[1], dtype=types.INT32)

@@ -4,11 +4,10 @@ import json
 import pickle
 
 import grain
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn, pipeline_def
+from shardings import rows_over
 
 from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
@@ -73,11 +72,6 @@ def pipeline_draws(files, seed, shard, shards):
     return np.concatenate([pipeline.run()[1].as_array().ravel() for _ in range(2)])
 
 
-def rows(count):
-    mesh = Mesh(np.array(jax.devices()[:count]), ("data",))
-    return NamedSharding(mesh, PartitionSpec("data"))
-
-
 @pytest.mark.parametrize("seed", (None, 5))
 def test_each_shard_draws_as_a_pipeline_of_its_seed(jpegs_many, seed):
     def pieces(drawn):
@@ -86,7 +80,7 @@ def test_each_shard_draws_as_a_pipeline_of_its_seed(jpegs_many, seed):
     call = {"batch_size": 8, "num_threads": 1} | ({} if seed is None else {"seed": seed})
     seeds = [shard_seed(seed or 0, shard) for shard in range(4)]
     want = [pipeline_draws(jpegs_many, own, shard, 4) for shard, own in enumerate(seeds)]
-    sharded = data_iterator(read, ["x", "u"], reader_name="reader", sharding=rows(4))
+    sharded = data_iterator(read, ["x", "u"], reader_name="reader", sharding=rows_over(4))
     np.testing.assert_array_equal(pieces(draws(sharded(jpegs_many, **call))), want)
     options = [grain.sharding.ShardOptions(shard, 4) for shard in range(4)]
     hosts = [
@@ -114,7 +108,7 @@ def core(files, **seed):
 
 
 def sharded(files, **seed):
-    made = data_iterator(read, ["x", "u"], **KNOWN, sharding=rows(2))
+    made = data_iterator(read, ["x", "u"], **KNOWN, sharding=rows_over(2))
     return made(files, batch_size=6, num_threads=1, **seed)
 
 

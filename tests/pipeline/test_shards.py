@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from nvidia.dali import fn, pipeline_def
+from shardings import rows_over
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
@@ -42,10 +43,6 @@ def sliced(files, shard_id=0, num_shards=1):
     return reader(files[shard_id::num_shards])
 
 
-def rows(devices=2):
-    return NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("data",)), PartitionSpec("data"))
-
-
 def samples(iterator):
     """The samples of an epoch that its masks count, sorted."""
     batches = [(np.asarray(b["x"]).ravel(), np.asarray(b["mask"]).ravel()) for b in iterator]
@@ -59,7 +56,7 @@ WRONG = ((forgotten, "shard 0 of 1"), (constant, "shard 0 of 2"), (too_many, "sh
 @pytest.mark.parametrize("where", ("sharding", "devices"))
 @pytest.mark.parametrize("named", (True, False))
 def test_a_shard_that_the_graph_does_not_hand_on(jpegs_many, graph, read, where, named):
-    placed = {"sharding": rows()} if where == "sharding" else {"devices": jax.devices()[:2]}
+    placed = {"sharding": rows_over(2)} if where == "sharding" else {"devices": jax.devices()[:2]}
     told = {"reader_name": "reader", "mask": "mask"} if named else {"size": 32}
     make = data_iterator(graph, ["x"], **told, **placed)
     with pytest.raises(ValueError, match=rf"'reader' reads {read}.* of 2.*{LINE}"):
@@ -69,7 +66,7 @@ def test_a_shard_that_the_graph_does_not_hand_on(jpegs_many, graph, read, where,
 @pytest.mark.parametrize("graph", (handed_on, sliced))
 @pytest.mark.parametrize("where", ("sharding", "devices"))
 def test_each_sample_comes_once(jpegs_many, graph, where):
-    placed = {"sharding": rows()} if where == "sharding" else {"devices": jax.devices()[:2]}
+    placed = {"sharding": rows_over(2)} if where == "sharding" else {"devices": jax.devices()[:2]}
     make = data_iterator(graph, ["x"], reader_name="reader", mask="mask", **placed)
     twice = [i // 2 for i in range(32)] if graph is sliced else list(range(32))
     assert samples(make(jpegs_many, batch_size=6)) == twice
@@ -78,7 +75,7 @@ def test_each_sample_comes_once(jpegs_many, graph, where):
 @pytest.mark.parametrize(
     "sharding",
     (
-        rows(1),
+        rows_over(1),
         SingleDeviceSharding(jax.devices()[0]),
         NamedSharding(Mesh(np.array(jax.devices()[:4]), ("model",)), PartitionSpec()),
     ),
@@ -128,7 +125,7 @@ def hand_made(graph, files, shards, **call):
 
 @pytest.mark.parametrize("placed", (False, True))
 def test_hand_made_pipelines(jpegs_many, placed):
-    placement = {"sharding": rows()} if placed else {}
+    placement = {"sharding": rows_over(2)} if placed else {}
 
     def make(pipelines, **told):
         told = told or {"reader_name": "reader", "mask": "mask"}
@@ -155,7 +152,9 @@ def test_readers_beside_that_of_the_batches(jpegs_many):
         more = reader(others, name="more")
         return reader(files, shard_id=shard_id, num_shards=num_shards), more
 
-    make = data_iterator(beside, ["x", "y"], reader_name="reader", sharding=rows(), mask="mask")
+    make = data_iterator(
+        beside, ["x", "y"], reader_name="reader", sharding=rows_over(2), mask="mask"
+    )
     # Of other data: backgrounds, say.
     assert samples(make(jpegs_many, jpegs_many[:5], batch_size=4)) == list(range(32))
     with pytest.raises(ValueError, match=f"reader 'more' reads shard 0 of 1.*{LINE}"):

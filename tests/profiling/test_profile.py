@@ -4,13 +4,12 @@ import itertools
 import time
 
 import grain
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import pipeline_def, types
 from PIL import Image
+from shardings import rows_over
 
 import dalijax
 from dalijax import DALIGenericIterator, data_iterator, fn, sources
@@ -125,12 +124,12 @@ def test_a_machine_that_is_busy_beside_the_loop_is_said():
 
 
 def calls(count, seconds, every, **spans):
-    return [Call(k * every, k * every + seconds, dict(spans)) for k in range(count)]
+    return [Call(k * every, k * every + seconds, dict(spans), True) for k in range(count)]
 
 
 def test_the_times_of_a_loop_leave_the_first_steps_out():
     spans = {"dalijax.place": 0.1, "dalijax.wait": 0.2, "graph.<locals>.flip": 0.05}
-    first = [Call(-100.0, -50.0), Call(-50.0, -20.0), Call(-20.0, -1.0)]
+    first = [Call(*times, {}, True) for times in ((-100.0, -50.0), (-50.0, -20.0), (-20.0, -1.0))]
     times = loop_times([*first, *calls(10, 0.5, 1.0, **spans)], 10.0, 8.0)
     assert (times.steps, times.seconds) == (10, 10.0)
     expected = {"pipelines": 3.5, "placing": 1.0, "function flip": 0.5}
@@ -196,6 +195,13 @@ def test_a_slow_model_is_not_input_bound():
     assert report.steps == 11
     assert report.loop_rate == pytest.approx(BATCH * report.steps_per_second)
     assert sum(report.waits.values()) == pytest.approx(report.wait_share)
+
+
+def test_ends_of_epochs_are_no_steps():
+    with data_iterator(as_float, ["x"], source=numbers(2 * BATCH))(**CALL) as iterator:
+        report = run(iterator, steps=12, model=SLOW, seconds=0)
+    assert report.steps <= 12
+    assert report.loop_rate <= BATCH / SLOW  # each step sleeps
 
 
 def slowest_of(report):
@@ -267,7 +273,7 @@ def test_slow_decoding(large_jpegs):
 
 
 def test_a_slow_function_of_the_placed_batch():
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
+    sharding = rows_over(2)
 
     @fn.jax_function(sharding=sharding)
     def centred(x):

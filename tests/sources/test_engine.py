@@ -6,9 +6,9 @@ import json
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numbers_source import Numbers, expected
 from nvidia.dali import fn
+from shardings import rows_over
 
 from dalijax import LastBatchPolicy
 from dalijax import fn as dali
@@ -31,7 +31,7 @@ def make(source, batch_size, shards=0, policy=FILL, padded=False, seed=3, shuffl
         mask="mask",
         last_batch_policy=policy,
         last_batch_padded=padded,
-        sharding=sharding_over(shards) if shards else None,
+        sharding=rows_over(shards) if shards else None,
         as_numpy=None if shards else True,
         on_error=more.pop("on_error", "raise"),
         source=source,
@@ -42,11 +42,6 @@ def make(source, batch_size, shards=0, policy=FILL, padded=False, seed=3, shuffl
     )
     call = {"batch_size": batch_size, "num_threads": 1, "seed": seed, "device_id": None} | more
     return SourceEngine(source, config, graph, call)
-
-
-def sharding_over(shards):
-    mesh = Mesh(np.array(jax.devices()[:shards]), ("data",))
-    return NamedSharding(mesh, PartitionSpec("data"))
 
 
 def check(batch, rows, count, seed=3, shuffle=True):
@@ -263,7 +258,7 @@ def test_keys_of_functions_belong_to_records(global_):
     """A function of global arrays gets one key, whatever the layout; no state is kept of it."""
 
     def drawn(batch_size, shards):
-        sharding = sharding_over(shards) if global_ else None
+        sharding = rows_over(shards) if global_ else None
 
         @dali.jax_function(sharding=sharding) if global_ else dali.jax_function
         def noise(numbers, *, key):

@@ -7,7 +7,7 @@ import pytest
 
 from dalijax import LastBatchPolicy
 from dalijax.core.epochs import EpochPlan
-from dalijax.core.sources.plan import SamplePlan, SamplePosition
+from dalijax.core.sources.plan import SamplePlan, SamplePosition, pads_by_default
 
 FILL, DROP, PARTIAL = LastBatchPolicy.FILL, LastBatchPolicy.DROP, LastBatchPolicy.PARTIAL
 CASES = list(
@@ -63,6 +63,24 @@ def test_each_batch_has_the_samples_of_the_oracle(n, b, policy, padded):
         assert plan.remaining(here) == 0
         assert plan.has(here)
         here = plan.next_epoch(here)
+
+
+@pytest.mark.parametrize(("n", "b", "policy", "mask"), CASES)
+def test_no_sample_is_lost_where_nobody_says_whether_to_pad(n, b, policy, mask):
+    plan = SamplePlan(n, b, policy, pads_by_default(policy, "mask" if mask else None))
+    here, samples = SamplePosition(), []
+    for epoch in range(6):
+        here = plan.run_from(here)
+        while plan.remaining(here):
+            rows = plan.rows(here)
+            samples += rows.samples[rows.valid].tolist() if plan.padded else rows.samples.tolist()
+            here = plan.skip(here, 1)
+        here = plan.next_epoch(here)
+        if policy is DROP:  # of each epoch less than a batch
+            assert samples == list(range(epoch * n, epoch * n + n // b * b))
+            samples = []
+    assert samples == list(range(len(samples)))
+    assert policy is DROP or len(samples) >= 6 * n
 
 
 @pytest.mark.parametrize(("n", "b", "policy", "padded"), CASES)

@@ -3,10 +3,14 @@
 import pickle
 import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dalijax import data_iterator
 from dalijax.core.errors import StateError
+from dalijax.core.pipeline.schema import leaf
+from dalijax.core.sources.values import kind_of
 from dalijax.sources import Arrays, Field, Records
 
 ROWS = [
@@ -168,7 +172,7 @@ def test_a_memory_map_and_its_copy_agree(tmp_path):
     assert pickle.loads(pickle.dumps(first)).identity() == first.identity()
 
 
-def test_arrays_that_do_not_fit_are_refused():
+def test_arrays_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"\(3,\).*\(4,\)"):
         Arrays({"x": np.zeros(3), "y": np.zeros(4)})
     for arrays in ({}, {"x": np.zeros((0, 3))}, {"x": np.zeros(())}):
@@ -177,7 +181,37 @@ def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(TypeError, match="'x' is an array of object"):
         Arrays({"x": np.array([None, 1])})
     with pytest.raises(ValueError, match="'x' of row 1 has a number that does not fit into int32"):
-        Arrays({"x": np.array([1, 1 << 40])}).read(np.array([0, 1]), ["x"])
+        np.save(tmp_path / "x.npy", np.array([1, 1 << 40]))
+        in_file = np.load(tmp_path / "x.npy", mmap_mode="r")  # which is not read to look
+        Arrays({"x": in_file}).read(np.array([0, 1]), ["x"])
+
+
+FOREIGN = [
+    (np.zeros(3, jnp.bfloat16), r"give it \.astype\('float32'\), and cast back behind"),
+    (np.zeros(3, jnp.float8_e5m2), r"give it \.astype\('float32'\)"),  # of kind "f", as float32 is
+    (np.zeros(3, jnp.int4), r"give it \.astype\('int8'\)"),
+    (np.zeros(3, np.longdouble), r"give it \.astype\('float32'\)"),
+    (np.zeros(3, np.complex64), r"\.real and \.imag"),
+    (np.zeros(3, "M8[D]"), r"\.astype\('int64'\)"),
+    (np.zeros(3, [("a", "i4"), ("b", "f4")]), "a field of its own for each of a, b"),
+    (np.array([None]), "give it arrays of numbers, text or bytes"),
+]
+
+
+@pytest.mark.parametrize("array,words", FOREIGN, ids=lambda one: str(getattr(one, "dtype", "")))
+def test_dtypes_that_dali_lacks_are_refused_with_what_to_make_of_them(array, words):
+    with pytest.raises(TypeError, match=f"nothing that a pipeline takes: .*{words}"):
+        leaf(array)
+    with pytest.raises(TypeError, match=f"'x' is an array of .*{words}"):
+        Arrays({"x": array})
+    field = kind_of(array)
+    assert field.dtype is None  # in records it passes the graph by
+
+
+@pytest.mark.parametrize("array", [one for one, _ in FOREIGN if not one.dtype.names])
+def test_a_graph_does_not_take_fields_of_dtypes_that_dali_lacks(array):
+    with pytest.raises(TypeError, match="field 'x', for which DALI has no type.*arrays of numbers"):
+        data_iterator(lambda x: x, ["x"])(source=Records([{"x": array}] * 4), batch_size=2)
 
 
 @pytest.mark.parametrize("error", (KeyError("five"), StopIteration(), OSError("disk")), ids=repr)

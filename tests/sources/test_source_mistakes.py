@@ -5,7 +5,7 @@ import pytest
 
 from dalijax import data_iterator
 from dalijax.core.sources.reuse import ReuseCheck
-from dalijax.sources import Field, Records, Source
+from dalijax.sources import Arrays, Field, Files, Mixture, Records, Source
 
 N, BATCH = 300, 8
 
@@ -128,3 +128,82 @@ def test_arrays_that_were_freed_are_forgotten():
     for k in range(2):
         check.check(np.array([k]), {"x": [np.full(3, k, np.int32)]})
     assert len(check._alive) <= 2
+
+
+class Stated(Rows):
+    """Rows whose identity is a value, or raises it."""
+
+    def __init__(self, value):
+        super().__init__(lambda k: np.full(3, k, np.int32))
+        self.value = value
+
+    def identity(self):
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "value", (3, None, b"rows", "", KeyError("boom"), StopIteration()), ids=repr
+)
+@pytest.mark.parametrize("wrap", (lambda s: s, lambda s: Mixture([(s, 1), (Stated("b"), 1)])))
+def test_an_identity_that_is_no_text_fails_each_state_and_no_batch(value, wrap):
+    take = data_iterator(lambda x: x + 0, ["x"], as_numpy=True)
+    with (
+        take(source=wrap(Stated("rows")), batch_size=BATCH) as other,
+        take(source=wrap(Stated(value)), batch_size=BATCH) as iterator,
+    ):
+        want = [next(other)["x"].tolist() for _ in range(3)]
+        assert next(iterator)["x"].tolist() == want[0]
+        for call in (iterator.get_state, lambda: iterator.set_state(other.get_state())):
+            with pytest.raises(ValueError, match=r"Stated\.identity\(\) (gave|failed)"):
+                call()
+        assert [next(iterator)["x"].tolist() for _ in range(2)] == want[1:]
+
+
+class Raises:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        raise StopIteration
+
+
+MISTAKES = {
+    "no path": (lambda: Files(3), TypeError, "path of a folder, not 3"),
+    "a list": (lambda: Files(["a.jpg"]), TypeError, r"not \['a.jpg'\]: a list of files is paths="),
+    "no identity": (lambda: Records([1], identity=""), TypeError, "a text that says which"),
+    "unlike rows": (lambda: Arrays({"x": [[1, 2], [3]]}), ValueError, "'x' .* rows are unlike"),
+    "too large": (
+        lambda: Arrays({"x": np.array([1, 1 << 40])}),
+        ValueError,
+        "'x' has 1099511627776, beyond int32, .* as text",
+    ),
+    "too small": (lambda: Arrays({"x": np.array([-(1 << 31) - 1])}), ValueError, "beyond int32"),
+    "unsigned": (
+        lambda: Arrays({"x": np.array([1 << 32], np.uint64)}),
+        ValueError,
+        "beyond uint32",
+    ),
+    "raises": (lambda: Records(Raises()), ValueError, "record 0 of the Raises, .*StopIteration"),
+    "ragged": (lambda: Records([{"x": [[1, 2], [3]]}]), ValueError, "'x' of record 0 is no array"),
+}
+
+
+@pytest.mark.parametrize("make,error,text", MISTAKES.values(), ids=MISTAKES)
+def test_what_is_no_source_is_said_where_it_is_made(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_numbers_that_fit_stay_what_they_are():
+    values = np.array([-(1 << 31), 0, (1 << 31) - 1])
+    take = data_iterator(lambda x: x + 0, ["x"], as_numpy=True, source=Arrays({"x": values}))
+    with take(batch_size=3, shuffle=False) as iterator:
+        assert next(iterator)["x"].tolist() == values.tolist()
+
+
+def test_a_parameter_that_nothing_fills_is_named_with_the_ways():
+    for function in (lambda x, k=1: (x, k), lambda *, x: (x, x)):
+        with pytest.raises(TypeError, match=r"nothing gives \['x'\] .* or a source="):
+            data_iterator(function, ["x", "k"], source=None, size=3)(batch_size=BATCH)

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dalijax.core.sources.byte_files import LocalFile, Window
+from dalijax.core.sources.dali_index import read_dali_index
 from dalijax.core.sources.tar_headers import members
 from dalijax.sources import Arrays, Field, Mixture, Tar
 from tars import FIELDS, sample, samples, write_tar
@@ -148,6 +149,13 @@ def test_samples_by_number(tmp_path):
     )
 
 
+@pytest.mark.parametrize("extensions", ("jpg;jpeg;JPEG;png", "JPG;.jpg", ".JPEG;jpg"))
+def test_extensions_of_one_field_may_be_said_again_in_upper_case(tmp_path, extensions):
+    path = write_tar(tmp_path / "a.tar", [("1.jpg", b"one"), ("2.JPG", b"two")])
+    (values,) = Tar(path, {extensions: "data"}).read(np.array([0, 1]), ["data"]).values()
+    assert [v.tobytes() for v in values] == [b"one", b"two"]
+
+
 def test_texts_pass_by_and_one_of_several_extensions_is_taken(tmp_path):
     entries = [
         *(("a/1.JPG", b"x"), ("a/1.txt", "é".encode()), ("a/1.json", b'{"n": [1]}')),
@@ -255,7 +263,8 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     for fields, words in (
         ({}, "must say which"),
         ({"jpg": "x", "png": "x"}, "twice"),
-        ({"a;a": "x"}, "twice"),
+        ({"a;b": "x", ".B": "y"}, "'b' for two fields"),
+        ({"a;;b": "x"}, "an empty one"),
     ):
         with pytest.raises(ValueError, match=words):
             Tar(path, fields)
@@ -369,6 +378,17 @@ def test_indexes_of_dali_are_used(form, tmp_path, monkeypatch):
     same(Tar(path, FIELDS, cache_dir=tmp_path / "2", index_paths=tmp_path / "old"), plain)
 
 
+@pytest.mark.parametrize("label", (b"cat", b"", b"9223372036854775808"))
+def test_a_label_that_is_no_number_is_named_with_an_index_of_dali(label, tmp_path):
+    entries = samples(0, 9)
+    entries[11] = (entries[11][0], label)
+    path = write_tar(tmp_path / "a.tar", entries)
+    wds2idx(path, str(tmp_path / "b.idx"))
+    words = rf"'label' of .*a\.tar: 0005 must be a whole number of 64 bits, not {label!r}"
+    with pytest.raises(ValueError, match=words):
+        Tar(path, FIELDS, cache_dir=tmp_path / "c", index_paths=[tmp_path / "b.idx"])
+
+
 def test_indexes_of_dali_that_are_wrong_are_not_used(tmp_path, caplog):
     long = [
         ("y" * 120 + f"{i}.{e}", c)
@@ -405,6 +425,69 @@ def test_indexes_of_dali_that_are_wrong_are_not_used(tmp_path, caplog):
         assert "b.idx is not used" in caplog.text, number
         with pytest.raises(ValueError, match=r"b\.idx is no index of .*b\.tar"):
             Tar(path, FIELDS, cache_dir=tmp_path / f"d{number}", index_paths=[tmp_path / "b.idx"])
+
+
+LINES = {
+    "alike": ["jpg 512 10 a/{k}.jpg cls 1536 1 a/{k}.cls"] * 7,
+    "two kinds": ["jpg 512 10 {k}.jpg", "jpg 512 10 {k}.jpg png 1536 3 {k}.png"] * 3,
+    "upper case": ["JPG 512 10 {k}.JPG"] * 4,
+    "no dot": ["README 512 10 README", *["jpg 512 1 {k}.jpg"] * 3, "x 512 1 a.b/x"],
+    "twice": ["jpg 512 1 {k}.jpg jpg 1536 2 {k}.jpg"] * 3,
+    "out of order": ["cls 1536 1 {k}.cls jpg 512 9 {k}.jpg"] * 5,
+    "two dots": ["seg.png 512 1 {k}.seg.png"] * 4,
+    "a member in the next line": [
+        "jpg 512 1 {k}.jpg cls 1536 1 {k}.cls",
+        "jpg 512 1 {k}.jpg cls 1536 1 {k}.cls jpg 2560 2 {k}.jpg",
+        "cls 3584 1 {k}.cls",
+    ],
+}
+
+
+@pytest.mark.parametrize("version", (b"v1.1", b"v1.2"))
+@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
+def test_lines_of_dalis_index_say_the_same_alone_and_together(
+    lines, version, tmp_path, monkeypatch
+):
+    words, wanted, rows = (3 if version == b"v1.1" else 4), [], []
+    for k, line in enumerate(lines):
+        parts = line.format(k=k).split()
+        members = [parts[i : i + 4] for i in range(0, len(parts), 4)]
+        rows.append(" ".join(word for member in members for word in member[:words]))
+        sample = {
+            extension.lower().encode(): (int(offset), int(size))
+            for extension, offset, size, name in members
+            if words == 3 or "." in name.split("/")[-1]
+        }
+        if sample:
+            wanted.append((min(offset for offset, _ in sample.values()) - 512, sample))
+    path = tmp_path / "index"
+    path.write_text("\n".join([f"{version.decode()} {len(rows)}", *rows]))
+    for together in (1, 50, 100, 1 << 19):
+        monkeypatch.setattr("dalijax.core.sources.dali_index._BYTES", together)
+        blocks = list(read_dali_index(str(path)))
+        assert [one for some in blocks for one in some.single(range(len(some.start)))] == wanted
+    if lines == LINES["alike"]:
+        assert len(blocks) == 1
+
+
+BAD_LINES = {
+    "a word is missing": "jpg 512 10 1.jpg cls 1536 1",
+    "no number": "jpg 512 1x 1.jpg",
+    "empty": "",
+    "a long name": f"jpg 512 10 {'x' * 97}.jpg",
+    "an escaped name": "jpg 512 10 \\303.jpg",
+}
+
+
+@pytest.mark.parametrize("bad", BAD_LINES.values(), ids=BAD_LINES)
+@pytest.mark.parametrize("at", (0, 2, 5))
+def test_a_bad_line_of_dalis_index_is_named(bad, at, tmp_path):
+    rows = [f"jpg 512 10 {k}.jpg" for k in range(5)]
+    rows.insert(at, bad)
+    path = tmp_path / "index"
+    path.write_text("\n".join([f"v1.2 {len(rows)}", *rows, ""]))
+    with pytest.raises(ValueError, match=f"index: line {at + 2} "):
+        list(read_dali_index(str(path)))
 
 
 def test_the_identity_moves_with_the_tars(tmp_path):

@@ -2,9 +2,7 @@
 
 import json
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from conformance import Expected
 from oracle import Case
@@ -17,11 +15,6 @@ def rows_of(iterator):
     iterator.close()
     whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     return {name: array[whole["mask"]] for name, array in whole.items()}
-
-
-def over_devices(count):
-    """Rows over the first devices."""
-    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("d",)), PartitionSpec("d"))
 
 
 def expected_labels(source, batch):

@@ -23,7 +23,8 @@ _DALIJAX = re.compile(r"\s*python -m dalijax")
 
 def on_cpu(code: str) -> str:
     """A page's code as it runs without a GPU."""
-    return code.replace('device="mixed"', 'device="cpu"').replace(".gpu()", "")
+    code = re.sub(r"device_id=\d", "device_id=None", code).replace(".gpu()", "")
+    return code.replace('device="mixed"', 'device="cpu"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Page:
                 opened = fence[1], fence[2], number + 1
             elif opened and fence and not fence[2] and fence[1].startswith(opened[0]):
                 lines = self.lines[opened[2] - 1 : number - 1]
-                yield Block(opened[1], opened[2], textwrap.dedent("\n".join(lines)).split("\n"))
+                language = opened[1].split(" ")[0]  # behind it may be the lines to mark
+                yield Block(language, opened[2], textwrap.dedent("\n".join(lines)).split("\n"))
                 opened = None
         if opened:
             raise ValueError(f"{self.name}:{opened[2] - 1}: the block has no end")

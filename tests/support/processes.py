@@ -13,11 +13,16 @@ PROCESSES = 2
 SUPPORT = str(pathlib.Path(__file__).parent)
 
 
-def launched(worker, tmp_path, options, processes=PROCESSES):
-    """The processes that run a worker, each with a file for its report."""
+def free_port():
+    """A port of this machine that nobody has."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def launched(worker, tmp_path, options, processes=PROCESSES):
+    """The processes that run a worker, each with a file for its report."""
+    port = free_port()
     path = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
     running = []
     for process in range(processes):

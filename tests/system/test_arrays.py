@@ -5,9 +5,10 @@ import pathlib
 import arrays  # of examples/
 import numpy as np
 import pytest
-from labelled import check_goes_on, expected_labels, over_devices, rows_of
+from labelled import check_goes_on, expected_labels, rows_of
 from nvidia.dali import backend
 from PIL import Image
+from shardings import rows_over
 
 from conformance import check
 from dalijax import sources
@@ -80,9 +81,9 @@ def test_every_state_goes_on(opened, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": over_devices(4)}))
+@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": rows_over(4)}))
 @pytest.mark.parametrize(
-    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": over_devices(2)}, {"as_numpy": True})
+    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": rows_over(2)}, {"as_numpy": True})
 )
 def test_a_state_goes_on_with_any_batch_size_and_devices(opened, kind, first, then):
     source = opened[kind]

@@ -5,8 +5,9 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from labelled import check_goes_on, expected_labels, over_devices, rows_of, write_labelled_tar
+from labelled import check_goes_on, expected_labels, rows_of, write_labelled_tar
 from PIL import Image
+from shardings import rows_over
 
 from conformance import check
 from dalijax import sources
@@ -134,9 +135,9 @@ def test_every_state_goes_on(folder):
     check(lambda: batches_of(source, **call), expected_labels(source, BATCH), tail=3)
 
 
-@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": over_devices(4)}))
+@pytest.mark.parametrize("first", ({}, {"batch_size": 8, "sharding": rows_over(4)}))
 @pytest.mark.parametrize(
-    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": over_devices(2)}, {"as_numpy": True})
+    "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": rows_over(2)}, {"as_numpy": True})
 )
 def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
     source = sources.Files(folder)

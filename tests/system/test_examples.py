@@ -7,6 +7,7 @@ import re
 
 import pytest
 import tensorflow as tf
+from pictures import make_pictures
 from PIL import Image
 
 from full import FULL
@@ -34,6 +35,15 @@ def run(name, folder, *options):
     """What an example says on a CPU."""
     command = [EXAMPLES / name, "--cache", folder / "cache", *options]
     return run_python(*command, env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout
+
+
+def test_quickstart_trains_on_a_folder_of_ones_own(tmp_path):
+    """Whose pictures nobody can say how well it should know."""
+    own = make_pictures(tmp_path / "own", count=60)
+    out = tmp_path / "batch.png"
+    said = run("quickstart.py", tmp_path, "--data", own, "--epochs", "1", "--out", out)
+    assert re.search(r"each of 12 images once\nAccuracy on held-out images: [\d.]+%", said)
+    assert Image.open(out).convert("L").getextrema()[1] > 100
 
 
 def clu_train(folder, steps, out):

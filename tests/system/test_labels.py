@@ -25,10 +25,6 @@ def quickstart_held_out(module, files, classes):
     return module.held_out_data(files, classes, False, batch_size=BATCH)
 
 
-def clu_train(module, files, classes):
-    return module.training_data(files, classes, batch_size=BATCH)
-
-
 def grain_train(module, files, classes):
     return iter(module.dataset(files, classes, BATCH))
 
@@ -44,7 +40,6 @@ def check(labels, mask):
     [
         ("quickstart", quickstart),
         ("quickstart", quickstart_held_out),
-        ("clu_train", clu_train),
         ("grain_train", grain_train),
     ],
 )

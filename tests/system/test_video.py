@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from labelled import check_goes_on, expected_labels, over_devices, rows_of, write_labelled_tar
+from labelled import check_goes_on, expected_labels, rows_of, write_labelled_tar
 from nvidia.dali import fn
 from PIL import Image
+from shardings import rows_over
 
 import clips as drawing
 import video
@@ -97,9 +98,9 @@ def test_every_state_goes_on(folder):
     check(lambda: batches_of(source, **call), expected_labels(source, BATCH), tail=3)
 
 
-@pytest.mark.parametrize("first", ({}, {"batch_size": 4, "sharding": over_devices(4)}))
+@pytest.mark.parametrize("first", ({}, {"batch_size": 4, "sharding": rows_over(4)}))
 @pytest.mark.parametrize(
-    "then", ({"batch_size": 2}, {"batch_size": 6, "sharding": over_devices(2)}, {"as_numpy": True})
+    "then", ({"batch_size": 2}, {"batch_size": 6, "sharding": rows_over(2)}, {"as_numpy": True})
 )
 def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
     source = opened(folder)

@@ -1,8 +1,17 @@
-"""A folder of pictures as a source."""
+"""Tars of pictures and their classes, with DALI's index files."""
 
-from page_data import TRAIN, draw_folder
+import subprocess
+import sys
+import sysconfig
 
-from dalijax import sources
+import page_data
+from labelled import write_labelled_tar
 
-draw_folder()
-source = sources.Files(TRAIN)
+page_data.draw_folder()
+tars, indices = [], []
+for number in range(2):
+    tars.append(f"{number}.tar")
+    indices.append(f"{number}.idx")
+    write_labelled_tar(tars[-1], page_data.paths()[number::2], "jpg")
+    tool = f"{sysconfig.get_path('scripts')}/wds2idx"
+    subprocess.run([sys.executable, tool, tars[-1], indices[-1]], check=True, capture_output=True)

@@ -1,0 +1,159 @@
+"""The augmentation of the benchmarks by other libraries: OpenCV in Grain's workers, and tf.data.
+
+Random resized crop to 224 and a flip; and, for the recipe, brightness, contrast and saturation by
+torchvision's definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from absl import flags
+
+SIDE = 224
+GREY = np.array([0.299, 0.587, 0.114], np.float32)
+
+
+def opencv_crop(path: str, rng: np.random.Generator) -> Any:
+    """A random resized crop of a JPEG, mirrored or not: RGB, uint8 [224, 224, 3]."""
+    import cv2
+
+    cv2.setNumThreads(0)  # each worker has a core
+    image = cv2.imread(path)[:, :, ::-1]
+    height, width = image.shape[:2]
+    for _ in range(10):
+        area = rng.uniform(0.08, 1.0) * height * width
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+        if w <= width and h <= height:
+            break
+    else:
+        w, h = width, height
+    left, top = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
+    crop = cv2.resize(image[top : top + h, left : left + w], (SIDE, SIDE))
+    return crop[:, ::-1] if rng.random() < 0.5 else crop
+
+
+def opencv_jitter(image: Any, strength: float, rng: np.random.Generator) -> Any:
+    """Brightness, contrast and saturation of a picture, each times 1 - strength to 1 + strength."""
+    import cv2
+
+    for operation in rng.permutation(3):
+        factor = rng.uniform(1 - strength, 1 + strength)
+        if operation == 0:
+            image = cv2.convertScaleAbs(image, alpha=factor)
+        elif operation == 1:
+            mean = float(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean())
+            image = cv2.addWeighted(image, factor, np.full_like(image, round(mean)), 1 - factor, 0)
+        else:
+            grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+            image = cv2.addWeighted(image, factor, grey, 1 - factor, 0)
+    return image
+
+
+class Augment(grain.transforms.RandomMap):
+    """The recipe's augmentation of a record with a path, by OpenCV.
+
+    Args:
+        jitter: The strength of the jitter; 0: none.
+    """
+
+    def __init__(self, jitter: float):
+        self._jitter = jitter
+
+    def random_map(self, record: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        image = opencv_crop(record["path"], rng)
+        if self._jitter:
+            image = opencv_jitter(np.ascontiguousarray(image), self._jitter, rng)
+        return {"images": image, "labels": record["label"]}
+
+
+def grain_batches(
+    files: Sequence[str],
+    labels: Sequence[int],
+    batch: int,
+    workers: int,
+    jitter: float,
+    sharding: Any,
+) -> Iterator[dict[str, jax.Array]]:
+    """Endless batches of this process by Grain's worker processes, placed one ahead."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()  # Grain's worker processes ask for it
+    records = [{"path": path, "label": np.int32(label)} for path, label in zip(files, labels)]
+    ds = grain.MapDataset.source(records).seed(1).shuffle().repeat().random_map(Augment(jitter))
+    options = grain.MultiprocessingOptions(workers, per_worker_buffer_size=2)
+    read = grain.ReadOptions(num_threads=1, prefetch_buffer_size=batch)
+    return _ahead(iter(ds.to_iter_dataset(read).batch(batch).mp_prefetch(options)), sharding)
+
+
+def tensorflow_crop(path: Any) -> Any:
+    """A random resized crop of a JPEG, mirrored or not: float32 [224, 224, 3], 0 to 255.
+
+    It decodes only what is cropped, as TensorFlow's guides recommend.
+    """
+    import tensorflow as tf
+
+    data = tf.io.read_file(path)
+    shape = tf.image.extract_jpeg_shape(data)
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        shape,
+        tf.zeros([0, 0, 4]),
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        area_range=(0.08, 1.0),
+        max_attempts=10,
+        use_image_if_no_bounding_boxes=True,
+    )
+    window = tf.concat([begin[:2], size[:2]], 0)
+    image = tf.image.resize(tf.image.decode_and_crop_jpeg(data, window, channels=3), (SIDE, SIDE))
+    return tf.image.random_flip_left_right(image)
+
+
+def tensorflow_jitter(image: Any, strength: float) -> Any:
+    """Brightness, contrast and saturation of a picture, 0 to 255, in this order."""
+    import tensorflow as tf
+
+    brightness, contrast, saturation = tf.unstack(
+        tf.random.uniform([3], 1 - strength, 1 + strength)
+    )
+    image = tf.clip_by_value(image * brightness, 0, 255)
+    mean = tf.reduce_mean(tf.tensordot(image, GREY, 1))
+    image = tf.clip_by_value(mean + contrast * (image - mean), 0, 255)
+    grey = tf.tensordot(image, GREY, 1)[:, :, None]
+    return tf.clip_by_value(grey + saturation * (image - grey), 0, 255)
+
+
+def tensorflow_batches(
+    files: Sequence[str], labels: Sequence[int], batch: int, jitter: float, sharding: Any
+) -> Iterator[dict[str, jax.Array]]:
+    """Endless batches of this process by tf.data, placed one ahead."""
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")
+
+    def augmented(path: Any, label: Any) -> dict[str, Any]:
+        image = tensorflow_crop(path)
+        image = tensorflow_jitter(image, jitter) if jitter else image
+        return {"images": tf.cast(tf.round(image), tf.uint8), "labels": label}
+
+    ds = tf.data.Dataset.from_tensor_slices((list(files), np.array(labels, np.int32)))
+    ds = ds.shuffle(len(files), seed=1).repeat()
+    ds = ds.map(augmented, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return _ahead(ds.batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator(), sharding)
+
+
+def _ahead(batches: Iterator[Any], sharding: Any) -> Iterator[dict[str, jax.Array]]:
+    """Batches over a sharding, of which one is on its way while another is used."""
+
+    def place() -> Any:
+        return jax.tree.map(
+            lambda array: jax.make_array_from_process_local_data(sharding, array), next(batches)
+        )
+
+    following = place()
+    while True:
+        batch, following = following, place()
+        yield batch

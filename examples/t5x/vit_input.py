@@ -1,0 +1,41 @@
+"""Pictures for T5X's trainer, decoded and augmented by DALI; see vit.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nvidia.dali.fn as dali_fn
+from nvidia.dali import backend
+
+from dalijax import augment, data_iterator, sources
+from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
+
+GPU = backend.GetCUDADeviceCount() > 0
+
+
+@data_iterator(output_map=["images", "labels"])
+def train(data: Any, label: Any, *, draw: Any, side: int = 64) -> Any:
+    """Uint8 pictures [side, side, 3], as the recipe of examples/imagenet has them, and labels."""
+    images = dali_fn.decoders.image(data, device="mixed" if GPU else "cpu")
+    images = augment.random_resized_crop(images, side, draw=draw)
+    images = augment.flip(images, draw=draw)
+    images = augment.color_jitter(images, brightness=0.3, contrast=0.3, saturation=0.3, draw=draw)
+    images = augment.rand_augment(images, magnitude=9, draw=draw)
+    return images, label.gpu() if GPU else label
+
+
+@data_iterator(output_map=["images", "labels"])
+def evaluation(data: Any, label: Any, *, draw: Any, side: int = 64) -> Any:
+    """The same without augmentation: the middle of each picture."""
+    images = dali_fn.decoders.image(data, device="mixed" if GPU else "cpu")
+    images = augment.center_crop(images, side, resize=side * 8 // 7, draw=draw)
+    return images, label.gpu() if GPU else label
+
+
+def train_data(folder: str, partitioner: Any = None) -> Any:
+    return get_dataset_fn(train, partitioner=partitioner, source=sources.Files(folder))
+
+
+def evaluation_data(folder: str) -> Any:
+    # The model's loss multiplies by "weights", which are 0 at padding: nothing else is masked.
+    return eval_get_dataset_fn(evaluation, masked=(), source=sources.Files(folder), shuffle=False)

@@ -1,0 +1,32 @@
+"""docs/moving/pytorch-dali.md: both sides of it give the same batches."""
+
+import runpy
+
+import numpy as np
+from page_data import draw_folder
+
+from pages import DOCS, NOT_RUN, Page, on_cpu
+
+
+def test_pytorch_and_jax_train_on_the_same_batches(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw_folder()
+    page = Page(DOCS / "moving" / "pytorch-dali.md")
+    graph, before, after = [b for b in page.blocks if b.language == "python"]
+    assert before.lines[0].startswith(NOT_RUN)
+    trained = {}
+    for name, block in (("torch", before), ("jax", after)):
+        batches = trained[name] = []
+
+        def train_step(images, labels, batches=batches):
+            arrays = np.asarray(images).copy(), np.asarray(labels).copy()
+            batches.append((type(images).__module__, *arrays))
+
+        program = tmp_path / f"{name}_side.py"
+        program.write_text(on_cpu("\n".join([*graph.lines, *block.lines])))
+        runpy.run_path(str(program), {"train_step": train_step})
+    assert len(trained["torch"]) == len(trained["jax"]) == 10  # of 300 pictures by 32
+    for (torch, *of_torch), (jax, *of_jax) in zip(trained["torch"], trained["jax"], strict=True):
+        assert torch.startswith("torch") and jax.startswith("jax")
+        for one, other in zip(of_torch, of_jax, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
