@@ -182,7 +182,12 @@ class Files(BaseSource):
                 (folders if entry["type"] == "directory" else files).append(name)
             files = [name for name in files if not suffixes or name.lower().endswith(suffixes)]
         else:
-            with os.scandir(self._root + folder) as entries:
+            try:
+                entries = os.scandir(self._root + folder)
+            except OSError as error:
+                error.filename = os.fsdecode(error.filename)  # else its text would have bytes
+                raise
+            with entries:
                 for entry in entries:
                     if entry.is_dir():
                         folders.append(entry.name)

@@ -167,8 +167,10 @@ def check(
     for name in ("seed", "identity", "order", "outputs"):
         before, after = getattr(saved, name), getattr(now, name)
         if before != after and (name != "seed" or seeded):
+            told = " (how many records there are, their names and their bytes)"
+            shown = f"{after}{told if name == 'identity' else ''}"
             # Positions are counted in the order's samples.
-            lines.append(Difference(name, str(before), str(after), fixed=name == "order"))
+            lines.append(Difference(name, str(before), shown, fixed=name == "order"))
     both = saved.fingerprint(), now.fingerprint()
     if saved.operators and now.operators:
         lines += differences(*both)

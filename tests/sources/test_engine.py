@@ -179,7 +179,7 @@ def test_a_source_that_is_gone_loses_no_batch():
     ("change", "name"),
     [
         ({"seed": 4}, "seed: 3 -> 4"),
-        ({"count": 9}, "identity: numbers of 8 -> numbers of 9"),
+        ({"count": 9}, r"identity: numbers of 8 -> numbers of 9 \(how many records"),
         ({"shuffle": False}, "order: shuffled FILL unpadded 8 -> sequential"),
         ({"policy": DROP}, "order: shuffled FILL unpadded 8 -> shuffled DROP"),
         ({"padded": True}, "order: shuffled FILL unpadded 8 -> shuffled FILL padded"),
