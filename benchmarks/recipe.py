@@ -4,7 +4,9 @@ In each round the step runs over one batch that lies on the devices, then over t
 
     python benchmarks/recipe.py --config resnet50 --batch 256 --seconds 300
 
-A round's steps stop by the clock; building pipelines and compiling come on top.
+A round's steps last about as long as its share of the seconds; building pipelines and compiling
+come on top. With ``--processes 2`` two processes of ``jax.distributed`` share the GPUs of this
+machine, and the figures are of the first.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import functools
 import gc
 import importlib.util
 import itertools
+import json
 import os
 import pathlib
 import re
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +35,9 @@ os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XL
 import jax
 import numpy as np
 import psutil
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from nvidia.dali import backend
 
 import other_inputs
 import photos
@@ -43,6 +50,7 @@ JITTER = {**PLAIN, "jitter": 0.3}
 POLICY = {**JITTER, "policy": "rand"}
 ALL = {**POLICY, "erasing": 0.25, "mixup": 0.8, "cutmix": 1.0}
 MODEL = "a batch on the devices"
+PROCESS = "RECIPE_PROCESS"  # what one of several processes is told, as JSON
 OPENCV, TENSORFLOW = "Grain, OpenCV: crop, flip, jitter", "tf.data: crop, flip, jitter"
 INPUTS = {
     "crop, flip": PLAIN,
@@ -71,10 +79,10 @@ def cpu_seconds() -> float:
     return total
 
 
-def run(step: Any, state: Any, batches: Any, seconds: float) -> tuple[Any, Seen]:
-    """The state behind some steps, and what they took; two are under way."""
+def run(step: Any, state: Any, batches: Any, count: int) -> tuple[Any, Seen]:
+    """The state behind so many steps, and what they took; two are under way."""
     begin, in_next, losses, busy = time.perf_counter(), 0.0, [], cpu_seconds()
-    while time.perf_counter() - begin < seconds or len(losses) < 3:
+    for _ in range(count):
         start = time.perf_counter()
         batch = next(batches)
         in_next += time.perf_counter() - start
@@ -85,8 +93,39 @@ def run(step: Any, state: Any, batches: Any, seconds: float) -> tuple[Any, Seen]
     if not np.isfinite(float(losses[-1])):
         raise RuntimeError("the loss is not finite")
     total = time.perf_counter() - begin
-    each = 1e3 / len(losses)
-    return state, Seen(each * total, each * in_next, (cpu_seconds() - busy) / total)
+    cores = float(np.sum(multihost_utils.process_allgather((cpu_seconds() - busy) / total)))
+    return state, Seen(1e3 * total / count, 1e3 * in_next / count, cores)
+
+
+def steps_in(seconds: float, step_ms: float) -> int:
+    """About how many steps last so long; the same for all processes."""
+    return max(3, int(multihost_utils.broadcast_one_to_all(int(1e3 * seconds / step_ms))))
+
+
+def start_processes(count: int, folder: pathlib.Path) -> None:
+    """Runs this program in so many processes, each with its share of the GPUs."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    share, running = backend.GetCUDADeviceCount() // count, []
+    for process in range(count):
+        own = {"address": address, "process": process, "folder": str(folder)}
+        gpus = ",".join(map(str, range(process * share, (process + 1) * share)))
+        running.append(
+            subprocess.Popen(
+                [sys.executable, *sys.argv],
+                env=os.environ | {PROCESS: json.dumps(own), "CUDA_VISIBLE_DEVICES": gpus},
+                stdout=subprocess.DEVNULL if process else None,
+            )
+        )
+    try:
+        while None in (codes := [one.poll() for one in running]) and not any(codes):
+            time.sleep(0.1)
+    finally:
+        for one in running:
+            one.kill()  # the others would wait for one that failed
+    if any(codes):
+        raise SystemExit(f"the processes ended with {codes}")
 
 
 def main() -> None:
@@ -100,7 +139,18 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only inputs whose name it is found in")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300, help="of all timed steps")
+    parser.add_argument("--processes", type=int, default=1, help="that share the GPUs")
     args = parser.parse_args()
+    if args.processes > 1 and PROCESS not in os.environ:
+        with tempfile.TemporaryDirectory() as spare:
+            folder = args.folder or pathlib.Path(spare)
+            photos.make(folder, args.files)
+            start_processes(args.processes, folder)
+        return
+    if PROCESS in os.environ:
+        own = json.loads(os.environ[PROCESS])
+        jax.distributed.initialize(own["address"], args.processes, own["process"])
+        args.folder = pathlib.Path(own["folder"])
     report.heading()
     recipe, steps = importlib.import_module("input"), importlib.import_module("steps")
     config = importlib.import_module(f"configs.{args.config}").config
@@ -143,13 +193,16 @@ def main() -> None:
         stream = batches(PLAIN)
         first = next(stream)
         stream.close()
-        state, _ = run(step, state, itertools.repeat(first), 0)
+        state, _ = run(step, state, itertools.repeat(first), 3)  # compiles
+        state, alone = run(step, state, itertools.repeat(first), 10)
         seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
         for _ in range(args.rounds):
             for name, own in seen.items():
                 iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-                state, _ = run(step, state, iterator, min(3.0, each / 3))  # prepared ones
-                state, one = run(step, state, iterator, each)
+                # What was prepared meanwhile is used up, and the time of a step is known.
+                few = steps_in(min(3.0, each / 3), alone.step)
+                state, one = run(step, state, iterator, few)
+                state, one = run(step, state, iterator, steps_in(each, one.step))
                 own.append(one)
                 getattr(iterator, "close", lambda: None)()
                 del iterator
@@ -183,7 +236,10 @@ def main() -> None:
         for name, own in seen.items()
     }
     title = f"recipe-{args.config}"
-    report.write(args.out, title, results, {args.config: medians}, "ms a step")
+    if args.processes > 1:
+        title += f"-{args.processes}-processes"
+    if jax.process_index() == 0:
+        report.write(args.out, title, results, {args.config: medians}, "ms a step")
 
 
 if __name__ == "__main__":

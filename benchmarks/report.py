@@ -54,7 +54,7 @@ def machine() -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": f"{cores} cores, {model}",
-        "gpus": [str(d.device_kind) for d in jax.local_devices() if d.platform == "gpu"],
+        "gpus": [str(d.device_kind) for d in jax.devices() if d.platform == "gpu"],
         "queues": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "") if GPU else "",
         "python": platform.python_version(),
         "jax": jax.__version__,
