@@ -258,7 +258,7 @@ def main() -> None:
 
         def measure(task: str, turn: dict[str, Turn]) -> None:
             micros = turns.time_pipelines(turn, arguments.rounds, arguments.batches)
-            results[task] = {name: [one / 1e3 for one in own] for name, own in micros.items()}
+            results[task] = {name: [one / 1e3 for one in values] for name, values in micros.items()}
             for name, times in results[task].items():
                 speed = arguments.batch / statistics.median(times) * 1e3
                 share = turns.share(times, results[task]["dalijax"])
@@ -314,7 +314,7 @@ def main() -> None:
     heads = ("", "", f"ms of a batch of {arguments.batch}", "a second", "share of dalijax's time")
     report.table(heads, lines)
     groups = {
-        task: {name: statistics.median(own) for name, own in times.items()}
+        task: {name: statistics.median(values) for name, values in times.items()}
         for task, times in results.items()
     }
     report.write(arguments.out, "media", results, groups, "ms of a batch")

@@ -50,7 +50,7 @@ JITTER = {**PLAIN, "jitter": 0.3}
 POLICY = {**JITTER, "policy": "rand"}
 ALL = {**POLICY, "erasing": 0.25, "mixup": 0.8, "cutmix": 1.0}
 MODEL = "a batch on the devices"
-PROCESS = "RECIPE_PROCESS"  # what one of several processes is told, as JSON
+PROCESS = "RECIPE_PROCESS"  # what one of several processes gets, as JSON
 OPENCV, TENSORFLOW = "Grain, OpenCV: crop, flip, jitter", "tf.data: crop, flip, jitter"
 INPUTS = {
     "crop, flip": PLAIN,
@@ -109,12 +109,12 @@ def start_processes(count: int, folder: pathlib.Path) -> None:
         address = f"localhost:{probe.getsockname()[1]}"
     share, running = backend.GetCUDADeviceCount() // count, []
     for process in range(count):
-        own = {"address": address, "process": process, "folder": str(folder)}
+        setup = {"address": address, "process": process, "folder": str(folder)}
         gpus = ",".join(map(str, range(process * share, (process + 1) * share)))
         running.append(
             subprocess.Popen(
                 [sys.executable, *sys.argv],
-                env=os.environ | {PROCESS: json.dumps(own), "CUDA_VISIBLE_DEVICES": gpus},
+                env=os.environ | {PROCESS: json.dumps(setup), "CUDA_VISIBLE_DEVICES": gpus},
                 stdout=subprocess.DEVNULL if process else None,
             )
         )
@@ -148,9 +148,9 @@ def main() -> None:
             start_processes(args.processes, folder)
         return
     if PROCESS in os.environ:
-        own = json.loads(os.environ[PROCESS])
-        jax.distributed.initialize(own["address"], args.processes, own["process"])
-        args.folder = pathlib.Path(own["folder"])
+        setup = json.loads(os.environ[PROCESS])
+        jax.distributed.initialize(setup["address"], args.processes, setup["process"])
+        args.folder = pathlib.Path(setup["folder"])
     report.heading()
     recipe, steps = importlib.import_module("input"), importlib.import_module("steps")
     config = importlib.import_module(f"configs.{args.config}").config
@@ -197,43 +197,43 @@ def main() -> None:
         state, alone = run(step, state, itertools.repeat(first), 10)
         seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
         for _ in range(args.rounds):
-            for name, own in seen.items():
+            for name, runs in seen.items():
                 iterator = inputs[name]() if name in inputs else itertools.repeat(first)
                 # What was prepared meanwhile is used up, and the time of a step is known.
                 few = steps_in(min(3.0, each / 3), alone.step)
                 state, one = run(step, state, iterator, few)
                 state, one = run(step, state, iterator, steps_in(each, one.step))
-                own.append(one)
+                runs.append(one)
                 getattr(iterator, "close", lambda: None)()
                 del iterator
                 gc.collect()  # which ends Grain's workers
                 print(f"  {name}: {one}", flush=True)
-    medians = {name: statistics.median(one.step for one in own) for name, own in seen.items()}
+    medians = {name: statistics.median(one.step for one in runs) for name, runs in seen.items()}
     over = {
-        name: [100 * (one.step / base.step - 1) for one, base in zip(own, seen[MODEL])]
-        for name, own in seen.items()
+        name: [100 * (one.step / base.step - 1) for one, base in zip(runs, seen[MODEL])]
+        for name, runs in seen.items()
     }
     report.table(
         ("input", "ms a step", "over the model, %", "in next(), % of it", "images/s", "cores"),
         [
             (
                 name,
-                report.spread([one.step for one in own], 2),
+                report.spread([one.step for one in runs], 2),
                 f"{statistics.median(over[name]):+.1f}",
-                report.spread([100 * one.next / one.step for one in own], 1),
+                report.spread([100 * one.next / one.step for one in runs], 1),
                 f"{1e3 * args.batch / medians[name]:,.0f}",
-                f"{statistics.median(one.cores for one in own):.1f}",
+                f"{statistics.median(one.cores for one in runs):.1f}",
             )
-            for name, own in seen.items()
+            for name, runs in seen.items()
         ],
     )
     results = {
         name: {
-            "step_ms": [one.step for one in own],
-            "next_ms": [one.next for one in own],
-            "cores": [one.cores for one in own],
+            "step_ms": [one.step for one in runs],
+            "next_ms": [one.next for one in runs],
+            "cores": [one.cores for one in runs],
         }
-        for name, own in seen.items()
+        for name, runs in seen.items()
     }
     title = f"recipe-{args.config}"
     if args.processes > 1:

@@ -233,7 +233,7 @@ def variants(
 
     def loader(worker_count: int) -> Iterator[Any]:
         sampler = grain.samplers.IndexSampler(len(files), shuffle=True, seed=1)
-        loader = DALIDataLoader(
+        batches = DALIDataLoader(
             Paths(files),
             sampler,
             pipeline_fn=of_paths,
@@ -242,7 +242,7 @@ def variants(
             worker_count=worker_count,
             **call,
         )
-        return iter(loader)
+        return iter(batches)
 
     def opencv(count: int) -> Iterator[Any]:
         """By Grain's worker processes, or by its threads where there are none."""

@@ -22,6 +22,8 @@ from .plan import MOST_SAMPLES, SamplePosition
 FORMAT = "dalijax.source"
 VERSION = 1
 _LONGEST = 1400  # characters of the operators' lines
+# What differences are of, where the name does not say it.
+_MEANINGS = {"identity": " (how many records there are, their names and their bytes)"}
 _TYPES: Mapping[str, type] = {
     "format": str,
     "version": int,
@@ -167,8 +169,7 @@ def check(
     for name in ("seed", "identity", "order", "outputs"):
         before, after = getattr(saved, name), getattr(now, name)
         if before != after and (name != "seed" or seeded):
-            told = " (how many records there are, their names and their bytes)"
-            shown = f"{after}{told if name == 'identity' else ''}"
+            shown = f"{after}{_MEANINGS.get(name, '')}"
             # Positions are counted in the order's samples.
             lines.append(Difference(name, str(before), shown, fixed=name == "order"))
     both = saved.fingerprint(), now.fingerprint()

@@ -173,8 +173,8 @@ def main() -> None:
     else:
         raise SystemExit("--data and --val say where the pictures are; --smoke draws some")
     config = importlib.import_module(f"configs.{options.config}").config
-    given = {"batch": options.batch, "policy": options.policy}
-    config = dataclasses.replace(config, **{k: v for k, v in given.items() if v})
+    changes = {"batch": options.batch, "policy": options.policy}
+    config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v})
     train(options, config, data, held_out)
 
 
