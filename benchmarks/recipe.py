@@ -51,12 +51,14 @@ POLICY = {**JITTER, "policy": "rand"}
 ALL = {**POLICY, "erasing": 0.25, "mixup": 0.8, "cutmix": 1.0}
 MODEL = "a batch on the devices"
 PROCESS = "RECIPE_PROCESS"  # what one of several processes gets, as JSON
+TAR = "everything, from a tar"
 OPENCV, TENSORFLOW = "Grain, OpenCV: crop, flip, jitter", "tf.data: crop, flip, jitter"
 INPUTS = {
     "crop, flip": PLAIN,
     "+ jitter": JITTER,
     "+ RandAugment": POLICY,
     "+ erasing, mixing": ALL,
+    "everything, by AutoAugment": {**ALL, "policy": "auto"},
 }
 
 
@@ -162,7 +164,7 @@ def main() -> None:
         labels = [k % CLASSES for k in range(len(files))]
         source = recipe.sources.Files(paths=files, labels=labels)
 
-        def batches(changes: dict[str, Any]) -> Any:
+        def batches(changes: dict[str, Any], source: Any = source) -> Any:
             changed = dataclasses.replace(config, **changes)
             function = recipe.training(changed, CLASSES, rows, source)
             return function.stream(None, batch_size=args.batch, num_threads=args.threads, seed=0)
@@ -176,6 +178,10 @@ def main() -> None:
         inputs: dict[str, Callable[[], Any]] = {
             name: functools.partial(batches, changes) for name, changes in INPUTS.items()
         }
+        if re.search(args.match, TAR):
+            tars = photos.tars(pathlib.Path(spare) / str(jax.process_index()), files)
+            packed = recipe.sources.Tar(tars, recipe.FIELDS)
+            inputs[TAR] = functools.partial(batches, ALL, packed)
         others_call = (list(map(str, files)), labels, host)
         has_others = config.side == other_inputs.SIDE
         if has_others and importlib.util.find_spec("cv2"):
