@@ -107,8 +107,8 @@ def write(
     """
     where = machine()
     arguments = sys.argv[1:]
-    if "--out" in arguments:  # a folder of that machine
-        at = arguments.index("--out")
+    for option in {"--out", "--folder"} & set(arguments):  # folders of that machine
+        at = arguments.index(option)
         del arguments[at : at + 2]
     kind = where["gpus"][0].split()[-1].lower() if where["gpus"] else "cpu"
     if len(where["gpus"]) > 1:
