@@ -44,8 +44,12 @@ def make(folder: pathlib.Path, count: int) -> list[str]:
     return files
 
 
-def tars(folder: pathlib.Path, files: list[str], count: int = 1) -> list[str]:
+def tars(
+    folder: pathlib.Path, files: list[str], count: int = 1, classes: int = 1 << 31
+) -> list[str]:
     """The files and their numbers as WebDataset's tars, so many of them; returns their paths.
+
+    Numbers are those of the files, modulo the number of classes.
 
     Neighbours are of different photographs, so that each tar has as many of each: decoding them
     takes longer for some.
@@ -57,7 +61,7 @@ def tars(folder: pathlib.Path, files: list[str], count: int = 1) -> list[str]:
             for number in range(part * len(files) // count, (part + 1) * len(files) // count):
                 for kind, data in (
                     ("jpg", pathlib.Path(files[number]).read_bytes()),
-                    ("cls", str(number).encode()),
+                    ("cls", str(number % classes).encode()),
                 ):
                     member = tarfile.TarInfo(f"{number:06d}.{kind}")
                     member.size = len(data)

@@ -179,7 +179,8 @@ def main() -> None:
             name: functools.partial(batches, changes) for name, changes in INPUTS.items()
         }
         if re.search(args.match, TAR):
-            tars = photos.tars(pathlib.Path(spare) / str(jax.process_index()), files)
+            folder = pathlib.Path(spare) / str(jax.process_index())
+            tars = photos.tars(folder, files, classes=CLASSES)
             packed = recipe.sources.Tar(tars, recipe.FIELDS)
             inputs[TAR] = functools.partial(batches, ALL, packed)
         others_call = (list(map(str, files)), labels, host)

@@ -55,7 +55,8 @@ def bind(
 
     Raises:
         TypeError: For an argument that nobody takes, or a parameter that nothing fills.
-        ValueError: For one that belongs to readers, or a missing batch_size.
+        ValueError: For one that belongs to readers, a missing batch_size, or a source without
+            threads.
     """
     name, parameters = name_of(function), function_parameters(function)
     if args:
@@ -83,6 +84,12 @@ def bind(
         )
     if rest.get("exec_dynamic") is False:
         raise ValueError("exec_dynamic=False with a source, which runs on DALI's newer executor")
+    threads = source.read_threads
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+        raise ValueError(
+            f"read_threads of {type(source).__name__} must be a number of threads, at least 1, "
+            f"not {threads!r}"
+        )
     if config.sharding is None and config.devices is None:
         rest.setdefault("device_id", default_device_id())
     graph = FieldGraph(function, source.fields, settings)

@@ -15,6 +15,7 @@ from .order import Indices
 _ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
 _LOCAL_WINDOW = 2048  # the header and the content of a small tar member, and the header behind
 _REMOTE_WINDOW = 1 << 22
+WAITING_THREADS = 4  # of a source whose reads wait: for a network, or for files to be opened
 
 
 def is_remote(path: str) -> bool:
@@ -79,6 +80,9 @@ class LocalFile:
     def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
         """Fills buffers from offsets; the numbers of bytes that there are."""
         counts = []
+        # The disk may fetch them all at once, where a read for each would wait for one by one.
+        for at, buffer in ranges:
+            os.posix_fadvise(self._fd, at, len(buffer), os.POSIX_FADV_WILLNEED)
         for at, buffer in ranges:
             done = 0
             while done < len(buffer):

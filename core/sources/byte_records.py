@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import BaseSource
-from .byte_files import ByteFiles
+from .byte_files import WAITING_THREADS, ByteFiles, is_remote
 from .index import Index
 from .order import Indices
 from .source import Field, Values
@@ -58,6 +58,8 @@ class ByteRecords(BaseSource):
         self._index = index
         self._decoders = decoders
         self._files = ByteFiles(paths, index.about["sizes"])
+        if any(map(is_remote, paths)):
+            self.read_threads = WAITING_THREADS
         self._first = np.array(index.about["first"], np.int64)
 
     def __len__(self) -> int:

@@ -21,7 +21,6 @@ from .plan import SamplePlan, SamplePosition
 from .reuse import ReuseCheck
 from .source import Source, Values, order_of
 
-_THREADS = 4  # more were no faster on 16 cores
 _CHUNK = 64  # records of a task
 _MOST_TRIED = 64  # records behind a batch of which none can be read, for one to stand there
 
@@ -307,7 +306,7 @@ class Feed:
     ):
         self.source, self.seed, self.names = source, seed, tuple(names)
         self.order = order_of(source, seed, shuffle)
-        self.pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "dalijax-read")
+        self.pool = concurrent.futures.ThreadPoolExecutor(source.read_threads, "dalijax-read")
         # Threads end with the last reference, not with the process.
         self._end = weakref.finalize(self, self.pool.shutdown, wait=False, cancel_futures=True)
         self.next_run = 0

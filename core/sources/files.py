@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..pipeline.schema import leaf
 from ..state.reader_files import below_common_root, file_sizes
 from .base import BaseSource
-from .byte_files import fetch, filesystem, is_remote
+from .byte_files import WAITING_THREADS, fetch, filesystem, is_remote
 from .identity import spread
 from .names import Names
 from .order import Indices
@@ -55,6 +55,7 @@ class Files(BaseSource):
     """
 
     gives_new_arrays = True  # nothing to check, see ReuseCheck
+    read_threads = WAITING_THREADS
 
     def __init__(
         self,

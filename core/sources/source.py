@@ -48,9 +48,12 @@ class Source(Protocol):
 
     Attributes:
         fields: The names and the kinds of what a record has.
+        read_threads: Threads that read at once. More than two are for reads that wait, as for a
+            network: those that work take turns with Python's lock, and slow down the loop.
     """
 
     fields: Mapping[str, Field]
+    read_threads: int = 2
 
     def __len__(self) -> int:
         """Number of records, at least 1."""

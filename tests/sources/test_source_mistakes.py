@@ -1,5 +1,7 @@
 """Mistakes of users' sources: memory that is filled again, and fields that are not there."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,30 @@ class Rows(Source):
     def read(self, indices, names):
         columns = {"x": [self.make(int(k)) for k in indices], "k": indices.astype(np.int32)}
         return {name: columns[name] for name in names}
+
+
+class Meeting(Rows):
+    """Records of which each waits until as many are read at once as the source has threads."""
+
+    def __init__(self, threads):
+        super().__init__(self.meet)
+        self.read_threads = threads
+        self.meeting = threading.Barrier(threads)
+        self.most, self.now, self.lock = 0, 0, threading.Lock()
+
+    def meet(self, k):
+        return np.full(3, k, np.int32)
+
+    def read(self, indices, names):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        try:
+            self.meeting.wait(timeout=60)
+        finally:
+            with self.lock:
+                self.now -= 1
+        return super().read(indices, names)
 
 
 BUFFER = np.zeros(3, np.int32)
@@ -159,6 +185,27 @@ def test_an_identity_that_is_no_text_fails_each_state_and_no_batch(value, wrap):
             with pytest.raises(ValueError, match=r"Stated\.identity\(\) (gave|failed)"):
                 call()
         assert [next(iterator)["x"].tolist() for _ in range(2)] == want[1:]
+
+
+@pytest.mark.parametrize("threads", (1, 2, 5))
+def test_as_many_threads_read_at_once_as_the_source_says(threads):
+    source = Meeting(threads)  # a batch is read by a task for 64 records
+    mixture = Mixture([(Arrays({"x": TABLE, "k": np.arange(N)}), 1), (source, 1)])
+    assert mixture.read_threads == max(2, threads)
+    take = data_iterator(lambda x, k: (x + 0, k + 0), ["x", "k"], source=source, as_numpy=True)
+    with take(batch_size=64 * threads, num_threads=1, shuffle=False) as iterator:
+        x = next(iterator)["x"].copy()
+        source.meeting.abort()  # nobody waits for those of batches that are not made
+    assert source.most == threads
+    assert x.tolist() == np.repeat(np.arange(64 * threads)[:, None] % N, 3, axis=1).tolist()
+
+
+@pytest.mark.parametrize("threads", (0, -1, 2.0, True, None))
+def test_a_number_of_threads_that_is_none_is_refused(threads):
+    source = Arrays({"x": TABLE})
+    source.read_threads = threads
+    with pytest.raises(ValueError, match=r"read_threads of Arrays must be .* not "):
+        data_iterator(lambda x: x + 0, ["x"], source=source)(batch_size=BATCH)
 
 
 class Raises:
