@@ -1,13 +1,13 @@
 """Recordings, clips and arrays by DALI over a source, beside the usual libraries of Python.
 
 Recordings are FLACs of 10 s at 16 kHz, of which log-mel spectrograms are made: soundfile and NumPy,
-or librosa. Clips are Motion JPEGs of 320x240, and on a GPU H.264, of which 8 frames with a stride
-of 2 are decoded and resized to 112x112: PyAV or OpenCV, resized by OpenCV. Volumes are .npy files
-of 96x96x96 f32, cropped to 64x64x64 and mirrored: NumPy, which reads the whole file as DALI does,
-or maps it and reads the crop alone. Rows are 1,024 f32 of one mapped .npy, normalised: NumPy.
-These work in as many threads as DALI has, but for rows, which NumPy takes in one call. All read the
-same files and take turns, in another order each round; before the first round their results are
-compared. What is not installed is left out; all is in the extra `bench`.
+or librosa. Clips are Motion JPEGs of 320x240, decoded on the CPU, and on a GPU H.264, of which 8
+frames with a stride of 2 are resized to 112x112: PyAV or OpenCV, resized by OpenCV. Volumes are
+.npy files of 96x96x96 f32, cropped to 64x64x64 and mirrored: NumPy, which reads the whole file as
+DALI does, or maps it and reads the crop alone. Rows are 1,024 f32 of one mapped .npy, normalised:
+NumPy. These work in as many threads as DALI has, but for rows, which NumPy takes in one call. All
+read the same files and take turns, in another order each round; before the first round their
+results are compared. What is not installed is left out; all is in the extra `bench`.
 """
 
 from __future__ import annotations
@@ -111,13 +111,9 @@ def by_librosa(path: str) -> Batch:
 # Clips
 
 
-def sequences(data: Any) -> Any:
+def sequences(data: Any, device: str) -> Any:
     frames = fn.decoders.video(
-        data,
-        device="mixed" if GPU else "cpu",
-        start_frame=START,
-        sequence_length=LENGTH,
-        stride=STRIDE,
+        data, device=device, start_frame=START, sequence_length=LENGTH, stride=STRIDE
     )
     return fn.resize(frames, size=[SIDE, SIDE], antialias=False)
 
@@ -289,13 +285,13 @@ def main() -> None:
             measure_files("recordings", write_recordings, by_dali, others)
         others = {"PyAV": by_pyav} if av is not None and cv2 is not None else {}
         others |= {"OpenCV": by_opencv} if cv2 is not None else {}
-        for name, codec in {
-            "Motion JPEG": "mjpeg",
-            **({"H.264": "libx264"} if GPU else {}),
-        }.items():
-            if codec == "mjpeg" or av is not None:
-                write = functools.partial(write_clips, codec=codec)
-                measure_files(f"clips of {name}", write, sequences, others)
+        kinds = [("Motion JPEG", "mjpeg", "cpu")]  # which GPUs do not decode
+        if GPU and av is not None:
+            kinds.append(("H.264", "libx264", "mixed"))
+        for name, codec, device in kinds:
+            write = functools.partial(write_clips, codec=codec)
+            graph = functools.partial(sequences, device=device)
+            measure_files(f"clips of {name}", write, graph, others)
         others = {
             "NumPy": by_slicing,
             "NumPy, mapped": functools.partial(by_slicing, mmap_mode="r"),
