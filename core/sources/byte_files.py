@@ -82,7 +82,8 @@ class LocalFile:
         counts = []
         # The disk may fetch them all at once, where a read for each would wait for one by one.
         for at, buffer in ranges:
-            os.posix_fadvise(self._fd, at, len(buffer), os.POSIX_FADV_WILLNEED)
+            if len(buffer):  # 0 would stand for all the rest of the file
+                os.posix_fadvise(self._fd, at, len(buffer), os.POSIX_FADV_WILLNEED)
         for at, buffer in ranges:
             done = 0
             while done < len(buffer):

@@ -42,6 +42,23 @@ def walked(path):
     return [(n.decode(errors="surrogateescape"), offset, size) for n, _, offset, size in walk]
 
 
+def test_only_the_records_that_are_read_are_asked_for(tmp_path, monkeypatch):
+    """An advice for 0 bytes would stand for all the rest of a file."""
+    contents = [b"x" * size for size in (0, 5, 0, 700, 3000, 0)]
+    path = write_tar(tmp_path / "a.tar", [(f"{i}.jpg", one) for i, one in enumerate(contents)])
+    source, asked, advise = Tar(path, {"jpg": "data"}), [], os.posix_fadvise
+
+    def noted(fd, offset, length, advice):
+        asked.append((offset, length))
+        advise(fd, offset, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    values = source.read(np.array([3, 0, 1, 5]), ["data"])["data"]
+    assert [value.tobytes() for value in values] == [contents[i] for i in (3, 0, 1, 5)]
+    where = [(offset, size) for _, offset, size in by_tarfile(path)]
+    assert asked == [where[3], where[1]]
+
+
 def other(kind, name, link=""):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, link
