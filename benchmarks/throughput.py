@@ -261,7 +261,11 @@ def variants(
         ds = ds.map(tensorflow_decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return ds.batch(batch, drop_remainder=True).prefetch(2).as_numpy_iterator()
 
-    one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    def of_map(graph: Any, read_threads: int, operation: Any = None) -> Iterator[Any]:
+        read = grain.ReadOptions(num_threads=read_threads, prefetch_buffer_size=4)
+        ds = records.map(operation) if operation else records
+        return iter(ds.pipe(transform(graph, read_options=read)))
+
     return {
         RAW: raw,
         **({f"{RAW}, to the host": lambda: raw(to_host)} if GPU else {}),
@@ -275,13 +279,13 @@ def variants(
         "CLU DALIDatasetIterator": clu,
         "DALIDataset (tf.data-like)": lambda: iter(dataset()),
         "DALIDataset.to_tf_dataset()": lambda: dataset().to_tf_dataset().as_numpy_iterator(),
-        "DALITransform, MapDataset of paths": lambda: iter(records.pipe(transform(of_paths))),
-        "DALITransform, MapDataset of paths, 1 read thread": lambda: iter(
-            records.pipe(transform(of_paths, read_options=one))
-        ),
-        "DALITransform, MapDataset of bytes": lambda: iter(
-            records.map(Read()).pipe(transform(of_bytes))
-        ),
+        **{
+            f"DALITransform, MapDataset of {kind}, read threads: {count}": functools.partial(
+                of_map, graph, count, operation
+            )
+            for kind, graph, operation in (("paths", of_paths, None), ("bytes", of_bytes, Read()))
+            for count in (1, 2, 4)
+        },
         "DALITransform, IterDataset of paths": lambda: iter(
             records.to_iter_dataset().pipe(transform(of_paths))
         ),
