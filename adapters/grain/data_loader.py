@@ -20,6 +20,7 @@ from ...core.state.fingerprint import digest
 from ...core.stats import InputStats
 from .loader_steps import Steps, pack_rows, row_name
 from .packing import unpacked
+from .reading import READ_OPTIONS
 from .transform import DALITransform
 
 __all__ = ["DALIDataLoader"]
@@ -49,7 +50,8 @@ class DALIDataLoader:
         worker_count: Number of processes that read records, and hand them over as
             `pack_records` does; 0 reads in threads.
         worker_buffer_size: Batches that each of them reads ahead.
-        read_options: grain.ReadOptions, counted in batches.
+        read_options: grain.ReadOptions, counted in batches; None: two threads, which read four
+            batches ahead.
         other_randomness: Whether a state may go on on another number of shards, though
             DALI's random operators then draw other numbers.
         prefetch, on_error, element_spec, allow_changes, writable, **call: As for
@@ -141,7 +143,7 @@ class DALIDataLoader:
             bool(pad),
         )
         self._workers = grain.MultiprocessingOptions(worker_count, worker_buffer_size)
-        self._read = read_options or grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+        self._read = read_options or READ_OPTIONS
         self.other_randomness = other_randomness
         self.described = {
             "batch_size": batch_size,

@@ -24,7 +24,7 @@ from ...core.records.record_queue import Numbers, RecordReader
 from ...core.seeds import ShardSeed
 from ...core.state.codec import brief
 from ...core.stats import InputStats
-from .reading import Position, Reader, RecordLists
+from .reading import READ_OPTIONS, Position, Reader, RecordLists
 
 __all__ = ["DALITransform"]
 
@@ -104,7 +104,8 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
             batch and the eight behind it can be decoded, it raises.
         element_spec: What a record looks like, with objects that have shape and dtype, where
             the first one doesn't say it.
-        read_options: grain.ReadOptions for a MapDataset, counted in batches.
+        read_options: grain.ReadOptions for a MapDataset, counted in batches; None: two threads,
+            which read four batches ahead.
         allow_changes: ["graph"]: a state goes on although arguments of the graph's operators are
             others than they were, as for progressive resizing.
         writable: Whether NumPy arrays are copies that may be written to. Else those of DALI are
@@ -173,7 +174,7 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
             return _DecodedDataset(ds, self, lists=False)
         if not isinstance(ds, grain.MapDataset):
             raise TypeError(f"a DALITransform takes a dataset, not {ds!r:.80}: {_PIPE}")
-        options = self.read_options or grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+        options = self.read_options or READ_OPTIONS
         lists = RecordLists(ds, self.local_rows()).to_iter_dataset(options)
         return _DecodedDataset(lists, self, lists=True)
 
