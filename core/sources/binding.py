@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..arguments import checked_arguments, function_parameters, name_of
+from ..arguments import checked_arguments, function_parameters, name_of, whole_number
 from ..config import CONFIG_NAMES, IteratorConfig
 from ..pipeline.pipeline_source import default_device_id
 from .engine import SourceEngine
@@ -54,7 +54,8 @@ def bind(
         hosts: Number of this process and of all, where each makes a slice of the global batch.
 
     Raises:
-        TypeError: For an argument that nobody takes, or a parameter that nothing fills.
+        TypeError: For an argument that nobody takes, a parameter that nothing fills, or a number
+            of threads that is none.
         ValueError: For one that belongs to readers, a missing batch_size, or a source without
             threads.
     """
@@ -84,12 +85,8 @@ def bind(
         )
     if rest.get("exec_dynamic") is False:
         raise ValueError("exec_dynamic=False with a source, which runs on DALI's newer executor")
-    threads = source.read_threads
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise ValueError(
-            f"read_threads of {type(source).__name__} must be a number of threads, at least 1, "
-            f"not {threads!r}"
-        )
+    what = "a number of threads, at least 1"
+    whole_number(f"read_threads of {type(source).__name__}", source.read_threads, what, 1)
     if config.sharding is None and config.devices is None:
         rest.setdefault("device_id", default_device_id())
     graph = FieldGraph(function, source.fields, settings)

@@ -134,7 +134,8 @@ class Mixture(Source):
         self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)
         self._sizes = SizeTables()
         self.gives_new_arrays = all(getattr(s, "gives_new_arrays", False) for s in self._sources)
-        self.read_threads = max(source.read_threads for source in self._sources)
+        threads = [getattr(s, "read_threads", Source.read_threads) for s in self._sources]
+        self.read_threads = max(threads)
         self._length = int(self._starts[-1]) if length is None else int(length)
 
     def __len__(self) -> int:

@@ -200,11 +200,23 @@ def test_as_many_threads_read_at_once_as_the_source_says(threads):
     assert x.tolist() == np.repeat(np.arange(64 * threads)[:, None] % N, 3, axis=1).tolist()
 
 
-@pytest.mark.parametrize("threads", (0, -1, 2.0, True, None))
-def test_a_number_of_threads_that_is_none_is_refused(threads):
+def test_a_mixture_takes_a_source_that_says_no_number_of_threads():
+    class Bare:
+        fields, __len__ = Rows.fields, Rows.__len__
+
+    assert Mixture([(Bare(), 1)]).read_threads == Source.read_threads == 2
+
+
+@pytest.mark.parametrize(
+    "threads,error",
+    ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), (None, TypeError)),
+)
+def test_a_number_of_threads_that_is_none_is_refused(threads, error):
     source = Arrays({"x": TABLE})
     source.read_threads = threads
-    with pytest.raises(ValueError, match=r"read_threads of Arrays must be .* not "):
+    with pytest.raises(
+        error, match=rf"read_threads of Arrays must be .* at least 1, not {threads}"
+    ):
         data_iterator(lambda x: x + 0, ["x"], source=source)(batch_size=BATCH)
 
 
