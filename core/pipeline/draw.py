@@ -61,13 +61,22 @@ class DrawRows:
         records: A hash of the seed, epoch and record of each row, shape [rows].
         sizes: Heights and widths of the pictures of a field, int32 [rows, 2].
         refuse: Called with a row whose record can't be augmented, and why.
+        ahead: Gives what a draw of a name computes, where it may have been computed before the
+            pipeline asks for it.
     """
 
     records: Bits
     sizes: Callable[[str], NDArray[np.int32]]
     refuse: Callable[[int, Exception], None] = _raise
+    ahead: Callable[[str, DrawFunction], Sequence[Any]] | None = None
+
+    def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
+        """What a draw gives for the rows, an array or DALI's batch for each of its outputs."""
+        return function(self) if self.ahead is None else self.ahead(name, function)
 
 
+# What a draw computes: an array of [rows, ...] for each of its outputs.
+DrawFunction = Callable[[DrawRows], list[NDArray[Any]]]
 DRAW = "draw"  # the parameter of a graph that gets it
 _DRAW = "_dalijax_draw"
 
@@ -247,7 +256,8 @@ class Draw:
         Args:
             function: Called with float32 [rows, columns] and the heights and widths of the
                 pictures, int32 [rows, 2] (None without ``images``), gives an array of
-                [rows, *shape]. It must do the same each time it is called with the same.
+                [rows, *shape]. It must do the same each time it is called with the same: over a
+                source it is called by threads that read, some batches ahead.
             shape: Shape for each sample.
             dtype: The dtype that the result gets.
             columns: Numbers that it takes for each sample; None: as many as the shape has.
@@ -317,8 +327,7 @@ class Draw:
         self._draws[name] = {"outputs": form, **({} if settings is None else settings)}
 
         @do_not_convert
-        def source(run: int) -> list[NDArray[Any]]:
-            rows = rows_of(run, name)
+        def drawn(rows: DrawRows) -> list[NDArray[Any]]:
             sizes: Any = known
             if isinstance(known, str):
                 sizes = rows.sizes(known)
@@ -333,7 +342,7 @@ class Draw:
             ]
 
         nodes = fn.external_source(
-            source=source,
+            source=lambda run: rows_of(run, name).drawn(name, drawn),
             num_outputs=len(forms),
             batch=True,
             dtype=[dali_type(dtype) for _, dtype in forms],

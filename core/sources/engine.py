@@ -529,8 +529,9 @@ class SourceEngine(EpochEngine[SamplePosition]):
             self.drop()
             raise failed.__cause__ or failed from None
         except _UnreadRecords as failed:
-            first = next(iter(failed.rows.errors.values()))
-            bad = [(failed.rows, row) for row in sorted(failed.rows.errors)]
+            errors = failed.rows.read.errors
+            first = next(iter(errors.values()))
+            bad = [(failed.rows, row) for row in sorted(errors)]
             error = self._described(here, bad, f"{type(first).__name__}: {first}", "read")
             error.__cause__ = first
         except FunctionError as failed:
@@ -554,14 +555,15 @@ class SourceEngine(EpochEngine[SamplePosition]):
         parts = [feed.rows(run, part) for part in range(len(self._parts))]
         masks = []
         for rows in parts:
-            if rows.errors and self._config.on_error != "mask":
+            errors = rows.read.errors
+            if errors and self._config.on_error != "mask":
                 raise _UnreadRecords(rows)
             valid = rows.valid.copy()
-            valid[list(rows.errors)] = False
+            valid[list(errors)] = False
             masks.append(valid)
         batch = self.make_batch(outputs, masks, not runner.dynamic, runner.deferred)
         columns = {
-            name: [value for rows in parts for value in rows.column(name)]
+            name: [value for rows in parts for value in rows.read.column(name)]
             for name in self._graph.passed
         }
         self.make_batch.add_columns(batch, columns, [len(rows.valid) for rows in parts])
@@ -611,7 +613,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self, here: SamplePosition, bad: Sequence[tuple[Rows, int]], why: str, verb: str = "decoded"
     ) -> BatchError:
         """The error of a batch with records that can't be read or decoded, by their names."""
-        names = [self._source.name(int(rows.records[row])) for rows, row in bad]
+        names = [self._source.name(int(rows.read.records[row])) for rows, row in bad]
         shown = ", ".join(names[:_MOST_NAMED]) + " and more" * (len(names) > _MOST_NAMED)
         failure = f": {shown} can't be {verb}" if names else ""
         error = BatchError(

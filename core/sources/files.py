@@ -153,8 +153,10 @@ class Files(BaseSource):
                 columns[name] = self._labels[indices]
             else:
                 paths = [self._root + self._names[i] for i in indices.tolist()]
-                contents = paths if self._system is None else fetch(self._system, paths)
-                columns[name] = list(map(leaf, contents))
+                if self._system is None:
+                    columns[name] = [np.frombuffer(path, np.uint8) for path in paths]
+                else:
+                    columns[name] = list(map(leaf, fetch(self._system, paths)))
         return columns
 
     def name(self, index: int) -> str:

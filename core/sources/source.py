@@ -48,8 +48,9 @@ class Source(Protocol):
 
     Attributes:
         fields: The names and the kinds of what a record has.
-        read_threads: Threads that read at once. More than two are for reads that wait, as for a
-            network: those that work take turns with Python's lock, and slow down the loop.
+        read_threads: Threads that read at once, for each GPU or pipeline. More than two are for
+            reads that wait, as for a network: those that work take turns with Python's lock, and
+            slow down the loop.
     """
 
     fields: Mapping[str, Field]
@@ -96,8 +97,8 @@ class Source(Protocol):
         return bind(self, *args)
 
     def name(self, index: int) -> str:
-        """What to call a record in errors: its path, or archive and member."""
-        ...
+        """What to call a record in errors: its path, or archive and member, or its number."""
+        return f"record {index} of {type(self).__name__}"
 
     def identity(self) -> str:
         """A digest that is alike where the records are alike, wherever they lie."""

@@ -1,0 +1,256 @@
+"""Reading the records of a run, and making what a pipeline asks for of them, in threads."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvidia.dali.tensors import TensorCPU, TensorListCPU
+
+from ..hashing import Bits
+from ..pipeline.draw import DrawFunction, DrawRows
+from .order import Indices
+from .reuse import ReuseCheck
+from .source import Source, Values
+
+CHUNK = 64  # records of a task
+_MOST_TRIED = 64  # records behind a batch of which none can be read, for one to stand there
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What is read of each record, and what is made of it.
+
+    Attributes:
+        source: The source.
+        names: The fields.
+        order: The record and the epoch of each of some samples of the stream.
+        reuse: Checks the memory of what is read; None where the source gives new arrays by itself.
+        sized: The fields of pictures whose sizes the graph has asked for.
+        draws: What the graph has drawn, by name.
+    """
+
+    source: Source
+    names: tuple[str, ...]
+    order: Callable[[Indices], tuple[Indices, Indices]]
+    reuse: ReuseCheck | None
+    sized: set[str] = dataclasses.field(default_factory=set)
+    draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Chunk:
+    """Records that one task has read.
+
+    Attributes:
+        columns: For each field the values of the records, None where one can't be read.
+        errors: What the reading of a record raised, by its place.
+        inputs: What DALI is handed of the fields whose values differ in size.
+        sizes: Heights and widths of pictures, by field, where they are wanted.
+    """
+
+    columns: dict[str, Values]
+    errors: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, list[TensorCPU]] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, NDArray[np.int32]] = dataclasses.field(default_factory=dict)
+
+
+def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> dict[str, Values]:
+    """The fields that a source has read.
+
+    Raises:
+        TypeError, ValueError: If they are not what was asked for: a mistake of the source, and no
+            bad record.
+    """
+
+    def call() -> str:
+        return f"{type(source).__name__}.read() of {count} records and the fields {list(names)}"
+
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"{call()} must return a dict of them, not {type(columns).__name__}")
+    if missing := [name for name in names if name not in columns]:
+        raise ValueError(f"{call()} returned {sorted(map(str, columns))}, without {missing}")
+    for name in names:
+        has = len(columns[name]) if hasattr(columns[name], "__len__") else columns[name]
+        if not isinstance(has, int) or has != count:
+            raise ValueError(
+                f"{call()} returned {has} values of {name!r}: return one for each record"
+            )
+    return {name: columns[name] for name in names}
+
+
+def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
+    """Reads records, and each alone where they can't be read together."""
+    try:
+        columns = source.read(records, names)
+    except Exception as error:
+        if len(records) == 1:
+            return Chunk({name: [None] for name in names}, {0: error})
+    else:
+        return Chunk(_checked(source, len(records), names, columns))
+    values: dict[str, list[Any]] = {name: [] for name in names}
+    errors = {}
+    for place in range(len(records)):
+        single = _read(source, records[place : place + 1], names)
+        for name in names:
+            values[name] += list(single.columns[name])
+        if single.errors:
+            errors[place] = single.errors[0]
+    return Chunk({**values}, errors)
+
+
+def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
+    """Reads records, and makes of each what it takes a while to make."""
+    source, names, sized = wanted.source, wanted.names, list(wanted.sized)
+    chunk = _read(source, records, names)
+    if wanted.reuse is not None and not chunk.errors:
+        wanted.reuse.check(records, chunk.columns)
+    if not chunk.errors:
+        chunk.inputs = {
+            name: [TensorCPU(value) for value in chunk.columns[name]]
+            for name in names
+            if source.fields[name].dtype is not None
+            and not isinstance(chunk.columns[name], np.ndarray)
+        }
+        chunk.sizes = {name: source.sizes(records, name, chunk.columns[name]) for name in sized}
+    return chunk
+
+
+class ReadRows:
+    """The records of a run, with what a pipeline is handed of them.
+
+    Made in a thread that reads: the loop has a model's steps to start, and would wait for it.
+
+    Args:
+        wanted: What is read, and what is made of it.
+        samples: The sample of the stream in each row.
+        records: The record of each row.
+        hashes: A hash of its seed, epoch and record, to draw by.
+        order: The rows in the order in which they are read.
+        tasks: What has read them, some after others.
+
+    Attributes:
+        records: The record of each row.
+        errors: What was raised for rows whose record can't be used; another stands there.
+
+    Raises:
+        Exception: What was raised for the first record, where neither a record can be read nor one
+            of those behind: it is the source that fails then, and the batch is not lost.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        samples: Indices,
+        records: Indices,
+        hashes: Bits,
+        order: Indices,
+        tasks: Sequence[concurrent.futures.Future[Chunk]],
+    ):
+        self.records, self.errors = records, dict[int, Exception]()
+        self._wanted, self._hashes, self._order = wanted, hashes, order
+        self._chunks = [task.result() for task in tasks]
+        self._columns: dict[str, Values] = {}
+        for number, chunk in enumerate(self._chunks):
+            for place, error in chunk.errors.items():
+                self.errors[int(order[number * CHUNK + place])] = error
+        if self.errors:
+            self._replace(samples)
+        fields = wanted.source.fields
+        taken = [name for name in wanted.names if fields[name].dtype is not None]
+        self._inputs = {name: self._as_input(name) for name in taken}
+        self._drawn = {name: self._draw(one) for name, one in list(wanted.draws.items())}
+
+    def column(self, name: str) -> Values:
+        """A field of the records."""
+        if name not in self._columns:
+            self._columns[name] = self._joined([chunk.columns[name] for chunk in self._chunks])
+        return self._columns[name]
+
+    def inputs(self, name: str) -> TensorListCPU:
+        """A field of the records, as DALI takes it."""
+        return self._inputs[name]
+
+    def draw_rows(self) -> DrawRows:
+        """What numbers are drawn for."""
+        return DrawRows(self._hashes, self._sizes, self._refuse, self._drawn_before)
+
+    def _drawn_before(self, name: str, function: DrawFunction) -> list[TensorListCPU]:
+        """What a draw gives; from now on threads call its function."""
+        self._wanted.draws[name] = function
+        if name not in self._drawn:
+            self._drawn[name] = self._draw(function)
+        return self._drawn[name]
+
+    def _draw(self, function: DrawFunction) -> list[TensorListCPU]:
+        rows = DrawRows(self._hashes, self._sizes, self._refuse)
+        return [TensorListCPU(array) for array in function(rows)]
+
+    def _refuse(self, row: int, error: Exception) -> None:
+        """Has a row's record count as one that can't be read, if nothing was wrong before."""
+        self.errors.setdefault(row, error)
+
+    def _sizes(self, name: str) -> NDArray[np.int32]:
+        """Heights and widths of a field's pictures, int32 [rows, 2].
+
+        A picture whose header can't be read counts as a record that can't be; 1 x 1 stands there.
+        """
+        self._wanted.sized.add(name)  # from now on they are looked up as records are read
+        if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
+            sizes = np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
+        else:
+            found = self._wanted.source.sizes(self.records, name, self.column(name))
+            sizes = np.array(found, np.int32)
+        for row in np.flatnonzero((sizes < 1).any(axis=1)).tolist():
+            sizes[row] = 1
+            self._refuse(row, ValueError("the size of the picture can't be read from its header"))
+        return sizes
+
+    def _as_input(self, name: str) -> TensorListCPU:
+        if not self.errors and all(name in chunk.inputs for chunk in self._chunks):
+            values: Any = self._joined([chunk.inputs[name] for chunk in self._chunks])
+        else:
+            values = self.column(name)
+            if not isinstance(values, np.ndarray):
+                values = [TensorCPU(np.asarray(value)) for value in values]
+        if isinstance(values, np.ndarray):
+            return TensorListCPU(values)
+        make: Any = TensorListCPU  # whose stub lacks `contiguous`
+        tensors: TensorListCPU = make(values, contiguous=False)  # which copies nothing
+        return tensors
+
+    def _joined(self, values: Sequence[Values]) -> Values:
+        """The values of all tasks in the order of the rows: an array where they are arrays."""
+        if all(isinstance(value, np.ndarray) for value in values):
+            array = np.concatenate(values)
+            rows = np.empty_like(array)
+            rows[self._order] = array
+            return rows
+        result: list[Any] = [None] * len(self._order)
+        for row, value in zip(self._order.tolist(), itertools.chain.from_iterable(values)):
+            result[row] = value
+        return result
+
+    def _replace(self, samples: Indices) -> None:
+        """Has the nearest record that was read stand for each that was not."""
+        good = [row for row in range(len(samples)) if row not in self.errors]
+        spare = {} if good else self._spare(int(samples[-1]) + 1)
+        for name in self._wanted.names:
+            values = list(self.column(name))
+            for row in self.errors:
+                nearest = min(good, key=lambda k: abs(k - row), default=-1)
+                values[row] = values[nearest] if good else spare[name][0]
+            self._columns[name] = values
+
+    def _spare(self, first: int) -> dict[str, Values]:
+        """A record of the samples behind, where none of these can be read."""
+        for record in self._wanted.order(first + np.arange(_MOST_TRIED))[0]:
+            chunk = _read(self._wanted.source, np.array([record]), self._wanted.names)
+            if not chunk.errors:
+                return chunk.columns
+        raise next(iter(self.errors.values()))

@@ -1,0 +1,151 @@
+"""What threads make of the records before the loop asks for a batch."""
+
+import threading
+
+import numpy as np
+import pytest
+from nvidia.dali import fn
+from shardings import rows_over
+
+from dalijax import data_iterator, sources
+from dalijax.core.errors import BatchError
+from dalijax.core.hashing import column_keys, fold, uniform
+from dalijax.sources import Field, Source
+
+COUNT, BATCH, SEED = 24, 4, 3
+
+
+def numbered(count=COUNT):
+    return sources.Arrays({"number": np.arange(count, dtype=np.int32)})
+
+
+def reads_ahead():
+    return threading.current_thread().name.startswith("dalijax-read")
+
+
+def test_threads_draw_what_a_graph_has_drawn_before():
+    """The loop draws the first runs, since nothing says sooner what a graph draws."""
+    ahead = []
+
+    def noted(u, _):
+        ahead.append(reads_ahead())
+        return u
+
+    def graph(number, draw):
+        return number + 0, draw.compute(noted, (2,), name="noted")
+
+    iterator = data_iterator(graph, ["number", "drawn"], source=numbered())
+    with iterator(batch_size=BATCH, num_threads=1, seed=SEED, auto_reset=True) as batches:
+        for epoch in range(2):
+            for batch in batches:
+                records = fold(SEED, epoch, np.asarray(batch["number"]))
+                wanted = uniform(records, column_keys("noted", 2))
+                np.testing.assert_array_equal(batch["drawn"], wanted)
+    assert not ahead[0] and all(ahead[-4:])
+
+
+@pytest.mark.parametrize("shards", (0, 2))
+def test_a_draw_that_raises_fails_at_its_batch(shards):
+    """Threads call it some batches ahead: those before it come, and it is tried again."""
+    broken = [True]
+
+    def checked(u, _):
+        if broken and (u == bad).any():
+            raise ArithmeticError("no number for this record")
+        return u
+
+    def graph(number, draw):
+        return number + 0, draw.compute(checked, (1,), name="u")
+
+    bad = uniform(fold(SEED, 0, np.array([17])), column_keys("u", 1))[0, 0]
+    options = {"sharding": rows_over(shards)} if shards else {}
+    iterator = data_iterator(graph, ["number", "u"], source=numbered(), shuffle=False, **options)
+    with iterator(batch_size=BATCH, num_threads=1, seed=SEED) as batches:
+        seen = [np.asarray(next(batches)["number"]).ravel() for _ in range(4)]
+        for _ in range(2):
+            with pytest.raises(ArithmeticError, match="no number for this record"):
+                next(batches)
+        broken.clear()
+        seen += [np.asarray(batch["number"]).ravel() for batch in batches]
+    np.testing.assert_array_equal(np.concatenate(seen), np.arange(COUNT))
+
+
+class Meeting(Source):
+    """Its first reads wait for one another, so that there must be a thread for each."""
+
+    fields = {"number": Field(np.int32)}
+
+    def __init__(self, threads, meeting):
+        self.read_threads, self._meeting, self._left = threads, meeting, meeting.parties
+        self._lock = threading.Lock()
+
+    def __len__(self):
+        return 1024
+
+    def identity(self):
+        return "numbers"
+
+    def read(self, indices, names):
+        with self._lock:
+            self._left -= 1
+            waits = self._left >= 0
+        if waits:
+            self._meeting.wait(timeout=100)
+        return {"number": indices.astype(np.int32)}
+
+
+@pytest.mark.parametrize("shards,threads", ((1, 2), (2, 2), (4, 1)))
+def test_each_pipeline_has_its_threads(shards, threads):
+    """A read has 64 records: those of two runs of a pipeline ask for four at once."""
+    source = Meeting(threads, threading.Barrier(shards * threads))
+
+    def graph(number):
+        return number + 0
+
+    iterator = data_iterator(graph, ["number"], source=source, sharding=rows_over(shards))
+    with iterator(batch_size=128 * shards, num_threads=1) as batches:
+        first = np.asarray(next(batches)["number"])
+    assert len(set(first.tolist())) == 128 * shards
+
+
+def test_a_record_of_a_source_without_names_is_named_by_its_number():
+    class Broken(Meeting):
+        def read(self, indices, names):
+            if 200 in indices:
+                raise OSError("the disk is gone")
+            return super().read(indices, names)
+
+    def graph(number):
+        return number + 0
+
+    source = Broken(2, threading.Barrier(1))
+    with data_iterator(graph, ["number"], source=source, shuffle=False)(
+        batch_size=128, num_threads=1
+    ) as batches:
+        next(batches)
+        with pytest.raises(BatchError, match="record 200 of Broken can't be read"):
+            next(batches)
+        assert int(next(batches)["number"][0]) == 256
+
+
+def test_inputs_of_any_rank_and_size_reach_the_graph():
+    """Values that differ in shape are handed over one by one, others as one array."""
+    rng = np.random.default_rng(0)
+    ragged = [rng.integers(0, 256, (k % 3, k % 5 + 1), np.uint8) for k in range(COUNT)]
+    table = rng.random((COUNT, 2, 3), np.float32)
+    records = [{"ragged": one, "row": row} for one, row in zip(ragged, table)]
+
+    def graph(ragged, row):
+        return fn.pad(ragged, shape=(2, 5)), row * 2
+
+    records = sources.Records(records)
+    iterator = data_iterator(graph, ["padded", "doubled"], source=records, shuffle=False)
+    with iterator(batch_size=BATCH, num_threads=1) as batches:
+        for number, batch in enumerate(batches):
+            rows = range(number * BATCH, (number + 1) * BATCH)
+            padded = np.zeros((BATCH, 2, 5), np.uint8)
+            for place, row in enumerate(rows):
+                height, width = ragged[row].shape
+                padded[place, :height, :width] = ragged[row]
+            np.testing.assert_array_equal(batch["padded"], padded)
+            np.testing.assert_array_equal(batch["doubled"], table[list(rows)] * 2)
