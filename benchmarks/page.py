@@ -106,11 +106,10 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "scaling",
         "A batch of 256 for each GPU, on one host. The ranges say how far such a figure can be "
         "trusted. Another host of two GPUs gave 1.68 times one, and a third was slower by half. On "
-        "a fourth two raw loops, a thread each, gave 37,108 (36,743 to 39,571), `dalijax` 37,139, "
-        "over a Tar 40,208 (36,787 to 41,498): 1.08 of the raw loops, with four threads that read. "
-        "With two a fifth gave 29,201 (27,484 to 34,692), 28,678 and over a Tar 29,349: 1.00; a "
-        "sixth 36,010, 36,808 and 30,646 for the raw loops, and 28,239 to 32,639 over a Tar. Since "
-        "then each pipeline has two.",
+        "a fourth two raw loops, a thread each, gave 37,108 (36,743 to 39,571), and `dalijax` "
+        "37,139. Over a Tar it gave 40,208, with four threads that read. On a fifth a Tar, two "
+        "threads and the raw loops were level (29,349 and 29,201). On a sixth the Tar gave 28,239 "
+        "to 32,639, and the loops 30,646 to 36,808. Since then each pipeline has two threads.",
     ),
     (
         "What does next() cost?",
