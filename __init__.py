@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 # First: what is imported below may start CUDA, which then knows its queues.
-from .core import cuda_queues, extras
+from .core.environment import cuda_queues, extras
 
 cuda_queues.set_at_import()
 extras.check_dali()

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from ..core.arguments import knows_its_names
+from ..core.environment.extras import extra
 from ..core.errors import StateError
-from ..core.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ..core.extras import extra
+from ..core.environment.extras import extra
 from ..core.stats import InputStats, Watched
 
 with extra("clu,tf", "dalijax.adapters.clu.ReportInput"):

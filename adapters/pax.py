@@ -36,8 +36,8 @@ import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.arguments import whole_number
+from ..core.environment.extras import extra
 from ..core.errors import StateError
-from ..core.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..core.extras import extra
+from ..core.environment.extras import extra
 from ..core.stats import Watched
 
 with extra("prometheus", "dalijax.adapters.prometheus"):

@@ -57,7 +57,7 @@ from jax.sharding import NamedSharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.config import EpochRules
-from ..core.extras import extra
+from ..core.environment.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.seeds import ShardSeed
 from .clu import DALIDatasetIterator

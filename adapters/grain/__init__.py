@@ -12,7 +12,7 @@
   a batch in shared memory.
 """
 
-from ...core.extras import extra
+from ...core.environment.extras import extra
 
 with extra("grain", "dalijax.adapters.grain"):  # before the modules that need it
     import grain as _grain  # noqa: F401

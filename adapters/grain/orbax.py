@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from ...core.extras import extra
+from ...core.environment.extras import extra
 
 with extra("grain,examples", "dalijax.adapters.grain.orbax"):  # Orbax is one of the examples'
     import grain

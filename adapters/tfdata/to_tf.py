@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from ...core.environment.extras import extra
 from ...core.epochs import EpochPlan
-from ...core.extras import extra
 from ...core.pipeline.pipeline_source import FunctionSource
 from .dataset import DALIDataset
 from .steps import UNKNOWN, Repeat, Skip, Step, Take

@@ -11,7 +11,7 @@ from typing import Any
 
 from nvidia.dali import Pipeline, backend
 
-from .. import cuda_queues
+from ..environment import cuda_queues
 from ..errors import StateError
 from ..state.operators import kind_of
 from ..state.random_state import to_other_device

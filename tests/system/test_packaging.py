@@ -196,7 +196,7 @@ def test_both_of_dalis_wheels_are_one_too_many(site, wheels, tmp_path):
         (info / "METADATA").write_text(f"Name: nvidia-dali-cuda{version}\nVersion: 2.4.0\n")
     code = """
 import sys, warnings
-from dalijax.core import extras
+from dalijax.core.environment import extras
 sys.path[:] = sys.argv[1:]  # what is installed is what lies there
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

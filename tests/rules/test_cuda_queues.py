@@ -5,8 +5,14 @@ import warnings
 
 import pytest
 
-from dalijax.core import cuda_queues
-from dalijax.core.cuda_queues import KEEP, VARIABLE, has_started, should_set, warn_if_too_late
+from dalijax.core.environment import cuda_queues
+from dalijax.core.environment.cuda_queues import (
+    KEEP,
+    VARIABLE,
+    has_started,
+    should_set,
+    warn_if_too_late,
+)
 from programs import run_python
 
 
