@@ -1,8 +1,7 @@
-"""take, skip, repeat and enumerate: which batch of a source an element is.
+"""take, skip, repeat and enumerate as arithmetic: the batch of a source behind each element.
 
-Nothing here touches a pipeline; every function is pure. A *chain* is the steps that were
-applied to a source, the first one first; ``total`` is the source's number of batches, INFINITE
-or UNKNOWN. The words and the rules are those of tf.data.Dataset.
+Every function is pure. A *chain* is the steps applied to a source, in order; ``total`` is the
+source's number of batches, INFINITE or UNKNOWN. Names and rules are tf.data.Dataset's.
 """
 
 from __future__ import annotations
@@ -78,16 +77,15 @@ def _repeated(count: int, total: int) -> int:
 
 
 def element(chain: Sequence[Step], total: int, index: int) -> tuple[int, tuple[int, ...]] | None:
-    """Which batch of the source an element is.
+    """The number of the source's batch that an element has.
 
     Args:
         chain: The steps.
-        total: As above; a source of UNKNOWN length is taken for one without end, until its
-            end is found.
+        total: As above; UNKNOWN counts as INFINITE.
         index: The element's number, from 0.
 
     Returns:
-        The batch's number, and those that enumerations gave it, the last step's first; None
+        The batch's number, and the element's numbers by enumerate, the last step's first; None
         behind the last element.
     """
     numbers: list[int] = []
