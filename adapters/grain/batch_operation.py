@@ -85,9 +85,6 @@ class _Decode:
 
     def __init__(self, transform: DALITransform):
         self._transform = transform
-        self._reset()
-
-    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._engine: RecordEngine | None = None
         self._reader = _OneBatch()
@@ -121,12 +118,8 @@ class _Decode:
             )
         return self._transform.delivered(engine.next())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_transform": self._transform}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+    def __reduce__(self) -> Any:
+        return _Decode, (self._transform,)
 
 
 class RandomInputs(grain.transforms.RandomMap):

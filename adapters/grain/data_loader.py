@@ -10,9 +10,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.config import IteratorConfig
 from ...core.errors import StateError
-from ...core.pipeline.batch import choose_placement
 from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
@@ -80,65 +78,52 @@ class DALIDataLoader:
         other_randomness: bool = False,
         **call: Any,
     ):
-        options = getattr(sampler, "_shard_options", None)
-        if isinstance(options, grain.sharding.ShardOptions) and options.shard_count > 1:
-            raise ValueError(
-                f"the sampler is sharded ({options}): give it no shard_options, the loader's "
-                "sharding or shard_options say what each process reads"
-            )
-        for operation in operations:
-            if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):
-                raise ValueError(
-                    f"operation {operation!r} is no grain.transforms.Map or RandomMap: what drops, "
-                    "adds or batches records can't be resumed by the step alone. Use "
-                    "ds.pipe(DALITransform(...)) for it"
-                )
+        _check_sampler(sampler)
+        _check_operations(operations)
         options = shard_options or grain.sharding.NoSharding()
         parts, index = options.shard_count, options.shard_index
-        if parts > 1 and sharding is not None:
-            raise ValueError("shard_options with sharding, which says the shards: leave one out")
-        if parts > 1 and batch_size % parts:
-            raise ValueError(f"the {parts} shards don't divide batch_size={batch_size}")
-        if parts > 1 and not (drop_remainder or pad):
-            raise ValueError(
-                "the last batch may have no record for a shard: pass drop_remainder=True, or "
-                "pad='mask'"
-            )
-        if parts > 1 and call.get("on_error") == "skip":
-            raise ValueError(
-                "on_error='skip' with several shards, one of which would then be a batch ahead of "
-                "the others: use 'mask'"
-            )
+        if parts > 1:
+            if sharding is not None:
+                raise ValueError(
+                    "shard_options with sharding, which says the shards: leave one out"
+                )
+            if batch_size % parts:
+                raise ValueError(f"the {parts} shards don't divide batch_size={batch_size}")
+            if not (drop_remainder or pad):
+                raise ValueError(
+                    "the last batch may have no record for a shard: pass drop_remainder=True, or "
+                    "pad='mask'"
+                )
+            if call.get("on_error") == "skip":
+                raise ValueError(
+                    "on_error='skip' with several shards, one of which would then be a batch ahead "
+                    "of the others: use 'mask'"
+                )
         batch_size = operator.index(batch_size)
+        local_batch_size = batch_size // parts
         self.takes_seed = call.get("seed") is None
         seed = operator.index(call.get("seed") or DEFAULT_SEED)
         call["seed"] = shard_seed(seed, index)  # shards draw different numbers
         self._transform = DALITransform(
             pipeline_fn,
-            batch_size=batch_size // parts,
+            batch_size=local_batch_size,
             output_map=output_map,
             drop_remainder=drop_remainder,
             pad=pad,
             sharding=sharding,
             **call,
         )
-        rows = [range(index * (batch_size // parts), (index + 1) * (batch_size // parts))]
-        self.num_shards = parts
+        shards = self._transform.shards()
+        self.num_shards = shards[0].num_shards if shards else parts
         self.shard = index
-        if sharding is not None:
-            config = IteratorConfig(output_map=tuple(output_map), sharding=sharding)
-            shards = choose_placement(config).shards
-            size = shards[0].batch_size(batch_size)
-            rows = [range(s.shard_id * size, (s.shard_id + 1) * size) for s in shards]
-            self.num_shards = shards[0].num_shards
-        self._rows = tuple(row for each in rows for row in each)
+        self._rows = index * local_batch_size + self._transform.rows()
         self._batch_size = batch_size
         self._steps = Steps(
             data_source,
             sampler,
             tuple(operations),
             batch_size,
-            self._rows,
+            self._rows.tolist(),
             drop_remainder,
             bool(pad),
         )
@@ -161,8 +146,8 @@ class DALIDataLoader:
         return len(self._steps)
 
     def numbers(self) -> Numbers:
-        """Gives the index in the sampler's order of each row that this process feeds for a step."""
-        rows, batch_size = np.array(self._rows, np.int64), self._batch_size
+        """A function of a step to the indices in the sampler's order of this process's records."""
+        rows, batch_size = self._rows, self._batch_size
         return lambda step: step * batch_size + rows
 
     def records(self, step: int) -> grain.DatasetIterator:
@@ -174,6 +159,25 @@ class DALIDataLoader:
             ds = ds.mp_prefetch(self._workers)
         iterator: grain.DatasetIterator = ds.__iter__()
         return iterator
+
+
+def _check_sampler(sampler: Any) -> None:
+    options = getattr(sampler, "_shard_options", None)
+    if isinstance(options, grain.sharding.ShardOptions) and options.shard_count > 1:
+        raise ValueError(
+            f"the sampler is sharded ({options}): give it no shard_options, the loader's "
+            "sharding or shard_options say what each process reads"
+        )
+
+
+def _check_operations(operations: Sequence[Any]) -> None:
+    for operation in operations:
+        if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):
+            raise ValueError(
+                f"operation {operation!r} is no grain.transforms.Map or RandomMap: what drops, "
+                "adds or batches records can't be resumed by the step alone. Use "
+                "ds.pipe(DALITransform(...)) for it"
+            )
 
 
 def _short(text: str) -> str:

@@ -11,6 +11,7 @@ import grain
 import jax
 import numpy as np
 from grain.experimental import ShapeDtypeStruct
+from numpy.typing import NDArray
 
 from ...core.arguments import checked_arguments, whole_number
 from ...core.config import IteratorConfig, difference_names
@@ -18,6 +19,7 @@ from ...core.errors import StateError
 from ...core.pipeline.batch import choose_placement, writable
 from ...core.pipeline.pipeline_source import default_device_id
 from ...core.pipeline.shards import shard_pipelines
+from ...core.placement import DataShard
 from ...core.records.engine import RecordEngine
 from ...core.records.record_pipelines import check_record_graph
 from ...core.records.record_queue import Numbers, RecordReader
@@ -186,11 +188,24 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         """
         raise TypeError(f"a DALITransform is no transformation of single records: {_PIPE}")
 
+    def shards(self) -> Sequence[DataShard]:
+        """The data shards of this process; none without a sharding."""
+        if self._settings["sharding"] is None:
+            return ()
+        return choose_placement(IteratorConfig(**self._settings)).shards
+
     def local_rows(self) -> int:
         """Number of records that this process feeds for a batch."""
-        shards = choose_placement(IteratorConfig(**self._settings)).shards
-        each = shard_pipelines(shards, self.batch_size, self._call)
+        each = shard_pipelines(self.shards(), self.batch_size, self._call)
         return sum(one["batch_size"] for one in each)
+
+    def rows(self) -> NDArray[np.int64]:
+        """The rows of a batch that this process feeds, in the order of its pipelines."""
+        shards = self.shards()
+        if not shards:
+            return np.arange(self.batch_size)
+        size = shards[0].batch_size(self.batch_size)
+        return np.concatenate([shard.shard_id * size + np.arange(size) for shard in shards])
 
     def seed(self, default: int) -> int:
         """The seed of the graph's random operators, where the dataset has this one."""
@@ -212,12 +227,8 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         return writable(batch) if self.writable else batch
 
     def numbers(self) -> Numbers:
-        """Gives the number in the stream of each record that this process feeds for a step."""
-        rows = np.arange(self.batch_size, dtype=np.int64)
-        shards = choose_placement(IteratorConfig(**self._settings)).shards
-        if shards:
-            each = np.split(rows, shards[0].num_shards)
-            rows = np.concatenate([each[shard.shard_id] for shard in shards])
+        """A function of a step to the numbers in the stream of this process's records."""
+        rows = self.rows()
         return lambda step: step * self.batch_size + rows
 
     def engine(
@@ -239,15 +250,14 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         Raises:
             RuntimeError: For a GPU pipeline in a worker process of Grain.
         """
-        call = dict(self._call)
-        call["seed"] = self.seed(seed)
-        on_gpu = False
+        call = {**self._call, "seed": self.seed(seed)}
+        as_numpy = None
         if self._settings["sharding"] is None:
             on_gpu = call.setdefault("device_id", default_device_id()) is not None
             refuse_gpu_in_worker(on_gpu)
-        as_numpy = None if self._settings["sharding"] is not None else not on_gpu
+            as_numpy = not on_gpu
         config = IteratorConfig(**self._settings, as_numpy=as_numpy)
-        each = shard_pipelines(choose_placement(config).shards, self.batch_size, call)
+        each = shard_pipelines(self.shards(), self.batch_size, call)
         for name in each[0]:
             call.pop(name, None)
         return RecordEngine(
@@ -312,6 +322,19 @@ def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
     return True
 
 
+# Keys of a state and their types; the parent's state is of any.
+_STATE = {
+    "parent": None,
+    "step": int,
+    "records": int,
+    "skip": int,
+    "failed": list,
+    "random": str,
+    "graph": str,
+    "made": str,
+}
+
+
 class DecodedIterator(grain.DatasetIterator):
     """Iterates over a dataset behind a `DALITransform`."""
 
@@ -362,19 +385,7 @@ class DecodedIterator(grain.DatasetIterator):
                 is not known, since the first record says its inputs: that it is another one, or
                 that ``random`` is damaged, is then said by the next call.
         """
-        wanted: dict[str, Any] = {"step": int, "records": int, "skip": int, "failed": list}
-        wanted |= {"parent": None, "random": str, "graph": str, "made": str}
-        if (
-            not isinstance(state, dict)
-            or {*state} != {*wanted}
-            or not all(t is None or type(state[k]) is t for k, t in wanted.items())
-            or not all(type(number) is int for number in state["failed"])
-            or not all(0 <= n < 1 << 53 for n in (state["step"], state["records"]))
-            or min(state["skip"], *state["failed"], 0) < 0
-            or state["skip"] >= self._rows
-            or not self._reader.may_be_behind(state["step"], state["records"])
-            or not _is_like(state["parent"], self._reader.start.parent)
-        ):
+        if not self._may_be_state(state):
             raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
         seed = self._seed_of(state["made"])
         if state["made"] != self._identity and seed is None:
@@ -383,8 +394,7 @@ class DecodedIterator(grain.DatasetIterator):
         with self._engine.lock, self._with_seed(seed):
             self._engine.check(state["random"], state["graph"])
             try:
-                parent = copy.deepcopy(state["parent"])
-                failed = tuple(state["failed"])
+                parent, failed = copy.deepcopy(state["parent"]), tuple(state["failed"])
                 position = Position(parent, state["records"], state["skip"], failed)
                 self._reader.go_to(position)
             except Exception as error:
@@ -394,6 +404,20 @@ class DecodedIterator(grain.DatasetIterator):
                 ) from error
             self._engine.restore(state["step"], position, state["random"], state["graph"])
             self._identity = state["made"]
+
+    def _may_be_state(self, state: Any) -> bool:
+        """Whether keys, types and ranges of a state are right."""
+        return (
+            isinstance(state, dict)
+            and {*state} == {*_STATE}
+            and all(kind is None or type(state[name]) is kind for name, kind in _STATE.items())
+            and all(type(number) is int for number in state["failed"])
+            and all(0 <= count < 1 << 53 for count in (state["step"], state["records"]))
+            and min(state["skip"], *state["failed"], 0) >= 0
+            and state["skip"] < self._rows
+            and self._reader.may_be_behind(state["step"], state["records"])
+            and _is_like(state["parent"], self._reader.start.parent)
+        )
 
     def _seed_of(self, identity: str) -> int | None:
         """The seed of a state that differs in nothing else, where nobody gave one."""
