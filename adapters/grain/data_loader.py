@@ -25,32 +25,32 @@ __all__ = ["DALIDataLoader"]
 
 
 class DALIDataLoader:
-    """`grain.DataLoader` with DALI as its last stage, and a global batch over a mesh.
+    """`grain.DataLoader` with DALI as its last stage, and global batches over a mesh.
 
-    The state is the global step: a run that was saved on two processes of two devices goes on
-    on one of four, with the same records in the same order. So are the pixels, where random
-    numbers are drawn for each record (``draw``, by its index in the sampler's order; or
-    `RandomInputs`) or not at all. Random operators of DALI
-    follow from (seed, global step, shard): a graph with them goes on bit by bit on the same
-    number of shards, and is refused on another one unless ``other_randomness`` says so.
+    The state is the global step: a run saved on two processes of two devices continues on one of
+    four, with the same records in the same order. The pixels are the same, too, if random numbers
+    are drawn for each record (``draw``, by its index in the sampler's order; or `RandomInputs`) or
+    not at all. DALI's random operators follow from (seed, global step, shard): a graph with them
+    continues bit by bit on the same number of shards, and is refused on another one without
+    ``other_randomness``.
 
     Args:
         data_source: As for grain.DataLoader; a random access data source.
-        sampler: As there, not sharded: the processes and ``sharding`` say the shards.
+        sampler: As for grain.DataLoader, without shards of its own.
         operations: grain.transforms.Map and RandomMap, applied to each record.
         pipeline_fn, output_map: The graph; see `DALITransform`.
         batch_size: The global batch, over all processes.
-        sharding: How batches are placed over devices; each process reads and decodes the rows
+        sharding: The placement of batches over devices; each process reads and decodes the rows
             that its devices hold.
-        shard_options: Without ``sharding``: the part of each batch that this process gets.
-        drop_remainder: True drops the last batch where it is not whole.
-        pad: "mask": it is filled up, and batches have an array "mask".
-        worker_count: Number of processes that read records, and hand them over as
-            `pack_records` does; 0 reads in threads.
+        shard_options: Without ``sharding``, the part of each batch that this process gets.
+        drop_remainder: True drops a last batch that is not whole.
+        pad: "mask" fills up the last batch, and adds an array "mask" to batches.
+        worker_count: Number of processes that read records, and hand them over like
+            `pack_records`; 0 reads in threads.
         worker_buffer_size: Batches that each of them reads ahead.
-        read_options: grain.ReadOptions, counted in batches; None: two threads, which read four
+        read_options: grain.ReadOptions, counted in batches; None for two threads that read four
             batches ahead.
-        other_randomness: Whether a state may go on on another number of shards, though
+        other_randomness: Whether a state may be restored on another number of shards although
             DALI's random operators then draw other numbers.
         prefetch, on_error, element_spec, allow_changes, writable, **call: As for
             `DALITransform`.
@@ -151,7 +151,7 @@ class DALIDataLoader:
         return lambda step: step * batch_size + rows
 
     def records(self, step: int) -> grain.DatasetIterator:
-        """The records of the batches from a step on."""
+        """An iterator over the records of the batches, from a step on."""
         steps = self._steps[step:] if step else self._steps
         workers = self._workers.num_workers
         ds: Any = (steps.map(pack_rows) if workers else steps).to_iter_dataset(self._read)
@@ -181,13 +181,13 @@ def _check_operations(operations: Sequence[Any]) -> None:
 
 
 def _short(text: str) -> str:
-    """What Python says of an object, without the address that is another one in each process."""
+    """A short repr, without addresses, which differ between processes."""
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
     return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
 
 
 class _StepReader:
-    """Reads the records of the global batches, by their numbers; see `RecordReader`."""
+    """Reads this process's records of the global batches; see `RecordReader`."""
 
     def __init__(self, loader: DALIDataLoader):
         self._loader = loader
@@ -203,7 +203,7 @@ class _StepReader:
             rows = unpacked(element)
         except StopIteration:
             raise
-        except BaseException:  # Grain's reader goes on behind what failed: read it again
+        except BaseException:  # Grain's reader continues behind the failed step: read it again
             self.stop()
             raise
         self._step += 1
@@ -218,7 +218,7 @@ class _StepReader:
         self._step = position.step
 
     def stop(self) -> None:
-        """Ends what reads ahead; the next read starts it anew."""
+        """Stops reading ahead; the next read starts it anew."""
         records, self._records = self._records, None
         if records is not None:
             records.close()
@@ -236,7 +236,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         )
         self._deliver = transform.delivered
         self._seed = loader.seed
-        self._drawing = -1  # whether the graph has random operators, once that is known
+        self._drawing = -1  # whether the graph has random operators (0, 1); -1: not known yet
 
     def __next__(self) -> Any:
         self._assert_not_closed()
@@ -248,9 +248,9 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         return tuple(self._engine.errors)
 
     def get_state(self) -> dict[str, Any]:
-        """The global step, and what says that the data is the same; for any process."""
+        """The global step and a description of the data; the same in all processes."""
         here = self._engine.snapshot()
-        # The first state stays what it was before the pipelines were built.
+        # The first state is the same before and after the pipelines are built.
         if here.step and self._engine.built:
             self._drawing = int(bool(self._engine.stateful()))
         return {
@@ -264,11 +264,11 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on at a global step, whatever the number of processes that it was saved on.
+        """Continues at a saved global step, from any number of processes.
 
         Raises:
-            ValueError: If it is no state, of other data, or of another number of shards where
-                the graph draws random numbers; nothing has changed.
+            ValueError: If it is no state, of other data, or of another number of shards while the
+                graph draws random numbers; nothing has changed.
         """
         now = self.get_state()
         if not isinstance(state, dict) or {k: type(v) for k, v in state.items()} != {
@@ -321,7 +321,7 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         self._engine.schedule()
 
     def watch(self) -> InputStats:
-        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""
         return self._engine.watch()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Batches of records in one piece of memory, which processes can share.
 
-Records that a worker process hands over are pickled, byte string by byte string, through a pipe;
-Grain hands NumPy arrays over in shared memory. So the texts, byte strings, numbers and arrays of a
-batch are laid one behind the other, and cut again on the other side.
+Grain's worker processes pickle byte strings one by one through a pipe, but hand NumPy arrays over
+in shared memory. So the texts, byte strings, numbers and arrays of a batch are laid one behind the
+other, and cut again on the other side.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 _OBJECTS, _BYTES, _TEXT, _NUMBERS, _STACKED, _RAGGED = range(6)
 _NUMBER_TYPES = {bool: np.bool_, int: np.int64, float: np.float64}
 _ALIGNED = 64  # bytes
-_SMALL = 1 << 16  # bytes up to which a pipe is cheaper than a file of shared memory
+_SMALL = 1 << 16  # bytes; up to here a pipe is cheaper than a file of shared memory
 
 
 class _Laid(NamedTuple):
-    """Where an array lies."""
+    """The place of an array."""
 
     start: int
     dtype: np.dtype[Any]
@@ -37,11 +37,10 @@ class PackedColumn(NamedTuple):
 
     Attributes:
         path: The keys that lead to it; none for records that are no dicts.
-        kind: How the values lie.
-        laid: Where they lie, one behind the other or stacked; or a tuple of the values
+        kind: How the values are laid.
+        laid: The place of the values, one behind the other or stacked; or a tuple of the values
             themselves.
-        shapes: Where their shapes lie, int64 of shape [records, dimensions]; None where they
-            are alike.
+        shapes: The place of their shapes, int64 [records, dimensions]; None if they are equal.
     """
 
     path: tuple[Any, ...]
@@ -74,8 +73,8 @@ class PackedRecords(NamedTuple):
 
     Attributes:
         size: Number of records.
-        columns: What lies where.
-        data: uint8 of shape [bytes]; bytes where there are few.
+        columns: The place of each value.
+        data: uint8 of shape [bytes]; a bytes object if it is small.
     """
 
     size: int
@@ -83,10 +82,9 @@ class PackedRecords(NamedTuple):
     data: Any
 
     def records(self) -> list[Any]:
-        """The records: equal to those that were packed.
+        """The records, equal to the packed ones.
 
-        Byte strings come as memoryviews, and arrays as views, of the memory that was handed
-        over.
+        Byte strings come as memoryviews, arrays as views of ``data``.
         """
         few = isinstance(self.data, bytes)
         # An array of NumPy itself, of which views are cheap; it keeps shared memory alive.
@@ -108,8 +106,7 @@ class PackedRecords(NamedTuple):
 def packed(records: Sequence[Any]) -> PackedRecords:
     """Packs the records of a batch.
 
-    It keeps every value: what it can't lay out in an array stays as it is, as do records that
-    are unlike each other.
+    Values that don't fit into an array stay as they are, and so do records with different keys.
 
     Args:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these.
@@ -134,7 +131,7 @@ def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 class _Layout:
-    """What is to lie where."""
+    """Gives arrays and byte strings their places."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, bytes | memoryview]] = []
@@ -156,7 +153,7 @@ class _Layout:
         return laid
 
     def data(self) -> Any:
-        """All of it, as an array, or as bytes where it is little."""
+        """All of it, as an array, or as bytes if it is small."""
         data = np.empty(self._size, np.uint8)
         view = memoryview(data)
         for start, part in self._parts:
