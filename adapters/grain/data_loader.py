@@ -15,10 +15,10 @@ from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
 from ...core.state.fingerprint import digest
-from ...core.stats import InputStats
 from .loader_steps import Steps, pack_rows, row_name
 from .packing import unpacked
 from .reading import READ_OPTIONS
+from .record_iterator import RecordIterator
 from .transform import DALITransform
 
 __all__ = ["DALIDataLoader"]
@@ -224,7 +224,7 @@ class _StepReader:
             records.close()
 
 
-class DALIDataLoaderIterator(grain.DatasetIterator):
+class DALIDataLoaderIterator(RecordIterator):
     """Iterates over a `DALIDataLoader`."""
 
     def __init__(self, loader: DALIDataLoader, transform: DALITransform):
@@ -237,15 +237,6 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         self._deliver = transform.delivered
         self._seed = loader.seed
         self._drawing = -1  # whether the graph has random operators (0, 1); -1: not known yet
-
-    def __next__(self) -> Any:
-        self._assert_not_closed()
-        return self._deliver(self._engine.next())
-
-    @property
-    def errors(self) -> tuple[Any, ...]:
-        """The batches that were skipped, or that have masked records, in this process."""
-        return tuple(self._engine.errors)
 
     def get_state(self) -> dict[str, Any]:
         """The global step and a description of the data; the same in all processes."""
@@ -309,25 +300,12 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             self._reader.seek(RecordPosition(state["step"]))
             self._engine.restore(state["step"], None, graph=state["graph"])
 
-    def _get_next_index(self) -> int:
-        return self._engine.snapshot().step
-
     def _set_next_index(self, index: int) -> None:
         self.set_state(self.get_state() | {"step": index})
-
-    def start_prefetch(self) -> None:
-        """Reads the first records, builds the pipelines and schedules runs."""
-        self._assert_not_closed()
-        self._engine.schedule()
-
-    def watch(self) -> InputStats:
-        """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""
-        return self._engine.watch()
 
     def close(self) -> None:
         """Frees the pipelines and the readers; ``next()`` then raises ValueError."""
         super().close()
-        self._engine.close()
         self._reader.stop()
 
     def __str__(self) -> str:

@@ -14,9 +14,8 @@ from ...core.iterator.data_iterator import IteratorFunction, data_iterator
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.pipeline.batch import writable
-from ...core.pipeline.pipeline_source import default_device_id
 from ...core.stats import InputStats
-from .transform import check_policy, element_spec, refuse_gpu_in_worker
+from .transform import check_policy, choose_device, element_spec
 
 __all__ = ["DALIIterDataset"]
 
@@ -135,8 +134,7 @@ class DALIIterDataset(grain.IterDataset):
     def _stream(self) -> BatchStream:
         call, iterator_fn = dict(self._call), self._iterator_fn
         if iterator_fn.config.sharding is None:
-            on_gpu = call.setdefault("device_id", default_device_id()) is not None
-            refuse_gpu_in_worker(on_gpu)
+            on_gpu = choose_device(call)
             if iterator_fn.config.as_numpy is None:
                 if "as_numpy" not in function_parameters(iterator_fn.pipeline_fn):
                     call.pop("as_numpy", None)  # the device says it

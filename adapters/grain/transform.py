@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,8 @@ from ...core.records.record_pipelines import check_record_graph
 from ...core.records.record_queue import Numbers, RecordReader
 from ...core.seeds import ShardSeed
 from ...core.state.codec import brief
-from ...core.stats import InputStats
 from .reading import READ_OPTIONS, Position, Reader, RecordLists
+from .record_iterator import RecordIterator
 
 __all__ = ["DALITransform"]
 
@@ -57,18 +58,24 @@ def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
     return spec
 
 
-def refuse_gpu_in_worker(on_gpu: bool) -> None:
-    """Raises RuntimeError for a GPU pipeline in one of Grain's worker processes."""
+def choose_device(call: dict[str, Any]) -> bool:
+    """Sets the device_id of a call that has none; returns whether it is a GPU.
+
+    Raises:
+        RuntimeError: For a GPU in one of Grain's worker processes.
+    """
     from grain._src.python.dataset.transformations import process_prefetch
 
     # Not public; without it, the worker fails by an error of CUDA.
     in_worker = getattr(process_prefetch, "is_in_worker_process", lambda: False)
+    on_gpu = call.setdefault("device_id", default_device_id()) is not None
     if on_gpu and in_worker():
         raise RuntimeError(
             "a GPU pipeline in a worker process of Grain, whose arrays could not leave it: decode "
             "after the workers, by ds.mp_prefetch(...).pipe(DALITransform(...)) over the encoded "
             "records or by DALIDataLoader, or pass device_id=None for a CPU pipeline"
         )
+    return on_gpu
 
 
 _PIPE = "it makes batches of a dataset's records, so write ds.pipe(DALITransform(...))"
@@ -151,18 +158,14 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         self._fn = pipeline_fn
         self._on_error = on_error
         self._spec = element_spec
-        self._call = {"prefetch_queue_depth": prefetch, **call}
-        self._settings = {
-            "output_map": output_map,
-            "mask": "mask" if pad else None,
-            "sharding": sharding,
-            "allow_changes": allow_changes,
-        }
         if {*difference_names(allow_changes, "allow_changes")} - {"graph"}:
             raise ValueError(f"allow_changes may have 'graph' alone here, not {allow_changes}")
         # Mistakes raise here, not at the first batch.
-        check_record_graph(pipeline_fn, IteratorConfig(**self._settings), on_error)
-        self._call = checked_arguments(pipeline_fn, self._call)
+        self._config = IteratorConfig(
+            output_map, mask="mask" if pad else None, sharding=sharding, allow_changes=allow_changes
+        )
+        check_record_graph(pipeline_fn, self._config, on_error)
+        self._call = checked_arguments(pipeline_fn, {"prefetch_queue_depth": prefetch, **call})
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
         """The dataset of batches.
@@ -188,9 +191,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
 
     def shards(self) -> Sequence[DataShard]:
         """The data shards of this process; none without a sharding."""
-        if self._settings["sharding"] is None:
-            return ()
-        return choose_placement(IteratorConfig(**self._settings)).shards
+        return () if self._config.sharding is None else choose_placement(self._config).shards
 
     def local_rows(self) -> int:
         """Number of records that this process feeds for a batch."""
@@ -248,13 +249,9 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         Raises:
             RuntimeError: For a GPU pipeline in a worker process of Grain.
         """
-        call = {**self._call, "seed": self.seed(seed)}
-        as_numpy = None
-        if self._settings["sharding"] is None:
-            on_gpu = call.setdefault("device_id", default_device_id()) is not None
-            refuse_gpu_in_worker(on_gpu)
-            as_numpy = not on_gpu
-        config = IteratorConfig(**self._settings, as_numpy=as_numpy)
+        call, config = {**self._call, "seed": self.seed(seed)}, self._config
+        if config.sharding is None:
+            config = dataclasses.replace(config, as_numpy=not choose_device(call))
         each = shard_pipelines(self.shards(), self.batch_size, call)
         for name in each[0]:
             call.pop(name, None)
@@ -333,14 +330,13 @@ _STATE = {
 }
 
 
-class DecodedIterator(grain.DatasetIterator):
+class DecodedIterator(RecordIterator):
     """Iterates over a dataset behind a `DALITransform`."""
 
     def __init__(
         self, parent: grain.DatasetIterator, transform: DALITransform, seed: int, lists: bool
     ):
         super().__init__(parent)
-        self._transform = transform
         self._rows = transform.local_rows()
         # A MapDataset's position counts lists, an IterDataset's records.
         self._identity = f"{transform.identity(seed)}{' lists' if lists else ''}"
@@ -349,15 +345,7 @@ class DecodedIterator(grain.DatasetIterator):
             parent, self._rows, lists, transform.drop_remainder, bool(transform.pad)
         )
         self._engine = transform.engine(self._reader, seed, transform.numbers())
-
-    def __next__(self) -> Any:
-        self._assert_not_closed()
-        return self._transform.delivered(self._engine.next())
-
-    @property
-    def errors(self) -> tuple[Any, ...]:
-        """The batches that were skipped, or that have masked records, in this process."""
-        return tuple(self._engine.errors)
+        self._deliver = transform.delivered
 
     def get_state(self) -> dict[str, Any]:
         """The parent's state at the last batch delivered, and the random state."""
@@ -437,30 +425,12 @@ class DecodedIterator(grain.DatasetIterator):
             self._engine.set_seed(before)
             raise
 
-    def _get_next_index(self) -> int:
-        return self._engine.snapshot().step
-
     def _set_next_index(self, index: int) -> None:
         if index != self._engine.snapshot().step:
             raise ValueError(
                 f"no way to batch {index} without the state there, which has the random state and "
                 "the parent's: use get_state() and set_state()"
             )
-
-    def start_prefetch(self) -> None:
-        """Reads the first records, builds the pipelines and schedules runs."""
-        self._assert_not_closed()
-        super().start_prefetch()
-        self._engine.schedule()
-
-    def watch(self) -> InputStats:
-        """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""
-        return self._engine.watch()
-
-    def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
-        super().close()
-        self._engine.close()
 
     def __str__(self) -> str:
         return "DALITransformIterator()"
