@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 from ..core.extras import extra
@@ -19,6 +20,7 @@ with extra("prometheus", "dalijax.adapters.prometheus"):
 __all__ = ["InputCollector"]
 
 _NEXT = "grain_python_dataset_next_duration_ns"  # Grain's /grain/python/dataset/next_duration_ns
+_POWERS = 42  # of two: Grain's buckets end at an hour, 2**42 ns
 _FIELDS = {  # of InputStats
     "batches": (CounterMetricFamily, "Batches that were delivered, failed ones included."),
     "examples": (CounterMetricFamily, "Samples that were delivered, padding not counted."),
@@ -78,10 +80,8 @@ class InputCollector(Collector):
             _NEXT, "Nanoseconds that each call of next() took.", labels=["iterator"]
         )
         for name, stats in self._stats.items():
-            buckets, total = [], 0
-            for power, count in enumerate(stats.wait_counts):
-                total += count
-                buckets.append((str(float(1 << power)), total))
-            buckets = [*buckets[:42], ("+Inf", total)]  # Grain's end at an hour, 2**42 ns
+            totals = list(itertools.accumulate(stats.wait_counts))
+            buckets = [(str(float(1 << power)), totals[power]) for power in range(_POWERS)]
+            buckets.append(("+Inf", totals[-1]))
             histogram.add_metric([name], buckets, sum_value=1e9 * stats.wait_seconds)
         return histogram

@@ -102,8 +102,8 @@ class DALIDataLoader:
         batch_size = operator.index(batch_size)
         local_batch_size = batch_size // parts
         self.takes_seed = call.get("seed") is None
-        seed = operator.index(call.get("seed") or DEFAULT_SEED)
-        call["seed"] = shard_seed(seed, index)  # shards draw different numbers
+        self.seed = operator.index(call.get("seed") or DEFAULT_SEED)
+        call["seed"] = shard_seed(self.seed, index)  # shards draw different numbers
         self._transform = DALITransform(
             pipeline_fn,
             batch_size=local_batch_size,
@@ -135,7 +135,6 @@ class DALIDataLoader:
             "sampler": _short(repr(sampler)),
             "data_source": _short(repr(data_source)),
         }
-        self.seed = seed
 
     def __iter__(self) -> DALIDataLoaderIterator:
         return DALIDataLoaderIterator(self, self._transform)

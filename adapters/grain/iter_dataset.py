@@ -170,7 +170,7 @@ class DALIDatasetIterator(grain.DatasetIterator):
         over_source: Whether it is over a source, with the same state in all processes.
     """
 
-    def __init__(self, stream: BatchStream, writable: bool = False, over_source: bool = False):
+    def __init__(self, stream: BatchStream, writable: bool, over_source: bool):
         super().__init__()
         self._stream = stream
         self._writable = writable

@@ -49,9 +49,8 @@ class _Elastic(ocp.args.CheckpointArgs):
 
     def __post_init__(self) -> None:
         item = self.item
-        if not isinstance(item, DALIDataLoaderIterator) and not (
-            isinstance(item, DALIDatasetIterator) and item.over_source
-        ):
+        over_source = isinstance(item, DALIDatasetIterator) and item.over_source
+        if not (over_source or isinstance(item, DALIDataLoaderIterator)):
             raise TypeError(
                 f"{item} is no iterator of a DALIDataLoader, or of a DALIIterDataset over a "
                 "source: its state is of one process alone. Use CheckpointSave and "

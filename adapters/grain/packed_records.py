@@ -7,6 +7,7 @@ other, and cut again on the other side.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -162,31 +163,35 @@ class _Layout:
 
 
 def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
-    """Kind, place and shapes of a column."""
+    """Kind, place and shapes of a column; values that can't be laid stay as they are."""
+    kind = type(values[0])
+    if all(type(value) is kind for value in values):
+        if kind in (bytes, str):
+            return _strings(values, kind, layout)
+        if kind in _NUMBER_TYPES:
+            with contextlib.suppress(OverflowError):
+                return _NUMBERS, layout.array(np.array(values, _NUMBER_TYPES[kind])), None
+        elif issubclass(kind, np.generic) or kind is np.ndarray:
+            alike = len({(value.dtype, value.ndim) for value in values}) == 1
+            if alike and values[0].dtype.kind in "biufc":
+                return _arrays(values, layout)
+    return _OBJECTS, tuple(values), None
+
+
+def _strings(values: list[Any], kind: type, layout: _Layout) -> tuple[int, Any, _Laid]:
+    if kind is str:
+        values = [value.encode("utf-8", "surrogatepass") for value in values]
+    shapes = np.array([[len(value)] for value in values], np.int64)
+    return _BYTES if kind is bytes else _TEXT, layout.strings(values), layout.array(shapes)
+
+
+def _arrays(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
     first = values[0]
-    kind = type(first)
-    if not all(type(value) is kind for value in values):
-        return _OBJECTS, tuple(values), None
-    if kind in (bytes, str):
-        if kind is str:
-            values = [value.encode("utf-8", "surrogatepass") for value in values]
-        shapes = np.array([[len(value)] for value in values], np.int64)
-        return _BYTES if kind is bytes else _TEXT, layout.strings(values), layout.array(shapes)
-    if kind in _NUMBER_TYPES:
-        try:
-            return _NUMBERS, layout.array(np.array(values, _NUMBER_TYPES[kind])), None
-        except OverflowError:
-            return _OBJECTS, tuple(values), None
-    if kind is not np.ndarray and not issubclass(kind, np.generic):
-        return _OBJECTS, tuple(values), None
-    distinct = {value.shape for value in values}
-    alike = len({value.dtype for value in values}) == 1 and first.dtype.kind in "biufc"
-    if not alike or len({len(shape) for shape in distinct}) > 1:
-        return _OBJECTS, tuple(values), None
-    if len(distinct) == 1 and (first.ndim or kind is not np.ndarray):
+    same_shape = len({value.shape for value in values}) == 1
+    if same_shape and (first.ndim or isinstance(first, np.generic)):
         stacked = np.stack(values).astype(first.dtype, copy=False)
         return _STACKED, layout.array(stacked), None
-    extents = np.array([value.shape for value in values], np.int64).reshape(len(values), first.ndim)
+    shapes = np.array([value.shape for value in values], np.int64).reshape(len(values), first.ndim)
     joined = np.concatenate([value.reshape(-1) for value in values])
     laid = layout.array(joined.astype(first.dtype, copy=False))
-    return _RAGGED, laid, layout.array(extents)
+    return _RAGGED, laid, layout.array(shapes)

@@ -173,12 +173,12 @@ class Reader:
         except BaseException:  # records that were read already must come again
             self.again()
             raise
-        cut = self._used < len(self._list)
-        left, used = self._list, self._used
-        state = self._before_list if cut else self._parent.get_state()
-        self._begin(Position(state, count, used if cut else 0))
-        if cut:
-            self._list, self._used, self._entries = left, used, used
+        entries, used = self._list, self._used
+        if used == len(entries):
+            self._begin(Position(self._parent.get_state(), count))
+        else:  # the rest of the list is the next batch's
+            self._begin(Position(self._before_list, count, used))
+            self._list, self._used, self._entries = entries, used, used
         return records
 
     def _next_batch(self) -> list[Any]:
