@@ -2,9 +2,9 @@
 
     from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
 
-`DALIGenericPeekableIterator` and `peekable_data_iterator` are for code that was written for DALI's
-iterators of these names. `DALIDatasetIterator` needs no TensorFlow. `ReportInput` is loaded when
-it is first asked for, since clu's periodic actions import TensorFlow.
+`DALIGenericPeekableIterator` and `peekable_data_iterator` replace DALI's of the same names.
+`DALIDatasetIterator` needs no TensorFlow. `ReportInput` is imported on first use, since clu's
+periodic actions import TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ..core.arguments import knows_its_names
 from ..core.environment.extras import extra
 from ..core.errors import StateError
 from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
-from ..core.iterator.epoch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator
 from ..core.stats import InputStats
 
@@ -50,19 +49,26 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class DALIDatasetIterator(dataset_iterator.DatasetIterator):
-    """The batches of an iterator function, for loops that are written for CLU.
+def _specs(arrays: Mapping[str, Any]) -> dict[str, dataset_iterator.ArraySpec]:
+    return {
+        name: dataset_iterator.ArraySpec(dtype=array.dtype, shape=tuple(array.shape))
+        for name, array in arrays.items()
+    }
 
-    A save is the position of the last batch that ``next()`` delivered, whatever was peeked; so
-    it needs no PeekableDatasetIterator, which loses the peeked batch. With ``num_epochs`` it has
-    a length; without, it has none.
+
+class DALIDatasetIterator(dataset_iterator.DatasetIterator):
+    """The batches of an iterator function, for training loops written for CLU.
+
+    `save` writes the position of the last batch that ``next()`` delivered, peeked or not: no
+    PeekableDatasetIterator is needed, which loses the peeked batch. It has a length only with
+    ``num_epochs``.
 
     Args:
-        iterator_fn: What `dalijax.data_iterator` returned.
+        iterator_fn: An iterator function, from `dalijax.data_iterator`.
         num_epochs: Number of epochs; None for no end.
-        element: "numpy": batches are NumPy arrays, of GPU pipelines copied to the host; "jax":
-            jax.Arrays where the pipelines, or a sharding, put them.
-        checkpoint: False: `save` and `restore` do nothing, as in clu's TfDatasetIterator.
+        element: "numpy" for NumPy arrays (outputs of GPU pipelines are copied to the host), "jax"
+            for jax.Arrays on the pipelines' devices or over the sharding.
+        checkpoint: False makes `save` and `restore` do nothing, as in clu's TfDatasetIterator.
         **call: Arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
             `dalijax.data_iterator`: batch_size, mask, sharding, ...
 
@@ -71,7 +77,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DALIDatasetIterator:
-        """A finite one is of a class with a length."""
+        """Makes an iterator with a length if it is finite."""
         finite = cls is DALIDatasetIterator and kwargs.get("num_epochs") is not None
         iterator: DALIDatasetIterator = super().__new__(_FiniteDatasetIterator if finite else cls)
         return iterator
@@ -87,8 +93,13 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     ):
         if element not in ("numpy", "jax"):
             raise ValueError(f"element must be 'numpy' or 'jax', not {element!r}")
-        self._stream = _stream(iterator_function(iterator_fn), num_epochs, element == "numpy", call)
         self._numpy = element == "numpy"
+        iterator_fn = iterator_function(iterator_fn)
+        if num_epochs is not None:  # without an end, auto_reset changes nothing
+            iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
+        if self._numpy:
+            iterator_fn = iterator_fn.for_host(call)
+        self._stream = iterator_fn.stream(num_epochs, **call)
         self._checkpoint = checkpoint
         self._future: concurrent.futures.Future[Any] | None = None
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -116,7 +127,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return self._delivered(self._stream.peek())
 
     def peek_async(self) -> concurrent.futures.Future[Any]:
-        """`peek` in a thread; the same future until a batch is taken, or the position changes."""
+        """`peek` in a thread; the same future until the next batch is taken or the position set."""
         with self._future_lock:
             if self._pool is None:
                 self._pool = concurrent.futures.ThreadPoolExecutor(1, "dalijax-peek")
@@ -134,23 +145,20 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return {name: np.asarray(array) for name, array in batch.items()}
 
     def reset(self) -> None:
-        """Goes back to the start of the first epoch, at any time."""
+        """Returns to the start of the first epoch, at any time."""
         self._forget_future()
         self._stream.reset()
 
     @property
     def element_spec(self) -> dict[str, dataset_iterator.ArraySpec]:
-        """Dtype and shape of each array of a whole batch; nothing is taken by it."""
-        return {
-            name: dataset_iterator.ArraySpec(dtype=spec.dtype, shape=tuple(spec.shape))
-            for name, spec in self._stream.element_spec.items()
-        }
+        """Dtype and shape of each array of a whole batch; takes no batch."""
+        return _specs(self._stream.element_spec)
 
     def save(self, filename: epath.PathLike) -> None:
-        """Writes the position of this process's iterator to exactly this file, or not at all.
+        """Writes the position of this process's iterator to exactly this file, atomically.
 
         Args:
-            filename: A local or remote path; a file that is there is replaced.
+            filename: A local or remote path; an existing file is replaced.
 
         Raises:
             ValueError: If the pipelines can't be resumed: the message says why.
@@ -165,7 +173,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         new.replace(path)
 
     def restore(self, filename: epath.PathLike) -> None:
-        """Goes on where a file says.
+        """Continues at the position in a file.
 
         Raises:
             FileNotFoundError: If there is no such file.
@@ -184,11 +192,11 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self.restore(filename)
 
     def get_state(self) -> dict[str, Any]:
-        """Where the consumer stands, as a JSON value."""
+        """The consumer's position, as a JSON value."""
         return self._stream.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Goes on where a state says.
+        """Continues at a saved position.
 
         Raises:
             ValueError: If it is no state, or one of other data; nothing has changed.
@@ -197,16 +205,16 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self._forget_future()
 
     def watch(self) -> InputStats:
-        """Counts what is delivered from now on; see `ReportInput`."""
+        """Counts batches from now on; see `ReportInput`."""
         return self._stream.watch()
 
     @property
     def core(self) -> DALIGenericIterator:
-        """The core's iterator that the batches come from, as `dalijax.profile` wants it."""
+        """The iterator underneath, which `dalijax.profile` measures."""
         return self._stream.iterator
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs; waits for none."""
+        """Builds the pipelines and schedules batches, without waiting for them."""
         self._stream.start_prefetch()
 
     def close(self) -> None:
@@ -216,12 +224,11 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self._stream.close()
 
     def __repr__(self) -> str:
-        epochs = self._stream.num_epochs
-        return f"DALIDatasetIterator(num_epochs={epochs})"
+        return f"DALIDatasetIterator(num_epochs={self._stream.num_epochs})"
 
 
 class _FiniteDatasetIterator(DALIDatasetIterator):
-    """One that ends, and so has a length."""
+    """A finite iterator, which has a length."""
 
     def __len__(self) -> int:
         """Number of batches of all epochs."""
@@ -229,14 +236,14 @@ class _FiniteDatasetIterator(DALIDatasetIterator):
 
 
 class DALIGenericPeekableIterator(DALIGenericIterator):
-    """`dalijax.DALIGenericIterator` as DALI's iterator of this name, with its arguments.
+    """DALI's iterator of this name, with the arguments of `dalijax.DALIGenericIterator`.
 
-    `peek` changes nothing that is saved: states and checkpoints are of the last batch that
-    ``next()`` delivered. ``element_spec`` is of CLU's ArraySpec.
+    States and checkpoints are of the last batch that ``next()`` delivered, peeked or not.
+    ``element_spec`` has CLU's ArraySpecs.
 
     Raises:
-        ValueError: From ``next()`` and `peek`, where a batch has other shapes or dtypes than the
-            first one; to ``next()`` it counts as delivered.
+        ValueError: From ``next()`` and `peek`, for a batch with other shapes or dtypes than the
+            first one; after ``next()`` it counts as delivered.
     """
 
     _pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -260,17 +267,11 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
 
     @property
     def element_spec(self) -> Any:
-        """Dtype and shape of each array of a batch; nothing is taken by it."""
-        return {
-            name: dataset_iterator.ArraySpec(dtype=spec.dtype, shape=tuple(spec.shape))
-            for name, spec in super().element_spec.items()
-        }
+        """Dtype and shape of each array of a batch; takes no batch."""
+        return _specs(super().element_spec)
 
     def _alike(self, batch: dict[str, Any]) -> dict[str, Any]:
-        specs = {
-            name: dataset_iterator.ArraySpec(dtype=array.dtype, shape=tuple(array.shape))
-            for name, array in batch.items()
-        }
+        specs = _specs(batch)
         self._first = first = self._first or specs
         for name, spec in specs.items():
             if spec != first[name]:
@@ -284,7 +285,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False)  # who peeks finds the iterator closed
+            self._pool.shutdown(wait=False)  # a peek that waits raises that it is closed
         super().close()
 
 
@@ -293,7 +294,7 @@ class _PeekableFunction(IteratorFunction):
 
 
 def _with_its_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a function that passes all on to `dalijax.data_iterator` its signature."""
+    """Decorates a function to have the signature of `dalijax.data_iterator`."""
     vars(function)["__signature__"] = inspect.signature(data_iterator)
     return function
 
@@ -303,7 +304,7 @@ def _with_its_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 def peekable_data_iterator(
     pipeline_fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """`dalijax.data_iterator` under DALI's other name: it makes peekable iterators.
+    """`dalijax.data_iterator`, for peekable iterators.
 
     Works as a decorator, with arguments, and as a plain call.
 
@@ -313,8 +314,8 @@ def peekable_data_iterator(
         **kwargs: The same by keyword.
 
     Returns:
-        A function that makes a `DALIGenericPeekableIterator`, or a decorator that makes one where
-        ``pipeline_fn`` is None.
+        A function that makes a `DALIGenericPeekableIterator`, or, if ``pipeline_fn`` is None, a
+        decorator that makes such a function.
 
     Raises:
         ValueError, TypeError: For arguments that are wrong or exclude one another.
@@ -323,12 +324,3 @@ def peekable_data_iterator(
         return lambda function: peekable_data_iterator(function, *args, **kwargs)
     plain = data_iterator(pipeline_fn, *args, **kwargs)
     return _PeekableFunction(plain.pipeline_fn, plain.config)
-
-
-def _stream(
-    iterator_fn: IteratorFunction, num_epochs: int | None, numpy: bool, call: dict[str, Any]
-) -> BatchStream:
-    """The batches; an iterator function may say auto_reset where there is no end anyway."""
-    if num_epochs is not None:
-        iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
-    return (iterator_fn.for_host(call) if numpy else iterator_fn).stream(num_epochs, **call)

@@ -1,4 +1,4 @@
-"""`ReportInput`: a periodic action that tells how long training waits for its input."""
+"""`ReportInput`: a periodic action that reports how long training waits for its input."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["ReportInput"]
 
 
 class ReportInput(periodic_actions.PeriodicAction):
-    """Writes how the input fares, through a metric writer.
+    """Writes metrics of the input pipeline through a metric writer.
 
-    Of the steps since it last did (or since it was called first):
+    Over the steps since the last report (or since the first call):
 
-    - ``input/wait_fraction``: share of the time that ``next()`` took, between 0 and 1.
-    - ``input/wait_ms_per_batch``: milliseconds that it took for each batch.
-    - ``input/examples_per_sec``: samples that are no padding, in this process, each second.
+    - ``input/wait_fraction``: share of the time spent in ``next()``, between 0 and 1.
+    - ``input/wait_ms_per_batch``: milliseconds in ``next()`` for each batch.
+    - ``input/examples_per_sec``: samples of this process each second, without padding.
     - ``input/padding_fraction``: share of the samples that are padding.
 
     And at the step: ``input/epoch`` and ``input/step_in_epoch`` of the last batch, from 0, and
-    ``input/errors``, the number of batches that failed in the whole run, what was before a
-    restore included.
+    ``input/errors``, the number of failed batches in the whole run, including the part before a
+    restore.
 
-    Only process 0 writes, about its own input. As for clu's ReportProgress, nothing is written
-    by the very first call, when no time has passed, even where its step is divisible.
+    Only process 0 writes, about its own input. As with clu's ReportProgress, the very first call
+    writes nothing, even if its step is divisible, since no time has passed.
 
     Args:
-        iterator: What gives the batches.
-        num_train_steps: The last step, at which it also writes.
+        iterator: The iterator over the batches.
         writer: A clu.metric_writers.MetricWriter.
-        every_steps: Writes at steps that this divides.
-        every_secs: Writes where so many seconds have passed.
+        num_train_steps: The last step, at which it also writes.
+        every_steps: Writes at multiples of this step.
+        every_secs: Writes when so many seconds have passed.
         on_steps: Writes at these steps.
     """
 
@@ -66,7 +66,7 @@ class ReportInput(periodic_actions.PeriodicAction):
             self._before = self._stats.copy()
 
     def _should_trigger(self, step: int, t: float) -> bool:
-        # Both are the first call's until it was triggered once.
+        # Until the first trigger, previous step and time are those of the first call.
         return step != self._previous_step and super()._should_trigger(step, t)
 
     def _apply(self, step: int, t: float) -> None:
@@ -77,7 +77,7 @@ class ReportInput(periodic_actions.PeriodicAction):
 
 
 def scalars(now: InputStats, before: InputStats | None, seconds: float) -> dict[str, Any]:
-    """What is written, of the counters now and so many seconds before."""
+    """The metrics, from the counters now and some seconds before."""
     new = now.since(before or InputStats())
     rows = new.examples + new.padding
     return {

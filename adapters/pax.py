@@ -55,9 +55,9 @@ _log = logging.getLogger("dalijax")
 
 
 class _Opened:
-    """A stream that was opened to learn specs, for the input that will ask for it.
+    """A stream that was opened for its specs, for the input that is made next.
 
-    It belongs to the provider: with it go the pipelines that no input asked for.
+    It belongs to the provider, and pipelines that no input took go with it.
     """
 
     def __init__(self, data: DALIInput):
@@ -84,31 +84,30 @@ _handed_over: list[weakref.ref[_Opened]] = []  # one at most
 
 
 class DALIInput(base_input.BaseInput):
-    """The batches of an iterator function, of this host's shard of the data.
+    """The batches of an iterator function, from this host's shard of the data.
 
-    For training (``is_training``), and wherever ``reset_for_eval`` is False, it never ends, epoch
-    after epoch. With ``reset_for_eval`` it is one epoch, StopIteration, and the
-    same again after `reset`. Batches are whole; a padded one has weights of 0.
+    For training (``is_training``), or if ``reset_for_eval`` is False, it never ends. With
+    ``reset_for_eval`` it gives one epoch, then StopIteration, and the same again after `reset`.
+    Batches are whole; padding has weights of 0.
 
-    Pipelines are built when the first batch, or its state once some were delivered, is asked
-    for. States are `get_state` of the core's iterator as JSON, in bytes.
+    Pipelines are built when the first batch is requested, or the state once batches were
+    delivered. States are those of the iterator underneath, as JSON in bytes.
 
     Attributes:
-        iterator_fn: What `dalijax.data_iterator` returned. Its function takes ``shard_id`` and
-            ``num_shards`` where there are several infeed hosts: they are ``infeed_host_index``
-            and ``num_infeed_hosts``.
+        iterator_fn: An iterator function, from `dalijax.data_iterator`. With several infeed hosts
+            its function takes ``shard_id`` and ``num_shards``, which are ``infeed_host_index`` and
+            ``num_infeed_hosts``.
         arguments: Its arguments by keyword: of the graph function, of
-            ``nvidia.dali.pipeline_def`` and of `dalijax.data_iterator`. batch_size is a
-            field of its own, for each host; ``input_random_seed`` (0 where it is left out) is the
-            seed of host 0, from which those of the others follow.
+            ``nvidia.dali.pipeline_def`` and of `dalijax.data_iterator`. The batch size of each host
+            is a field of the input; ``input_random_seed`` (default 0) is the seed of host 0, from
+            which the seeds of the others follow.
         weights: Name of the weights, float32 of shape [batch]: 1 for a sample, 0 for padding.
-        element: "numpy": leaves are NumPy arrays, of GPU pipelines copied to the host; "jax":
-            jax.Arrays on the device of the pipeline.
+        element: "numpy" for NumPy arrays (outputs of GPU pipelines are copied to the host), "jax"
+            for jax.Arrays on the pipeline's device.
 
     Raises:
-        TypeError, ValueError: When it is made, for arguments that are wrong or exclude one
-            another, for the PARTIAL policy, and for eval_loop_num_batches=-1 of an input that
-            never ends.
+        TypeError, ValueError: When it is made: for arguments that are wrong or exclude one
+            another, the PARTIAL policy, and eval_loop_num_batches=-1 of an input without an end.
     """
 
     iterator_fn: Any = None
@@ -141,7 +140,7 @@ class DALIInput(base_input.BaseInput):
             self.iterator_fn.check_in_step(self._call, self.num_infeed_hosts)
         self._check_names(config.output_map)
         self._mask = config.mask or self.weights
-        # Without an epoch there is no padding, nor what could mask it.
+        # Without an epoch there is no padding, and nothing to tell a mask.
         knows_epochs = config.reader_name or config.size > 0 or config.source is not None
         if config.mask is None and (knows_epochs or not self._endless):
             self._call["mask"] = self._mask
@@ -196,16 +195,16 @@ class DALIInput(base_input.BaseInput):
 
     @property
     def _loops(self) -> int:
-        """Batches of an evaluation; -1 for all, as Pax takes None and 0, too."""
+        """Batches of an evaluation; -1 for all, which Pax also means by None and 0."""
         return self.eval_loop_num_batches or -1
 
     @property
     def _wanted(self) -> tuple[Any, ...]:
-        """What makes the stream what it is."""
+        """The configuration that determines the stream."""
         return self.iterator_fn, self.element, self._endless, self._call
 
     def __bool__(self) -> bool:
-        return True  # paxml skips the states of an input that is false
+        return True  # paxml saves no state of a false input
 
     def _opened(self) -> BatchStream:
         """The stream, opened at the first use."""
@@ -251,7 +250,7 @@ class DALIInput(base_input.BaseInput):
             )
 
     def specs(self) -> py_utils.NestedMap:
-        """jax.ShapeDtypeStruct of each array of this host's batch; nothing is taken by it."""
+        """jax.ShapeDtypeStruct of each array of this host's batch; takes no batch."""
         specs = self._opened().element_spec
         arrays = {
             name: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
@@ -263,13 +262,13 @@ class DALIInput(base_input.BaseInput):
         return py_utils.NestedMap(arrays)
 
     def reset(self) -> None:
-        """Goes back to the start of the first epoch."""
+        """Returns to the start of the first epoch."""
         super().reset()
         if self._stream is not None:
             self._stream.reset()
 
     def peek_padded(self) -> Any:
-        """The batch that get_next_padded() will give; None at the end."""
+        """The batch that get_next_padded() will return; None at the end."""
         try:
             return super().peek_padded()
         except BaseException:
@@ -277,7 +276,7 @@ class DALIInput(base_input.BaseInput):
             raise
 
     def set_state(self, state: bytes) -> None:
-        """Goes on where a state says.
+        """Continues at a saved position.
 
         Raises:
             ValueError: If it is no state, or one of other data; nothing has changed.
@@ -286,10 +285,10 @@ class DALIInput(base_input.BaseInput):
         self._peek = self._state_before_peek = None
 
     def restore(self, checkpoint_path: epath.PathLike) -> None:
-        """Goes on where a file says.
+        """Continues at the position in a file.
 
-        paxml's are ``process_0-of-2``: over a source another number of hosts takes those that are
-        there.
+        paxml's files are ``process_0-of-2``: over a source another number of hosts may have saved
+        them.
 
         Raises:
             FileNotFoundError: If there is no file.
@@ -306,14 +305,14 @@ class DALIInput(base_input.BaseInput):
         except StateError as error:
             if self.input_checkpointing_enabled:
                 raise
-            # Pax asks for a state with each peek, and takes only this as an answer.
+            # Pax gets a state with each peek, and catches this exception alone.
             raise NotImplementedError(str(error)) from error
 
     def _set_state_internal(self, state: bytes) -> None:
         self._opened().set_state(state)
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs; waits for none."""
+        """Builds the pipelines and schedules batches, without waiting for them."""
         self._opened().start_prefetch()
 
     def close(self) -> None:
@@ -322,26 +321,26 @@ class DALIInput(base_input.BaseInput):
 
     @property
     def core(self) -> DALIGenericIterator:
-        """The core's iterator that the batches come from, as `dalijax.profile` wants it."""
+        """The iterator underneath, which `dalijax.profile` measures."""
         return self._opened().iterator
 
     def watch(self) -> InputStats:
-        """Counts what is delivered from now on; see `dalijax.core.stats.InputStats`."""
+        """Counts batches from now on; see `dalijax.core.stats.InputStats`."""
         return self._opened().watch()
 
 
 class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
     """The specs of a `DALIInput`, whose pipelines the train input then goes on with.
 
-    A run that resumes builds them twice, since Pax asks for specs before it restores a state,
-    unless ``specs`` are given. An ``input_p`` of another class is treated as Pax does.
+    A run that resumes builds them twice, unless ``specs`` are given, since Pax gets specs before it
+    restores a state. An ``input_p`` of another class is treated as by Pax.
 
     Attributes:
         input_p: The configuration of the train input.
-        per_device: True for pmap, whose specs are those of one device's share of the padded
-            batch; False for SPMD.
-        specs: NestedMap of jax.ShapeDtypeStruct of this host's batch, where they are known;
-            nothing is built then.
+        per_device: True for pmap, whose specs are of one device's share of the padded batch; False
+            for SPMD.
+        specs: NestedMap of jax.ShapeDtypeStruct of this host's batch, if known: no pipeline is
+            built for them.
 
     Raises:
         ValueError: When it is made, if the devices do not divide the batch with ``per_device``.

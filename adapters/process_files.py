@@ -1,4 +1,4 @@
-"""Files of checkpoints whose names hold the process and the number of all processes."""
+"""Checkpoint files that are named after the process and the number of processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def file_of_any_process(expected: epath.Path, others: Iterable[epath.Path]) -> epath.Path:
-    """The file to restore an iterator from whose states are alike in all processes.
+    """The file to restore from, for an iterator whose state is the same in all processes.
 
     Args:
-        expected: The file of this process, among as many as there are now.
-        others: The files that are there where it is not: another number of processes saved them.
+        expected: This process's file, if as many processes saved as run now.
+        others: The files that another number of processes saved; read if ``expected`` is missing.
 
     Raises:
         FileNotFoundError: If there is no file.

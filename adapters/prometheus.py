@@ -1,7 +1,8 @@
-"""`InputCollector`: what an input pipeline counts, as metrics for Prometheus."""
+"""`InputCollector`: the counters of an input pipeline, as metrics for Prometheus."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 from ..core.environment.extras import extra
@@ -19,6 +20,7 @@ with extra("prometheus", "dalijax.adapters.prometheus"):
 __all__ = ["InputCollector"]
 
 _NEXT = "grain_python_dataset_next_duration_ns"  # Grain's /grain/python/dataset/next_duration_ns
+_POWERS = 42  # of two: Grain's buckets end at an hour, 2**42 ns
 _FIELDS = {  # of InputStats
     "batches": (CounterMetricFamily, "Batches that were delivered, failed ones included."),
     "examples": (CounterMetricFamily, "Samples that were delivered, padding not counted."),
@@ -33,20 +35,20 @@ _FIELDS = {  # of InputStats
 class InputCollector(Collector):
     """A collector of `prometheus_client` that reads iterators' counters when it is scraped.
 
-    Nothing runs between two scrapes: no thread, and no time but that of ``iterator.watch()``.
-    The metrics have a label ``iterator``, and are of this process:
+    Between scrapes no thread runs, and the only cost is that of ``iterator.watch()``. The metrics
+    are of this process, and have a label ``iterator``:
 
-    - ``grain_python_dataset_next_duration_ns``: a histogram of the nanoseconds that each call of
-      ``next()`` took, by the name and with the unit of Grain's own metric of the same meaning.
+    - ``grain_python_dataset_next_duration_ns``: a histogram of the nanoseconds that calls of
+      ``next()`` took, with the name and the unit of Grain's own metric.
     - ``dalijax_input_batches_total``, ``..._examples_total``, ``..._padding_total``,
       ``..._errors_total``, ``..._wait_seconds_total``, and the gauges ``dalijax_input_epoch`` and
-      ``dalijax_input_step``: those of `dalijax.core.stats.InputStats`.
+      ``dalijax_input_step``: see `dalijax.core.stats.InputStats`.
 
     Args:
-        iterators: The iterators, by the label's value, as ``{"train": iterator}``. Their
+        iterators: The iterators by the value of the label, as ``{"train": iterator}``. Their
             ``watch()`` is called here, and counts from now on.
-        grain_name: False leaves the histogram out, where Grain's own exporter
-            (``ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY``) has the name in the same registry.
+        grain_name: False leaves the histogram out, for use with Grain's own exporter
+            (``ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY``) in the same registry.
 
     Raises:
         TypeError: If one of them has no ``watch()``.
@@ -78,10 +80,8 @@ class InputCollector(Collector):
             _NEXT, "Nanoseconds that each call of next() took.", labels=["iterator"]
         )
         for name, stats in self._stats.items():
-            buckets, total = [], 0
-            for power, count in enumerate(stats.wait_counts):
-                total += count
-                buckets.append((str(float(1 << power)), total))
-            buckets = [*buckets[:42], ("+Inf", total)]  # Grain's end at an hour, 2**42 ns
+            totals = list(itertools.accumulate(stats.wait_counts))
+            buckets = [(str(float(1 << power)), totals[power]) for power in range(_POWERS)]
+            buckets.append(("+Inf", totals[-1]))
             histogram.add_metric([name], buckets, sum_value=1e9 * stats.wait_seconds)
         return histogram

@@ -10,7 +10,7 @@ In a module of yours, `my_data.py`::
     def eval_data(folder):
         return eval_get_dataset_fn(iterator_fn, folder=folder)
 
-and behind the lines of T5X's ``runs/pretrain.gin``, which say the batches, the model and the rest
+and after the lines of T5X's ``runs/pretrain.gin``, which configure the rest
 (``verify_matching_vocabs_fn`` must be None, since there are no vocabularies)::
 
     from __gin__ import dynamic_registration
@@ -31,14 +31,14 @@ and behind the lines of T5X's ``runs/pretrain.gin``, which say the batches, the 
     utils.SaveCheckpointConfig:
       save_dataset = True
 
-T5X imports airio since October 2023, and the train iterator is an AirIODatasetIterator then: T5X
-takes it as it is and saves exact states, its checkpoint_0 included. Where airio can't be imported
-(an older T5X), it is put into clu's PeekableDatasetIterator, which loses the batch it has peeked if
-the run stops before the first step that saves.
+With airio (T5X imports it since October 2023) the train iterator is an AirIODatasetIterator: T5X
+takes it as it is, and its saved states are exact, checkpoint_0 included. Without (an older T5X),
+T5X wraps it into clu's PeekableDatasetIterator, which loses the peeked batch if the run stops
+before the first step that saves.
 
-T5X's files of datasets are named after the number of hosts (``train_ds-000-of-002``). Over a source
-of `dalijax.sources` a host whose file is not there goes on from one that other hosts saved, so that
-a run goes on on another number of them.
+T5X names a dataset's files after the number of hosts (``train_ds-000-of-002``). Over a source of
+`dalijax.sources` a host without a file of its own restores one of another number of hosts, so that
+a run continues on any number of hosts.
 """
 
 from __future__ import annotations
@@ -72,26 +72,26 @@ __all__ = ["eval_get_dataset_fn", "get_dataset_fn"]
 
 
 def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
-    """The iterator function, where the arguments leave out what T5X says."""
-    checked = iterator_function(iterator_fn)
+    """The iterator function, after a check that the call leaves out T5X's own arguments."""
+    function = iterator_function(iterator_fn)
     set_here = sorted({"batch_size", "seed", "shard_id", "num_shards"} & set(call))
     if set_here:
         raise ValueError(
-            f"{set_here} of {checked.__name__}(): T5X says them, by batch_size and seed of the "
+            f"{set_here} of {function.__name__}(): T5X says them, by batch_size and seed of the "
             "DatasetConfig and the shard of this host. Leave them out here"
         )
-    if checked.is_placed(call):
+    if function.is_placed(call):
         raise ValueError(
             "sharding, devices and pmap_compatible are T5X's to say, by its partitioner: leave "
             "them out, and pass get_dataset_fn(iterator_fn, partitioner=...)"
         )
-    return checked
+    return function
 
 
 def _seed(cfg: Any) -> int:
-    """The seed of a DatasetConfig, or one that all processes draw together where it is None.
+    """The seed of a DatasetConfig; if it is None, one that all processes draw together.
 
-    What was drawn gives way to the seed of a state: a run that resumes goes on.
+    A drawn seed gives way to a restored state's, so that a run that resumes keeps its seed.
     """
     seed: int | None = getattr(cfg, "seed", None)
     if seed is not None:
@@ -125,26 +125,25 @@ def get_dataset_fn(
     """A function with the signature of T5X's ``get_dataset_fn``, for training.
 
     Args:
-        iterator_fn: What `dalijax.data_iterator` returned; its function takes ``shard_id`` and
-            ``num_shards`` where there are several hosts, or a partitioner.
-        partitioner: A partitioner of T5X, configured like that of the training: batches are global
-            arrays then, over its mesh and data_partition_spec, with a pipeline for each part of
-            the data that this process holds. It is needed where there are several processes.
-            None: NumPy arrays of this host's rows, which T5X takes where there is one process.
-        **call: Further arguments of the iterator function. Batch size and seed are those of T5X's
-            DatasetConfig; where its seed is None each run draws another one, and one that resumes
-            goes on with that of its state.
+        iterator_fn: An iterator function, from `dalijax.data_iterator`; with several hosts, or a
+            partitioner, its function takes ``shard_id`` and ``num_shards``.
+        partitioner: A partitioner of T5X, configured like the training's: batches are then global
+            arrays over its mesh and data_partition_spec, with a pipeline for each part of the data
+            that this process holds. Required with several processes. None: NumPy arrays of this
+            host's rows, which T5X takes from a single process.
+        **call: Further arguments of the iterator function. Batch size and seed come from T5X's
+            DatasetConfig; if its seed is None each run draws one, and a run that resumes keeps the
+            seed of its state.
 
     Returns:
         A function of (cfg, shard_id, num_shards, feature_converter_cls, num_epochs=None,
         continue_from_last_checkpoint=False) that makes an endless `DALIDatasetIterator` of
-        batches of cfg.batch_size over all hosts. It raises ValueError for num_epochs, where the
-        hosts or the mesh do not divide the batch, and for several processes without a
-        partitioner.
+        batches of cfg.batch_size over all hosts. It raises ValueError for num_epochs, if the hosts
+        or the mesh do not divide the batch, and for several processes without a partitioner.
 
     Raises:
         TypeError: If iterator_fn is no iterator function.
-        ValueError: For arguments that T5X says.
+        ValueError: For arguments that T5X sets.
     """
     iterator_fn = _checked(iterator_fn, call)
 
@@ -156,7 +155,7 @@ def get_dataset_fn(
         num_epochs: int | None = None,
         continue_from_last_checkpoint: bool = False,
     ) -> Any:
-        # Its own state says where to go on.
+        # The position comes from the iterator's own state.
         del feature_converter_cls, continue_from_last_checkpoint
         if num_epochs is not None:
             raise ValueError(
@@ -166,7 +165,7 @@ def get_dataset_fn(
             )
         own_class = _SourceIterator if iterator_fn.has_source(call) else DALIDatasetIterator
         train_class = _train_class(own_class)
-        # T5X itself places the batches of other iterators.
+        # T5X places the batches of other iterators itself.
         as_it_is = train_class is not own_class
         if partitioner is not None and as_it_is:
             sharding = NamedSharding(partitioner.mesh, partitioner.data_partition_spec)
@@ -185,12 +184,12 @@ def get_dataset_fn(
 
 
 class _SourceIterator(DALIDatasetIterator):
-    """An iterator over a source, whose position is the same in all processes."""
+    """An iterator over a source; its position is the same in all processes."""
 
     def restore(self, filename: epath.PathLike) -> None:
-        """Goes on where a file says, or those that another number of hosts saved in its place.
+        """Continues at the position in a file, or in the files of another number of hosts.
 
-        T5X's files are ``train_ds-000-of-002``, of several processes each in a folder
+        T5X's files are ``train_ds-000-of-002``; with several processes each is in a folder
         ``process_0-of-2``.
         """
         file = epath.Path(filename)
@@ -204,8 +203,8 @@ class _SourceIterator(DALIDatasetIterator):
 
 
 def _train_class(own_class: type[DALIDatasetIterator]) -> type[DALIDatasetIterator]:
-    """The iterator's class, which T5X takes as it is where it is AirIO's, too."""
-    for name in ("airio.core", "airio", "airio.dataset_iterators"):  # as its versions have it
+    """The iterator's class, also derived from AirIO's, if airio is there: T5X takes it as it is."""
+    for name in ("airio.core", "airio", "airio.dataset_iterators"):  # depending on the version
         try:
             airios = getattr(importlib.import_module(name), "AirIODatasetIterator", None)
         except ImportError:
@@ -225,34 +224,33 @@ def eval_get_dataset_fn(
 ) -> Callable[..., Any]:
     """A function with the signature of T5X's ``train_eval_get_dataset_fn``.
 
-    The last batch is padded. T5X's own losses and metrics know no weights of samples, only those
-    of tokens: so the padded rows of the outputs in ``masked`` are set to 0. A loss weight of 0 for
-    each of their tokens leaves them out of loss, accuracy and what is divided by the number of
-    weighted tokens; what T5X counts by shapes (``timing/seqs``, ``loss_per_all_target_tokens``) has
-    them in it.
+    The last batch is padded. T5X's own losses and metrics have weights of tokens, not of samples:
+    so the padded rows of the outputs in ``masked`` are set to 0. A loss weight of 0 for each of
+    their tokens leaves them out of loss, accuracy and all that is divided by the number of weighted
+    tokens. Metrics that T5X counts by shapes (``timing/seqs``, ``loss_per_all_target_tokens``)
+    include them.
 
     Args:
-        iterator_fn: What `dalijax.data_iterator` returned, over a reader with
+        iterator_fn: An iterator function, from `dalijax.data_iterator`, over a reader with
             pad_last_batch=True.
         name: Name of the evaluation; the iterator function's by default.
         weights: Name of an array of float32 of shape [batch], 1 for a sample and 0 for padding:
             its sum over all hosts' batches is the number of samples.
-        masked: Names of outputs of shape [batch, ...] whose padded rows become 0. Other names than
-            T5X's decoder_loss_weights are for models that read something else:
-            ("decoder_target_tokens",) where loss_normalizing_factor is one of T5X's
-            SpecialLossNormalizingFactor, which takes targets > 0 where there are no loss weights;
-            () where the model's own loss multiplies by ``weights``.
-        **call: Further arguments of the iterator function. Batch size and seed are those of T5X's
-            DatasetConfig; where its seed is None each run draws another one.
+        masked: Names of outputs of shape [batch, ...] whose padded rows become 0. By default T5X's
+            decoder_loss_weights. ("decoder_target_tokens",) if loss_normalizing_factor is one of
+            T5X's SpecialLossNormalizingFactor, which takes targets > 0 without loss weights; () if
+            the model's own loss multiplies by ``weights``.
+        **call: Further arguments of the iterator function. Batch size and seed come from T5X's
+            DatasetConfig; if its seed is None each run draws one.
 
     Returns:
         A function of (cfg, shard_id, num_shards, eval_steps=None, feature_converter_cls=None, ...)
-        that gives {name: `EvalDataset`} of this host's share of cfg.batch_size, of at most
-        eval_steps batches.
+        that returns {name: `EvalDataset`} with at most eval_steps batches of this host's share of
+        cfg.batch_size.
 
     Raises:
         TypeError: If iterator_fn is no iterator function, or ``masked`` is one name.
-        ValueError: For arguments that T5X says, and for names in ``masked`` that no output has.
+        ValueError: For arguments that T5X sets, and names in ``masked`` that no output has.
     """
     iterator_fn = _checked(iterator_fn, call)
     outputs = call.get("output_map", iterator_fn.config.output_map)
@@ -280,32 +278,31 @@ def eval_get_dataset_fn(
     ) -> dict[str, EvalDataset]:
         del feature_converter_cls, rest, more
         iterator_fn.check_in_step(call, num_shards)
-        epoch_rules = EpochRules(num_epochs=1)
         fitted = iterator_fn.adapted(
             "eval_get_dataset_fn",
             auto_reset=False,
             last_batch_policy=LastBatchPolicy.FILL,
             mask=weights,
-            epoch_rules=epoch_rules,
+            epoch_rules=EpochRules(num_epochs=1),
         )
-        whole = {**call, **_of_host(iterator_fn, cfg, shard_id, num_shards, call)}
+        arguments = {**call, **_of_host(iterator_fn, cfg, shard_id, num_shards, call)}
         if iterator_fn.has_source(call):
-            whole["last_batch_padded"] = True
-        dataset = EvalDataset(fitted, whole, weights, masked, eval_steps)
+            arguments["last_batch_padded"] = True
+        dataset = EvalDataset(fitted, arguments, weights, masked, eval_steps)
         return {name or iterator_fn.__name__: dataset}
 
     return get_datasets
 
 
 class EvalDataset:
-    """One epoch of batches, again for each ``iter()``; with weights for the padding.
+    """One epoch of batches for each ``iter()``, with weights of 0 for the padding.
 
     Args:
-        iterator_fn: The iterator function, with a mask named like the weights.
+        iterator_fn: The iterator function, with a mask that has the name of the weights.
         call: Its arguments.
         weights: Name of the weights.
         masked: Names of the outputs whose padded rows are 0.
-        eval_steps: The most batches that are given; None for all.
+        eval_steps: The largest number of batches; None for all.
     """
 
     def __init__(
@@ -328,7 +325,7 @@ class EvalDataset:
     as_numpy_iterator = __iter__
 
     def _weighed(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch whose padding counts nothing."""
+        """A batch with weights, and zeros in the padded rows of the masked outputs."""
         valid = batch[self._weights]
         weighed = batch | {self._weights: valid.astype(np.float32)}
         if not valid.all():
@@ -347,7 +344,7 @@ class EvalDataset:
 
     @property
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape, of this host's batch, and dtype of each array."""
+        """Shape and dtype of each array of this host's batch."""
         specs = {
             name: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
             for name, spec in self._iterator.element_spec.items()

@@ -74,13 +74,14 @@ def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
     try:
         import tensorflow as tf
 
-        from dalijax.adapters.tfdata import to_tf as bridge
+        from dalijax.adapters.tfdata.to_tf import by_plugin
 
         tf.config.set_visible_devices([], "GPU")
         dataset = DALIDataset(function, **arguments).repeat()
-        makers["to_tf_dataset(), from_generator"] = lambda: iter(bridge.by_generator(dataset))
-        if bridge.by_plugin(dataset) is not None:
-            makers["to_tf_dataset(), DALI's plugin"] = lambda: iter(bridge.by_plugin(dataset))
+        spec = dataset.element_spec
+        makers["to_tf_dataset(), from_generator"] = lambda: iter(dataset.to_tf_dataset(spec))
+        if by_plugin(dataset._source, dataset._epochs, dataset._chain) is not None:
+            makers["to_tf_dataset(), DALI's plugin"] = lambda: iter(dataset.to_tf_dataset())
     except ImportError:
         pass
     try:

@@ -4,12 +4,12 @@
 
 - `DALIIterDataset`: a DALI reader as a ``grain.IterDataset``.
 - `DALITransform`: ``ds.pipe(DALITransform(...))``: Grain reads, shards, shuffles and checkpoints
-  records, DALI decodes and augments them. The one to take unless the data is in a DALI reader.
+  records, DALI decodes and augments them. The usual choice, unless a DALI reader has the data.
 - `DALIBatch`: the same within an unchanged ``grain.DataLoader(operations=[...])``.
 - `DALIDataLoader`: Grain's sampler and data source, DALI as the last stage, elastic states.
-- `RandomInputs`: numbers drawn for each record, for augmentation that depends on nothing else.
-- `pack_records`: ``.batch(B, batch_fn=pack_records)`` has worker processes hand over the records of
-  a batch in shared memory.
+- `RandomInputs`: random numbers for each record, by its index and the seed alone.
+- `pack_records`: ``.batch(B, batch_fn=pack_records)``: worker processes hand over the records of a
+  batch in shared memory.
 """
 
 from ...core.environment.extras import extra

@@ -1,4 +1,4 @@
-"""Within an unchanged `grain.DataLoader`: the batch operation, and random numbers for records."""
+"""Operations of an unchanged `grain.DataLoader`: a batch by DALI, and random inputs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["DALIBatch", "RandomInputs"]
 class DALIBatch(grain.transforms.Batch):
     """Batches and decodes records as an operation of an unchanged ``grain.DataLoader``.
 
-    It works in the loader's process and in its workers (``worker_count``), there on the CPU
-    only. Grain doesn't tell an operation which step it is at, so a graph with random operators
-    can't resume and is refused: draw the numbers for each record by `RandomInputs`.
+    It runs in the loader's process or in its workers (``worker_count``), there on the CPU only.
+    An operation doesn't know its step in Grain, so a graph with random operators could not resume
+    and is refused: draw the numbers for each record by `RandomInputs`.
 
     Args:
         pipeline_fn: As for `DALITransform`.
         batch_size: Number of records in a batch.
         output_map: A name for each output of the graph.
-        drop_remainder: True drops the last batch where it is not whole.
+        drop_remainder: True drops a last batch that is not whole.
         pad, on_error, element_spec, writable, **call: As for `DALITransform`; a batch can't be
             skipped.
     """
@@ -64,7 +64,7 @@ class DALIBatch(grain.transforms.Batch):
 
 
 class _OneBatch:
-    """Reads the batch that it was handed, once; see `RecordReader`."""
+    """A reader of the one batch that is set; see `RecordReader`."""
 
     def __init__(self) -> None:
         self.batch: RecordBatch | None = None
@@ -77,17 +77,14 @@ class _OneBatch:
         return batch
 
     def seek(self, position: RecordPosition) -> None:
-        """There is nothing to go back to: each call has its own records."""
+        """Does nothing: each call has its own records."""
 
 
 class _Decode:
-    """A function of a list of records to a batch; pickles, and builds its pipeline where it is."""
+    """A function of a list of records to a batch; pickles without its pipeline."""
 
     def __init__(self, transform: DALITransform):
         self._transform = transform
-        self._reset()
-
-    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._engine: RecordEngine | None = None
         self._reader = _OneBatch()
@@ -99,7 +96,7 @@ class _Decode:
         with self._lock:
             try:
                 return self._decoded(batch)
-            except BaseException:  # whatever is left of this batch must not meet the next one
+            except BaseException:  # no rest of this batch may reach the next one
                 if self._engine is not None:
                     self._engine.close()
                 self._engine = None
@@ -121,28 +118,24 @@ class _Decode:
             )
         return self._transform.delivered(engine.next())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_transform": self._transform}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+    def __reduce__(self) -> Any:
+        return _Decode, (self._transform,)
 
 
 class RandomInputs(grain.transforms.RandomMap):
-    """Numbers drawn for each record, which the graph takes as inputs.
+    """Adds random numbers to each record, as inputs of the graph.
 
-    The numbers of a record depend on its index and the seed of the dataset or sampler alone,
-    not on the batch or the step; over a `DALIDataLoader` or a slice of a dataset not on the number
-    of shards either. Put it on a MapDataset
-    (``ds.seed(1).random_map(RandomInputs(angle=(-10, 10)))``) or among a loader's operations::
+    They depend on the record's index and the seed of the dataset or sampler alone, not on the batch
+    or the step; in a `DALIDataLoader` or a slice of a dataset not on the number of shards either.
+    Put it on a MapDataset (``ds.seed(1).random_map(RandomInputs(angle=(-10, 10)))``) or among a
+    loader's operations::
 
         def graph(image, angle):
             return fn.rotate(fn.decoders.image(image), angle=angle, keep_size=True)
 
     Args:
-        **draws: For each new key of the records the bounds (low, high) of a uniform float32, or
-            a function of a numpy.random.Generator.
+        **draws: For each new key the bounds (low, high) of a uniform float32, or a function of a
+            numpy.random.Generator.
     """
 
     def __init__(self, **draws: tuple[float, float] | Callable[[np.random.Generator], Any]):
@@ -153,7 +146,7 @@ class RandomInputs(grain.transforms.RandomMap):
 
         Raises:
             TypeError: If the record is no dict.
-            ValueError: If it has one of the keys.
+            ValueError: If the record has one of the keys already.
         """
         if not isinstance(element, Mapping):
             raise TypeError(f"RandomInputs needs records that are dicts, not {element!r:.80}")

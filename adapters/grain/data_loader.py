@@ -10,49 +10,47 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.config import IteratorConfig
 from ...core.errors import StateError
-from ...core.pipeline.batch import choose_placement
 from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
 from ...core.state.fingerprint import digest
-from ...core.stats import InputStats
 from .loader_steps import Steps, pack_rows, row_name
 from .packing import unpacked
 from .reading import READ_OPTIONS
+from .record_iterator import RecordIterator
 from .transform import DALITransform
 
 __all__ = ["DALIDataLoader"]
 
 
 class DALIDataLoader:
-    """`grain.DataLoader` with DALI as its last stage, and a global batch over a mesh.
+    """`grain.DataLoader` with DALI as its last stage, and global batches over a mesh.
 
-    The state is the global step: a run that was saved on two processes of two devices goes on
-    on one of four, with the same records in the same order. So are the pixels, where random
-    numbers are drawn for each record (``draw``, by its index in the sampler's order; or
-    `RandomInputs`) or not at all. Random operators of DALI
-    follow from (seed, global step, shard): a graph with them goes on bit by bit on the same
-    number of shards, and is refused on another one unless ``other_randomness`` says so.
+    The state is the global step: a run saved on two processes of two devices continues on one of
+    four, with the same records in the same order. The pixels are the same, too, if random numbers
+    are drawn for each record (``draw``, by its index in the sampler's order; or `RandomInputs`) or
+    not at all. DALI's random operators follow from (seed, global step, shard): a graph with them
+    continues bit by bit on the same number of shards, and is refused on another one without
+    ``other_randomness``.
 
     Args:
         data_source: As for grain.DataLoader; a random access data source.
-        sampler: As there, not sharded: the processes and ``sharding`` say the shards.
+        sampler: As for grain.DataLoader, without shards of its own.
         operations: grain.transforms.Map and RandomMap, applied to each record.
         pipeline_fn, output_map: The graph; see `DALITransform`.
         batch_size: The global batch, over all processes.
-        sharding: How batches are placed over devices; each process reads and decodes the rows
+        sharding: The placement of batches over devices; each process reads and decodes the rows
             that its devices hold.
-        shard_options: Without ``sharding``: the part of each batch that this process gets.
-        drop_remainder: True drops the last batch where it is not whole.
-        pad: "mask": it is filled up, and batches have an array "mask".
-        worker_count: Number of processes that read records, and hand them over as
-            `pack_records` does; 0 reads in threads.
+        shard_options: Without ``sharding``, the part of each batch that this process gets.
+        drop_remainder: True drops a last batch that is not whole.
+        pad: "mask" fills up the last batch, and adds an array "mask" to batches.
+        worker_count: Number of processes that read records, and hand them over like
+            `pack_records`; 0 reads in threads.
         worker_buffer_size: Batches that each of them reads ahead.
-        read_options: grain.ReadOptions, counted in batches; None: two threads, which read four
+        read_options: grain.ReadOptions, counted in batches; None for two threads that read four
             batches ahead.
-        other_randomness: Whether a state may go on on another number of shards, though
+        other_randomness: Whether a state may be restored on another number of shards although
             DALI's random operators then draw other numbers.
         prefetch, on_error, element_spec, allow_changes, writable, **call: As for
             `DALITransform`.
@@ -80,65 +78,52 @@ class DALIDataLoader:
         other_randomness: bool = False,
         **call: Any,
     ):
-        options = getattr(sampler, "_shard_options", None)
-        if isinstance(options, grain.sharding.ShardOptions) and options.shard_count > 1:
-            raise ValueError(
-                f"the sampler is sharded ({options}): give it no shard_options, the loader's "
-                "sharding or shard_options say what each process reads"
-            )
-        for operation in operations:
-            if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):
-                raise ValueError(
-                    f"operation {operation!r} is no grain.transforms.Map or RandomMap: what drops, "
-                    "adds or batches records can't be resumed by the step alone. Use "
-                    "ds.pipe(DALITransform(...)) for it"
-                )
+        _check_sampler(sampler)
+        _check_operations(operations)
         options = shard_options or grain.sharding.NoSharding()
         parts, index = options.shard_count, options.shard_index
-        if parts > 1 and sharding is not None:
-            raise ValueError("shard_options with sharding, which says the shards: leave one out")
-        if parts > 1 and batch_size % parts:
-            raise ValueError(f"the {parts} shards don't divide batch_size={batch_size}")
-        if parts > 1 and not (drop_remainder or pad):
-            raise ValueError(
-                "the last batch may have no record for a shard: pass drop_remainder=True, or "
-                "pad='mask'"
-            )
-        if parts > 1 and call.get("on_error") == "skip":
-            raise ValueError(
-                "on_error='skip' with several shards, one of which would then be a batch ahead of "
-                "the others: use 'mask'"
-            )
+        if parts > 1:
+            if sharding is not None:
+                raise ValueError(
+                    "shard_options with sharding, which says the shards: leave one out"
+                )
+            if batch_size % parts:
+                raise ValueError(f"the {parts} shards don't divide batch_size={batch_size}")
+            if not (drop_remainder or pad):
+                raise ValueError(
+                    "the last batch may have no record for a shard: pass drop_remainder=True, or "
+                    "pad='mask'"
+                )
+            if call.get("on_error") == "skip":
+                raise ValueError(
+                    "on_error='skip' with several shards, one of which would then be a batch ahead "
+                    "of the others: use 'mask'"
+                )
         batch_size = operator.index(batch_size)
+        local_batch_size = batch_size // parts
         self.takes_seed = call.get("seed") is None
-        seed = operator.index(call.get("seed") or DEFAULT_SEED)
-        call["seed"] = shard_seed(seed, index)  # shards draw different numbers
+        self.seed = operator.index(call.get("seed") or DEFAULT_SEED)
+        call["seed"] = shard_seed(self.seed, index)  # shards draw different numbers
         self._transform = DALITransform(
             pipeline_fn,
-            batch_size=batch_size // parts,
+            batch_size=local_batch_size,
             output_map=output_map,
             drop_remainder=drop_remainder,
             pad=pad,
             sharding=sharding,
             **call,
         )
-        rows = [range(index * (batch_size // parts), (index + 1) * (batch_size // parts))]
-        self.num_shards = parts
+        shards = self._transform.shards()
+        self.num_shards = shards[0].num_shards if shards else parts
         self.shard = index
-        if sharding is not None:
-            config = IteratorConfig(output_map=tuple(output_map), sharding=sharding)
-            shards = choose_placement(config).shards
-            size = shards[0].batch_size(batch_size)
-            rows = [range(s.shard_id * size, (s.shard_id + 1) * size) for s in shards]
-            self.num_shards = shards[0].num_shards
-        self._rows = tuple(row for each in rows for row in each)
+        self._rows = index * local_batch_size + self._transform.rows()
         self._batch_size = batch_size
         self._steps = Steps(
             data_source,
             sampler,
             tuple(operations),
             batch_size,
-            self._rows,
+            self._rows.tolist(),
             drop_remainder,
             bool(pad),
         )
@@ -150,7 +135,6 @@ class DALIDataLoader:
             "sampler": _short(repr(sampler)),
             "data_source": _short(repr(data_source)),
         }
-        self.seed = seed
 
     def __iter__(self) -> DALIDataLoaderIterator:
         return DALIDataLoaderIterator(self, self._transform)
@@ -161,12 +145,12 @@ class DALIDataLoader:
         return len(self._steps)
 
     def numbers(self) -> Numbers:
-        """Gives the index in the sampler's order of each row that this process feeds for a step."""
-        rows, batch_size = np.array(self._rows, np.int64), self._batch_size
+        """A function of a step to the indices in the sampler's order of this process's records."""
+        rows, batch_size = self._rows, self._batch_size
         return lambda step: step * batch_size + rows
 
     def records(self, step: int) -> grain.DatasetIterator:
-        """The records of the batches from a step on."""
+        """An iterator over the records of the batches, from a step on."""
         steps = self._steps[step:] if step else self._steps
         workers = self._workers.num_workers
         ds: Any = (steps.map(pack_rows) if workers else steps).to_iter_dataset(self._read)
@@ -176,14 +160,33 @@ class DALIDataLoader:
         return iterator
 
 
+def _check_sampler(sampler: Any) -> None:
+    options = getattr(sampler, "_shard_options", None)
+    if isinstance(options, grain.sharding.ShardOptions) and options.shard_count > 1:
+        raise ValueError(
+            f"the sampler is sharded ({options}): give it no shard_options, the loader's "
+            "sharding or shard_options say what each process reads"
+        )
+
+
+def _check_operations(operations: Sequence[Any]) -> None:
+    for operation in operations:
+        if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):
+            raise ValueError(
+                f"operation {operation!r} is no grain.transforms.Map or RandomMap: what drops, "
+                "adds or batches records can't be resumed by the step alone. Use "
+                "ds.pipe(DALITransform(...)) for it"
+            )
+
+
 def _short(text: str) -> str:
-    """What Python says of an object, without the address that is another one in each process."""
+    """A short repr, without addresses, which differ between processes."""
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
     return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
 
 
 class _StepReader:
-    """Reads the records of the global batches, by their numbers; see `RecordReader`."""
+    """Reads this process's records of the global batches; see `RecordReader`."""
 
     def __init__(self, loader: DALIDataLoader):
         self._loader = loader
@@ -199,7 +202,7 @@ class _StepReader:
             rows = unpacked(element)
         except StopIteration:
             raise
-        except BaseException:  # Grain's reader goes on behind what failed: read it again
+        except BaseException:  # Grain's reader continues behind the failed step: read it again
             self.stop()
             raise
         self._step += 1
@@ -214,13 +217,13 @@ class _StepReader:
         self._step = position.step
 
     def stop(self) -> None:
-        """Ends what reads ahead; the next read starts it anew."""
+        """Stops reading ahead; the next read starts it anew."""
         records, self._records = self._records, None
         if records is not None:
             records.close()
 
 
-class DALIDataLoaderIterator(grain.DatasetIterator):
+class DALIDataLoaderIterator(RecordIterator):
     """Iterates over a `DALIDataLoader`."""
 
     def __init__(self, loader: DALIDataLoader, transform: DALITransform):
@@ -232,21 +235,12 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         )
         self._deliver = transform.delivered
         self._seed = loader.seed
-        self._drawing = -1  # whether the graph has random operators, once that is known
-
-    def __next__(self) -> Any:
-        self._assert_not_closed()
-        return self._deliver(self._engine.next())
-
-    @property
-    def errors(self) -> tuple[Any, ...]:
-        """The batches that were skipped, or that have masked records, in this process."""
-        return tuple(self._engine.errors)
+        self._drawing = -1  # whether the graph has random operators (0, 1); -1: not known yet
 
     def get_state(self) -> dict[str, Any]:
-        """The global step, and what says that the data is the same; for any process."""
+        """The global step and a description of the data; the same in all processes."""
         here = self._engine.snapshot()
-        # The first state stays what it was before the pipelines were built.
+        # The first state is the same before and after the pipelines are built.
         if here.step and self._engine.built:
             self._drawing = int(bool(self._engine.stateful()))
         return {
@@ -260,11 +254,11 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on at a global step, whatever the number of processes that it was saved on.
+        """Continues at a saved global step, from any number of processes.
 
         Raises:
-            ValueError: If it is no state, of other data, or of another number of shards where
-                the graph draws random numbers; nothing has changed.
+            ValueError: If it is no state, of other data, or of another number of shards while the
+                graph draws random numbers; nothing has changed.
         """
         now = self.get_state()
         if not isinstance(state, dict) or {k: type(v) for k, v in state.items()} != {
@@ -305,25 +299,12 @@ class DALIDataLoaderIterator(grain.DatasetIterator):
             self._reader.seek(RecordPosition(state["step"]))
             self._engine.restore(state["step"], None, graph=state["graph"])
 
-    def _get_next_index(self) -> int:
-        return self._engine.snapshot().step
-
     def _set_next_index(self, index: int) -> None:
         self.set_state(self.get_state() | {"step": index})
-
-    def start_prefetch(self) -> None:
-        """Reads the first records, builds the pipelines and schedules runs."""
-        self._assert_not_closed()
-        self._engine.schedule()
-
-    def watch(self) -> InputStats:
-        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
-        return self._engine.watch()
 
     def close(self) -> None:
         """Frees the pipelines and the readers; ``next()`` then raises ValueError."""
         super().close()
-        self._engine.close()
         self._reader.stop()
 
     def __str__(self) -> str:

@@ -14,14 +14,13 @@ from ...core.iterator.data_iterator import IteratorFunction, data_iterator
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.pipeline.batch import writable
-from ...core.pipeline.pipeline_source import default_device_id
 from ...core.stats import InputStats
-from .transform import check_policy, element_spec, refuse_gpu_in_worker
+from .transform import check_policy, choose_device, element_spec
 
 __all__ = ["DALIIterDataset"]
 
 
-# What the adapter says by itself.
+# Arguments that the adapter sets.
 _SET_HERE = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "epoch_rules"}
 
 _NO_INDEX = (
@@ -34,28 +33,28 @@ class DALIIterDataset(grain.IterDataset):
     """A DALI reader, or a source of records, as a Grain dataset of batches.
 
     Args:
-        iterator_fn: What `dalijax.data_iterator` returned, or a plain graph function with
-            ``output_map`` and ``reader_name`` among the further arguments.
+        iterator_fn: An iterator function, from `dalijax.data_iterator`, or a plain graph function
+            with ``output_map`` and ``reader_name`` among the further arguments.
         num_epochs: Number of epochs, each batched by itself; None for no end.
-        drop_remainder: True drops an epoch's last batch where it is not whole. False delivers
-            it smaller, or, with ``pad="mask"``, whole and with a mask.
-        pad: "mask": batches are whole and have an array "mask", bool of shape [batch], False
+        drop_remainder: True drops an epoch's last batch that is not whole. False delivers it
+            smaller, or, with ``pad="mask"``, whole and with a mask.
+        pad: "mask" makes all batches whole and adds an array "mask", bool of shape [batch], False
             at the padding.
-        shard_options: grain.ShardOptions: the reader reads this shard of the data, the same
-            in every epoch. Default: all of it. Over a source: these rows of a global batch of
-            shard_count times batch_size.
-        sharding: A jax.sharding.Sharding: batches are global arrays, and it says the shards.
+        shard_options: grain.ShardOptions: the shard of the data that the reader reads, the same in
+            every epoch; all by default. Over a source, the rows of a global batch of shard_count
+            times batch_size.
+        sharding: A jax.sharding.Sharding for global batches, which determines the shards.
         writable: As for `DALITransform`.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``:
             batch_size, num_threads, seed, ...
 
-    Elements are dicts of NumPy arrays for CPU pipelines and of jax.Arrays for GPU ones. Their
-    iterators build pipelines when the first batch is asked for. States are of about 1 KiB.
+    Elements are dicts of NumPy arrays for CPU pipelines and of jax.Arrays for GPU ones. Iterators
+    build their pipelines when the first batch is requested. States have about 1 KiB.
 
     Raises:
-        ValueError: If arguments exclude one another or what ``iterator_fn`` was made with.
-            When the first batch is asked for: if the reader runs on into the next epoch
-            (pad_last_batch) or from shard to shard (stick_to_shard).
+        ValueError: If arguments exclude one another or those of ``iterator_fn``. When the first
+            batch is requested: if the reader runs on into the next epoch (pad_last_batch) or from
+            shard to shard (stick_to_shard).
     """
 
     def __init__(
@@ -135,8 +134,7 @@ class DALIIterDataset(grain.IterDataset):
     def _stream(self) -> BatchStream:
         call, iterator_fn = dict(self._call), self._iterator_fn
         if iterator_fn.config.sharding is None:
-            on_gpu = call.setdefault("device_id", default_device_id()) is not None
-            refuse_gpu_in_worker(on_gpu)
+            on_gpu = choose_device(call)
             if iterator_fn.config.as_numpy is None:
                 if "as_numpy" not in function_parameters(iterator_fn.pipeline_fn):
                     call.pop("as_numpy", None)  # the device says it
@@ -169,10 +167,10 @@ class DALIDatasetIterator(grain.DatasetIterator):
     """Iterates over a `DALIIterDataset`.
 
     Attributes:
-        over_source: Whether it is over a source, so that its states are alike in all processes.
+        over_source: Whether it is over a source, with the same state in all processes.
     """
 
-    def __init__(self, stream: BatchStream, writable: bool = False, over_source: bool = False):
+    def __init__(self, stream: BatchStream, writable: bool, over_source: bool):
         super().__init__()
         self._stream = stream
         self._writable = writable
@@ -184,11 +182,11 @@ class DALIDatasetIterator(grain.DatasetIterator):
         return writable(batch) if self._writable else batch
 
     def get_state(self) -> dict[str, Any]:
-        """The position of the consumer; it builds no pipeline."""
+        """The consumer's position; builds no pipeline."""
         return self._stream.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where a state says.
+        """Continues at a saved position.
 
         Raises:
             ValueError: If it is no state, or one of other data; nothing has changed.
@@ -202,17 +200,17 @@ class DALIDatasetIterator(grain.DatasetIterator):
         raise ValueError(_NO_INDEX)
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs; waits for none."""
+        """Builds the pipelines and schedules batches, without waiting for them."""
         self._assert_not_closed()
         self._stream.start_prefetch()
 
     @property
     def core(self) -> DALIGenericIterator:
-        """The core's iterator that the batches come from, as `dalijax.profile` wants it."""
+        """The iterator underneath, which `dalijax.profile` measures."""
         return self._stream.iterator
 
     def watch(self) -> InputStats:
-        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""
         return self._stream.watch()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The records of each global batch, by its number: what a `DALIDataLoader` reads."""
+"""The records that a `DALIDataLoader` reads, by the numbers of its global batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]  # "index" of the record, its "key", and the "record"
 
 
 class Steps(grain.MapDataset):
-    """The rows of each global batch that this process feeds, by the number of the batch."""
+    """This process's rows of each global batch, by the number of the batch."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Steps(grain.MapDataset):
         if index >= self._length:
             raise IndexError(f"step {index} of {self._length}")
         start = index * self._batch_size
-        # A padded row is the last record of the batch, whichever process holds that.
+        # Padding repeats the last record of the global batch, also in other processes.
         last = min(start + self._batch_size, self._records) - 1
         numbers = [start + row for row in self._rows]
         valid = [number <= last for number in numbers]
@@ -77,12 +77,12 @@ class Steps(grain.MapDataset):
 
 
 def pack_rows(element: Any) -> Any:
-    """The rows of a batch as worker processes hand them over."""
+    """The rows of a batch, packed for the way out of a worker process."""
     rows, valid = element
     return pack_records(rows), valid
 
 
 def row_name(row: Row) -> str:
-    """What a row's record is called in errors."""
+    """The name of a row's record in errors."""
     key = row["key"]
     return f"record {row['index']} (key {bytes(key) if isinstance(key, memoryview) else key!r})"

@@ -1,8 +1,8 @@
-"""Orbax for iterators that go on on another number of processes.
+"""Orbax for iterators that can be restored on another number of processes.
 
-A `DALIDataLoader` has such iterators, and a `DALIIterDataset` over one of `dalijax.sources`. Their
-files are those of Grain's own handler, ``process_0-of-2.json``, which reads what as many processes
-saved as there are now::
+These are iterators of a `DALIDataLoader`, and of a `DALIIterDataset` over one of `dalijax.sources`.
+Files have the names of Grain's own handler, ``process_0-of-2.json``, which can read those of an
+unchanged number of processes::
 
     manager.save(step, args=ocp.args.Composite(data=ElasticSave(iterator), ...))
     manager.restore(step, args=ocp.args.Composite(data=ElasticRestore(iterator), ...))
@@ -33,10 +33,10 @@ __all__ = ["ElasticHandler", "ElasticRestore", "ElasticSave"]
 
 
 class ElasticHandler(grain.checkpoint.CheckpointHandler):
-    """Grain's handler, which also reads what another number of processes saved."""
+    """Grain's handler, which also restores from another number of processes."""
 
     def restore(self, directory: epath.Path, item: Any = None, args: Any = None) -> Any:
-        """The iterator at the saved step, by an `ElasticRestore`; its errors are there."""
+        """Restores an iterator, and returns it; for errors see `ElasticRestore`."""
         iterator = args.item if item is None else item
         iterator.set_state(_saved(directory))
         iterator.start_prefetch()
@@ -49,9 +49,8 @@ class _Elastic(ocp.args.CheckpointArgs):
 
     def __post_init__(self) -> None:
         item = self.item
-        if not isinstance(item, DALIDataLoaderIterator) and not (
-            isinstance(item, DALIDatasetIterator) and item.over_source
-        ):
+        over_source = isinstance(item, DALIDatasetIterator) and item.over_source
+        if not (over_source or isinstance(item, DALIDataLoaderIterator)):
             raise TypeError(
                 f"{item} is no iterator of a DALIDataLoader, or of a DALIIterDataset over a "
                 "source: its state is of one process alone. Use CheckpointSave and "
@@ -73,10 +72,10 @@ class ElasticSave(_Elastic):
 
 @ocp.args.register_with_handler(ElasticHandler, for_restore=True)
 class ElasticRestore(_Elastic):
-    """Restores an iterator, whatever number of processes saved it.
+    """Restores an iterator that any number of processes saved.
 
-    It reads this process's file, or, where another number of processes saved, all files, which
-    hold the same global position. Orbax v1 saves iterators as they are and takes this to load them:
+    It reads this process's file, or, if another number of processes saved, all files, which hold
+    the same global position. Orbax v1 saves iterators as they are, and loads them by this:
     ``load_checkpointables(path, {"data": ElasticRestore(iterator)})``.
 
     Args:
@@ -84,9 +83,9 @@ class ElasticRestore(_Elastic):
 
     Raises:
         TypeError: If it is another one.
-        FileNotFoundError: When it is restored: there is no state; the iterator is as it was.
+        FileNotFoundError: When it is restored: there is no state; the iterator is unchanged.
         ValueError: When it is restored: the processes' states differ, or the iterator refuses
-            them; it is as it was.
+            them; it is unchanged.
     """
 
     async def save(self, directory: Any) -> Awaitable[None]:

@@ -1,12 +1,13 @@
 """Batches of records in one piece of memory, which processes can share.
 
-Records that a worker process hands over are pickled, byte string by byte string, through a pipe;
-Grain hands NumPy arrays over in shared memory. So the texts, byte strings, numbers and arrays of a
-batch are laid one behind the other, and cut again on the other side.
+Grain's worker processes pickle byte strings one by one through a pipe, but hand NumPy arrays over
+in shared memory. So the texts, byte strings, numbers and arrays of a batch are laid one behind the
+other, and cut again on the other side.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,11 @@ import numpy as np
 _OBJECTS, _BYTES, _TEXT, _NUMBERS, _STACKED, _RAGGED = range(6)
 _NUMBER_TYPES = {bool: np.bool_, int: np.int64, float: np.float64}
 _ALIGNED = 64  # bytes
-_SMALL = 1 << 16  # bytes up to which a pipe is cheaper than a file of shared memory
+_SMALL = 1 << 16  # bytes; up to here a pipe is cheaper than a file of shared memory
 
 
 class _Laid(NamedTuple):
-    """Where an array lies."""
+    """The place of an array."""
 
     start: int
     dtype: np.dtype[Any]
@@ -37,11 +38,10 @@ class PackedColumn(NamedTuple):
 
     Attributes:
         path: The keys that lead to it; none for records that are no dicts.
-        kind: How the values lie.
-        laid: Where they lie, one behind the other or stacked; or a tuple of the values
+        kind: How the values are laid.
+        laid: The place of the values, one behind the other or stacked; or a tuple of the values
             themselves.
-        shapes: Where their shapes lie, int64 of shape [records, dimensions]; None where they
-            are alike.
+        shapes: The place of their shapes, int64 [records, dimensions]; None if they are equal.
     """
 
     path: tuple[Any, ...]
@@ -74,8 +74,8 @@ class PackedRecords(NamedTuple):
 
     Attributes:
         size: Number of records.
-        columns: What lies where.
-        data: uint8 of shape [bytes]; bytes where there are few.
+        columns: The place of each value.
+        data: uint8 of shape [bytes]; a bytes object if it is small.
     """
 
     size: int
@@ -83,10 +83,9 @@ class PackedRecords(NamedTuple):
     data: Any
 
     def records(self) -> list[Any]:
-        """The records: equal to those that were packed.
+        """The records, equal to the packed ones.
 
-        Byte strings come as memoryviews, and arrays as views, of the memory that was handed
-        over.
+        Byte strings come as memoryviews, arrays as views of ``data``.
         """
         few = isinstance(self.data, bytes)
         # An array of NumPy itself, of which views are cheap; it keeps shared memory alive.
@@ -108,8 +107,7 @@ class PackedRecords(NamedTuple):
 def packed(records: Sequence[Any]) -> PackedRecords:
     """Packs the records of a batch.
 
-    It keeps every value: what it can't lay out in an array stays as it is, as do records that
-    are unlike each other.
+    Values that don't fit into an array stay as they are, and so do records with different keys.
 
     Args:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these.
@@ -134,7 +132,7 @@ def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 class _Layout:
-    """What is to lie where."""
+    """Gives arrays and byte strings their places."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, bytes | memoryview]] = []
@@ -156,7 +154,7 @@ class _Layout:
         return laid
 
     def data(self) -> Any:
-        """All of it, as an array, or as bytes where it is little."""
+        """All of it, as an array, or as bytes if it is small."""
         data = np.empty(self._size, np.uint8)
         view = memoryview(data)
         for start, part in self._parts:
@@ -165,31 +163,35 @@ class _Layout:
 
 
 def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
-    """Kind, place and shapes of a column."""
+    """Kind, place and shapes of a column; values that can't be laid stay as they are."""
+    kind = type(values[0])
+    if all(type(value) is kind for value in values):
+        if kind in (bytes, str):
+            return _strings(values, kind, layout)
+        if kind in _NUMBER_TYPES:
+            with contextlib.suppress(OverflowError):
+                return _NUMBERS, layout.array(np.array(values, _NUMBER_TYPES[kind])), None
+        elif issubclass(kind, np.generic) or kind is np.ndarray:
+            alike = len({(value.dtype, value.ndim) for value in values}) == 1
+            if alike and values[0].dtype.kind in "biufc":
+                return _arrays(values, layout)
+    return _OBJECTS, tuple(values), None
+
+
+def _strings(values: list[Any], kind: type, layout: _Layout) -> tuple[int, Any, _Laid]:
+    if kind is str:
+        values = [value.encode("utf-8", "surrogatepass") for value in values]
+    shapes = np.array([[len(value)] for value in values], np.int64)
+    return _BYTES if kind is bytes else _TEXT, layout.strings(values), layout.array(shapes)
+
+
+def _arrays(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
     first = values[0]
-    kind = type(first)
-    if not all(type(value) is kind for value in values):
-        return _OBJECTS, tuple(values), None
-    if kind in (bytes, str):
-        if kind is str:
-            values = [value.encode("utf-8", "surrogatepass") for value in values]
-        shapes = np.array([[len(value)] for value in values], np.int64)
-        return _BYTES if kind is bytes else _TEXT, layout.strings(values), layout.array(shapes)
-    if kind in _NUMBER_TYPES:
-        try:
-            return _NUMBERS, layout.array(np.array(values, _NUMBER_TYPES[kind])), None
-        except OverflowError:
-            return _OBJECTS, tuple(values), None
-    if kind is not np.ndarray and not issubclass(kind, np.generic):
-        return _OBJECTS, tuple(values), None
-    distinct = {value.shape for value in values}
-    alike = len({value.dtype for value in values}) == 1 and first.dtype.kind in "biufc"
-    if not alike or len({len(shape) for shape in distinct}) > 1:
-        return _OBJECTS, tuple(values), None
-    if len(distinct) == 1 and (first.ndim or kind is not np.ndarray):
+    same_shape = len({value.shape for value in values}) == 1
+    if same_shape and (first.ndim or isinstance(first, np.generic)):
         stacked = np.stack(values).astype(first.dtype, copy=False)
         return _STACKED, layout.array(stacked), None
-    extents = np.array([value.shape for value in values], np.int64).reshape(len(values), first.ndim)
+    shapes = np.array([value.shape for value in values], np.int64).reshape(len(values), first.ndim)
     joined = np.concatenate([value.reshape(-1) for value in values])
     laid = layout.array(joined.astype(first.dtype, copy=False))
-    return _RAGGED, laid, layout.array(extents)
+    return _RAGGED, laid, layout.array(shapes)

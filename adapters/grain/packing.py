@@ -1,4 +1,4 @@
-"""What Grain's worker processes hand over: the records of a batch, in shared memory if it fits."""
+"""Batches of records from Grain's worker processes, in shared memory if they fit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .packed_records import PackedRecords, packed
 __all__ = ["PackedRecords", "pack_records"]
 
 _FOLDER = "/dev/shm"  # where Linux has shared memory
-_BATCHES = 32  # that may be under way: of sixteen workers, say, two each
+_BATCHES = 32  # under way at once: two of each of sixteen workers, say
 
 
 def pack_records(records: Sequence[Any]) -> PackedRecords | list[Any]:
     """Packs the records of a batch: ``ds.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
 
-    Grain hands them over in shared memory then, not pickled through a pipe. Where that is so small
-    that writing to it might end the process (64 MB in a container that was not given more), they
-    stay a list.
+    Grain then hands them over in shared memory instead of pickled through a pipe. They stay a list
+    if shared memory is so small that writing to it might end the process (64 MB in a container by
+    default).
 
     Args:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these; others stay as they
@@ -35,12 +35,12 @@ def pack_records(records: Sequence[Any]) -> PackedRecords | list[Any]:
 
 
 def unpacked(element: Any) -> Any:
-    """What was handed over, with packed records as a list."""
+    """Packed records as a list; anything else as it is."""
     return element.records() if isinstance(element, PackedRecords) else element
 
 
 def has_room(size: int, free: int) -> bool:
-    """Whether shared memory with so many free bytes takes batches of a size."""
+    """Whether shared memory with so many free bytes has room for batches of a size."""
     return free >= _BATCHES * size
 
 

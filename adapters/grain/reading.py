@@ -15,8 +15,8 @@ from .packing import unpacked
 
 __all__: list[str] = []
 
-# Threads that read files take turns with Python's lock: one had 1.4 times two's records, two had
-# 1.7 times four's. Two still help where reads wait for a disk.
+# Threads that read files compete for Python's lock: one thread was 1.4 times as fast as two, two
+# 1.7 times as fast as four. Two still help where reads wait for a disk.
 READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
@@ -28,10 +28,10 @@ class _Failure:
 
 
 class RecordLists(grain.MapDataset):
-    """Lists of a MapDataset's records, so many in each but for holes (None), which are left out.
+    """Lists of a MapDataset's records, for ``rows`` places each; holes (None) are left out.
 
-    Grain's own ``batch`` refuses datasets with holes, and loses the other records of a batch in
-    which one raises.
+    Grain's own ``batch`` refuses datasets with holes, and if one record raises it loses the others
+    of the batch.
     """
 
     def __init__(self, parent: grain.MapDataset, rows: int):
@@ -53,7 +53,7 @@ class RecordLists(grain.MapDataset):
                 record = _Failure(error)
             if record is not None:
                 records.append(record)
-        return records or None  # a hole itself, which Grain counts and passes over
+        return records or None  # an empty list is a hole, which Grain counts and passes over
 
     def __str__(self) -> str:
         return f"RecordLists(rows={self._rows})"
@@ -67,7 +67,7 @@ class Position:
         parent: The state of the parent.
         records: Number of records behind it.
         skip: Number of entries of the parent's next list that are behind it.
-        failed: Entries after ``parent``, by number, whose exception was raised already.
+        failed: Numbers of the entries after ``parent`` whose exceptions were raised already.
     """
 
     parent: Any
@@ -80,7 +80,7 @@ class Reader:
     """Reads the records of one batch after the other.
 
     Args:
-        parent: An iterator of records, or of lists of them, each of which is a batch.
+        parent: An iterator over records, or over lists of them, each a batch.
         rows: Number of records in a batch.
         lists: Whether the parent is one of `RecordLists`, which are joined and cut.
         whole: Whether batches of fewer rows are left out.
@@ -88,7 +88,7 @@ class Reader:
 
     Attributes:
         start: The position of the first batch.
-        position: Behind the last batch that was read.
+        position: The position behind the last batch that was read.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class Reader:
         return batch.padded(self._rows) if self._pad else batch
 
     def may_be_behind(self, step: int, records: int) -> bool:
-        """Whether so many batches can have so many records.
+        """Whether so many batches can hold so many records.
 
-        All but the last one are whole, unless the parent gives lists of its own.
+        All but the last are whole, unless the parent gives lists of its own.
         """
         whole = step * self._rows
         fewest = whole if self._whole else whole - self._rows + 1 if self._lists else step
@@ -131,26 +131,26 @@ class Reader:
         return max(fewest, 0) <= records <= most
 
     def seek(self, position: RecordPosition) -> None:
-        """Goes to the batch behind a position; see `RecordReader`."""
+        """Moves to the batch behind a position; see `RecordReader`."""
         self.go_to(position.after or self.start)
 
     def _begin(self, position: Position) -> None:
-        """Notes where the parent stands."""
+        """Starts over at a position, at which the parent is."""
         self.position = position
         self._failed = list(position.failed)
-        self._entries = 0  # that were read after position.parent
+        self._entries = 0  # read after position.parent
         self._gathered: list[Any] = []
         self._list: list[Any] = []
         self._used = 0
         self._before_list = position.parent
 
     def go_to(self, position: Position) -> None:
-        """Goes on at a position."""
+        """Moves the parent to a position, and continues there."""
         self._parent.set_state(copy.deepcopy(position.parent))
         self._begin(position)
 
     def again(self) -> None:
-        """Reads again what was read behind the position, but for what raised."""
+        """Returns to the position; entries that raised are left out."""
         self.go_to(dataclasses.replace(self.position, failed=tuple(self._failed)))
 
     def _records(self) -> list[Any]:
@@ -170,15 +170,15 @@ class Reader:
                 self._gathered = []
         except (StopIteration, ReadError):
             raise
-        except BaseException:  # some records were read: they are read again
+        except BaseException:  # records that were read already must come again
             self.again()
             raise
-        cut = self._used < len(self._list)
-        left, used = self._list, self._used
-        state = self._before_list if cut else self._parent.get_state()
-        self._begin(Position(state, count, used if cut else 0))
-        if cut:
-            self._list, self._used, self._entries = left, used, used
+        entries, used = self._list, self._used
+        if used == len(entries):
+            self._begin(Position(self._parent.get_state(), count))
+        else:  # the rest of the list is the next batch's
+            self._begin(Position(self._before_list, count, used))
+            self._list, self._used, self._entries = entries, used, used
         return records
 
     def _next_batch(self) -> list[Any]:
@@ -195,12 +195,12 @@ class Reader:
         return self._gathered
 
     def _entry(self) -> Any:
-        """The next record, or the next list of a batch's."""
+        """The next record, or the next list of a batch's records."""
         while True:
             entry = self._next_of_list() if self._lists else self._next_of_parent()
             number = self._entries
             self._entries += 1
-            # What raised before a state was saved is left out after it, too.
+            # Entries that raised before a state was saved are left out after it, too.
             if entry is None or number < self.position.skip or number in self._failed:
                 continue
             if isinstance(entry, _Failure):
@@ -225,22 +225,23 @@ class Reader:
             raise
         except Exception as error:
             if self._where() == before:
-                if self._source is None:  # it would raise again
+                if self._source is None:  # the same read would raise again
                     raise
-                # Grain's own reader goes on behind the record and counts on before it, so that its
-                # states repeat a record and its end is an IndexError; without threads it stays.
+                # Grain's own reader continues behind the record but counts from before it, so that
+                # its states repeat a record and it ends with an IndexError; without threads it
+                # doesn't move.
                 experimental.set_next_index(self._source, before + 1)
             return _Failure(error)
 
     def _where(self) -> Any:
-        """What tells whether the parent moved."""
+        """The parent's position, to see whether it moved."""
         if self._source is not None:
             return experimental.get_next_index(self._source)
         return self._parent.get_state()
 
 
 def _source(iterator: grain.DatasetIterator) -> grain.DatasetIterator | None:
-    """The iterator over a MapDataset that an iterator alone, and in its thread, reads from."""
+    """The iterator over a MapDataset that alone feeds an iterator, in its thread; None if none."""
     while not prefetch.is_prefetch_iterator(iterator):
         parents: Any = getattr(iterator, "_parents", ())
         if len(parents) != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import grain
 import jax
 import numpy as np
 from grain.experimental import ShapeDtypeStruct
+from numpy.typing import NDArray
 
 from ...core.arguments import checked_arguments, whole_number
 from ...core.config import IteratorConfig, difference_names
@@ -18,13 +20,14 @@ from ...core.errors import StateError
 from ...core.pipeline.batch import choose_placement, writable
 from ...core.pipeline.pipeline_source import default_device_id
 from ...core.pipeline.shards import shard_pipelines
+from ...core.placement import DataShard
 from ...core.records.engine import RecordEngine
 from ...core.records.record_pipelines import check_record_graph
 from ...core.records.record_queue import Numbers, RecordReader
 from ...core.seeds import ShardSeed
 from ...core.state.codec import brief
-from ...core.stats import InputStats
 from .reading import READ_OPTIONS, Position, Reader, RecordLists
+from .record_iterator import RecordIterator
 
 __all__ = ["DALITransform"]
 
@@ -32,7 +35,7 @@ _DEEPEST = 100  # a state's levels; each transformation of Grain's adds one
 
 
 def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
-    """Raises ValueError where arguments about the last batch exclude one another."""
+    """Raises ValueError if arguments about the last batch exclude one another."""
     if pad not in (None, "mask"):
         raise ValueError(f"pad must be None or 'mask', not {pad!r}")
     if pad and drop_remainder:
@@ -47,7 +50,7 @@ def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
 
 
 def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
-    """Shape and dtype of each array; dimension 0 is None where the last batch is smaller."""
+    """Shape and dtype of each array; dimension 0 is None if the last batch may be smaller."""
     spec: dict[str, Any] = jax.tree.map(
         lambda one: ShapeDtypeStruct((None, *one.shape[1:]) if varies else one.shape, one.dtype),
         dict(batch),
@@ -55,66 +58,70 @@ def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
     return spec
 
 
-def refuse_gpu_in_worker(on_gpu: bool) -> None:
-    """Raises RuntimeError for a GPU pipeline in one of Grain's worker processes."""
+def choose_device(call: dict[str, Any]) -> bool:
+    """Sets the device_id of a call that has none; returns whether it is a GPU.
+
+    Raises:
+        RuntimeError: For a GPU in one of Grain's worker processes.
+    """
     from grain._src.python.dataset.transformations import process_prefetch
 
-    # Not public: where Grain does not say it, a worker's own error of CUDA must do.
+    # Not public; without it, the worker fails by an error of CUDA.
     in_worker = getattr(process_prefetch, "is_in_worker_process", lambda: False)
+    on_gpu = call.setdefault("device_id", default_device_id()) is not None
     if on_gpu and in_worker():
         raise RuntimeError(
             "a GPU pipeline in a worker process of Grain, whose arrays could not leave it: decode "
             "after the workers, by ds.mp_prefetch(...).pipe(DALITransform(...)) over the encoded "
             "records or by DALIDataLoader, or pass device_id=None for a CPU pipeline"
         )
+    return on_gpu
 
 
 _PIPE = "it makes batches of a dataset's records, so write ds.pipe(DALITransform(...))"
 
 
-class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() to say the way
+class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.apply() reach map()
     """Decodes and augments the records of a Grain dataset: ``ds.pipe(DALITransform(...))``.
 
-    Grain reads, shards, shuffles and checkpoints the records; DALI makes batches of them, and
-    works ahead. Takes a MapDataset, which it reads in whole batches; or an IterDataset of
-    records, or of a batch's records as a list or packed, as from
+    Grain reads, shards, shuffles and checkpoints the records; DALI makes batches of them, ahead of
+    time. It takes a MapDataset, whose records are read in whole batches, or an IterDataset of
+    records, or of lists or packed records of a batch each, as from
     ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
 
     Args:
-        pipeline_fn: The function of the graph, undecorated. Records that are dicts give its
-            parameters by their keys; keys that it does not take pass it by, batched. A
-            record that is bytes, text, a number or an array is its only parameter. Text
-            comes as UTF-8 (see `dalijax.fn.read_file` for paths). A parameter ``draw`` gets
-            random numbers that belong to the record's place in the stream (see
-            `dalijax.core.pipeline.draw.Draw`, and `dalijax.augment`); they need no state, and
-            do not depend on the number of shards. Processes that read parts of a dataset
-            without ``sharding`` need a ``seed`` each.
-        batch_size: Number of records in a batch; with ``sharding`` the global one, of which
+        pipeline_fn: The function of the graph, undecorated. Its parameters are keys of the records,
+            if these are dicts; other keys bypass the graph, batched. A record that is bytes, text,
+            a number or an array is its only parameter. Text comes as UTF-8 (see
+            `dalijax.fn.read_file` for paths). A parameter ``draw`` gets random numbers that belong
+            to the record's place in the stream (see `dalijax.core.pipeline.draw.Draw`, and
+            `dalijax.augment`); they need no state, and do not depend on the number of shards.
+            Processes that read parts of a dataset without ``sharding`` need a ``seed`` each.
+        batch_size: Number of records in a batch; with ``sharding`` in the global batch, of which
             each process feeds the rows that it holds.
         output_map: A name for each output of the graph.
-        drop_remainder: True drops the last batch where it is not whole.
-        pad: "mask": the last batch is filled up with its last record, and batches have an
-            array "mask", bool of shape [batch], False at the padding.
-        prefetch: Number of batches that DALI works ahead.
-        sharding: A jax.sharding.Sharding, or a dict of them by outputs: batches are global
-            arrays.
-        on_error: What becomes of a record that DALI can't decode. "raise": a RuntimeError that
-            names it, and the next call gives the next batch; "skip": the batch is left out;
-            "mask" (with ``pad="mask"``): a neighbour stands for it, masked out; where none of its
-            batch and the eight behind it can be decoded, it raises.
-        element_spec: What a record looks like, with objects that have shape and dtype, where
-            the first one doesn't say it.
-        read_options: grain.ReadOptions for a MapDataset, counted in batches; None: two threads,
-            which read four batches ahead.
-        allow_changes: ["graph"]: a state goes on although arguments of the graph's operators are
-            others than they were, as for progressive resizing.
-        writable: Whether NumPy arrays are copies that may be written to. Else those of DALI are
-            read-only views of its buffers, which an output may share with another one.
-        **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. ``seed``
-            left out is the dataset's (``ds.seed(...)``), or 0.
+        drop_remainder: True drops a last batch that is not whole.
+        pad: "mask" fills up the last batch with its last record, and adds an array "mask" to
+            batches, bool of shape [batch], False at the padding.
+        prefetch: Number of batches that DALI prepares ahead.
+        sharding: A jax.sharding.Sharding, or a dict of them by outputs, for global arrays.
+        on_error: Handling of a record that DALI can't decode. "raise": a RuntimeError that names
+            it, and the next call gives the next batch; "skip": the batch is left out; "mask" (with
+            ``pad="mask"``): a neighbour replaces it, masked out; if no record of its batch and the
+            eight behind it can be decoded, it raises.
+        element_spec: A record with objects that have shape and dtype for its values, where the
+            first record doesn't show them.
+        read_options: grain.ReadOptions for a MapDataset, counted in batches; None for two threads
+            that read four batches ahead.
+        allow_changes: ["graph"] restores a state although arguments of the graph's operators have
+            changed, as for progressive resizing.
+        writable: Whether NumPy arrays are copies that may be written to. If not, DALI's are
+            read-only views of its buffers, which outputs may share.
+        **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. The default of
+            ``seed`` is the dataset's (``ds.seed(...)``), or 0.
 
-    Elements are dicts: NumPy arrays of CPU pipelines, jax.Arrays of GPU ones, of shape
-    [batch, ...]; what passes the graph by is NumPy, text and bytes as object arrays. With
+    Elements are dicts of arrays of shape [batch, ...]: NumPy arrays of CPU pipelines, jax.Arrays of
+    GPU ones. Values that bypass the graph are NumPy arrays, of objects for text and bytes. With
     ``sharding`` all but text are global jax.Arrays. The state is the parent's at the last batch
     delivered and the random state, below 300 bytes for a graph of ten random operators.
 
@@ -151,24 +158,20 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         self._fn = pipeline_fn
         self._on_error = on_error
         self._spec = element_spec
-        self._call = {"prefetch_queue_depth": prefetch, **call}
-        self._settings = {
-            "output_map": output_map,
-            "mask": "mask" if pad else None,
-            "sharding": sharding,
-            "allow_changes": allow_changes,
-        }
         if {*difference_names(allow_changes, "allow_changes")} - {"graph"}:
             raise ValueError(f"allow_changes may have 'graph' alone here, not {allow_changes}")
-        # What is wrong is said where it is written.
-        check_record_graph(pipeline_fn, IteratorConfig(**self._settings), on_error)
-        self._call = checked_arguments(pipeline_fn, self._call)
+        # Mistakes raise here, not at the first batch.
+        self._config = IteratorConfig(
+            output_map, mask="mask" if pad else None, sharding=sharding, allow_changes=allow_changes
+        )
+        check_record_graph(pipeline_fn, self._config, on_error)
+        self._call = checked_arguments(pipeline_fn, {"prefetch_queue_depth": prefetch, **call})
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
         """The dataset of batches.
 
         Raises:
-            TypeError: If it is no dataset.
+            TypeError: If ``ds`` is no dataset.
         """
         if isinstance(ds, grain.IterDataset):
             return _DecodedDataset(ds, self, lists=False)
@@ -182,42 +185,49 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
         """Refuses to be applied to each record.
 
         Raises:
-            TypeError: Always, with the way.
+            TypeError: Always; the message says how to apply it.
         """
         raise TypeError(f"a DALITransform is no transformation of single records: {_PIPE}")
 
+    def shards(self) -> Sequence[DataShard]:
+        """The data shards of this process; none without a sharding."""
+        return () if self._config.sharding is None else choose_placement(self._config).shards
+
     def local_rows(self) -> int:
         """Number of records that this process feeds for a batch."""
-        shards = choose_placement(IteratorConfig(**self._settings)).shards
-        each = shard_pipelines(shards, self.batch_size, self._call)
+        each = shard_pipelines(self.shards(), self.batch_size, self._call)
         return sum(one["batch_size"] for one in each)
 
+    def rows(self) -> NDArray[np.int64]:
+        """The rows of a batch that this process feeds, in the order of its pipelines."""
+        shards = self.shards()
+        if not shards:
+            return np.arange(self.batch_size)
+        size = shards[0].batch_size(self.batch_size)
+        return np.concatenate([shard.shard_id * size + np.arange(size) for shard in shards])
+
     def seed(self, default: int) -> int:
-        """The seed of the graph's random operators, where the dataset has this one."""
+        """The seed of the graph's random operators, by default the dataset's."""
         seed = self._call.get("seed")
         return default if seed is None else int(seed)
 
     def takes_seed(self, default: int) -> bool:
-        """Whether nobody gave a seed, the dataset neither, so that a state may say it."""
+        """Whether neither call nor dataset has a seed, so that a state brings its own."""
         left_out = isinstance(default, ShardSeed) and default.is_default
         return left_out and self._call.get("seed") is None
 
     def identity(self, seed: int) -> str:
-        """What must be alike for a state to go on, as far as it is known at once."""
+        """Settings that must be equal for a state to be restored: rows, last batch and seed."""
         last = "drop" if self.drop_remainder else self.pad or "keep"
         return f"{self.local_rows()} {last} {self.seed(seed)}"
 
     def delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch as it is delivered."""
+        """A batch in the form that is delivered."""
         return writable(batch) if self.writable else batch
 
     def numbers(self) -> Numbers:
-        """Gives the number in the stream of each record that this process feeds for a step."""
-        rows = np.arange(self.batch_size, dtype=np.int64)
-        shards = choose_placement(IteratorConfig(**self._settings)).shards
-        if shards:
-            each = np.split(rows, shards[0].num_shards)
-            rows = np.concatenate([each[shard.shard_id] for shard in shards])
+        """A function of a step to the numbers in the stream of this process's records."""
+        rows = self.rows()
         return lambda step: step * self.batch_size + rows
 
     def engine(
@@ -232,22 +242,17 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
 
         Args:
             reader: The reader.
-            seed: As for `seed`.
+            seed: The dataset's seed.
             numbers, by_step: As for `RecordEngine`.
-            draw_seed: The seed of ``draw``; None: that of the graph.
+            draw_seed: The seed of ``draw``; None for the graph's.
 
         Raises:
             RuntimeError: For a GPU pipeline in a worker process of Grain.
         """
-        call = dict(self._call)
-        call["seed"] = self.seed(seed)
-        on_gpu = False
-        if self._settings["sharding"] is None:
-            on_gpu = call.setdefault("device_id", default_device_id()) is not None
-            refuse_gpu_in_worker(on_gpu)
-        as_numpy = None if self._settings["sharding"] is not None else not on_gpu
-        config = IteratorConfig(**self._settings, as_numpy=as_numpy)
-        each = shard_pipelines(choose_placement(config).shards, self.batch_size, call)
+        call, config = {**self._call, "seed": self.seed(seed)}, self._config
+        if config.sharding is None:
+            config = dataclasses.replace(config, as_numpy=not choose_device(call))
+        each = shard_pipelines(self.shards(), self.batch_size, call)
         for name in each[0]:
             call.pop(name, None)
         return RecordEngine(
@@ -266,7 +271,7 @@ class DALITransform(grain.transforms.Map):  # a Map for ds.map() and ds.apply() 
 
 
 class _DecodedDataset(grain.IterDataset):
-    """The batches that a `DALITransform` makes of its parent's records."""
+    """A dataset of a `DALITransform`'s batches."""
 
     def __init__(self, parent: grain.IterDataset, transform: DALITransform, lists: bool):
         super().__init__(parent)
@@ -296,9 +301,9 @@ class _DecodedDataset(grain.IterDataset):
 
 
 def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
-    """Whether a parent's state may be one, by its present one: Grain's keep their keys and types.
+    """Whether a parent's saved state resembles its present one: Grain's keep keys and types.
 
-    What either has in another place, an iterator more or less, is left to the parent.
+    Parts that only one of them has, by an iterator more or less, are left to the parent.
     """
     if depth > _DEEPEST or (depth == 0 and type(saved) is not type(now)):
         return False
@@ -312,31 +317,35 @@ def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
     return True
 
 
-class DecodedIterator(grain.DatasetIterator):
+# Keys of a state and their types; the parent's state is of any.
+_STATE = {
+    "parent": None,
+    "step": int,
+    "records": int,
+    "skip": int,
+    "failed": list,
+    "random": str,
+    "graph": str,
+    "made": str,
+}
+
+
+class DecodedIterator(RecordIterator):
     """Iterates over a dataset behind a `DALITransform`."""
 
     def __init__(
         self, parent: grain.DatasetIterator, transform: DALITransform, seed: int, lists: bool
     ):
         super().__init__(parent)
-        self._transform = transform
         self._rows = transform.local_rows()
-        # A MapDataset's position counts batches, an IterDataset's records.
+        # A MapDataset's position counts lists, an IterDataset's records.
         self._identity = f"{transform.identity(seed)}{' lists' if lists else ''}"
         self._takes_seed = transform.takes_seed(seed)
         self._reader = Reader(
             parent, self._rows, lists, transform.drop_remainder, bool(transform.pad)
         )
         self._engine = transform.engine(self._reader, seed, transform.numbers())
-
-    def __next__(self) -> Any:
-        self._assert_not_closed()
-        return self._transform.delivered(self._engine.next())
-
-    @property
-    def errors(self) -> tuple[Any, ...]:
-        """The batches that were skipped, or that have masked records, in this process."""
-        return tuple(self._engine.errors)
+        self._deliver = transform.delivered
 
     def get_state(self) -> dict[str, Any]:
         """The parent's state at the last batch delivered, and the random state."""
@@ -354,27 +363,15 @@ class DecodedIterator(grain.DatasetIterator):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where a state says.
+        """Continues at a saved position.
 
         Raises:
             ValueError: If it is no state of such an iterator, or one of another transform, or
-                the parent refuses its part; nothing has changed. Before the first batch the graph
-                is not known, since the first record says its inputs: that it is another one, or
-                that ``random`` is damaged, is then said by the next call.
+                the parent refuses its part; nothing has changed. The graph is not known before the
+                first record, which has its inputs: until then the next call raises if the state is
+                of another graph, or its ``random`` is damaged.
         """
-        wanted: dict[str, Any] = {"step": int, "records": int, "skip": int, "failed": list}
-        wanted |= {"parent": None, "random": str, "graph": str, "made": str}
-        if (
-            not isinstance(state, dict)
-            or {*state} != {*wanted}
-            or not all(t is None or type(state[k]) is t for k, t in wanted.items())
-            or not all(type(number) is int for number in state["failed"])
-            or not all(0 <= n < 1 << 53 for n in (state["step"], state["records"]))
-            or min(state["skip"], *state["failed"], 0) < 0
-            or state["skip"] >= self._rows
-            or not self._reader.may_be_behind(state["step"], state["records"])
-            or not _is_like(state["parent"], self._reader.start.parent)
-        ):
+        if not self._may_be_state(state):
             raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
         seed = self._seed_of(state["made"])
         if state["made"] != self._identity and seed is None:
@@ -383,8 +380,7 @@ class DecodedIterator(grain.DatasetIterator):
         with self._engine.lock, self._with_seed(seed):
             self._engine.check(state["random"], state["graph"])
             try:
-                parent = copy.deepcopy(state["parent"])
-                failed = tuple(state["failed"])
+                parent, failed = copy.deepcopy(state["parent"]), tuple(state["failed"])
                 position = Position(parent, state["records"], state["skip"], failed)
                 self._reader.go_to(position)
             except Exception as error:
@@ -395,8 +391,22 @@ class DecodedIterator(grain.DatasetIterator):
             self._engine.restore(state["step"], position, state["random"], state["graph"])
             self._identity = state["made"]
 
+    def _may_be_state(self, state: Any) -> bool:
+        """Whether keys, types and ranges of a state are right."""
+        return (
+            isinstance(state, dict)
+            and {*state} == {*_STATE}
+            and all(kind is None or type(state[name]) is kind for name, kind in _STATE.items())
+            and all(type(number) is int for number in state["failed"])
+            and all(0 <= count < 1 << 53 for count in (state["step"], state["records"]))
+            and min(state["skip"], *state["failed"], 0) >= 0
+            and state["skip"] < self._rows
+            and self._reader.may_be_behind(state["step"], state["records"])
+            and _is_like(state["parent"], self._reader.start.parent)
+        )
+
     def _seed_of(self, identity: str) -> int | None:
-        """The seed of a state that differs in nothing else, where nobody gave one."""
+        """The seed of a state that differs in nothing else, if the state may bring it."""
         saved, present = identity.split(" "), self._identity.split(" ")
         alike = len(saved) == len(present) and saved[:2] + saved[3:] == present[:2] + present[3:]
         known = self._takes_seed and alike and saved[2].isdecimal() and len(saved[2]) < 20
@@ -404,7 +414,7 @@ class DecodedIterator(grain.DatasetIterator):
 
     @contextlib.contextmanager
     def _with_seed(self, seed: int | None) -> Iterator[None]:
-        """Has the pipelines have the seed of a state, unless the state is refused."""
+        """Sets the pipelines' seed; back again if the state is refused."""
         if seed is None:
             yield
             return
@@ -415,30 +425,12 @@ class DecodedIterator(grain.DatasetIterator):
             self._engine.set_seed(before)
             raise
 
-    def _get_next_index(self) -> int:
-        return self._engine.snapshot().step
-
     def _set_next_index(self, index: int) -> None:
         if index != self._engine.snapshot().step:
             raise ValueError(
                 f"no way to batch {index} without the state there, which has the random state and "
                 "the parent's: use get_state() and set_state()"
             )
-
-    def start_prefetch(self) -> None:
-        """Reads the first records, builds the pipelines and schedules runs."""
-        self._assert_not_closed()
-        super().start_prefetch()
-        self._engine.schedule()
-
-    def watch(self) -> InputStats:
-        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
-        return self._engine.watch()
-
-    def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
-        super().close()
-        self._engine.close()
 
     def __str__(self) -> str:
         return "DALITransformIterator()"

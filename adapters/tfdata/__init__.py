@@ -1,4 +1,4 @@
-"""tf.data: a DALI pipeline in the place of a ``tf.data.Dataset`` in JAX training code.
+"""tf.data: a DALI pipeline in place of a ``tf.data.Dataset`` in JAX training code.
 
     from dalijax.adapters.tfdata import DALIDataset
 
@@ -6,8 +6,7 @@
     for step, batch in zip(range(num_steps), ds):
         images = batch["images"].numpy()
 
-It works without TensorFlow: specs are then jax.ShapeDtypeStructs, and there is no
-``tf.train.Checkpoint``.
+Without TensorFlow, specs are jax.ShapeDtypeStructs, and there is no ``tf.train.Checkpoint``.
 """
 
 from .dataset import DALIDataset as DALIDataset

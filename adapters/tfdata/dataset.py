@@ -1,22 +1,14 @@
-"""`DALIDataset`: a DALI pipeline in the place of a ``tf.data.Dataset``."""
+"""`DALIDataset`: a DALI pipeline in place of a ``tf.data.Dataset``."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import numpy as np
-from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-
 from ...core.arguments import whole_number
-from ...core.config import EpochRules, IteratorConfig
 from ...core.iterator.data_iterator import IteratorFunction, iterator_function
-from ...core.iterator.epoch_stream import BatchStream
-from ...core.pipeline.engine import EngineSource
-from ...core.pipeline.pipeline_source import FunctionSource
-from .iterator import Array, DatasetIterator, plain, scalar, tf
+from .iterator import Array, DatasetIterator, plain, scalar
+from .source import Source
 from .stepped_stream import ChainedStream
 from .steps import INFINITE, UNKNOWN, Enumerate, Repeat, Skip, Step, Take
 
@@ -60,27 +52,27 @@ _IN_THE_GRAPH = {
 class DALIDataset:
     """The batches of an iterator function, as tf.data has them.
 
-    One epoch, again for each ``iter()``: each begins at the first epoch, so that two are
-    independent and alike. Several epochs, each shuffled and augmented anew, are those of
-    ``repeat()``. ``last_batch_policy`` says what becomes of an epoch's last batch:
+    Each ``iter()`` delivers the first epoch, independently of other iterators. ``repeat()`` adds
+    further epochs, each shuffled and augmented anew. An epoch's last batch depends on
+    ``last_batch_policy``:
 
-    - FILL: ``repeat().batch(n)``, of which an epoch is as many batches as hold all its
-      samples. With pad_last_batch=True of the reader, and ``mask``, the last one is padded.
+    - FILL: ``repeat().batch(n)``, as many batches as hold all samples of the epoch. With
+      pad_last_batch=True of the reader, and ``mask``, the last one is padded.
     - DROP: ``batch(n, drop_remainder=True)``.
     - PARTIAL: ``batch(n)``; the first dimension of element_spec is None.
 
     Args:
-        iterator_fn: What `dalijax.data_iterator` returned.
+        iterator_fn: An iterator function, from `dalijax.data_iterator`.
         **call: Arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
             `dalijax.data_iterator`: batch_size, last_batch_policy, mask, ...
 
-    Elements are dicts of `Array` by the outputs' names; of GPU pipelines, copied to the host.
-    They stay valid for as long as they are referred to.
+    Elements are dicts of `Array` by the outputs' names, on the host; outputs of GPU pipelines are
+    copied there. They stay valid for as long as they are referred to.
 
     Raises:
-        TypeError: If ``iterator_fn`` is none.
-        ValueError: For sharding, devices or pmap_compatible. When a batch is asked for: if DROP
-            or PARTIAL are over a reader that runs on into the next epoch.
+        TypeError: If ``iterator_fn`` is no iterator function.
+        ValueError: For sharding, devices or pmap_compatible. When a batch is requested: for DROP
+            or PARTIAL over a reader that runs on into the next epoch.
     """
 
     def __init__(self, iterator_fn: IteratorFunction, **call: Any):
@@ -89,7 +81,7 @@ class DALIDataset:
                 "a DALIDataset gives arrays on the host, as tf.data does: leave sharding, devices "
                 "and pmap_compatible out, or use the iterator function itself, which places them"
             )
-        self._source = _Source(iterator_fn, call)
+        self._source = Source(iterator_fn, call)
         self._epochs: int | None = 1
         self._chain: tuple[Step, ...] = ()
 
@@ -109,7 +101,7 @@ class DALIDataset:
     def skip(self, count: int, name: str | None = None) -> DALIDataset:
         """All but the first ``count`` elements; none where it is -1.
 
-        They are produced and dropped, as tf.data does.
+        As in tf.data, they are produced and dropped.
         """
         del name
         return self._then(Skip(whole_number("count", count, _COUNT)))
@@ -117,8 +109,8 @@ class DALIDataset:
     def repeat(self, count: int | None = None, name: str | None = None) -> DALIDataset:
         """The elements ``count`` times over; without end where it is None or -1.
 
-        Of the whole dataset, these are its next epochs, which are shuffled and augmented anew;
-        behind take, skip and enumerate the same elements again.
+        Directly on the dataset these are further epochs, shuffled and augmented anew; after take,
+        skip or enumerate the same elements again.
         """
         del name
         count = -1 if count is None else whole_number("count", count, _COUNT)
@@ -126,11 +118,12 @@ class DALIDataset:
             return self._then(Repeat(count))
         if count == 0:
             return self._then(Take(0))
-        endless = count < 0 or self._epochs is None
-        return self._derived(None if endless else (self._epochs or 1) * count, ())
+        if count < 0 or self._epochs is None:
+            return self._derived(None, ())
+        return self._derived(self._epochs * count, ())
 
     def enumerate(self, start: int = 0, name: str | None = None) -> DALIDataset:
-        """Pairs of a number, int64 from ``start`` on, and an element."""
+        """Pairs of a number (int64, counting from ``start``) and an element."""
         del name
         return self._then(Enumerate(whole_number("start", start, "a whole number")))
 
@@ -140,12 +133,12 @@ class DALIDataset:
         return self
 
     def with_options(self, options: Any, name: str | None = None) -> DALIDataset:
-        """The dataset itself: there is nothing that tf.data's options could change."""
+        """The dataset itself: tf.data's options don't apply."""
         del options, name
         return self
 
     def apply(self, transformation_func: Callable[[DALIDataset], Any]) -> Any:
-        """What a function makes of the dataset."""
+        """Calls a function with the dataset, and returns its result."""
         return transformation_func(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -175,7 +168,7 @@ class DALIDataset:
         """Number of elements.
 
         Raises:
-            TypeError: If it has no end, or its length is not known; in TensorFlow's words.
+            TypeError: If it is infinite or its length unknown; the messages are TensorFlow's.
         """
         count = int(self.cardinality())
         if count == INFINITE:
@@ -190,9 +183,9 @@ class DALIDataset:
 
     @property
     def element_spec(self) -> Any:
-        """tf.TensorSpec of each array; of jax.ShapeDtypeStruct where there is no TensorFlow.
+        """tf.TensorSpec of each array; jax.ShapeDtypeStruct without TensorFlow.
 
-        It takes a batch of the pipelines of the next ``iter()``, which then delivers it.
+        Runs the pipelines of the next ``iter()`` for a batch, which that iterator then delivers.
         """
         return self._source.spec(self._epochs, self._chain)
 
@@ -200,88 +193,28 @@ class DALIDataset:
         """A tf.data.Dataset of the same elements.
 
         Args:
-            element_spec: The specs of the elements, where shapes differ from batch to batch
-                (dimensions that do are None); the dataset's own by default.
+            element_spec: The specs of the elements, where shapes differ from batch to batch (with
+                None for these dimensions); by default the dataset's.
 
-        Through DALI's TensorFlow plugin (nvidia-dali-tf-plugin) where it is installed and the
-        epochs are those of its pipeline alone, on the CPU and without Python functions; its
-        iterators are then checkpointed by ``tf.train.Checkpoint``. Else through
-        tf.data.Dataset.from_generator, which TensorFlow can't checkpoint.
+        Where DALI's TensorFlow plugin (nvidia-dali-tf-plugin) is installed, and the batches come
+        from a CPU pipeline alone, without Python functions, the plugin makes the dataset, whose
+        iterators ``tf.train.Checkpoint`` saves. Else tf.data.Dataset.from_generator makes it, whose
+        iterators TensorFlow can't save.
 
         Raises:
             ImportError: If TensorFlow is not installed.
         """
-        from .to_tf import to_tf_dataset
+        from .to_tf import by_generator, by_plugin
 
-        return to_tf_dataset(self, element_spec)
+        if element_spec is None:
+            dataset = by_plugin(self._source, self._epochs, self._chain)
+            if dataset is not None:
+                return dataset
+            element_spec = self.element_spec
+        leaves_out = self._source.config.on_error == "skip"
+        count = UNKNOWN if leaves_out else int(self.cardinality())
+        return by_generator(self.as_numpy_iterator, element_spec, count)
 
     def __repr__(self) -> str:
         name = self._source.iterator_fn.__name__
         return f"<DALIDataset of {name}, epochs={self._epochs}, steps={list(self._chain)}>"
-
-
-class _Source:
-    """The iterator function of datasets that are derived from one another.
-
-    A stream whose pipelines were built to tell a length or a spec is the next iterator's.
-    """
-
-    def __init__(self, iterator_fn: IteratorFunction, call: Mapping[str, Any]):
-        self.iterator_fn = iterator_fn
-        self.call = dict(call)
-        self.config = self.prepared()[1]
-        self._spare: dict[int | None, BatchStream] = {}
-        self._lent: weakref.WeakValueDictionary[int | None, BatchStream] = (
-            weakref.WeakValueDictionary()
-        )
-        self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
-
-    def __reduce__(self) -> Any:
-        return _Source, (self.iterator_fn, self.call)  # pipelines stay behind
-
-    def prepared(self) -> tuple[FunctionSource | EngineSource, IteratorConfig]:
-        """Where the pipelines come from, and the iterator's arguments."""
-        return self.iterator_fn.prepared((), dict(self.call))
-
-    def stream(self, epochs: int | None) -> BatchStream:
-        """A stream at its start, of its own."""
-        stream = self._spare.pop(epochs, None) or self._new_stream(epochs)
-        self._lent[epochs] = stream
-        return stream
-
-    def _new_stream(self, epochs: int | None) -> BatchStream:
-        iterator_fn = self.iterator_fn
-        if self.config.last_batch_policy is not LastBatchPolicy.FILL:
-            epoch_rules = EpochRules(epochs, per_shard=True)
-            iterator_fn = iterator_fn.adapted("DALIDataset", epoch_rules=epoch_rules)
-        return iterator_fn.for_host(self.call).stream(epochs, **self.call)
-
-    def known(self, epochs: int | None) -> BatchStream:
-        """A stream to ask for what is the same in all: one that is in use, or the next one."""
-        lent = self._lent.get(epochs)
-        if lent is not None and not lent.iterator.closed:
-            return lent
-        if epochs not in self._spare:
-            self._spare[epochs] = self._new_stream(epochs)
-        return self._spare[epochs]
-
-    def cardinality(self, epochs: int | None, chain: Sequence[Step]) -> int:
-        return ChainedStream(self.known(epochs), chain).cardinality()
-
-    def spec(self, epochs: int | None, chain: Sequence[Step]) -> Any:
-        if self._spec is None:
-            self._spec = self.known(epochs).element_spec
-        partial = self.config.last_batch_policy is LastBatchPolicy.PARTIAL
-        varies = partial or self.known(epochs).iterator.plan is None
-        spec: Any = {name: _spec(array, varies) for name, array in self._spec.items()}
-        for step in chain:
-            if isinstance(step, Enumerate):
-                spec = (_spec(jax.ShapeDtypeStruct((), np.int64), False), spec)
-        return spec
-
-
-def _spec(array: jax.ShapeDtypeStruct, varies: bool) -> Any:
-    shape = (None, *array.shape[1:]) if varies else array.shape
-    if tf is None:
-        return jax.ShapeDtypeStruct(shape, array.dtype)
-    return tf.TensorSpec(shape, tf.as_dtype(np.dtype(array.dtype)))

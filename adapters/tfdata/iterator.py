@@ -18,17 +18,17 @@ try:
 except ImportError:
     tf = None
 
-__all__ = ["plain", "scalar", "tf"]  # within the adapters; DALIDataset is what is public
+__all__ = ["Array", "DatasetIterator", "plain", "scalar", "tf"]  # for this folder alone
 
 
 class Array(np.ndarray):
-    """A NumPy array that has the methods of a TensorFlow tensor that loops over tf.data call.
+    """A NumPy array with the methods of tf.Tensor that loops over tf.data call.
 
-    So have its elements: where NumPy gives a scalar, this gives an array without dimensions.
+    Indexing gives an array without dimensions where NumPy gives a scalar.
     """
 
     def numpy(self) -> Any:
-        """The array itself, without a copy; NumPy's scalar where it has no dimensions."""
+        """A plain view without a copy; NumPy's scalar for an array without dimensions."""
         return self.view(np.ndarray)[()]
 
     _numpy = numpy
@@ -44,12 +44,12 @@ class Array(np.ndarray):
 
 
 def scalar(number: int) -> Array:
-    """A number as an array without dimensions, int64."""
+    """An int64 array without dimensions."""
     return np.array(number, np.int64).view(Array)
 
 
 def plain(element: Any) -> Any:
-    """An element with plain arrays."""
+    """An element with plain NumPy arrays."""
     return jax.tree_util.tree_map(lambda leaf: leaf.numpy(), element)
 
 
@@ -61,7 +61,7 @@ class DatasetIterator(_Base):
 
     Args:
         stream: The elements, from the start; it belongs to the iterator.
-        element_spec: Gives the specs of an element.
+        element_spec: Returns the specs of an element.
     """
 
     def __init__(self, stream: ChainedStream, element_spec: Callable[[], Any]):
@@ -100,15 +100,15 @@ class DatasetIterator(_Base):
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset."""
+        """The dataset's element_spec."""
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
-        """Where the consumer stands, as a JSON value."""
+        """The consumer's position, as a JSON value."""
         return self._stream.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Goes on where a state says.
+        """Continues at a saved position.
 
         Raises:
             ValueError: If it is no state, or one of other data or steps; nothing has changed.
@@ -120,7 +120,7 @@ class DatasetIterator(_Base):
         return json.dumps(self.get_state()).encode()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Goes on where a ``tf.train.Checkpoint`` says."""
+        """Restores the state of a ``tf.train.Checkpoint``."""
         self.set_state(string_value)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
@@ -141,16 +141,16 @@ class DatasetIterator(_Base):
             tf.py_function(take, [], [])
 
     def watch(self) -> InputStats:
-        """Counts what is delivered from now on; `dalijax.adapters.clu.ReportInput` reads it."""
+        """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""
         return self._stream.stream.watch()
 
     @property
     def core(self) -> DALIGenericIterator:
-        """The core's iterator that the batches come from, as `dalijax.profile` wants it."""
+        """The iterator underneath, which `dalijax.profile` measures."""
         return self._stream.stream.iterator
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs; waits for none."""
+        """Builds the pipelines and schedules batches, without waiting for them."""
         self._stream.stream.start_prefetch()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class DatasetIterator(_Base):
 
 
 class _Snapshot(_Base):
-    """The state of an iterator at the call that asked for an asynchronous checkpoint."""
+    """The state of an iterator when an asynchronous checkpoint was requested."""
 
     text = b""
 

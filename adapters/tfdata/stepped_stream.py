@@ -9,8 +9,8 @@ from typing import Any
 from ...core.errors import BatchError, StateError
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.batch import Batch
-from ...core.state import codec as state_lib
-from .steps import INFINITE, UNKNOWN, Step, element, length
+from ...core.state import codec
+from .steps import INFINITE, UNKNOWN, Step, element
 
 _FORMAT = "dalijax.chain"
 _KEYS = {"format", "index", "at", "found", "steps", "stream"}
@@ -19,10 +19,9 @@ _MOST = 1 << 53  # of a count, as in every state
 
 def _damaged(counts: Sequence[object]) -> StateError:
     return StateError(
-        f"the state is damaged: its counts are {state_lib.brief(counts)}, at which "
-        "this dataset never stands; or it is of another batch size, in which take, skip and "
-        "enumerate count: "
-        "make the dataset with the batch size that it had"
+        f"the state is damaged: its counts are {codec.brief(counts)}, at which this "
+        "dataset never stands; or it is of another batch size, in which take, skip and enumerate "
+        "count: make the dataset with the batch size that it had"
     )
 
 
@@ -39,24 +38,25 @@ def stream_length(stream: BatchStream) -> int:
 class ChainedStream:
     """The elements of a chain over a stream.
 
-    Without steps, its states are those of the stream; else they have them within.
+    Without steps, its states are the stream's; else they contain the stream's.
 
     Args:
         stream: The batches, from the start; it belongs to the chain.
-        chain: What was applied to it; see `dalijax.adapters.tfdata.steps`.
+        chain: The steps applied to it; see `dalijax.adapters.tfdata.steps`.
     """
 
     def __init__(self, stream: BatchStream, chain: Sequence[Step]):
         self.stream = stream
         self.chain = tuple(chain)
         self._lock = threading.RLock()
+        self._steps = [repr(step) for step in chain]  # as states have them
         self._index = 0  # of the next element
         self._at = 0  # of the stream's next batch
-        self._end: int | None = None  # the stream's length, where its end said it
+        self._end: int | None = None  # the stream's length, once its end told it
         self._interrupted = False  # whether a call was broken off, so that `_at` may be wrong
 
     def next(self) -> tuple[Batch, tuple[int, ...]]:
-        """The next batch, and the numbers that enumerations gave it, the last step's first.
+        """The next batch and its numbers by enumerate, the last step's first.
 
         Raises:
             StopIteration: After the last one, on each call.
@@ -100,7 +100,7 @@ class ChainedStream:
                     self._at += 1
                     self._index += 1
                     return batch, numbers
-            # Its end says how long it is, where nobody knew, or batches that failed are left out.
+            # The end tells the length, where it was unknown, or failed batches are left out.
             if self._end == self._at:
                 raise StopIteration
             self._end = self._at
@@ -112,16 +112,20 @@ class ChainedStream:
         self.stream.reset()
         self._at = 0
 
+    def _behind(self, index: int, total: int) -> int:
+        """The number of the stream's next batch behind so many elements."""
+        last = element(self.chain, total, index - 1) if index else None
+        return last[0] + 1 if last else 0
+
     def _settle(self) -> None:
-        """Goes by skipping, from the stream's start, to where it was before a call broke off."""
+        """Returns to the position before a broken-off call, by skipping from the start."""
         if self._interrupted:
             self._rewind()
-            last = element(self.chain, self._total(), self._index - 1) if self._index else None
-            self._at += self.stream.skip(last[0] + 1 if last else 0)
+            self._at += self.stream.skip(self._behind(self._index, self._total()))
             self._interrupted = False
 
     def get_state(self) -> dict[str, Any]:
-        """Where the consumer stands, as a JSON value."""
+        """The consumer's position, as a JSON value."""
         if not self.chain:
             return self.stream.get_state()
         with self._lock:
@@ -131,12 +135,12 @@ class ChainedStream:
                 "index": self._index,
                 "at": self._at,
                 "found": UNKNOWN if self._end is None else self._end,
-                "steps": [repr(step) for step in self.chain],
+                "steps": list(self._steps),
                 "stream": self.stream.get_state(),
             }
 
     def set_state(self, saved: Mapping[str, Any] | str | bytes) -> None:
-        """Goes on where a state says.
+        """Continues at a saved position.
 
         Raises:
             StateError: If it is no state, or one of other data or steps; nothing has changed.
@@ -144,19 +148,17 @@ class ChainedStream:
         if not self.chain:
             self.stream.set_state(saved)
             return
-        state = state_lib.parsed(saved)
+        state = codec.parsed(saved)
         with self._lock:
             self._settle()
             mine = isinstance(state, Mapping) and state.get("format") == _FORMAT
             if not mine or set(state) != _KEYS:
                 raise StateError(
-                    f"no state of this dataset, which has {[repr(s) for s in self.chain]}: "
-                    f"{state_lib.brief(state)}"
+                    f"no state of this dataset, which has {self._steps}: {codec.brief(state)}"
                 )
-            steps = [repr(step) for step in self.chain]
-            if state["steps"] != steps:
-                saved_steps = state_lib.brief(state["steps"])
-                raise StateError.of_other_data([f"steps: {saved_steps} -> {steps}"])
+            if state["steps"] != self._steps:
+                saved_steps = codec.brief(state["steps"])
+                raise StateError.of_other_data([f"steps: {saved_steps} -> {self._steps}"])
             counts = [state[name] for name in ("index", "at", "found")]
             if any(type(n) is not int or n >= _MOST for n in counts) or min(counts[:2]) < 0:
                 raise _damaged(counts)
@@ -169,7 +171,7 @@ class ChainedStream:
             self._end = end if end >= 0 else None
 
     def _fits(self, index: int, at: int, end: int) -> bool:
-        """Whether the stream stands where a chain's counts have it."""
+        """Whether the stream's position agrees with a state's counts."""
         iterator, total = self.stream.iterator, stream_length(self.stream)
         if total == UNKNOWN:
             return True  # only the source knows
@@ -180,10 +182,4 @@ class ChainedStream:
             return False
         if end != UNKNOWN and (total == INFINITE or not total - missing <= end <= total):
             return False
-        known = total if end == UNKNOWN else end
-        last = element(self.chain, known, index - 1) if index else None
-        return at in (total, end) or at == (last[0] + 1 if last else 0)
-
-    def cardinality(self) -> int:
-        """Number of elements from the start, INFINITE, or UNKNOWN."""
-        return length(self.chain, stream_length(self.stream))
+        return at in (total, end, self._behind(index, total if end == UNKNOWN else end))

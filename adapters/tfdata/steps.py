@@ -1,8 +1,7 @@
-"""take, skip, repeat and enumerate: which batch of a source an element is.
+"""take, skip, repeat and enumerate as arithmetic: the batch of a source behind each element.
 
-Nothing here touches a pipeline; every function is pure. A *chain* is the steps that were
-applied to a source, the first one first; ``total`` is the source's number of batches, INFINITE
-or UNKNOWN. The words and the rules are those of tf.data.Dataset.
+Every function is pure. A *chain* is the steps applied to a source, in order; ``total`` is the
+source's number of batches, INFINITE or UNKNOWN. Names and rules are tf.data.Dataset's.
 """
 
 from __future__ import annotations
@@ -20,12 +19,24 @@ class Take:
 
     count: int
 
+    def length(self, total: int) -> int:
+        """Number of elements behind this step, of ``total`` before it."""
+        if total == UNKNOWN or self.count < 0:
+            return total
+        return self.count if total == INFINITE else min(self.count, total)
+
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
     """All but the first ``count`` elements; none of them where it is negative."""
 
     count: int
+
+    def length(self, total: int) -> int:
+        """Number of elements behind this step, of ``total`` before it."""
+        if total < 0:
+            return total
+        return 0 if self.count < 0 else max(0, total - self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +45,24 @@ class Repeat:
 
     count: int
 
+    def length(self, total: int) -> int:
+        """Number of elements behind this step, of ``total`` before it."""
+        if self.count == 0 or total == 0:
+            return 0
+        if self.count < 0:
+            return INFINITE
+        return total if total < 0 else total * self.count
+
 
 @dataclasses.dataclass(frozen=True)
 class Enumerate:
     """Pairs of a number, from ``start`` on, and an element."""
 
     start: int
+
+    def length(self, total: int) -> int:
+        """Number of elements behind this step, of ``total`` before it."""
+        return total
 
 
 Step = Take | Skip | Repeat | Enumerate
@@ -48,46 +71,20 @@ Step = Take | Skip | Repeat | Enumerate
 def length(chain: Sequence[Step], total: int) -> int:
     """Number of elements, INFINITE or UNKNOWN."""
     for step in chain:
-        if isinstance(step, Take):
-            total = _taken(step.count, total)
-        elif isinstance(step, Skip):
-            total = _left(step.count, total)
-        elif isinstance(step, Repeat):
-            total = _repeated(step.count, total)
+        total = step.length(total)
     return total
 
 
-def _taken(count: int, total: int) -> int:
-    if total == UNKNOWN or count < 0:
-        return total
-    return count if total == INFINITE else min(count, total)
-
-
-def _left(count: int, total: int) -> int:
-    if total < 0:
-        return total
-    return 0 if count < 0 else max(0, total - count)
-
-
-def _repeated(count: int, total: int) -> int:
-    if count == 0 or total == 0:
-        return 0
-    if count < 0:
-        return INFINITE
-    return total if total < 0 else total * count
-
-
 def element(chain: Sequence[Step], total: int, index: int) -> tuple[int, tuple[int, ...]] | None:
-    """Which batch of the source an element is.
+    """The number of the source's batch that an element has.
 
     Args:
         chain: The steps.
-        total: As above; a source of UNKNOWN length is taken for one without end, until its
-            end is found.
+        total: As above; UNKNOWN counts as INFINITE.
         index: The element's number, from 0.
 
     Returns:
-        The batch's number, and those that enumerations gave it, the last step's first; None
+        The batch's number, and the element's numbers by enumerate, the last step's first; None
         behind the last element.
     """
     numbers: list[int] = []

@@ -1,0 +1,98 @@
+"""The iterator function behind datasets that are derived from one another."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+from ...core.config import EpochRules, IteratorConfig
+from ...core.iterator.data_iterator import IteratorFunction
+from ...core.iterator.epoch_stream import BatchStream
+from ...core.pipeline.engine import EngineSource
+from ...core.pipeline.pipeline_source import FunctionSource
+from .iterator import tf
+from .stepped_stream import stream_length
+from .steps import Enumerate, Step, length
+
+__all__: list[str] = []
+
+
+class Source:
+    """Streams of an iterator function's batches, and their length and specs.
+
+    A stream whose pipelines were built for a length or a spec goes to the next iterator.
+
+    Args:
+        iterator_fn: The iterator function.
+        call: Its arguments.
+
+    Attributes:
+        config: The iterator's arguments.
+    """
+
+    def __init__(self, iterator_fn: IteratorFunction, call: Mapping[str, Any]):
+        self.iterator_fn = iterator_fn
+        self.call = dict(call)
+        self.config = self.prepared()[1]
+        self._spare: dict[int | None, BatchStream] = {}
+        self._lent: weakref.WeakValueDictionary[int | None, BatchStream] = (
+            weakref.WeakValueDictionary()
+        )
+        self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
+
+    def __reduce__(self) -> Any:
+        return Source, (self.iterator_fn, self.call)  # pipelines stay behind
+
+    def prepared(self) -> tuple[FunctionSource | EngineSource, IteratorConfig]:
+        """Where the pipelines come from, and the iterator's arguments."""
+        return self.iterator_fn.prepared((), dict(self.call))
+
+    def stream(self, epochs: int | None) -> BatchStream:
+        """A stream at its start, which belongs to the caller."""
+        stream = self._spare.pop(epochs, None) or self._new_stream(epochs)
+        self._lent[epochs] = stream
+        return stream
+
+    def _new_stream(self, epochs: int | None) -> BatchStream:
+        iterator_fn = self.iterator_fn
+        if self.config.last_batch_policy is not LastBatchPolicy.FILL:
+            epoch_rules = EpochRules(epochs, per_shard=True)
+            iterator_fn = iterator_fn.adapted("DALIDataset", epoch_rules=epoch_rules)
+        return iterator_fn.for_host(self.call).stream(epochs, **self.call)
+
+    def known(self, epochs: int | None) -> BatchStream:
+        """A stream to ask for length and specs: one that is in use, or the next one."""
+        lent = self._lent.get(epochs)
+        if lent is not None and not lent.iterator.closed:
+            return lent
+        if epochs not in self._spare:
+            self._spare[epochs] = self._new_stream(epochs)
+        return self._spare[epochs]
+
+    def cardinality(self, epochs: int | None, chain: Sequence[Step]) -> int:
+        """Number of elements behind a chain, INFINITE or UNKNOWN."""
+        return length(chain, stream_length(self.known(epochs)))
+
+    def spec(self, epochs: int | None, chain: Sequence[Step]) -> Any:
+        """Specs of an element behind a chain; dimension 0 is None where batches may be smaller."""
+        if self._spec is None:
+            self._spec = self.known(epochs).element_spec
+        partial = self.config.last_batch_policy is LastBatchPolicy.PARTIAL
+        varies = partial or self.known(epochs).iterator.plan is None
+        spec: Any = {name: _spec(array, varies) for name, array in self._spec.items()}
+        for step in chain:
+            if isinstance(step, Enumerate):
+                spec = (_spec(jax.ShapeDtypeStruct((), np.int64), False), spec)
+        return spec
+
+
+def _spec(array: jax.ShapeDtypeStruct, varies: bool) -> Any:
+    shape = (None, *array.shape[1:]) if varies else array.shape
+    if tf is None:
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+    return tf.TensorSpec(shape, tf.as_dtype(np.dtype(array.dtype)))
