@@ -65,13 +65,7 @@ def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
-    """Raises TypeError where nothing fills a parameter of a graph function that has no default.
-
-    Args:
-        pipeline_fn: The function.
-        args: Positional arguments of its call.
-        names: Names of its other arguments.
-    """
+    """Raises TypeError if a call with ``args`` and the keywords ``names`` lacks an argument."""
     parameters = list(inspect.signature(pipeline_fn).parameters.values())
     open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     by_place = {p.name for p in parameters[: len(args)] if p.kind is not p.KEYWORD_ONLY}
@@ -157,13 +151,7 @@ def check_flags(**flags: Any) -> None:
 def check_names(
     function: str, names: Collection[str], known: Mapping[str, Collection[str]]
 ) -> None:
-    """Raises TypeError for unknown names; the message has close names, and all known ones.
-
-    Args:
-        function: The function's name with parentheses.
-        names: Names of the arguments that were passed.
-        known: Names that it takes, in named groups.
-    """
+    """Raises TypeError for names that are in no group of known ones, with close names."""
     every = sorted({name for group in known.values() for name in group})
     unknown = sorted(set(names) - set(every))
     if unknown:

@@ -17,15 +17,7 @@ OnError: TypeAlias = Literal["raise", "skip", "mask"]
 
 
 def difference_names(allow: object, argument: str) -> tuple[str, ...]:
-    """Checks names of differences that a restore may go on with.
-
-    Args:
-        allow: The names.
-        argument: Name of the argument, for messages.
-
-    Raises:
-        TypeError: If it is no list of names.
-    """
+    """Names of differences that a restore may go on with; TypeError if they are no list of str."""
     if isinstance(allow, str) or not isinstance(allow, Iterable):
         raise TypeError(f"{argument} must be a list of names, not {allow!r}: pass [{allow!r}]")
     names = tuple(allow)
@@ -61,11 +53,7 @@ class EpochRules:
     per_shard: bool = False
 
     def check(self, reader: str, plan: EpochPlan | None) -> None:
-        """Checks a reader's epochs.
-
-        Args:
-            reader: The reader's name; "" for a source.
-            plan: Its epochs.
+        """Checks the epochs of a reader, or of a source if its name is "".
 
         Raises:
             ValueError: If epochs run into one another, or shards rotate or are unequal.

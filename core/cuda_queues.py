@@ -21,10 +21,7 @@ _too_late = False
 
 
 def should_set(environment: Mapping[str, str]) -> bool:
-    """Whether this package should set the variable.
-
-    Args:
-        environment: The environment's variables.
+    """Whether this package should set the variable in an environment.
 
     Raises:
         ValueError: If DALIJAX_CUDA_QUEUES is neither "keep" nor "".

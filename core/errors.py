@@ -32,12 +32,7 @@ class StateError(ValueError):
     def of_other_data(
         cls, differences: Sequence[Difference | str], allowed: bool = False
     ) -> StateError:
-        """The error for a state of other data.
-
-        Args:
-            differences: The differences.
-            allowed: Whether the caller may waive them by name (``allow=``).
-        """
+        """The error for a state of other data; with allowed, it says how to waive differences."""
         cure = "Make the iterator as it was when the state was saved, or start anew without it"
         known = [item for item in differences if isinstance(item, Difference)]
         fixed = sorted({item.name for item in known if item.fixed})

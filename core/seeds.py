@@ -11,15 +11,11 @@ DEFAULT_SEED = 0
 
 
 def shard_seed(seed: int, shard: int) -> int:
-    """The seed of one shard.
+    """The seed of one shard, given the seed of all shards.
 
     Shard 0 keeps the seed, as in DALI's plugin. The others get a hash of seed and shard: with
     seed + shard, shard 1 would draw the numbers of shard 0 of the next seed. The hash is from
     2 ** 31 to 2 ** 32 - 1, where people choose no seeds; DALI uses 32 bits of a seed.
-
-    Args:
-        seed: The seed of all shards.
-        shard: The shard, from 0.
     """
     if shard == 0:
         return seed

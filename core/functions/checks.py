@@ -71,18 +71,10 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 def check_signature(
     function: Callable[..., Any], inputs: int, keywords: Sequence[str], fillable: str
 ) -> None:
-    """Checks that a function can be called with an array for each input, and with keywords.
+    """Raises TypeError if a function does not take so many arrays and these keyword arguments.
 
-    Functions that hide their parameters, as jax.vmap's do, are not checked.
-
-    Args:
-        function: The function.
-        inputs: Number of inputs.
-        keywords: Names of the keyword arguments.
-        fillable: Names of parameters that can be filled in, for the message.
-
-    Raises:
-        TypeError: If it can't be called so.
+    Functions that hide their parameters, as jax.vmap's do, are not checked. The message has the
+    names of parameters that can be filled in.
     """
     layer: Any = function
     while isinstance(layer, jax.stages.Wrapped) and hasattr(layer, "__wrapped__"):
@@ -167,11 +159,7 @@ def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
-    """The outputs that a function returned, as a tuple.
-
-    Raises:
-        ValueError: If their number is another one than ``count``.
-    """
+    """The outputs that a function returned, as a tuple; ValueError if they are not ``count``."""
     outputs: tuple[Any, ...] = ()
     if returned is not None:
         outputs = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
@@ -186,7 +174,7 @@ def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
 
 
 def check_array(name: str, number: int, array: Any) -> str:
-    """Raises TypeError for an output that is no array; returns its name for messages."""
+    """Raises TypeError for an output that is no array; returns its name, for messages."""
     what = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise TypeError(
@@ -197,14 +185,7 @@ def check_array(name: str, number: int, array: Any) -> str:
 
 
 def check_kind(name: str, number: int, array: Any) -> str:
-    """Checks that an output is an array of a dtype that DALI has.
-
-    Returns:
-        Its name for messages.
-
-    Raises:
-        TypeError: If it is no array, or of another dtype.
-    """
+    """Raises TypeError for an output that is no array of a dtype of DALI; returns its name."""
     what = check_array(name, number, array)
     try:
         dtype = np.dtype(array.dtype)
@@ -244,10 +225,6 @@ def nodes_of(outputs: Any, name: str) -> Any:
     """The outputs of a DALI operator, named after the function that it calls.
 
     Several are a tuple: a pipeline function may not return DALI's list of them as one output.
-
-    Args:
-        outputs: The operator's outputs.
-        name: The function's name.
     """
     nodes = tuple(outputs) if isinstance(outputs, list) else outputs
     for node in nodes if isinstance(nodes, tuple) else (nodes,):
@@ -264,11 +241,7 @@ def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
 
 
 def require_pipeline(what: str) -> Pipeline:
-    """The pipeline that is being defined.
-
-    Raises:
-        RuntimeError: If there is none.
-    """
+    """The pipeline that is being defined; RuntimeError if there is none."""
     pipeline = Pipeline.current()
     if pipeline is None:
         raise RuntimeError(

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.dali_pipeline import queue_depth
-from ..pipeline.dtypes import KINDS, check_width
-from ..pipeline.function_notes import live_outputs
+from ..pipeline.dtypes import check_width
 from . import checks
 from .dali_operators import dlpack_operator
-from .dlpack import NO_WAIT, DLTensor, header
+from .dlpack import DLTensor
 from .statefulness import note
-
-# Imported by `nvidia.dali` itself; its stubs do not have it.
-_plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
+from .tensors import GpuTensors, HostTensors, capsule_of
 
 
 @do_not_convert
@@ -140,13 +133,11 @@ def _warn_of_default() -> None:
 def _of_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
     """Makes a function of capsules one of arrays."""
 
-    def capsule(array: Any) -> Any:
-        return array.__dlpack__() if isinstance(array, DLTensor) else _plugin.ArrayToDLTensor(array)
-
     @functools.wraps(function)
     def of_arrays(*arrays: Any, **more: Any) -> Any:
-        inputs = [list(map(capsule, one)) for one in arrays] if batch else map(capsule, arrays)
-        return function(*inputs, **more)
+        if batch:
+            return function(*(list(map(capsule_of, one)) for one in arrays), **more)
+        return function(*map(capsule_of, arrays), **more)
 
     return of_arrays
 
@@ -197,53 +188,12 @@ def batch_operator(
     return _operator(of_arrays, nodes, True, num_outputs, layouts, where, preserve)
 
 
-class _Tensors(NamedTuple):
-    """Conversions between DALI's capsules and the arrays of a function.
-
-    Attributes:
-        take: Converts a capsule to an argument of the function.
-        give: Converts an output of one sample to a capsule, given the function's name, the
-            output's number, and the output.
-        give_all: Converts an output of a batch to capsules, given the same.
-        begin: Called before each batch.
-    """
-
-    take: Callable[[Any], Any]
-    give: Callable[[str, int, Any], Any]
-    give_all: Callable[[str, int, Any], list[Any]]
-    begin: Callable[[], None]
-
-
-def _on_gpu(pipeline: Pipeline, num_outputs: int, awaited: bool, renewed: bool) -> _Tensors:
-    """Conversions on a GPU, which keep outputs alive until DALI has read them.
-
-    Args:
-        pipeline: The pipeline.
-        num_outputs: Number of outputs.
-        awaited: Whether DALI waits for its stream before each call: it has then read the outputs
-            of the last one. Otherwise it has read them once it has delivered the batch.
-        renewed: Whether the outputs of the last batch are freed when the next one begins.
-    """
-    most = num_outputs * pipeline.max_batch_size * (1 if awaited else queue_depth(pipeline))
-    live = live_outputs(pipeline, None if renewed else most)
-    copies = live if awaited else None
-    # A partial with positional arguments: keywords take 1.5 times as long, a function twice.
-    take: Callable[[Any], Any] = functools.partial(DLTensor, pipeline.device_id, copies)
-    if pipeline.device_id is None:  # until it is built
-
-        def take(capsule: Any) -> DLTensor:
-            return DLTensor(header(capsule).device_id, copies, capsule)
-
-    begin = live.clear if renewed else _nothing
-    return _Tensors(take, functools.partial(_to_gpu, live), _AllToGpu(live), begin)
-
-
-def _nothing() -> None:
-    """Does nothing before a batch: no outputs are freed."""
-
-
 def _callback(
-    function: Callable[..., Any], num_outputs: int, tensors: _Tensors, batch: bool, each: bool
+    function: Callable[..., Any],
+    num_outputs: int,
+    tensors: HostTensors | GpuTensors,
+    batch: bool,
+    each: bool,
 ) -> Callable[..., Any]:
     """The callback of DALI's operator.
 
@@ -255,10 +205,10 @@ def _callback(
         each: Whether DALI calls it for each sample.
     """
     name = checks.name_of(function)
-    take, give, give_all, begin = tensors
+    take, give = tensors.take, tensors.give
 
     def of_batch(*capsules: Sequence[Any]) -> Any:
-        begin()
+        tensors.begin()
         inputs = [list(map(take, one)) for one in capsules]
         # DALI takes lists; an array of the whole batch gives its rows.
         outputs = results(function(*inputs))
@@ -268,10 +218,10 @@ def _callback(
                     f"output {number} of {name}() has {len(output)} samples, and the batch has "
                     f"{len(inputs[0])}: return as many"
                 )
-        return as_dali([give_all(name, k, output) for k, output in enumerate(outputs)])
+        return as_dali([tensors.give_all(name, k, output) for k, output in enumerate(outputs)])
 
     def of_samples(*capsules: Sequence[Any]) -> Any:
-        begin()
+        tensors.begin()
         outputs = [of_sample(*one) for one in zip(*capsules, strict=True)]
         if num_outputs == 0:
             return None
@@ -311,10 +261,10 @@ def _operator(
     # DALI calls once for a batch, which costs less than a call for each sample. Without inputs
     # only DALI knows the number of samples, and calls for each.
     each = not batch and not nodes
-    tensors = _Tensors(_plugin.DLTensorToArray, _to_host, _all_to_host, _nothing)
+    tensors: HostTensors | GpuTensors = HostTensors()
     if where == "gpu":
         awaited = more.get("synchronize_stream", True)
-        tensors = _on_gpu(pipeline, num_outputs, awaited, awaited and not each)
+        tensors = GpuTensors(pipeline, num_outputs, awaited, awaited and not each)
     outputs = dlpack_operator()(
         *nodes,
         function=_callback(function, num_outputs, tensors, batch, each),
@@ -326,75 +276,3 @@ def _operator(
         **more,
     )
     return checks.nodes_of(outputs, checks.name_of(function))
-
-
-def _is_capsule(value: Any) -> bool:
-    return type(value).__name__ == "PyCapsule"
-
-
-def _to_host(name: str, number: int, value: Any) -> Any:
-    """An output on the CPU as a capsule."""
-    if type(value) is np.ndarray and value.dtype.char in KINDS and value.dtype.isnative:
-        return _plugin.ArrayToDLTensor(value)  # of any strides
-    if _is_capsule(value):
-        return value
-    if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, jax.Array)):
-        value = np.from_dlpack(value)
-    checks.check_kind(name, number, value)
-    array = np.asarray(value)
-    return _plugin.ArrayToDLTensor(array.astype(array.dtype.newbyteorder("="), copy=False))
-
-
-def _all_to_host(name: str, number: int, values: Any) -> list[Any]:
-    return [_to_host(name, number, one) for one in values]
-
-
-def _to_gpu(live: deque[Any], name: str, number: int, value: Any) -> Any:
-    """An output on a GPU as a capsule; DALI's stream waits for it, and ``live`` keeps it."""
-    if _is_capsule(value):
-        return value
-    if isinstance(value, DLTensor):
-        return value.__dlpack__()
-    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
-        raise TypeError(
-            f"output {number} of {name}() is a {type(value).__name__}, and the function runs on "
-            "the GPU: return an array of JAX, CuPy or PyTorch that is there"
-        )
-    if isinstance(value, jax.Array):
-        checks.check_kind(name, number, value)
-    live.append(value)
-    return value.__dlpack__(stream=_dalis_stream())
-
-
-class _AllToGpu:
-    """Converts a batch as `_to_gpu` does; for CuPy's arrays DALI's stream waits only once."""
-
-    def __init__(self, live: deque[Any]):
-        self._live = live
-        self._events: dict[int, Any] = {}  # of CuPy, by device
-
-    def __call__(self, name: str, number: int, values: Any) -> list[Any]:
-        kinds = set(map(type, values)) if isinstance(values, list) else {type(values)}
-        if {(kind.__module__, kind.__name__) for kind in kinds} != {("cupy", "ndarray")}:
-            return [_to_gpu(self._live, name, number, one) for one in values]
-        # CuPy makes the consumer's stream wait for its current one, for any array (its core.pyx),
-        # by a new event and a new stream object each time, 20 to 30 us. One event that is recorded
-        # behind all of them does the same; it can serve again, since a wait is for what was
-        # recorded before it.
-        values = list(values)  # the rows of an array of the whole batch
-        self._live.extend(values)
-        capsules = [one.__dlpack__(stream=NO_WAIT) for one in values]
-        cuda: Any = importlib.import_module("cupy").cuda
-        device = cuda.runtime.getDevice()
-        event = self._events.get(device)
-        if event is None:
-            event = self._events[device] = cuda.Event(disable_timing=True)
-        event.record()
-        cuda.runtime.streamWaitEvent(_dalis_stream(), event.ptr)
-        return capsules
-
-
-def _dalis_stream() -> int:
-    """The stream of the running operator, in DLPack's numbers."""
-    # In DLPack 1 is CUDA's default stream; 0 is not allowed.
-    return int(_plugin.current_dali_stream()) or 1

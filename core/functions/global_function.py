@@ -17,14 +17,7 @@ from .batch_function import BatchFunction, on_device
 
 
 class GlobalFunction:
-    """A function that is called on the placed batch; see `dalijax.core.pipeline.deferred`.
-
-    Args:
-        function: The function.
-        num_outputs: Number of its outputs.
-        sharding: The sharding of its inputs.
-        keyed: Whether it takes a key.
-        preserve: Whether it is called even if its outputs are not used.
+    """A function that is called on the placed batch; see `core.pipeline.deferred`.
 
     Raises:
         ValueError: If it takes a key over several processes, without a NamedSharding.
@@ -83,10 +76,6 @@ class OnOneDevice(BatchFunction):
     """A function of global arrays in a pipeline made by hand.
 
     As in DALI's documentation, it is called in DALI's thread, with one local device.
-
-    Args:
-        sharding: The sharding of its inputs.
-        *arguments: As for `BatchFunction`.
 
     Raises:
         ValueError: For several local devices, or a key in several processes.

@@ -20,12 +20,7 @@ from .dlpack import header, owning_view
 
 
 def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
-    """The callback of DALI's operator for batches on the CPU.
-
-    Args:
-        called: The function.
-        pipeline: Its pipeline.
-    """
+    """The callback of DALI's operator for batches on the CPU."""
     cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
     # The older executors reuse the inputs' memory, even while an output that is an input waits to
     # be copied to a GPU. Without outputs to wait for, the inputs are copied: JAX may read late.
@@ -79,10 +74,6 @@ def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
     """The callback of DALI's operator for batches on a GPU.
 
     By DLPack's protocol JAX's stream waits for the inputs, and DALI's stream for the outputs.
-
-    Args:
-        called: The function.
-        pipeline: Its pipeline.
     """
     device: jax.Device | None = None
     owner = weakref.ref(pipeline)  # weak, since its operator refers to this callback

@@ -15,11 +15,9 @@ Samples = Sequence[Any]  # arrays of one input
 
 
 def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
-    """Makes a function of padded batches one of lists of samples.
+    """Makes a function of padded batches, and ``lengths``, one of lists of samples.
 
-    Args:
-        called: The function; its keyword argument ``lengths`` gets the samples' shapes.
-        align: Extents are rounded up to a multiple of it.
+    The extents of a batch are rounded up to a multiple of ``align``.
     """
 
     def run(*inputs: Samples) -> tuple[Any, ...] | None:
@@ -40,7 +38,7 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
 
     def run(*inputs: Samples) -> tuple[list[Any], ...] | None:
         samples, more = _with_key(called, inputs)
-        key = more.get("key")
+        key: Any = more.get("key")
         groups: dict[Any, list[int]] = {}
         for number, row in enumerate(zip(*samples)):
             groups.setdefault(tuple(tuple(one.shape) for one in row), []).append(number)

@@ -57,12 +57,7 @@ Memory = Mapping[str, str]
 
 
 def note(function: Callable[..., Any], stateful: bool | None) -> None:
-    """Leaves a note of a Python function with the pipeline that is being defined.
-
-    Args:
-        function: The function.
-        stateful: Whether it keeps state; None: judged by the values that it reaches.
-    """
+    """Leaves a note of a function, and of its state, with the pipeline that is being defined."""
 
     def kept_state(before: Memory) -> str:
         if stateful is not None:

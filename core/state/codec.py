@@ -73,13 +73,7 @@ class Saved:
 
 
 def encode(position: Position, outputs: Sequence[str], fingerprint: Fingerprint) -> dict[str, Any]:
-    """A position as a JSON value: a dict of str, int and a list of str.
-
-    Args:
-        position: The consumer's position.
-        outputs: Names of the outputs.
-        fingerprint: Its data.
-    """
+    """A position as a JSON value: a dict of str, int and a list of str; see `Saved`."""
     now, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
     head = {
         "format": _FORMAT,

@@ -151,10 +151,9 @@ def _is_source(kind: str) -> bool:
 
 
 def _labels(operators: Sequence[tuple[str, str]]) -> list[str]:
-    """Labels of operators: the user's name for each, or its kind where there is none.
+    """Labels of operators, given kind and name of each: the user's name, or else the kind.
 
-    Args:
-        operators: Kind and name of each. Labels that come several times are numbered.
+    Labels that come several times are numbered.
     """
     plain = [kind if _AUTOMATIC.match(name) else name for kind, name in operators]
     total, seen = Counter(plain), Counter[str]()

@@ -112,11 +112,7 @@ def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | No
 
 
 def with_random_state(checkpoint: bytes, other: bytes) -> bytes:
-    """A checkpoint of a pipeline with the random operators' states of another one.
-
-    Args:
-        checkpoint: The checkpoint.
-        other: Another one of the same pipeline.
+    """A checkpoint with the states of random operators from another one of the same pipeline.
 
     Raises:
         StateError: If one of them is no checkpoint.
@@ -127,14 +123,10 @@ def with_random_state(checkpoint: bytes, other: bytes) -> bytes:
 
 
 def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
-    """Converts the checkpoint of a pipeline for one of the same graph on other devices.
+    """Converts a checkpoint for a pipeline of the same graph on other devices, by its first one.
 
     DALI adds operators that copy to and from devices, with the devices in their names and without
     a state; of a checkpoint with other names it restores nothing.
-
-    Args:
-        checkpoint: The checkpoint.
-        start: The first checkpoint of the other pipeline.
 
     Raises:
         StateError: If any other operator is in one of the pipelines alone, or has a state in the
@@ -166,12 +158,7 @@ def _both(
 
 
 def without_counts(checkpoint: bytes, start: bytes) -> bytes:
-    """A checkpoint with the states of its operators, and a count of runs that begins anew.
-
-    Args:
-        checkpoint: The checkpoint.
-        start: The first checkpoint of its pipeline.
-    """
+    """A checkpoint with the counts of runs of the pipeline's first one."""
     operators = [field for field in protobuf.fields(checkpoint) if field[0] == 1]
     counts = [field for field in protobuf.fields(start) if field[0] != 1]
     return protobuf.message([*operators, *counts])

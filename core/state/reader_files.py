@@ -205,12 +205,7 @@ def below_common_root(paths: Sequence[str]) -> list[str]:
 
 
 def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
-    """A text for the names and sizes of files; of very many files, for the sizes of some.
-
-    Args:
-        names: The names.
-        path_of: Maps the index of a name to the path of its file.
-    """
+    """A text for names and the sizes of their files; of very many files, for the sizes of some."""
     count = min(len(names), _MOST_SIZES)
     sizes = file_sizes([path_of(i * len(names) // count) for i in range(count)])
     known = sum(size for size in sizes if size > 0)
