@@ -98,15 +98,17 @@ def dl_tensor_python_function(
     batch = bool(batch_processing)
     note(function, stateful)
     nodes = list(inputs)
-    filled = _Filled(_of_capsules(function, batch) if capsules else function, batch)
-    checks.check_signature(function, len(inputs), filled.wanted, "rng or key")
-    if filled.wanted:
+    called = _of_capsules(function, batch) if capsules else function
+    wanted = [keyword for keyword in ("rng", "key") if checks.wants(called, keyword)]
+    checks.check_signature(function, len(inputs), wanted, "rng or key")
+    if wanted:
         if where == "gpu" and not synchronize_stream:
             raise ValueError(
                 "synchronize_stream=False with a parameter rng or key: what they are made of is "
                 "not there yet when the function is called. Leave synchronize_stream out"
             )
         nodes.append(checks.key_words(where))
+        called = _filled(called, wanted, batch)
     if not nodes and not num_outputs:
         raise ValueError(
             f"{checks.name_of(function)}() has neither inputs nor outputs, and DALI would not "
@@ -115,7 +117,6 @@ def dl_tensor_python_function(
     more = checks.arguments(seed, bytes_per_sample_hint, name)
     if not synchronize_stream:
         more["synchronize_stream"] = False
-    called = filled if filled.wanted else filled.function
     return _operator(called, nodes, batch, num_outputs, output_layouts, where, preserve, **more)
 
 
@@ -139,28 +140,26 @@ def _of_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any
             return function(*(list(map(capsule_of, one)) for one in arrays), **more)
         return function(*map(capsule_of, arrays), **more)
 
+    of_arrays.__qualname__ = checks.name_of(function)  # some have none, which wraps() would copy
     return of_arrays
 
 
-class _Filled:
-    """A function whose keyword-only parameters ``rng`` and ``key`` are filled in."""
+def _filled(function: Callable[..., Any], wanted: Sequence[str], batch: bool) -> Callable[..., Any]:
+    """Fills in the wanted keywords, ``rng`` and ``key``, made of the words behind the inputs."""
 
-    def __init__(self, function: Callable[..., Any], batch: bool):
-        self.__name__ = checks.name_of(function)
-        self.function = function
-        self._batch = batch
-        self.wanted = [name for name in ("rng", "key") if checks.wants(function, name)]
-
-    def __call__(self, *arrays: Any) -> Any:
+    def filled(*arrays: Any) -> Any:
         *inputs, words = arrays
-        word = np.asarray(_taken(words[0] if self._batch else words))
+        word = np.asarray(_taken(words[0] if batch else words))
         key = checks.key_of(word[None])
         more: dict[str, Any] = {}
-        if "rng" in self.wanted:
+        if "rng" in wanted:
             more["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
-        if "key" in self.wanted:
+        if "key" in wanted:
             more["key"] = checks.jax_key(key)
-        return self.function(*inputs, **more)
+        return function(*inputs, **more)
+
+    filled.__qualname__ = checks.name_of(function)
+    return filled
 
 
 def _taken(tensor: Any) -> Any:

@@ -30,6 +30,7 @@ def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
         _wait(called, arrays)
         return called(arrays, len(inputs[0]) if inputs else None, **more) or None
 
+    run.__qualname__ = called.name  # for messages and profiles
     return run
 
 
@@ -64,6 +65,7 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
                     rows[number] = row
         return tuple(columns) or None
 
+    run.__qualname__ = called.name
     return run
 
 
