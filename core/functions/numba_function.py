@@ -46,7 +46,7 @@ def numba_function(
 
     It has the arguments of ``nvidia.dali.plugin.numba.fn.experimental.numba_function``, whose
     operator runs it. Compiled functions are kept: building pipelines again compiles nothing.
-    ``setup_fn`` gets all inputs (in DALI 2.4 only as many as there are outputs).
+    ``setup_fn`` gets all inputs (DALI 2.4 passes only as many as there are outputs).
 
     Args:
         *inputs: One to six batches.

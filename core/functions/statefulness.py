@@ -257,7 +257,7 @@ def _is_called_without(steps: Sequence[dis.Instruction]) -> bool:
 
 
 def _module_or_global(name: str, function: types.FunctionType) -> Any:
-    """A global, or a module of an outer function, whose other variables `_outside` has."""
+    """A global, or a module in the closure, whose other values `_outside` reads."""
     if name in function.__code__.co_freevars and function.__closure__:
         cell = function.__closure__[function.__code__.co_freevars.index(name)]
         with contextlib.suppress(ValueError):  # bound later

@@ -219,9 +219,10 @@ def file_sizes(paths: Sequence[str]) -> list[int]:
     """The sizes of files in bytes, -1 for missing ones; cached in this process."""
     # A folder's time changes when files in it come or go.
     folders = {os.path.dirname(path) for path in paths}
-    key = _digest(map(os.fsencode, paths)), tuple(sorted((f, _time(f)) for f in folders))
+    times = sorted((folder, _status(folder, "st_mtime_ns")) for folder in folders)
+    key = _digest(map(os.fsencode, paths)), tuple(times)
     if (sizes := _known_sizes.get(key)) is None:
-        size_of = {path: _size(path) for path in dict.fromkeys(paths)}
+        size_of = {path: _status(path, "st_size") for path in dict.fromkeys(paths)}
         sizes = _known_sizes[key] = [size_of[path] for path in paths]
     return sizes
 
@@ -229,18 +230,13 @@ def file_sizes(paths: Sequence[str]) -> list[int]:
 _known_sizes: dict[Any, list[int]] = {}
 
 
-def _size(path: str) -> int:
+def _status(path: str, field: str) -> int:
+    """A field of a file's status; -1 for a missing file."""
     try:
-        return os.stat(path).st_size
+        value: int = getattr(os.stat(path), field)
     except (OSError, ValueError):
         return -1
-
-
-def _time(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except (OSError, ValueError):
-        return -1
+    return value
 
 
 # Lists, indexes and annotations by their content

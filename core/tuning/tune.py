@@ -29,8 +29,13 @@ _SMALLEST = 0.03  # shares of the rate below which candidates are alike
 _TOO_NOISY = 0.15
 _ROUNDS = 3
 _LOADS = (0.0, 0.65, 0.8, 0.9, 1.0)
-_DALIS_LOAD = 0.65  # the default of its decoders
 _DEPTHS = (2, 3, 4)
+# Defaults of data_iterator and, for the load, of DALI's decoders.
+_DEFAULTS = {
+    "num_threads": DEFAULT_NUM_THREADS,
+    "hw_decoder_load": 0.65,
+    "prefetch_queue_depth": 2,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,28 +232,20 @@ def tune(
         Exception: Any error of the iterator with the first settings.
     """
     iterator_function(iterator_fn)
-    cores = len(os.sched_getaffinity(0))
-    candidates: dict[str, Sequence[Any]] = {
-        "num_threads": thread_counts(cores) if num_threads is None else num_threads
-    }
+    if num_threads is None:
+        num_threads = thread_counts(len(os.sched_getaffinity(0)))
+    candidates: dict[str, Sequence[Any]] = {"num_threads": num_threads}
     if "hw_decoder_load" in function_parameters(iterator_fn.pipeline_fn):
         candidates["hw_decoder_load"] = _LOADS if hw_decoder_load is None else hw_decoder_load
-    candidates["prefetch_queue_depth"] = (
-        _DEPTHS if prefetch_queue_depth is None else prefetch_queue_depth
-    )
-    if batch_sizes:
-        candidates["batch_size"] = batch_sizes
-    usual: dict[str, Any] = {
-        "num_threads": DEFAULT_NUM_THREADS,
-        "hw_decoder_load": _DALIS_LOAD,
-        "prefetch_queue_depth": 2,
-    }
-    settings: dict[str, Any] = {
-        name: call.pop(name, _default(iterator_fn.pipeline_fn, name, usual[name]))
+    depths = _DEPTHS if prefetch_queue_depth is None else prefetch_queue_depth
+    candidates["prefetch_queue_depth"] = depths
+    settings = {
+        name: call.pop(name, _default(iterator_fn.pipeline_fn, name, _DEFAULTS[name]))
         for name in candidates
-        if name != "batch_size"
     }
     settings["batch_size"] = batch_size
+    if batch_sizes:
+        candidates["batch_size"] = batch_sizes
     for name, values in candidates.items():
         candidates[name] = sorted({*values, settings[name]})
     open_stream = functools.partial(iterator_fn.stream, None, **call)
