@@ -1,4 +1,4 @@
-"""Checks of arguments, whose errors say the argument and the cure before DALI sees it."""
+"""Checks of arguments before DALI sees them, with errors that name the argument and the cure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from .seeds import ShardSeed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_DEF_ARGS = (frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"}) | {
-    *("enable_conditionals", "debug")
+# Arguments of pipeline_def: the last two are its own.
+_DEF_ARGS = frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"} | {
+    "enable_conditionals",
+    "debug",
 }
-# What a number counts, and the least that it may be.
+# What a number counts, and its smallest allowed value.
 _NUMBERS = {
     "batch_size": ("a whole number of samples, 1 or more", 1),
     "num_threads": ("a whole number of threads, 1 or more", 1),
@@ -33,13 +35,19 @@ _NUMBERS = {
 }
 
 _FLAGS = frozenset(
-    {"debug", "enable_checkpointing", "enable_conditionals"}
-    | {"exec_async", "exec_dynamic", "exec_pipelined"}
+    {
+        "debug",
+        "enable_checkpointing",
+        "enable_conditionals",
+        "exec_async",
+        "exec_dynamic",
+        "exec_pipelined",
+    }
 )
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called, with parentheses."""
+    """A function's name with parentheses, for messages."""
     return f"{getattr(function, '__name__', function)!s}()"
 
 
@@ -57,13 +65,7 @@ def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
-    """Raises TypeError where nothing fills a parameter of a graph function that has no default.
-
-    Args:
-        pipeline_fn: The function.
-        args: Positional arguments of its call.
-        names: Names of all others.
-    """
+    """Raises TypeError if a call with ``args`` and the keywords ``names`` lacks an argument."""
     parameters = list(inspect.signature(pipeline_fn).parameters.values())
     open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     by_place = {p.name for p in parameters[: len(args)] if p.kind is not p.KEYWORD_ONLY}
@@ -82,12 +84,12 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
 def checked_arguments(
     pipeline_fn: Callable[..., Any], call: Mapping[str, Any], others: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The keyword arguments of a call, NumPy's numbers as Python's.
+    """The keyword arguments of a call, with Python's numbers in place of NumPy's.
 
     Args:
-        pipeline_fn: The graph's function, whose own arguments are not looked at.
+        pipeline_fn: The graph's function; its own arguments are not checked.
         call: The arguments.
-        others: Further names that the caller takes, for the message.
+        others: Further names that the caller takes.
 
     Raises:
         TypeError: For an argument of neither the function nor pipeline_def, or of a wrong type.
@@ -106,7 +108,7 @@ def checked_arguments(
             checked[name] = _number(name, call[name])
         elif name in _FLAGS:
             check_flags(**{name: call[name]})
-        elif isinstance(call[name], np.integer):  # which are none of JSON's
+        elif isinstance(call[name], np.integer):  # JSON has no NumPy numbers
             checked[name] = int(call[name])
     return checked
 
@@ -114,14 +116,14 @@ def checked_arguments(
 def whole_number(
     name: str, value: Any, what: str, least: int | None = None, below: int | None = None
 ) -> int:
-    """A whole number of any type that has them, as Python's.
+    """Converts a whole number of any type, such as NumPy's, to an int.
 
     Args:
-        name: What the argument is called.
-        value: What was passed.
-        what: What it must be, for the message.
-        least: The least that it may be.
-        below: The least that is too large.
+        name: The argument's name.
+        value: Its value.
+        what: A phrase for the message: "a whole number of threads, 1 or more".
+        least: The smallest allowed value.
+        below: The smallest value that is too large.
 
     Raises:
         TypeError: If it is no whole number, or a bool.
@@ -139,7 +141,7 @@ def whole_number(
 
 
 def check_flags(**flags: Any) -> None:
-    """Raises TypeError for arguments that are neither True nor False, nor left out (None)."""
+    """Raises TypeError for arguments other than True, False and None."""
     for name, value in flags.items():
         number = isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1)
         if value is not None and not number:
@@ -149,13 +151,7 @@ def check_flags(**flags: Any) -> None:
 def check_names(
     function: str, names: Collection[str], known: Mapping[str, Collection[str]]
 ) -> None:
-    """Raises TypeError for unknown names, with close ones and all that there are.
-
-    Args:
-        function: The name of the function, with parentheses, for the message.
-        names: The names that were passed.
-        known: The names that it takes, in groups with a name each.
-    """
+    """Raises TypeError for names that are in no group of known ones, with close names."""
     every = sorted({name for group in known.values() for name in group})
     unknown = sorted(set(names) - set(every))
     if unknown:
@@ -166,7 +162,7 @@ def check_names(
 
 
 def knows_its_names(function: F) -> F:
-    """Decorates a function so that errors of unknown keyword arguments have close names."""
+    """Decorates a function: its TypeError for an unknown keyword argument suggests close names."""
     parameters = set(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -191,6 +187,6 @@ def _number(name: str, value: Any) -> Any:
         if set(value) != {"cpu_size", "gpu_size"}:
             raise ValueError(f"{name} must be {what}, not {value!r}")
         return {key: _number(name, one) for key, one in value.items()}
-    if isinstance(value, ShardSeed):  # which knows more than its number
+    if isinstance(value, ShardSeed):  # an int would lose its shard
         return value
     return whole_number(name, value, what, least, 1 << (63 if name == "seed" else 31))

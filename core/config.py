@@ -14,15 +14,10 @@ from .epochs import EpochPlan
 
 Shardings: TypeAlias = Sharding | Mapping[str, Sharding | PartitionSpec]
 OnError: TypeAlias = Literal["raise", "skip", "mask"]
-_AUTO_RESET = {"no": False, "yes": True}
 
 
 def difference_names(allow: object, argument: str) -> tuple[str, ...]:
-    """Names of differences that a restore goes on with, of the argument that has them.
-
-    Raises:
-        TypeError: If they are no list of names.
-    """
+    """Names of differences that a restore may go on with; TypeError if they are no list of str."""
     if isinstance(allow, str) or not isinstance(allow, Iterable):
         raise TypeError(f"{argument} must be a list of names, not {allow!r}: pass [{allow!r}]")
     names = tuple(allow)
@@ -35,8 +30,8 @@ def difference_names(allow: object, argument: str) -> tuple[str, ...]:
 def _parse_auto_reset(value: object) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
-    if isinstance(value, str) and value.lower() in _AUTO_RESET:
-        return _AUTO_RESET[value.lower()]
+    if isinstance(value, str) and value.lower() in ("yes", "no"):
+        return value.lower() == "yes"
     raise ValueError(f"auto_reset must be 'yes', 'no', True, False or None, not {value!r}")
 
 
@@ -47,9 +42,9 @@ class EpochRules:
     DALI's readers run on into the next epoch and shard by default.
 
     Attributes:
-        num_epochs: Number of epochs that will be read; None for no end.
+        num_epochs: Number of epochs to read; None for no end.
         equal_shards: A number of shards that must divide the samples.
-        per_shard: Whether each shard may have its own number of batches, where nothing is placed
+        per_shard: Whether shards may have different numbers of batches, where no array is placed
             over several of them.
     """
 
@@ -58,14 +53,10 @@ class EpochRules:
     per_shard: bool = False
 
     def check(self, reader: str, plan: EpochPlan | None) -> None:
-        """Checks a reader's epochs.
-
-        Args:
-            reader: Its name.
-            plan: Its epochs.
+        """Checks the epochs of a reader, or of a source if its name is "".
 
         Raises:
-            ValueError: If its epochs run into one another, its shards rotate, or are unequal.
+            ValueError: If epochs run into one another, or shards rotate or are unequal.
         """
         what = f"reader {reader!r}" if reader else "the source"
         if plan is None:
@@ -100,7 +91,7 @@ class IteratorConfig:
     """Arguments of an iterator, in DALI's names; see `dalijax.DALIGenericIterator`.
 
     Raises:
-        ValueError: If a value is not one of those allowed, or two exclude one another.
+        ValueError: If a value is not allowed, or two exclude one another.
         TypeError: If a value has the wrong type.
     """
 
@@ -122,7 +113,7 @@ class IteratorConfig:
     shuffle: bool = True
     # Set by adapters alone.
     epoch_rules: EpochRules | None = None
-    on_host: bool = False  # outputs on a GPU are copied to the host by DALI
+    on_host: bool = False  # DALI copies outputs on a GPU to the host
 
     @property
     def over_processes(self) -> bool:
@@ -231,5 +222,5 @@ CONFIG_DEFAULTS = {
     field.name: None if field.default is dataclasses.MISSING else field.default
     for field in dataclasses.fields(IteratorConfig)
 }
-# Those that users pass.
+# The arguments that users pass.
 CONFIG_NAMES = frozenset(CONFIG_DEFAULTS) - {"epoch_rules", "on_host"}

@@ -26,13 +26,13 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def count_rows(rows: int, valid: int, policy: LastBatchPolicy, padded: bool) -> tuple[int, int]:
-    """How many samples and how much padding a batch delivers.
+    """Numbers of samples and of padding rows that a batch delivers.
 
     Args:
         rows: Rows of the batch, before PARTIAL cuts it.
-        valid: How many of them belong to the epoch.
+        valid: Number of rows that belong to the epoch.
         policy: What happens to an epoch's last batch.
-        padded: Whether rows beyond the epoch repeat its last sample; else they are the next one's.
+        padded: Whether rows beyond the epoch repeat its last sample; else they belong to the next.
     """
     if policy is LastBatchPolicy.PARTIAL:
         return valid, 0
@@ -95,18 +95,15 @@ class EpochPlan:
 
     def first_batch(self, epoch: int) -> int:
         """Number of batches that a pipeline has produced before an epoch starts."""
+        n, s = self.num_samples, self.num_shards
         if self.padded or self.policy is LastBatchPolicy.DROP:
-            return epoch * self._batches_per_epoch()
+            # The largest shard has ceil(N/S) samples, the smallest floor(N/S).
+            samples = _ceil_div(n, s) if self.padded else n // s
+            return epoch * _ceil_div(samples, self.batch_size)
         if epoch == 0:
             return 0
-        longest = max(self.samples_until(s, epoch - 1) for s in range(self.num_shards))
+        longest = max(self.samples_until(shard, epoch - 1) for shard in range(s))
         return _ceil_div(longest, self.batch_size)
-
-    def _batches_per_epoch(self) -> int:
-        """Batches that each epoch consumes where that number is constant."""
-        n, s, b = self.num_samples, self.num_shards, self.batch_size
-        # The largest shard has ceil(N/S) samples, the smallest floor(N/S).
-        return _ceil_div(_ceil_div(n, s) if self.padded else n // s, b)
 
     def consumed(self, epoch: int) -> int:
         """Number of batches that a pipeline produces for an epoch, delivered or not."""
@@ -118,10 +115,11 @@ class EpochPlan:
         It depends on the shard under PARTIAL, which consumes batches without a sample of the
         epoch and does not deliver them, and under DROP with ``per_shard``.
         """
-        if self.policy is LastBatchPolicy.DROP and self.per_shard:
-            return self.shard_size(self.shard_of(shard_id, epoch)) // self.batch_size
         if self.policy is LastBatchPolicy.DROP:
-            return self.num_samples // self.num_shards // self.batch_size
+            samples = self.num_samples // self.num_shards
+            if self.per_shard:
+                samples = self.shard_size(self.shard_of(shard_id, epoch))
+            return samples // self.batch_size
         if self.policy is LastBatchPolicy.PARTIAL:
             return _ceil_div(self._valid_from(epoch, 0, shard_id), self.batch_size)
         return self.consumed(epoch)
@@ -130,15 +128,17 @@ class EpochPlan:
         """Number of batches that the first epochs deliver together; see `delivered`."""
         if self.policy is LastBatchPolicy.FILL:
             return self.first_batch(epochs)
-        drifts = self.stick and self.num_samples % self.num_shards > 0
-        drifts = drifts and not self.padded and self.policy is LastBatchPolicy.PARTIAL
-        # After so many epochs all shards were read, into whole batches.
-        period = epochs + 1 if drifts else self.num_shards * self.batch_size
-        rounds, rest = divmod(epochs, period)
 
         def of_first(count: int) -> int:
             return sum(self.delivered(epoch, shard_id) for epoch in range(count))
 
+        unequal = self.num_samples % self.num_shards > 0
+        runs_on = self.policy is LastBatchPolicy.PARTIAL and not self.padded
+        if runs_on and self.stick and unequal:  # no epoch begins like another
+            return of_first(epochs)
+        # After so many epochs all shards were read, into whole batches.
+        period = self.num_shards * self.batch_size
+        rounds, rest = divmod(epochs, period)
         return (rounds * of_first(period) if rounds else 0) + of_first(rest)
 
     def size(self, epoch: int) -> int:
@@ -164,7 +164,7 @@ class EpochPlan:
         return epoch
 
     def gap(self, epoch: int) -> int:
-        """Number of batches between the last one before an epoch that is delivered, and it."""
+        """Number of batches that are dropped between the last delivered one and an epoch."""
         start, before = self.first_batch(epoch), epoch - 1
         while before >= 0 and self.first_batch(before) == start:
             before -= 1
@@ -190,16 +190,16 @@ class EpochPlan:
         """
         if self.policy is LastBatchPolicy.DROP:
             return self.batch_size
-        return max(0, min(self.batch_size, self._valid_from(epoch, step, shard_id)))
+        return min(self.batch_size, self._valid_from(epoch, step, shard_id))
 
     def whole(self, epoch: int, shard_id: int) -> int:
-        """Number of batches at the head of an epoch of which every sample belongs to it."""
+        """Number of batches at the head of an epoch with no sample beyond it."""
         if self.policy is LastBatchPolicy.DROP:
             return self.delivered(epoch, shard_id)
         return self._valid_from(epoch, 0, shard_id) // self.batch_size
 
     def _valid_from(self, epoch: int, step: int, shard_id: int) -> int:
-        """Samples of an epoch from the start of one of its batches on (0 or less: none)."""
+        """Number of samples from the start of a batch to the end of its epoch, at least 0."""
         if self.padded:
             end = self.shard_size(self.shard_of(shard_id, epoch))
             start = step * self.batch_size

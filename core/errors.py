@@ -1,4 +1,4 @@
-"""Errors that callers meet, of whatever layer."""
+"""Errors that callers meet, from any layer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Difference(NamedTuple):
-    """One thing that a state and the pipelines do not have in common.
+    """A difference between a state and the pipelines.
 
     Attributes:
         name: A field of the fingerprint, a source's argument ("reader.files"), an operator
             ("operators.resize") or its argument ("operators.resize.size").
-        before, after: What the state has, and what the pipelines have.
-        fixed: Whether positions are counted in it, so that nothing can go on where it differs.
+        before, after: The value in the state, and in the pipelines.
+        fixed: Whether positions are counted in it: where it differs, no restore can go on.
     """
 
     name: str
@@ -32,12 +32,7 @@ class StateError(ValueError):
     def of_other_data(
         cls, differences: Sequence[Difference | str], allowed: bool = False
     ) -> StateError:
-        """The error for a state of other data.
-
-        Args:
-            differences: What differs.
-            allowed: Whether the caller may go on by naming what differs (``allow=``).
-        """
+        """The error for a state of other data; with allowed, it says how to waive differences."""
         cure = "Make the iterator as it was when the state was saved, or start anew without it"
         known = [item for item in differences if isinstance(item, Difference)]
         fixed = sorted({item.name for item in known if item.fixed})
@@ -60,15 +55,15 @@ class BatchError(RuntimeError):
     """DALI failed to produce a batch; it counts as delivered.
 
     Attributes:
-        files: Those that it can't decode, where its reader says their names.
+        files: Files that DALI can't decode, where its reader knows their names.
     """
 
     files: tuple[str, ...] = ()
 
 
 class RecordError(RuntimeError):
-    """Records that DALI can't decode; the batch is behind the iterator."""
+    """DALI can't decode some records; the iterator has moved past the batch."""
 
 
 class UnfitRecordError(RecordError, ValueError):
-    """Records that are unlike the first one; the batch is behind the iterator."""
+    """Some records are unlike the first one; the iterator has moved past the batch."""

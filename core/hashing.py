@@ -2,7 +2,7 @@
 
 Integers alone decide the bits, so that no CPU, and no version of NumPy, changes them. The hash is
 the step of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-Its values are part of the format of states: a test has some of them by heart.
+Its values are part of the format of states: a test fixes some of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(x: Any) -> Bits:
-    """Hashes each number of an array to 64 bits; a bijection of the numbers of 64 bits."""
+    """Hashes each 64-bit number of an array, as a bijection."""
     with np.errstate(over="ignore"):
         x = np.asarray(x, np.uint64) + _INCREMENT
         x = (x ^ x >> np.uint64(30)) * _FIRST
@@ -31,7 +31,7 @@ def mix(x: Any) -> Bits:
 
 
 def fold(*parts: Any) -> Bits:
-    """Hashes some numbers together, in their order; arrays are broadcast.
+    """Hashes numbers together, in their order; arrays are broadcast.
 
     A sum of hashes would make epoch 3 of record 7 equal to epoch 7 of record 3.
 
@@ -47,17 +47,17 @@ def fold(*parts: Any) -> Bits:
 
 
 def name_key(name: str) -> int:
-    """A number of 64 bits for a name."""
+    """A 64-bit number for a name."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def column_keys(name: str, count: int) -> Bits:
-    """A key for each of the numbers that one draw takes, shape [count]."""
+    """A key for each number of one draw, shape [count]."""
     return fold(name_key(name), np.arange(count, dtype=np.uint64))
 
 
 def uniform(records: Bits, keys: Bits) -> NDArray[np.float32]:
-    """Numbers from 0 up to and without 1, of 24 bits each.
+    """Random numbers in [0, 1), of 24 bits each.
 
     Args:
         records: A hash of each record's seed, epoch and number (see `fold`), shape [rows].

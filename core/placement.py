@@ -1,4 +1,4 @@
-"""Where a batch lives: from a Sharding or a list of devices to pipelines, and back to arrays.
+"""Placement of batches: from a Sharding or devices to pipelines, and from pieces to arrays.
 
 The rows of a global batch are cut into *data shards*, the distinct row ranges that the
 sharding gives to devices. One pipeline decodes each data shard that a local device holds, on
@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
-    """One distinct range of a global batch's rows, and who holds it.
+    """One distinct range of a global batch's rows, and the devices that hold it.
 
     Attributes:
         shard_id: Position of the range among all ranges, over all processes.
@@ -59,22 +59,15 @@ def gpu_ordinal(device: jax.Device) -> int | None:
     return None if device.platform == "cpu" else int(device.local_hardware_id)
 
 
-def _rank(sharding: Sharding) -> int:
-    """The least rank of an array that a sharding can place."""
-    if isinstance(sharding, NamedSharding):
-        return max(1, len(sharding.spec))
-    return 1
-
-
 def data_shards(sharding: Sharding) -> list[DataShard]:
     """The data shards that this process holds, in order of their rows.
 
     Args:
-        sharding: Any sharding; its device order, its unused axes and the processes that it
-            spans may be what they like.
+        sharding: Any sharding, of any device order, with unused axes, over any processes.
     """
-    # Rows of a virtual array that every axis divides: only the cuts matter.
-    shape = (len(sharding.device_set),) * _rank(sharding)
+    rank = max(1, len(sharding.spec)) if isinstance(sharding, NamedSharding) else 1
+    # The shape of a virtual array that every axis divides: only the cuts matter.
+    shape = (len(sharding.device_set),) * rank
 
     def first_row(index: tuple[slice, ...] | None) -> int:
         return index[0].indices(shape[0])[0] if index else 0
@@ -90,7 +83,7 @@ def data_shards(sharding: Sharding) -> list[DataShard]:
 
 
 def rows_sharding(sharding: Sharding) -> Sharding:
-    """A sharding that cuts rows alike and nothing else, for arrays of any rank from 1."""
+    """A sharding that cuts the same rows and nothing else, for arrays of rank 1 or more."""
     if isinstance(sharding, NamedSharding):
         rows = sharding.spec[0] if len(sharding.spec) else None
         return NamedSharding(sharding.mesh, PartitionSpec(rows))
@@ -142,7 +135,7 @@ def _no_sharding(what: str, value: object) -> TypeError:
 
 
 def _put(piece: Any, device: jax.Device) -> jax.Array:
-    """A piece on a device, in place where it is there already."""
+    """A piece on a device; no copy is made of one that is there already."""
     if isinstance(piece, jax.Array) and piece.devices() == {device}:
         return piece
     return jax.device_put(piece, device)
@@ -152,7 +145,7 @@ class GlobalPlacement:
     """Batches as global arrays, each output placed by its sharding.
 
     Nothing is concatenated: each device gets its rows from the pipeline of its data shard,
-    in place where they are there already.
+    without a copy where they are there already.
 
     Args:
         sharding: One Sharding for all outputs, or a dict of output name to Sharding or
@@ -164,7 +157,8 @@ class GlobalPlacement:
             differently, the shards of the finest cut; JAX reshards the other outputs.
 
     Raises:
-        ValueError, TypeError: If an output has no sharding, or it is none.
+        TypeError: If a sharding is of another type.
+        ValueError: If the names are not the outputs', or a PartitionSpec has no mesh.
     """
 
     def __init__(self, sharding: Sharding | Mapping[str, Any], names: Sequence[str]):
@@ -178,7 +172,7 @@ class GlobalPlacement:
         self._one_for_all = isinstance(sharding, Sharding)
 
     def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch of what `place` gave."""
+        """A batch of the arrays that `place` returned: nothing is left to do."""
         return batch
 
     def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> jax.Array:
@@ -198,7 +192,7 @@ class GlobalPlacement:
             name: The output's name.
             pieces: [rows, ...] of each data shard: NumPy arrays, or jax.Arrays on its first
                 device.
-            sharding: How to place it; None: as the output.
+            sharding: Its sharding; the output's by default.
 
         Raises:
             ValueError: If the pieces differ in shape, or the sharding doesn't fit it.
@@ -219,16 +213,16 @@ class GlobalPlacement:
     def reshard(
         self, name: str, array: jax.Array, rows: int, sharding: Sharding | None = None
     ) -> jax.Array:
-        """An array that a function made of a batch, placed as the outputs are.
+        """Places an array that a function returned as the outputs are placed.
 
-        By its own sharding where it has one, else by the one of all outputs if it fits a
-        batch of so many rows; what it does not fit, a mean say, stays where JAX put it.
+        An output with a sharding of its own gets that. Otherwise the sharding is for batches:
+        an array that is none, a mean say, stays where JAX put it.
 
         Args:
             name: The output's name.
             array: The array.
             rows: Rows of the global batch.
-            sharding: How to place it if it is a batch; None: as the output.
+            sharding: The sharding of batches; the output's by default.
         """
         target = sharding or self._shardings[name]
         if array.sharding == target:
@@ -273,8 +267,7 @@ def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalP
         TypeError: If they are no devices.
         ValueError: If there is no device, one of them twice, or several processes.
     """
-    listed = isinstance(devices, Iterable)
-    if not listed or not all(isinstance(one, jax.Device) for one in devices):
+    if not isinstance(devices, Iterable) or not all(isinstance(d, jax.Device) for d in devices):
         raise TypeError(
             f"devices must be a list of jax devices, as jax.devices()[:2], not {devices!r}"
         )

@@ -1,4 +1,4 @@
-"""Seeds of shards: each shard draws other numbers, and no other seed draws them."""
+"""Seeds of shards: each shard draws its own numbers, which no other seed draws."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import operator
 
 from .hashing import fold
 
-# Two iterators that are built alike deliver alike; DALI would draw a seed for each build.
+# Two iterators with the same arguments deliver the same; DALI would draw a seed for each build.
 DEFAULT_SEED = 0
 
 
 def shard_seed(seed: int, shard: int) -> int:
-    """The seed of one shard.
+    """The seed of one shard, given the seed of all shards.
 
-    Shard 0 keeps the seed, as DALI's plugin has it. The others get a hash of seed and shard: with
-    seed + shard, shard 1 of a run would draw what shard 0 of the next seed's run draws. It is from
-    2 ** 31 to 2 ** 32 - 1, where people choose no seeds; DALI heeds 32 bits of one.
-
-    Args:
-        seed: The seed of all shards.
-        shard: The shard, from 0.
+    Shard 0 keeps the seed, as in DALI's plugin. The others get a hash of seed and shard: with
+    seed + shard, shard 1 would draw the numbers of shard 0 of the next seed. The hash is from
+    2 ** 31 to 2 ** 32 - 1, where people choose no seeds; DALI uses 32 bits of a seed.
     """
     if shard == 0:
         return seed
@@ -27,13 +23,13 @@ def shard_seed(seed: int, shard: int) -> int:
 
 
 class ShardSeed(int):
-    """The seed of one shard, and what it follows from.
+    """The seed of one shard, with the seed of all shards that it was made of.
 
     Args:
         seed: The seed of all shards.
         shard: The shard.
-        is_default: Whether the caller left it out (it may have been drawn): it gives way to the
-            seed of a state.
+        is_default: Whether the caller passed no seed (it may have been drawn): a state's seed then
+            replaces it.
 
     Raises:
         TypeError: If the seed is no whole number.
@@ -57,7 +53,7 @@ class ShardSeed(int):
 
     @classmethod
     def of(cls, seed: int | None, shard: int) -> ShardSeed:
-        """The seed of a shard, by the seed of all shards; None: the default."""
+        """The seed of a shard, given the seed of all shards, or None for the default."""
         if isinstance(seed, ShardSeed):
             return cls(seed.seed, shard, seed.is_default)
         return cls(DEFAULT_SEED if seed is None else seed, shard, seed is None)

@@ -1,4 +1,4 @@
-"""What an input pipeline did: counters that cost nothing until somebody asks for them."""
+"""Counters of an input pipeline, which cost nothing until they are asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from jax.profiler import TraceAnnotation
 
-_MOST_CALLS = 10_000  # of next() that are logged: the last ones
+_MOST_CALLS = 10_000  # of next() that are logged, the last ones
 
 
 @dataclasses.dataclass
@@ -20,11 +20,10 @@ class Call:
     """One call of ``next()``, by `time.perf_counter`.
 
     Attributes:
-        start: When it began, in seconds.
-        end: When it ended.
-        spans: Seconds of the spans within it that this thread was in, by their labels, less those
-            of spans within them.
-        delivered: Whether it gave a batch, or a failed one: not the end of an epoch.
+        start: Its start, in seconds.
+        end: Its end.
+        spans: Seconds that its thread spent in each span, by label, less the spans within it.
+        delivered: Whether it returned a batch, or counted a failed one; False at an epoch's end.
     """
 
     start: float
@@ -33,12 +32,12 @@ class Call:
     delivered: bool = False
 
 
-# What stands for an annotation while no trace runs; making one costs a microsecond.
+# In place of an annotation while no trace runs: making one costs a microsecond.
 UNTRACED = contextlib.nullcontext()
 
 
 class _Thread(threading.local):
-    """What a thread is in: a call that is logged, and a span of it."""
+    """The logged call and the innermost span that a thread is in."""
 
     call: Call | None = None
     span: _LoggedSpan | None = None
@@ -48,7 +47,7 @@ _thread = _Thread()
 
 
 class _LoggedSpan:
-    """A span within a call that is logged; see `span`."""
+    """A span within a logged call; see `span`."""
 
     def __init__(self, call: Call, label: str, annotation: TraceAnnotation):
         self._call, self._label, self._annotation = call, label, annotation
@@ -72,11 +71,12 @@ class _LoggedSpan:
 
 
 def span(name: str, **arguments: Any) -> contextlib.AbstractContextManager[Any]:
-    """A part of a batch's making: in traces of `jax.profiler`, and in calls that are logged.
+    """Marks a part of the work for a batch, in `jax.profiler` traces and logged calls.
 
     Args:
         name: Its name in traces.
-        **arguments: Its arguments there; ``function`` labels it in calls, else the name does.
+        **arguments: Its arguments in traces. ``function`` is the label in logged calls, else
+            the name is.
     """
     call = _thread.call
     if call is None:
@@ -87,21 +87,21 @@ def span(name: str, **arguments: Any) -> contextlib.AbstractContextManager[Any]:
 
 @dataclasses.dataclass
 class InputStats:
-    """Counters of one iterator since it was watched first.
+    """Counters of one iterator since it was first watched.
 
     Attributes:
-        batches: Number of batches that were delivered, failed ones included.
-        examples: Number of their samples that are no padding, in this process. Those of the next
-            epoch, which fill the last batch of an unpadded reader, are examples, too.
-        padding: Number of their samples that repeat another, to fill a padded reader's last batch.
-        errors: Number of batches that failed since the iterator's start, a resumed run's
-            earlier ones included.
-        wait_seconds: Seconds that ``next()`` took, all together: the caller's waiting.
-        wait_counts: How many calls of ``next()`` took less than 2**k nanoseconds, and not less than
-            half of it, for each k.
+        batches: Number of delivered batches, failed ones included.
+        examples: Number of their samples in this process, padding not counted. Samples of the next
+            epoch, which fill the last batch of an unpadded reader, count as examples.
+        padding: Number of samples that repeat another, to fill a padded reader's last batch.
+        errors: Number of failed batches since the iterator's start, with earlier ones of a
+            resumed run.
+        wait_seconds: Total seconds that callers waited in ``next()``.
+        wait_counts: For each k, the number of calls of ``next()`` that took from 2**(k-1) to 2**k
+            nanoseconds.
         epoch: Epoch of the last batch.
-        step: Number of the last batch in it, from 0.
-        calls: The last calls of ``next()``, while somebody profiles; else None.
+        step: Number of the last batch in its epoch, from 0.
+        calls: The last calls of ``next()`` while a profiler runs; else None.
     """
 
     batches: int = 0
@@ -132,7 +132,7 @@ class InputStats:
             self.wait_counts[duration.bit_length()] += 1
 
     def delivered(self, epoch: int, step: int, examples: int, padding: int, errors: int) -> None:
-        """Counts a batch of so many examples, beside so much padding."""
+        """Counts a batch."""
         self.batches += 1
         if _thread.call is not None:
             _thread.call.delivered = True
@@ -142,7 +142,7 @@ class InputStats:
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[deque[Call]]:
-        """Logs the calls of ``next()`` while a block runs, the last ten thousand.
+        """Logs the calls of ``next()`` during a block, the last ten thousand.
 
         Raises:
             RuntimeError: If they are logged already.
@@ -156,11 +156,11 @@ class InputStats:
             self.calls = None
 
     def copy(self) -> InputStats:
-        """The counters as they are now."""
+        """A copy of the counters."""
         return dataclasses.replace(self, wait_counts=self.wait_counts.copy())
 
     def since(self, earlier: InputStats) -> InputStats:
-        """What was counted since a copy of it was made; epoch, step and errors stay totals."""
+        """The counts since an earlier copy; epoch, step and errors are not subtracted."""
         return dataclasses.replace(
             self,
             batches=self.batches - earlier.batches,
@@ -172,7 +172,7 @@ class InputStats:
 
 
 class Watched(Protocol):
-    """An iterator that counts: one of the core, or of an adapter."""
+    """An iterator with counters: one of the core, or of an adapter."""
 
     def watch(self) -> InputStats:
         """The counters."""

@@ -3,7 +3,7 @@
 CUDA has 8 by default. Where a model trains on the GPU that decodes, DALI's work then queues up
 behind steps that were dispatched before it; with 32 it does not. CUDA reads the environment
 variable CUDA_DEVICE_MAX_CONNECTIONS (CUDA C++ Programming Guide, "CUDA Environment Variables") when
-it starts in a process, so that it must be set before.
+it starts in a process: later changes have no effect.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ _too_late = False
 
 
 def should_set(environment: Mapping[str, str]) -> bool:
-    """Whether the variable is for this package to set.
-
-    Args:
-        environment: The environment's variables.
+    """Whether this package should set the variable in an environment.
 
     Raises:
-        ValueError: If DALIJAX_CUDA_QUEUES is something else than "keep" or "".
+        ValueError: If DALIJAX_CUDA_QUEUES is neither "keep" nor "".
     """
     keep = environment.get(KEEP, "")
     if keep not in ("", "keep"):
@@ -39,7 +36,7 @@ def should_set(environment: Mapping[str, str]) -> bool:
 
 
 def set_at_import() -> None:
-    """Sets the variable, where it is unset and CUDA has not started in this process."""
+    """Sets the variable if it is unset and CUDA has not started in this process."""
     global _too_late
     if should_set(os.environ):
         _too_late = has_started()
@@ -48,7 +45,7 @@ def set_at_import() -> None:
 
 
 def warn_if_too_late() -> None:
-    """Warns once, for the first pipeline on a GPU, where CUDA had started before."""
+    """Warns for the first pipeline on a GPU if CUDA had started before the import."""
     global _too_late
     if _too_late:
         _too_late = False
@@ -64,7 +61,7 @@ def warn_if_too_late() -> None:
 def has_started() -> bool:
     """Whether CUDA was initialised in this process; asking initialises and loads nothing.
 
-    That it reads the variable then, before there is any context, was seen on an H200.
+    CUDA reads the variable at its initialisation, before any context exists (seen on an H200).
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

@@ -1,4 +1,4 @@
-"""Packages that not everybody has installed."""
+"""Errors for packages that are not installed, with the line that installs them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _WHEELS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 
 @contextlib.contextmanager
 def extra(name: str, what: str) -> Iterator[None]:
-    """While packages of an extra of this package are imported.
+    """A ``with`` block for imports of an extra's packages.
 
     Args:
         name: The extra's name; several with commas.
-        what: What needs them.
+        what: The module or function that needs them, for the message.
 
     Raises:
         ImportError: If one of them can't be imported, with the line that installs them.
@@ -32,7 +32,7 @@ def extra(name: str, what: str) -> Iterator[None]:
 
 
 def check_dali() -> None:
-    """Checks that one of DALI's wheels is installed, and warns where both are.
+    """Checks that one of DALI's wheels is installed, and warns if both are.
 
     Raises:
         ImportError: If none is, with the lines that install one.

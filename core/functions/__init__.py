@@ -1,6 +1,7 @@
-"""Python functions in the graph: of JAX, Numba, and any library that knows DLPack.
+"""Python functions in the graph: of JAX, Numba, and any library with DLPack.
 
 `dalijax.fn` has the public names. A function leaves notes with the pipeline that is being defined
 (`core.pipeline.function_notes`), or a call for the placed batch (`core.pipeline.deferred`), and
-knows nothing of who runs it. Siblings (`core.iterator`, `core.records`) are not imported.
+does not know the iterator that runs it. Siblings (`core.iterator`, `core.records`) are not
+imported.
 """

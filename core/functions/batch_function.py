@@ -1,4 +1,4 @@
-"""A function of batches, with checks of what it gets and returns."""
+"""A function of batches, with checks of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class BatchFunction:
         name: Its name, for messages.
         inputs: Number of its inputs.
         num_outputs: Number of its outputs.
-        keyed: Whether it wants a key, whose words are then the input behind them.
+        keyed: Whether it takes a key; its words then come behind the inputs.
         where: "cpu" or "gpu".
+        takes_views: Whether it takes NumPy views of DALI's memory, not jax.Arrays.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class BatchFunction:
         self._function = function
         self.num_outputs = num_outputs
         self._layouts = layouts
-        self._last: Any = None  # of what shapes, dtypes and places the last outputs were
+        self._last: Any = None  # batch size, and types, shapes, dtypes, places of the last outputs
         # A compiled function takes NumPy views, which are made ten times faster than
         # jax.Arrays; where the default device is no CPU they would be moved there.
         self.takes_views = (
@@ -50,13 +51,13 @@ class BatchFunction:
         )
 
     def key(self, words: Any) -> jax.Array:
-        """The key of a batch, of its first sample's words: of NumPy's, a key on no device."""
+        """The key of a batch, of its first sample's words; NumPy's give one on no device."""
         if self.where == "cpu" or isinstance(words, np.ndarray):
             return checks.jax_key(checks.key_of(np.asarray(words)))
         return _key_on_device(words)
 
     def __call__(self, arrays: Sequence[Any], batch: int | None, **more: Any) -> tuple[Any, ...]:
-        """The checked outputs for arrays of a batch, on the GPU where the inputs are, if any."""
+        """Calls the function; returns its checked outputs, on the GPU of the inputs if any."""
         devices = arrays[0].devices() if arrays and self.where == "gpu" else ()
         outputs = self._checked(self._function(*arrays, **more), batch)
         if len(devices) != 1:
@@ -71,7 +72,7 @@ class BatchFunction:
         return outputs
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """The outputs of a pipeline's batch, checked. The words of the key are the last array."""
+        """The checked outputs for a pipeline's batch; the words of a key are the last array."""
         more = {"key": self.key(arrays.pop())} if self.keyed else {}
         returned = self._function(*arrays, **more)
         outputs = returned if type(returned) is tuple else (returned,)
@@ -80,8 +81,8 @@ class BatchFunction:
             alike = [(batch, type(o), o.shape, o.dtype, o.sharding) for o in outputs]
         except AttributeError:  # no jax.Array
             alike = None
-        # The checks cost 8 to 33 us beside an H200. Outputs like the last ones, which passed them
-        # and were where they belong, need none.
+        # The checks take 8 to 33 us beside an H200. They are left out for outputs like the last
+        # ones, if those passed them and were on the right device.
         if alike and alike == self._last:
             return outputs
         checked = self._checked(returned, batch)
@@ -91,7 +92,7 @@ class BatchFunction:
         return placed
 
     def arrays(self, batches: Sequence[np.ndarray]) -> list[Any]:
-        """Batches that were made of samples on the CPU, as what the function gets."""
+        """Converts batches that were made on the CPU to the function's arguments."""
         for number, batch in enumerate(batches):
             check_width(batch.dtype, f"{number} of {self.name}()", "input")
         if self.takes_views:
@@ -104,10 +105,10 @@ _key_on_device = jax.jit(checks.key_of_array)
 
 
 def on_device(name: str, number: int, array: Any, where: jax.Device | Sharding) -> jax.Array:
-    """An output on the operator's device, or of a sharding, moved there where it is elsewhere.
+    """An output on the operator's device, or with a sharding; moved there if it is elsewhere.
 
     Raises:
-        TypeError: For NumPy's arrays of 64 bits, where JAX would narrow them.
+        TypeError: For NumPy arrays of 64 bits that JAX would narrow.
     """
     if isinstance(array, jax.Array):
         return array if array.devices() == {where} else jax.device_put(array, where)

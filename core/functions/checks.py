@@ -1,9 +1,8 @@
-"""What the Python functions of a graph have in common: arguments, keys, and checks of results."""
+"""Arguments, keys, and checks of results, for all kinds of Python functions in a graph."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -18,8 +17,6 @@ from ..pipeline import function_notes
 from ..pipeline.draw import draw_of_pipeline
 from ..pipeline.dtypes import KINDS, cast_to
 
-# Imported by `nvidia.dali` itself; its stubs do not have it.
-plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
 _log = logging.getLogger("dalijax")
 
 
@@ -29,10 +26,10 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def wants(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a keyword-only parameter of a name that nobody has filled in.
+    """Whether a function has a keyword-only parameter of a name that is still to be filled in.
 
-    It has where the parameter has no default, or None, and what is around the function (partial
-    functions, jit, decorators) hands it on.
+    That is a parameter without a default, or with None, which everything around the function
+    (partial functions, jit, decorators) passes on.
     """
     layer: Any = function
     while True:
@@ -51,7 +48,7 @@ def wants(function: Callable[..., Any], name: str) -> bool:
 
 
 def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool:
-    """Whether a function can be called with a keyword; alone: and has a parameter for it alone."""
+    """Whether a function takes a keyword; with alone, by a parameter of this name, not **."""
     signature = _signature(function)
     if signature is None:
         return False
@@ -64,7 +61,7 @@ def _takes(function: Callable[..., Any], name: str, alone: bool = False) -> bool
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """A function's own signature, not that of what it wraps; None where it has none."""
+    """A function's own signature, not of the function that it wraps; None if it has none."""
     try:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
@@ -74,15 +71,10 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 def check_signature(
     function: Callable[..., Any], inputs: int, keywords: Sequence[str], fillable: str
 ) -> None:
-    """Checks that a function can be called with an array for each input, and with keywords.
+    """Raises TypeError if a function does not take so many arrays and these keyword arguments.
 
-    Nothing is known of those that hide their parameters, as jax.vmap's.
-
-    Args:
-        fillable: The names of parameters that can be filled in, for the message.
-
-    Raises:
-        TypeError: If it can't.
+    Functions that hide their parameters, as jax.vmap's do, are not checked. The message has the
+    names of parameters that can be filled in.
     """
     layer: Any = function
     while isinstance(layer, jax.stages.Wrapped) and hasattr(layer, "__wrapped__"):
@@ -102,10 +94,10 @@ def check_signature(
 
 
 def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
-    """Where an operator runs: on ``device``, else where its inputs are, else on the CPU.
+    """The device of an operator: ``device``, else that of its inputs, else the CPU.
 
     Raises:
-        ValueError: If the inputs are elsewhere.
+        ValueError: If the inputs are on another device, or on two.
     """
     devices = sorted({node.device for node in inputs if isinstance(node, DataNode)})
     if device not in (None, "cpu", "gpu"):
@@ -118,42 +110,43 @@ def device_of(inputs: Sequence[DataNode], device: str | None) -> str:
     return device or (devices[0] if devices else "cpu")
 
 
-def key_words() -> DataNode:
-    """Random bytes, uint8 of shape [8] for each sample, on the CPU.
+def key_words(device: str = "cpu") -> DataNode:
+    """Random bytes for keys, uint8 of shape [8] for each sample, on a device.
 
-    Over a source they belong to the record. Else they are DALI's own random numbers: of the
-    pipeline's seed and the number of the batch, and part of its checkpoints.
+    Over a source they belong to the record. Else DALI draws them, from the pipeline's seed and
+    the number of the batch, and they are part of its checkpoints.
     """
     draw = draw_of_pipeline()
+    words: DataNode
     if draw is not None:
-        return draw.words()
-    words: DataNode = fn.random.uniform(
-        values=[float(k) for k in range(1 << 8)], shape=[8], dtype=types.UINT8
-    )
-    return words
+        words = draw.words()
+    else:
+        values = [float(k) for k in range(1 << 8)]
+        words = fn.random.uniform(values=values, shape=[8], dtype=types.UINT8)
+    return words.gpu() if device == "gpu" else words
 
 
 def key_of(words: np.ndarray) -> np.ndarray:
-    """The key of a batch, uint32 of shape [2], of the words of its first sample."""
+    """The key of a batch, uint32 of shape [2], made of the words of its first sample."""
     return np.frombuffer(np.ascontiguousarray(words[0], np.uint8).tobytes(), np.uint32)
 
 
 def jax_key(words: np.ndarray) -> jax.Array:
-    """A jax.random.key of uint32 of shape [2]."""
+    """A jax.random.key of the result of `key_of`."""
     data: Any = words
-    # A caller's guard is about the arrays of the caller's.
+    # A caller's transfer guard is meant for the caller's arrays.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def key_of_array(words: jax.Array) -> jax.Array:
-    """The same as a jax.random.key, of words on a device."""
+    """The same jax.random.key as of `key_of` and `jax_key`, for words on a device."""
     data = jax.lax.bitcast_convert_type(words[0].reshape(2, 4), np.uint32)
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The callback of a function without outputs: what it raises is logged, since DALI drops it."""
+    """The callback of a function without outputs: logs its errors, which DALI drops."""
 
     def run(*tensors: Any) -> Any:
         try:
@@ -166,11 +159,7 @@ def logged(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
-    """What a function returned, as a tuple of its outputs.
-
-    Raises:
-        ValueError: If it returned another number of them.
-    """
+    """The outputs that a function returned, as a tuple; ValueError if they are not ``count``."""
     outputs: tuple[Any, ...] = ()
     if returned is not None:
         outputs = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
@@ -185,7 +174,7 @@ def results(name: str, returned: Any, count: int) -> tuple[Any, ...]:
 
 
 def check_array(name: str, number: int, array: Any) -> str:
-    """Raises TypeError for an output that is no array; returns how to call it."""
+    """Raises TypeError for an output that is no array; returns its name, for messages."""
     what = f"output {number} of {name}()"
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise TypeError(
@@ -196,11 +185,7 @@ def check_array(name: str, number: int, array: Any) -> str:
 
 
 def check_kind(name: str, number: int, array: Any) -> str:
-    """Checks that an output is an array of a dtype that DALI has; returns how to call it.
-
-    Raises:
-        TypeError: If it is none.
-    """
+    """Raises TypeError for an output that is no array of a dtype of DALI; returns its name."""
     what = check_array(name, number, array)
     try:
         dtype = np.dtype(array.dtype)
@@ -219,7 +204,8 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
 
     Raises:
         TypeError: As `check_kind`.
-        ValueError: If it has another number of samples, or dimensions than its layout.
+        ValueError: If it has another number of samples than the batch, or of dimensions than its
+            layout.
     """
     what = check_kind(name, number, array)
     shape = tuple(array.shape)
@@ -236,33 +222,26 @@ def check_output(name: str, number: int, array: Any, batch: int | None, layout: 
 
 
 def nodes_of(outputs: Any, name: str) -> Any:
-    """What an operator of DALI gives, several outputs as a tuple.
+    """The outputs of a DALI operator, named after the function that it calls.
 
-    DALI has a list then, which a pipeline function must not return as it is.
-
-    Args:
-        outputs: What it gives.
-        name: The name of the function that it calls.
+    Several are a tuple: a pipeline function may not return DALI's list of them as one output.
     """
     nodes = tuple(outputs) if isinstance(outputs, list) else outputs
-    for node in nodes if isinstance(nodes, tuple) else [nodes] * isinstance(nodes, DataNode):
-        function_notes.set_name(node, name)
+    for node in nodes if isinstance(nodes, tuple) else (nodes,):
+        if isinstance(node, DataNode):
+            function_notes.set_name(node, name)
     return nodes
 
 
 def layout_argument(layouts: str | Sequence[str] | None) -> dict[str, Any]:
-    """The argument output_layouts of DALI's operators, where it was given."""
+    """The argument output_layouts for DALI's operators, if it was given."""
     if layouts is None:
         return {}
     return {"output_layouts": layouts if isinstance(layouts, str) else list(layouts)}
 
 
 def require_pipeline(what: str) -> Pipeline:
-    """The pipeline that is being defined.
-
-    Raises:
-        RuntimeError: If there is none.
-    """
+    """The pipeline that is being defined; RuntimeError if there is none."""
     pipeline = Pipeline.current()
     if pipeline is None:
         raise RuntimeError(
@@ -274,7 +253,7 @@ def require_pipeline(what: str) -> Pipeline:
 def arguments(
     seed: int, bytes_per_sample_hint: int | Sequence[int] | None, name: str | None
 ) -> dict[str, Any]:
-    """The arguments that any operator takes, without those that were left out."""
+    """Arguments that all of DALI's operators take, if they were given."""
     more: dict[str, Any] = {"seed": seed} if seed != -1 else {}
     if bytes_per_sample_hint is not None:
         more["bytes_per_sample_hint"] = bytes_per_sample_hint

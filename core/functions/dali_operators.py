@@ -12,10 +12,10 @@ from nvidia.dali import fn, ops
 
 @functools.cache
 def jax_operator() -> Any:
-    """The class of `jax_function`'s: DALI's own callback makes a jax.Array of each input.
+    """The operator class of `jax_function`, without DALI's callback, which makes jax.Arrays.
 
     Raises:
-        RuntimeError: Where JAX is older than DALI's plugin wants.
+        RuntimeError: If JAX is older than DALI's plugin requires.
     """
     try:
         from nvidia.dali.plugin.jax.fn import _jax_function_impl as implementation
@@ -26,8 +26,8 @@ def jax_operator() -> Any:
             "batch_processing=True, which JAX functions may be called in, too"
         ) from error
 
-    # Of DALI's name, which nodes are called by, and with them states: a run of DALI's own plugin
-    # can go on here.
+    # DALI's class name, which operators, and so states, are named after: a run that DALI's own
+    # plugin began can go on here.
     class _JaxFunction(implementation._JaxFunction):
         def __init__(self, function: Callable[..., Any], device: str, **arguments: Any):
             self.function = function
@@ -40,14 +40,13 @@ def jax_operator() -> Any:
 
 @functools.cache
 def dlpack_operator() -> Callable[..., Any]:
-    """DALI's ``fn.dl_tensor_python_function``, whose callback gets capsules, without its wrapper.
+    """DALI's ``fn.dl_tensor_python_function`` without the wrapper around its callback.
 
-    DALI makes the pipeline the current one around each call, for which it asks how deep the stack
-    is: 80 to 120 us on two CPU cores. No operators are made in a callback, so nothing needs it.
+    The wrapper makes the pipeline the current one for each call, and for this looks up the depth
+    of the stack: 80 to 120 us on two CPU cores. Callbacks make no operators and don't need it.
     """
 
-    # Of DALI's name, as above. Where a later DALI has no such method, its own wrapper is called,
-    # which takes longer.
+    # DALI's class name, as above. If a later DALI has no such method, its slower wrapper is used.
     class DLTensorPythonFunction(ops.DLTensorPythonFunction):
         def _function_wrapper_dlpack(
             self,
@@ -60,12 +59,12 @@ def dlpack_operator() -> Callable[..., Any]:
 
         @property
         def preserve(self: Any) -> bool:
-            # DALI's schema never prunes it, whatever is passed: code that prints, say, has no
-            # outputs. False is a choice. (Not public, as is the method above.)
+            # DALI's schema never prunes this operator: code that prints, say, has no outputs.
+            # preserve=False is the user's choice. (Not public, as is the method above.)
             preserve = self._init_args.get("preserve")
             return bool(self._preserve if preserve is None else preserve)
 
-    wrap: Any = getattr(fn, "_wrap_op_fn", None)  # what makes all of DALI's functions of operators
+    wrap: Any = getattr(fn, "_wrap_op_fn", None)  # makes the functions in fn of operators
     if wrap is None:
         return fn.dl_tensor_python_function
     operator: Callable[..., Any] = wrap(DLTensorPythonFunction, "dl_tensor_python_function", "")

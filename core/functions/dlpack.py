@@ -1,4 +1,4 @@
-"""DALI's tensors in DLPack's protocol: capsules, and what JAX and others take of them."""
+"""DALI's tensors in DLPack's protocol: capsules, and objects for ``from_dlpack``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NO_WAIT = -1  # as a stream of DLPack's
 _HOST = (1, 0)  # kDLCPU of dlpack.h
 _CUDA = 2  # kDLCUDA
 _NOT_XLAS = (None, 1, 2, NO_WAIT)  # CUDA's default streams, in DLPack, and none
-_ALIGNED = 16  # bytes: what XLA's programs on a GPU demand of their inputs
+_ALIGNED = 16  # bytes, the alignment of inputs that XLA's programs on a GPU require
 
 
 class Header(ctypes.Structure):
-    """The DLTensor of dlpack.h, which a capsule begins with."""
+    """The DLTensor of dlpack.h, at the start of a capsule's struct."""
 
     _fields_: ClassVar[Any] = [
         ("data", ctypes.c_void_p),
@@ -35,12 +35,12 @@ class Header(ctypes.Structure):
 
     @property
     def address(self) -> int:
-        """Where the tensor begins."""
+        """The address of the first element."""
         return (self.data or 0) + int(self.byte_offset)
 
     @property
     def dtype(self) -> str:
-        """The name of the elements' type, as NumPy's for integers and floats; "other..." else."""
+        """The dtype's name, as NumPy's for integers and floats; "other..." for others."""
         return {0: "int", 1: "uint", 2: "float"}.get(self.code, "other") + str(self.bits)
 
 
@@ -49,7 +49,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 def header(capsule: Any) -> Header:
-    """What a capsule that was not taken yet says of its tensor."""
+    """The header of a capsule that was not taken yet."""
     return Header.from_address(_pointer(capsule, b"dltensor"))
 
 
@@ -65,12 +65,12 @@ class Exported:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where it lies; see dlpack.h."""
+        """Its device, by dlpack.h."""
         return self._device
 
 
 def owning_view(tensor: Any) -> np.ndarray:
-    """DALI's CPU batch as an array that keeps its memory alive, read-only and without a copy."""
+    """A CPU batch of DALI as a read-only array without a copy, which keeps its memory alive."""
     view: np.ndarray = np.from_dlpack(Exported(tensor.__dlpack__(None), _HOST))
     return view
 
@@ -78,17 +78,17 @@ def owning_view(tensor: Any) -> np.ndarray:
 class DLTensor:
     """A tensor of DALI on a GPU, for ``from_dlpack`` of JAX, CuPy or PyTorch.
 
-    It can be taken once, and what is made of it is valid until the function returns. JAX should
-    get the object itself: what CuPy made of it may lie at an address that XLA refuses.
+    It can be taken once, and the array that is made of it is valid until the function returns. Pass
+    the object itself to JAX: an array of CuPy may lie at an address that XLA refuses.
     ``cupy.from_dlpack(x.__dlpack__())`` is faster than ``cupy.from_dlpack(x)``, which asks for the
     device, and switches to it, first.
 
     Args:
         device_id: Number of the GPU.
-        copies: Where copies are kept that must outlive what is made of them, since JAX, whose
-            they are, does not know of work on a stream of another library; None: nothing is
-            copied, since DALI's stream has not written the tensor yet.
-        capsule: DLPack's, not taken yet.
+        copies: Keeps copies alive beyond the arrays that are made of them: they belong to JAX,
+            which does not know of work on another library's stream. None: nothing is copied,
+            since DALI's stream may not have written the tensor yet.
+        capsule: A DLPack capsule that was not taken yet.
     """
 
     __slots__ = ("_capsule", "_copies", "_device_id")
@@ -106,26 +106,26 @@ class DLTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """DALI's capsule; DALI has waited for its stream, so that no other needs to.
+        """DALI's capsule. DALI has waited for its stream: the consumer's need not wait.
 
-        Samples of a batch lie one right behind the other. One whose address XLA's programs would
-        refuse, once they run, is copied for a stream that may be XLA's.
+        The samples of a batch lie directly one behind the other. A sample at an address that XLA's
+        programs refuse is copied, if the stream may be XLA's.
 
         Args:
-            stream: Of who takes it; left out, CUDA's default one; -1: it needs no order.
+            stream: The consumer's stream; CUDA's default one if it is left out; -1: no order.
             max_version: Not used: DALI's capsules have no version.
-            dl_device: None, or where it is.
+            dl_device: None, or the tensor's own device.
             copy: None or False.
 
         Raises:
-            BufferError: If it is wanted elsewhere, or as a copy.
+            BufferError: If another device or a copy is wanted.
             RuntimeError: If it was taken already.
         """
         capsule = self._capsule
-        if capsule is None or copy or dl_device is not None:  # not so for most of many samples
+        if capsule is None or copy or dl_device is not None:  # rare, among calls for many samples
             self._check(dl_device, copy)
         self._capsule = None
-        # To look at the address takes as long as CuPy's from_dlpack itself.
+        # Reading the address takes as long as CuPy's from_dlpack itself.
         if stream in _NOT_XLAS or self._copies is None:
             return capsule
         if header(capsule).address % _ALIGNED == 0:
@@ -136,7 +136,7 @@ class DLTensor:
 
     @property
     def dtype(self) -> str:
-        """The type of the elements, until it is taken."""
+        """The dtype's name; it can be read until the tensor is taken."""
         return header(self._untaken()).dtype
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -158,8 +158,8 @@ class DLTensor:
 
 
 def aligned(exported: Exported) -> jax.Array:
-    """A copy that XLA's programs accept, made by none of them, of the same dtype."""
-    # Else JAX would narrow int64, by a program.
+    """A copy of the same dtype that XLA's programs accept, made without running one."""
+    # Else JAX would narrow int64, and run a program for it.
     enable_x64: Any = getattr(jax, "enable_x64", None)
     if enable_x64 is None:  # before JAX 0.8
         enable_x64 = importlib.import_module("jax.experimental").enable_x64

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from nvidia.dali import Pipeline
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.dali_pipeline import queue_depth
-from ..pipeline.dtypes import KINDS, check_width
-from ..pipeline.function_notes import live_outputs
+from ..pipeline.dtypes import check_width
 from . import checks
-from .checks import plugin
 from .dali_operators import dlpack_operator
-from .dlpack import NO_WAIT, DLTensor, header
+from .dlpack import DLTensor
 from .statefulness import note
+from .tensors import GpuTensors, HostTensors, capsule_of
 
 
 @do_not_convert
@@ -41,23 +36,23 @@ def dl_tensor_python_function(
     stateful: bool | None = None,
     capsules: bool = False,
 ) -> Any:
-    """Runs a Python function on DALI's tensors, of which any library makes its arrays.
+    """Runs a Python function on DALI's tensors, as arrays of any library.
 
-    With the names of ``nvidia.dali.fn.dl_tensor_python_function``, whose operator runs it.
+    It has the arguments of ``nvidia.dali.fn.dl_tensor_python_function``, whose operator runs it.
     On the CPU the function gets NumPy arrays, views of DALI's memory, which jax.dlpack, NumPy and
     PyTorch take by ``from_dlpack``, too. On a GPU it gets `DLTensor` objects for ``from_dlpack`` of
-    JAX, CuPy and PyTorch. It may return arrays of any of them, and raw capsules.
+    JAX, CuPy and PyTorch. It may return arrays of any of these libraries, and raw capsules.
 
-    The function must not change its inputs, nor use them after it has returned; nor may it return
-    one buffer of its own again and again, since the samples of a batch are put together only
-    when all were made. On a GPU DALI waits for its own stream before the call, and makes it wait
-    for what is returned (``__dlpack__(stream=...)``; of CuPy and PyTorch for their current stream),
-    so that nothing else needs to wait. What else is computed of its inputs, with
-    ``num_outputs=0`` say, must be there when it returns. Arrays that are returned are kept until
-    DALI has copied them. Raw capsules can't be: what they are of must be finished, and not be
-    written again until then. With ``synchronize_stream=False`` DALI does not wait: work then
-    belongs on DALI's stream, ``nvidia.dali.python_function_plugin.current_dali_stream()``, where
-    JAX can't put it.
+    The function must not change its inputs, nor use them after it has returned. It must not return
+    the same buffer for several samples: DALI copies them once all samples of a batch were made.
+
+    On a GPU DALI waits for its own stream before the call, and its stream waits for the returned
+    arrays (``__dlpack__(stream=...)``; of CuPy and PyTorch for their current stream): nothing else
+    needs to wait. Other work on the inputs, with ``num_outputs=0`` say, must be finished when the
+    function returns. Returned arrays are kept until DALI has copied them. Raw capsules can't be
+    kept: work on their memory must be finished, and it must not be reused until DALI has copied it.
+    With ``synchronize_stream=False`` DALI does not wait: work then belongs on DALI's stream,
+    ``nvidia.dali.python_function_plugin.current_dali_stream()``, which JAX can't use.
 
     Args:
         *inputs: Batches.
@@ -65,24 +60,24 @@ def dl_tensor_python_function(
             ``num_outputs``: None, one array, or a tuple. With ``batch_processing`` each of them
             is a list of the samples' arrays; a single array of shape [batch, ...] may be
             returned for one. Keyword-only parameters are filled in: ``rng``, a
-            numpy.random.Generator, and ``key``, a jax.random.key, of the sample (of the batch with
-            ``batch_processing``), made of the pipeline's seed and the number of the sample; they
-            are resumed with the state.
-        batch_processing: Whether it is called once for a batch, not for each sample. Left out it
-            is False, as DALI documents, with a warning: DALI itself then calls it with lists.
-        bytes_per_sample_hint: Bytes to allocate for each sample of the outputs beforehand.
+            numpy.random.Generator, and ``key``, a jax.random.key, for the sample (for the batch
+            with ``batch_processing``), made of the pipeline's seed and the number of the sample;
+            they are resumed with the state.
+        batch_processing: Whether the function is called once for a batch, not for each sample. If
+            left out it is False, as DALI documents, with a warning: DALI itself then passes lists.
+        bytes_per_sample_hint: Bytes to allocate beforehand for each sample of the outputs.
         num_outputs: Number of outputs.
-        output_layouts: Layouts of the outputs, one for all or a list; a shorter list is of
-            the first ones, and the others have none.
-        preserve: False: the function is not run where nobody uses its outputs. Left out, or True,
-            it is, as by DALI's operator.
+        output_layouts: Layouts of the outputs, one for all or a list; after a shorter list the
+            other outputs have none.
+        preserve: False: the function is not run if its outputs are not used. If left out, or
+            True, it is run, as by DALI's operator.
         seed, name: As for any operator of DALI.
         synchronize_stream: Whether DALI waits for its CUDA stream before the call.
-        device: "cpu" or "gpu"; left out, where the inputs are.
-        stateful: Whether it keeps state, so that iterators can't be resumed; None: what
-            can be seen of it.
-        capsules: Whether it gets raw DLPack capsules, as DALI's own does, for what wants those
-            (``nvidia.dali.ops._dlpack_to_array``, ``torch.utils.dlpack.from_dlpack``).
+        device: "cpu" or "gpu"; the device of the inputs by default.
+        stateful: Whether the function keeps state, which iterators can't resume; None: judged by
+            the values that it reaches.
+        capsules: Whether the function gets raw DLPack capsules, as by DALI's operator, for
+            ``nvidia.dali.ops._dlpack_to_array`` or ``torch.utils.dlpack.from_dlpack``.
 
     Returns:
         A DataNode, or a tuple of several or none.
@@ -91,8 +86,8 @@ def dl_tensor_python_function(
         RuntimeError: Outside of a pipeline function.
         ValueError: For ``rng`` or ``key`` with synchronize_stream=False on a GPU, and num_outputs
             below 0. When it is run: for another number of outputs than num_outputs.
-        TypeError: For another number of inputs than it takes. When it is run: for what is no
-            array, or of a dtype that DALI does not have.
+        TypeError: For another number of inputs than the function takes. When it is run: for an
+            output that is no array, or of a dtype that DALI does not have.
     """
     checks.require_pipeline("fn.dl_tensor_python_function")
     where = checks.device_of(inputs, device)
@@ -103,30 +98,31 @@ def dl_tensor_python_function(
     batch = bool(batch_processing)
     note(function, stateful)
     nodes = list(inputs)
-    filled = _Filled(_of_capsules(function, batch) if capsules else function, batch)
-    checks.check_signature(function, len(inputs), filled.wanted, "rng or key")
-    if filled.keyed:
+    called = _of_capsules(function, batch) if capsules else function
+    wanted = [keyword for keyword in ("rng", "key") if checks.wants(called, keyword)]
+    checks.check_signature(function, len(inputs), wanted, "rng or key")
+    if wanted:
         if where == "gpu" and not synchronize_stream:
             raise ValueError(
                 "synchronize_stream=False with a parameter rng or key: what they are made of is "
                 "not there yet when the function is called. Leave synchronize_stream out"
             )
-        words = checks.key_words()
-        nodes.append(words.gpu() if where == "gpu" else words)
+        nodes.append(checks.key_words(where))
+        called = _filled(called, wanted, batch)
     if not nodes and not num_outputs:
         raise ValueError(
             f"{checks.name_of(function)}() has neither inputs nor outputs, and DALI would not "
             "call it: give it an input"
         )
     more = checks.arguments(seed, bytes_per_sample_hint, name)
-    more |= {} if synchronize_stream else {"synchronize_stream": False}
-    called = filled if filled.keyed else filled.function
+    if not synchronize_stream:
+        more["synchronize_stream"] = False
     return _operator(called, nodes, batch, num_outputs, output_layouts, where, preserve, **more)
 
 
 @functools.cache
 def _warn_of_default() -> None:
-    """Says once in a process that DALI documents one default and has another."""
+    """Warns once in a process that DALI documents one default and has another."""
     warnings.warn(
         "fn.dl_tensor_python_function without batch_processing: DALI documents False, calls with "
         "one sample, but itself calls with lists of samples (True). Here it is False. Pass "
@@ -136,39 +132,34 @@ def _warn_of_default() -> None:
 
 
 def _of_capsules(function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
-    """A function of arrays for one of capsules."""
-
-    def capsule(array: Any) -> Any:
-        return array.__dlpack__() if isinstance(array, DLTensor) else plugin.ArrayToDLTensor(array)
+    """Makes a function of capsules one of arrays."""
 
     @functools.wraps(function)
     def of_arrays(*arrays: Any, **more: Any) -> Any:
-        inputs = [list(map(capsule, one)) for one in arrays] if batch else map(capsule, arrays)
-        return function(*inputs, **more)
+        if batch:
+            return function(*(list(map(capsule_of, one)) for one in arrays), **more)
+        return function(*map(capsule_of, arrays), **more)
 
+    of_arrays.__qualname__ = checks.name_of(function)  # some have none, which wraps() would copy
     return of_arrays
 
 
-class _Filled:
-    """A function whose keyword-only parameters ``rng`` and ``key`` are filled in."""
+def _filled(function: Callable[..., Any], wanted: Sequence[str], batch: bool) -> Callable[..., Any]:
+    """Fills in the wanted keywords, ``rng`` and ``key``, made of the words behind the inputs."""
 
-    def __init__(self, function: Callable[..., Any], batch: bool):
-        self.__name__ = checks.name_of(function)
-        self.function = function
-        self._batch = batch
-        self.wanted = [name for name in ("rng", "key") if checks.wants(function, name)]
-        self.keyed = bool(self.wanted)
-
-    def __call__(self, *arrays: Any) -> Any:
+    def filled(*arrays: Any) -> Any:
         *inputs, words = arrays
-        word = np.asarray(_taken(words[0] if self._batch else words))
+        word = np.asarray(_taken(words[0] if batch else words))
         key = checks.key_of(word[None])
         more: dict[str, Any] = {}
-        if "rng" in self.wanted:
+        if "rng" in wanted:
             more["rng"] = np.random.Generator(np.random.Philox(key=key.astype(np.uint64)))
-        if "key" in self.wanted:
+        if "key" in wanted:
             more["key"] = checks.jax_key(key)
-        return self.function(*inputs, **more)
+        return function(*inputs, **more)
+
+    filled.__qualname__ = checks.name_of(function)
+    return filled
 
 
 def _taken(tensor: Any) -> Any:
@@ -196,66 +187,27 @@ def batch_operator(
     return _operator(of_arrays, nodes, True, num_outputs, layouts, where, preserve)
 
 
-class _Tensors(NamedTuple):
-    """How DALI's tensors come to a function, and its outputs back.
-
-    Attributes:
-        take: What the function gets for a capsule.
-        give: The capsule of an output of one sample, by the function's name and the output's
-            number.
-        give_all: The capsules of an output of a batch.
-        begin: Called before each batch.
-    """
-
-    take: Callable[[Any], Any]
-    give: Callable[[str, int, Any], Any]
-    give_all: Callable[[str, int, Any], list[Any]]
-    begin: Callable[[], None]
-
-
-def _on_gpu(pipeline: Pipeline, num_outputs: int, awaited: bool, renewed: bool) -> _Tensors:
-    """The tensors of a pipeline on a GPU, whose outputs are kept alive until DALI has read them.
-
-    Args:
-        awaited: Whether DALI waits for its stream before each call: it has then read the last
-            batch; else once it has delivered it.
-        renewed: Whether the outputs of the last batch go when the next one begins.
-    """
-    most = num_outputs * pipeline.max_batch_size * (1 if awaited else queue_depth(pipeline))
-    live = live_outputs(pipeline, None if renewed else most)
-    copies = live if awaited else None
-    # By position: with keywords, or as a function, it takes half as long again or twice.
-    take: Callable[[Any], Any] = functools.partial(DLTensor, pipeline.device_id, copies)
-    if pipeline.device_id is None:  # until it is built
-
-        def take(capsule: Any) -> DLTensor:
-            return DLTensor(header(capsule).device_id, copies, capsule)
-
-    begin = live.clear if renewed else _nothing
-    return _Tensors(take, functools.partial(_to_gpu, live), _AllToGpu(live), begin)
-
-
-def _nothing() -> None:
-    """Begins a batch before which nothing is freed."""
-
-
 def _callback(
-    function: Callable[..., Any], num_outputs: int, tensors: _Tensors, batch: bool, each: bool
+    function: Callable[..., Any],
+    num_outputs: int,
+    tensors: HostTensors | GpuTensors,
+    batch: bool,
+    each: bool,
 ) -> Callable[..., Any]:
-    """What DALI's operator calls.
+    """The callback of DALI's operator.
 
     Args:
         function: The function.
         num_outputs: Number of its outputs.
-        tensors: How tensors come to it.
+        tensors: Conversions of its inputs and outputs.
         batch: Whether it takes lists of samples.
         each: Whether DALI calls it for each sample.
     """
     name = checks.name_of(function)
-    take, give, give_all, begin = tensors
+    take, give = tensors.take, tensors.give
 
     def of_batch(*capsules: Sequence[Any]) -> Any:
-        begin()
+        tensors.begin()
         inputs = [list(map(take, one)) for one in capsules]
         # DALI takes lists; an array of the whole batch gives its rows.
         outputs = results(function(*inputs))
@@ -265,10 +217,10 @@ def _callback(
                     f"output {number} of {name}() has {len(output)} samples, and the batch has "
                     f"{len(inputs[0])}: return as many"
                 )
-        return as_dali([give_all(name, k, output) for k, output in enumerate(outputs)])
+        return as_dali([tensors.give_all(name, k, output) for k, output in enumerate(outputs)])
 
     def of_samples(*capsules: Sequence[Any]) -> Any:
-        begin()
+        tensors.begin()
         outputs = [of_sample(*one) for one in zip(*capsules, strict=True)]
         if num_outputs == 0:
             return None
@@ -277,7 +229,7 @@ def _callback(
     def of_sample(*capsules: Any) -> Any:
         output = function(*map(take, capsules))
         if num_outputs == 1 and not (output is None or isinstance(output, (list, tuple))):
-            return give(name, 0, output)  # the usual case, without what need not be asked
+            return give(name, 0, output)  # the usual case, without further checks
         return as_dali([give(name, k, one) for k, one in enumerate(results(output))])
 
     def results(returned: Any) -> tuple[Any, ...]:
@@ -305,13 +257,13 @@ def _operator(
 ) -> Any:
     """DALI's operator over a function, in the pipeline that is being defined."""
     pipeline = checks.require_pipeline(checks.name_of(function))
-    # DALI calls once for a batch, which costs less than once for each sample. Without inputs only
-    # DALI knows how many samples there are.
+    # DALI calls once for a batch, which costs less than a call for each sample. Without inputs
+    # only DALI knows the number of samples, and calls for each.
     each = not batch and not nodes
-    tensors = _Tensors(plugin.DLTensorToArray, _to_host, _all_to_host, _nothing)
+    tensors: HostTensors | GpuTensors = HostTensors()
     if where == "gpu":
         awaited = more.get("synchronize_stream", True)
-        tensors = _on_gpu(pipeline, num_outputs, awaited, awaited and not each)
+        tensors = GpuTensors(pipeline, num_outputs, awaited, awaited and not each)
     outputs = dlpack_operator()(
         *nodes,
         function=_callback(function, num_outputs, tensors, batch, each),
@@ -323,74 +275,3 @@ def _operator(
         **more,
     )
     return checks.nodes_of(outputs, checks.name_of(function))
-
-
-def _is_capsule(value: Any) -> bool:
-    return type(value).__name__ == "PyCapsule"
-
-
-def _to_host(name: str, number: int, value: Any) -> Any:
-    """An output on the CPU as a capsule."""
-    if type(value) is np.ndarray and value.dtype.char in KINDS and value.dtype.isnative:
-        return plugin.ArrayToDLTensor(value)  # of any strides
-    if _is_capsule(value):
-        return value
-    if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, jax.Array)):
-        value = np.from_dlpack(value)
-    checks.check_kind(name, number, value)
-    array = np.asarray(value)
-    return plugin.ArrayToDLTensor(array.astype(array.dtype.newbyteorder("="), copy=False))
-
-
-def _all_to_host(name: str, number: int, values: Any) -> list[Any]:
-    return [_to_host(name, number, one) for one in values]
-
-
-def _to_gpu(live: deque[Any], name: str, number: int, value: Any) -> Any:
-    """An output on a GPU as a capsule, on whose work DALI's stream waits; it is kept alive."""
-    if _is_capsule(value):
-        return value
-    if isinstance(value, DLTensor):
-        return value.__dlpack__()
-    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
-        raise TypeError(
-            f"output {number} of {name}() is a {type(value).__name__}, and the function runs on "
-            "the GPU: return an array of JAX, CuPy or PyTorch that is there"
-        )
-    if isinstance(value, jax.Array):
-        checks.check_kind(name, number, value)
-    live.append(value)
-    return value.__dlpack__(stream=_dalis_stream())
-
-
-class _AllToGpu:
-    """The samples of a batch, as `_to_gpu`; of CuPy's, DALI's stream waits once for all."""
-
-    def __init__(self, live: deque[Any]):
-        self._live = live
-        self._events: dict[int, Any] = {}  # of CuPy, for each device that was the current one
-
-    def __call__(self, name: str, number: int, values: Any) -> list[Any]:
-        kinds = set(map(type, values)) if isinstance(values, list) else {type(values)}
-        if {(kind.__module__, kind.__name__) for kind in kinds} != {("cupy", "ndarray")}:
-            return [_to_gpu(self._live, name, number, one) for one in values]
-        # CuPy makes the consumer's stream wait for its current one, whichever array is asked (its
-        # core.pyx), by a new event and a new stream object for each, 20 to 30 us a time. One
-        # event, behind them all, does the same, and a wait is for what was recorded before it.
-        values = list(values)  # the rows of an array of the whole batch
-        self._live.extend(values)
-        capsules = [one.__dlpack__(stream=NO_WAIT) for one in values]
-        cuda: Any = importlib.import_module("cupy").cuda
-        device = cuda.runtime.getDevice()
-        event = self._events.get(device)
-        if event is None:
-            event = self._events[device] = cuda.Event(disable_timing=True)
-        event.record()
-        cuda.runtime.streamWaitEvent(_dalis_stream(), event.ptr)
-        return capsules
-
-
-def _dalis_stream() -> int:
-    """The stream of the operator that is running, as DLPack wants it."""
-    # 1 stands for CUDA's default stream, and 0 for nothing.
-    return int(plugin.current_dali_stream()) or 1

@@ -1,4 +1,4 @@
-"""Functions of global arrays: as the last step of a graph, or in DALI's thread on one device."""
+"""Functions of global arrays: the last step of a graph, or in DALI's thread on one device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ from .batch_function import BatchFunction, on_device
 
 
 class GlobalFunction:
-    """A function that is called on the placed batch; see `dalijax.core.pipeline.deferred`.
+    """A function that is called on the placed batch; see `core.pipeline.deferred`.
 
-    Args:
-        function: The function.
-        num_outputs: Number of its outputs.
-        sharding: How its inputs are placed.
-        keyed: Whether it wants a key.
-        preserve: Whether it is called where nobody uses its outputs.
+    Raises:
+        ValueError: If it takes a key over several processes, without a NamedSharding.
     """
 
     def __init__(
@@ -48,8 +44,8 @@ class GlobalFunction:
             )
 
     def __call__(self, arrays: Sequence[jax.Array], words: Any) -> tuple[jax.Array, ...]:
-        """Its outputs, jax.Arrays of any shape."""
-        # The caller's transfer_guard is meant for the caller's computations, whose thread this is.
+        """Calls the function; returns jax.Arrays of any shape."""
+        # This is the caller's thread, whose transfer_guard is meant for the caller's computations.
         with jax.transfer_guard("allow"):
             more = {"key": self._key(words)} if self.keyed else {}
             returned = self._function(*arrays, **more)
@@ -57,7 +53,7 @@ class GlobalFunction:
             return tuple(self._checked(k, one) for k, one in enumerate(outputs))
 
     def _key(self, words: Any) -> jax.Array:
-        """The key of a batch: on no device, or on all devices of several processes."""
+        """The key of a batch: not committed to a device, or on all devices of all processes."""
         if isinstance(words, np.ndarray):
             return checks.jax_key(checks.key_of(words))
         mesh: Any = self.sharding
@@ -77,13 +73,12 @@ def _key_maker(everywhere: Sharding) -> Callable[[jax.Array], jax.Array]:
 
 
 class OnOneDevice(BatchFunction):
-    """A function of global arrays in a pipeline that was not defined by an iterator here.
+    """A function of global arrays in a pipeline made by hand.
 
-    As DALI's documentation promises it: called in DALI's thread, with one local device.
+    As in DALI's documentation, it is called in DALI's thread, with one local device.
 
-    Args:
-        sharding: The sharding.
-        *arguments: As for `BatchFunction`.
+    Raises:
+        ValueError: For several local devices, or a key in several processes.
     """
 
     def __init__(self, sharding: Sharding, *arguments: Any):
@@ -105,12 +100,12 @@ class OnOneDevice(BatchFunction):
         self._rows = rows_sharding(sharding)
 
     def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
-        """This process's rows of the outputs, for its rows of the inputs."""
+        """This process's rows of the outputs, given its rows of the inputs."""
         more = {"key": self.key(np.asarray(arrays.pop()))} if self.keyed else {}
         placed = [self._placement.place("input", [one]) for one in arrays]
         outputs = self(placed, placed[0].shape[0] if placed else None, **more)
-        outputs = tuple(on_device(self.name, k, o, self._rows) for k, o in enumerate(outputs))
+        by_rows = [on_device(self.name, k, one, self._rows) for k, one in enumerate(outputs)]
         return tuple(
             on_device(self.name, k, one.addressable_shards[0].data, device)
-            for k, one in enumerate(outputs)
+            for k, one in enumerate(by_rows)
         )

@@ -1,4 +1,4 @@
-"""What DALI's operator for JAX functions calls: its tensors in, DLPack's capsules out."""
+"""Callbacks of DALI's operator for JAX functions: DALI's tensors in, DLPack capsules out."""
 
 from __future__ import annotations
 
@@ -20,23 +20,18 @@ from .dlpack import header, owning_view
 
 
 def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
-    """The callback of DALI's operator for batches on the CPU.
-
-    Args:
-        called: The function.
-        pipeline: Its pipeline.
-    """
+    """The callback of DALI's operator for batches on the CPU."""
     cpu, inputs, checked = jax.local_devices(backend="cpu")[0], called.inputs, False
-    # The older executors write the inputs' memory again, while a GPU's copies of an output that is
-    # an input are still to come; outputs, for which it is waited, tell when JAX has read them.
+    # The older executors reuse the inputs' memory, even while an output that is an input waits to
+    # be copied to a GPU. Without outputs to wait for, the inputs are copied: JAX may read late.
     dynamic = pipeline.exec_dynamic
     copied = not called.num_outputs and not dynamic
     view = _copy if copied else owning_view
 
     def run(*tensors: Any) -> tuple[Any, ...] | None:
         nonlocal checked
-        # What is compiled takes NumPy's views, which cost less. Else they are for the first batch,
-        # since jax.dlpack narrows silently; a graph's batches have one dtype.
+        # Compiled functions take NumPy views, which cost less. Others get them checked in the first
+        # batch, since jax.dlpack narrows silently; all batches of a graph have the same dtype.
         if checked and not called.takes_views and not copied:
             arrays: list[Any] = [jax.dlpack.from_dlpack(one) for one in tensors[:inputs]]
         else:
@@ -58,8 +53,8 @@ def on_cpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
                 else one
                 for one in outputs
             )
-        # JAX's own capsules may be freed on any thread; NumPy's only by one that has the GIL,
-        # which DALI's have not after a failed run.
+        # JAX's capsules may be freed on any thread; NumPy's need the GIL, which DALI's threads
+        # don't hold after a failed run.
         return tuple([one.block_until_ready().__dlpack__() for one in outputs]) or None
 
     return run
@@ -70,7 +65,7 @@ def _copy(tensor: Any) -> np.ndarray:
 
 
 def _addresses(array: np.ndarray | jax.Array) -> range:
-    """Where the bytes of a batch on the CPU are."""
+    """The addresses of the bytes of a batch on the CPU."""
     start = array.ctypes.data if isinstance(array, np.ndarray) else array.unsafe_buffer_pointer()
     return range(start, start + array.nbytes)
 
@@ -78,29 +73,25 @@ def _addresses(array: np.ndarray | jax.Array) -> range:
 def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
     """The callback of DALI's operator for batches on a GPU.
 
-    Both sides' streams wait for one another by DLPack's protocol: each tensor is taken for a
-    stream of JAX, and each output for DALI's.
-
-    Args:
-        called: The function.
-        pipeline: Its pipeline.
+    By DLPack's protocol JAX's stream waits for the inputs, and DALI's stream for the outputs.
     """
     device: jax.Device | None = None
     owner = weakref.ref(pipeline)  # weak, since its operator refers to this callback
-    # So many batches later DALI has delivered what it made of it, for which it was waited.
+    # An output is freed that many batches later: by then DALI has read it and delivered its batch.
     live = live_outputs(pipeline, queue_depth(pipeline))
 
     def run(stream: int, *tensors: Any) -> tuple[Any, ...] | None:
         nonlocal device
         inputs: Sequence[Any] = tensors
-        if device is None:  # jax.dlpack narrows silently, and a graph's batches have one dtype
+        # In the first batch alone: jax.dlpack narrows silently; the dtype stays the same.
+        if device is None:
             inputs = [_Checked(one, f"{k} of {called.name}()") for k, one in enumerate(tensors)]
         arrays = [jax.dlpack.from_dlpack(one) for one in inputs]
         if device is None:
             device = next(iter(arrays[0].devices())) if arrays else _gpu(owner())
         with TraceAnnotation("dalijax.function", function=called.name):
             outputs = called.run(arrays, device)
-        if not outputs:  # else an output tells when the inputs were read
+        if not outputs:  # DALI's stream waits for a number that is computed behind the function
             _one_more(jax.device_put(np.float32(0), device)).__dlpack__(stream=stream)
         live.append(outputs)
         return tuple([one.__dlpack__(stream=stream) for one in outputs]) or None
@@ -109,7 +100,7 @@ def on_gpu(called: BatchFunction, pipeline: Pipeline) -> Callable[..., Any]:
 
 
 def _gpu(pipeline: Pipeline | None) -> jax.Device:
-    """A pipeline's GPU, which DALI chooses as late as it is built where it was not given."""
+    """A pipeline's GPU; without a device_id DALI chooses one when it builds the pipeline."""
     ordinal = None if pipeline is None else pipeline.device_id
     seen = jax.local_devices(backend="gpu")
     for one in seen:
@@ -127,7 +118,7 @@ def _one_more(number: jax.Array) -> jax.Array:
 
 
 class _Checked:
-    """A tensor of DALI that from_dlpack takes unless it would narrow it."""
+    """A tensor of DALI that raises TypeError in from_dlpack if JAX would narrow it."""
 
     def __init__(self, tensor: Any, name: str):
         self._tensor = tensor

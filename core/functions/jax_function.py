@@ -20,8 +20,6 @@ from .jax_callbacks import on_cpu, on_gpu
 from .ragged import by_groups, padded
 from .statefulness import note
 
-_RAGGED = (None, "pad", "group")
-
 
 @do_not_convert
 def jax_function(
@@ -36,14 +34,14 @@ def jax_function(
     align: int = 1,
     stateful: bool | None = None,
 ) -> Callable[..., Any]:
-    """Makes a function of jax.Arrays one of DALI's batches, for use in a pipeline function.
+    """Makes a function of jax.Arrays an operator for DALI's batches, for pipeline functions.
 
-    On a GPU its outputs stay in memory for as many batches as DALI prepares ahead, since DALI
-    drops them before it has read them; it must be waited for where its outputs are taken, as by
-    all iterators here, not by ``Pipeline.run(cuda_stream)``.
+    On a GPU the outputs are kept in memory for as many batches as DALI prepares ahead, since DALI
+    drops them before it has read them. The consumer must wait for the pipeline's outputs, as all
+    iterators here do, and ``Pipeline.run(cuda_stream)`` does not.
 
-    With the names and the order of ``nvidia.dali.plugin.jax.fn.jax_function``, whose operator
-    runs it, and as a decorator with and without arguments::
+    It has the arguments of ``nvidia.dali.plugin.jax.fn.jax_function``, in the same order, and runs
+    by the same operator. It is a decorator, with or without arguments::
 
         @fn.jax_function
         @jax.jit
@@ -54,49 +52,48 @@ def jax_function(
     Args:
         function: Takes arrays of shape [batch, ...], one for each input, and returns as many
             outputs as ``num_outputs``: jax or NumPy arrays of shape [batch, ...]. Its
-            arguments must not be used after it has returned, nor what it returned be donated.
-            Where it has a keyword-only parameter ``key`` without a default (or of None), that is a
-            jax.random.key of the batch, made of the pipeline's seed and the batch's number; it is
-            resumed with the state. (jax.vmap maps keyword arguments: map a function inside.)
-        num_outputs: Number of its outputs: 0 (it returns None), 1 (an array), or a tuple's.
+            arguments must not be used after it has returned, nor its outputs be donated.
+            A keyword-only parameter ``key`` without a default (or of None) gets a jax.random.key
+            of the batch, made of the pipeline's seed and the batch's number; it is resumed with
+            the state. (jax.vmap maps keyword arguments: map a function inside.)
+        num_outputs: Number of outputs: 0 (it returns None), 1 (an array), or a tuple's length.
         output_layouts: Layouts of the outputs without the batch, "HWC" say: one for all, or one
-            for each of the first ones. Left out, that of the i-th input is the i-th
-            output's, where they have the same number of dimensions; with ``ragged`` there is
-            none.
+            for each of the first ones. If left out, the i-th output has the layout of the i-th
+            input, if it has as many dimensions; with ``ragged`` it has none.
         sharding: A jax.sharding.Sharding whose dimension 0 is the batch: the function gets
-            global arrays. In the graph of an iterator with ``sharding=`` it is the last step: it is
-            called once for each batch, in the thread that takes it, so that in several
-            processes it has the same place among that thread's computations (which must then
-            be the main one); no operator may use its outputs, but other such functions may.
-            Those are arrays of any shape and dtype of JAX (``device`` and ``output_layouts`` say
-            nothing of them). In other pipelines DALI calls it in a
-            thread of its own, for one device in each process.
-        device: "cpu" or "gpu"; left out, where the inputs are.
-        preserve: False: the function is not run where nobody uses its outputs.
-        ragged: What to do with samples of different shapes. "pad": they are filled up with
+            global arrays. In the graph of an iterator with ``sharding=`` it is the last step:
+            no operator may use its outputs, but other such functions may. It is called once for
+            each batch, in the thread that takes it. In several processes that must be the main
+            thread: the function then has the same place among its computations in all of them.
+            The outputs may have any shape and dtype of JAX (``device`` and ``output_layouts`` do
+            not apply). In other pipelines DALI calls it in a thread of its own, for one device in
+            each process.
+        device: "cpu" or "gpu"; the device of the inputs by default.
+        preserve: False: the function is not run if its outputs are not used.
+        ragged: The way to handle samples of different shapes. "pad": they are padded with
             zeros at their ends, and the function gets ``lengths``, int32 of shape [batch,
             dimensions] for one input, a tuple of them for several, as a keyword argument.
-            "group": it is called once for the samples of each shape, with a ``key`` of
-            its own, and what it returns is put in order again. None: they are an error.
-        align: With "pad": extents are rounded up to a multiple of it, so that jit does not
-            compile for each batch anew.
-        stateful: Whether it keeps state, so that iterators can't be resumed; None: what
-            can be seen of it.
+            "group": the function is called once for the samples of each shape, with a ``key`` for
+            each call, and its outputs are put in order again. None: they are an error.
+        align: With "pad": extents are rounded up to a multiple of it, which saves jit from
+            compiling for each batch anew.
+        stateful: Whether the function keeps state, which iterators can't resume; None: judged by
+            the values that it reaches.
 
     Returns:
         A function of the pipeline's DataNodes that returns a DataNode, or a tuple of several or
         none.
 
     Raises:
-        ValueError: For arguments that are wrong. When the function is run: if it returns
-            another number of outputs, or of samples, or dimensions than its layout.
-        TypeError: In the graph: for another number of inputs than it takes, or of keyword
-            arguments. When it is run: for dtypes that DALI does not have (bfloat16), and for
-            inputs of 64 bits where JAX would narrow them.
-        RuntimeError: Outside of a pipeline function, and where JAX is older than DALI's plugin
-            wants.
+        ValueError: For wrong arguments. When the function is run: if it returns another number of
+            outputs, or of samples, or dimensions than its layout.
+        TypeError: In the graph: for inputs or keyword arguments that the function does not take.
+            When it is run: for dtypes that DALI does not have (bfloat16), and for inputs of 64
+            bits that JAX would narrow.
+        RuntimeError: Outside of a pipeline function, and if JAX is older than DALI's plugin
+            requires.
     """
-    if ragged not in _RAGGED:
+    if ragged not in ("pad", "group", None):
         raise ValueError(f"ragged must be 'pad', 'group' or None, not {ragged!r}")
     if num_outputs < 0 or align < 1:
         raise ValueError(f"num_outputs={num_outputs} and align={align}: 0 and 1 are the least")
@@ -135,16 +132,11 @@ def jax_function(
                 f"num_outputs={num_outputs}: DALI would not call it, or have no samples for it. "
                 "Give it an input"
             )
-        checks.check_signature(
-            called,
-            len(inputs),
-            ["key"] * keyed + ["lengths"] * (ragged == "pad"),
-            "key",
-        )
+        keywords = ["key"] * keyed + ["lengths"] * (ragged == "pad")
+        checks.check_signature(called, len(inputs), keywords, "key")
         nodes = list(inputs)
         if keyed:
-            words = checks.key_words()
-            nodes.append(words.gpu() if where == "gpu" else words)
+            nodes.append(checks.key_words(where))
         arguments = (called, num_outputs, layouts, where, keyed, len(inputs))
         if ragged:
             batched = BatchFunction(*arguments)
@@ -165,7 +157,7 @@ def jax_function(
 
 
 def _layouts(layouts: str | Sequence[str] | None, num_outputs: int) -> list[str] | None:
-    """A layout for each output, of one for all or of some for the first ones."""
+    """A layout for each output, given one for all, or a list for the first ones."""
     if layouts is None:
         return None
     if isinstance(layouts, str):

@@ -44,39 +44,40 @@ def numba_function(
 ) -> Any:
     """Runs a function that Numba compiles, on up to six inputs, into up to six outputs.
 
-    With the names of ``nvidia.dali.plugin.numba.fn.experimental.numba_function``, whose operator
-    runs it. What was compiled is kept, so that building pipelines again compiles nothing, and
-    ``setup_fn`` sees all inputs (DALI 2.4 shows it as many as there are outputs).
+    It has the arguments of ``nvidia.dali.plugin.numba.fn.experimental.numba_function``, whose
+    operator runs it. Compiled functions are kept: building pipelines again compiles nothing.
+    ``setup_fn`` gets all inputs (DALI 2.4 passes only as many as there are outputs).
 
     Args:
         *inputs: One to six batches.
         run_fn: ``run_fn(out0, ..., in0, ...)`` writes into the outputs. It is called for each
             sample with arrays, in DALI's threads; with ``batch_processing`` once, with
             lists of them. On a GPU it is a CUDA kernel (numba.cuda). It must not raise: Numba
-            writes that to stderr, and the batch is delivered with what was in the memory.
+            writes the error to stderr, and the batch is delivered with uninitialized memory.
         out_types, in_types: Types of the elements: DALI's, or NumPy's, or their names; one, or
             one for each.
         outs_ndim, ins_ndim: Numbers of dimensions of a sample; one, or one for each.
         setup_fn: ``setup_fn(outs, ins)`` writes the shapes of the outputs: ``outs[i][k]`` is
-            that of sample k of output i, ``ins`` likewise. Left out, each output has the
-            shape of the input of its number.
-        batch_processing: Whether it is called for the whole batch; on the CPU alone.
+            the shape of sample k of output i, ``ins`` likewise. If left out, output i has the
+            shape of input i.
+        batch_processing: Whether it is called for the whole batch; only on the CPU.
         blocks, threads_per_block: On a GPU: the grid and the blocks, three numbers each.
-        bytes_per_sample_hint: Bytes to allocate for each sample of the outputs beforehand.
+        bytes_per_sample_hint: Bytes to allocate beforehand for each sample of the outputs.
         preserve, seed, name: As for any operator of DALI.
-        device: "cpu" or "gpu"; left out, where the inputs are.
-        example: A sample of the input, or a list of one for each, from which the types and
-            the dimensions of the inputs are taken. Outputs have the types and dimensions of the
-            input of their number by default.
-        stateful: Whether it keeps state (numpy.random does), so that iterators can't be
-            resumed; None: what can be seen of it.
+        device: "cpu" or "gpu"; the device of the inputs by default.
+        example: A sample of the input, or a list of a sample of each, from which the types and
+            the dimensions of the inputs are taken. By default output i has the type and the
+            dimensions of input i.
+        stateful: Whether the function keeps state (numpy.random does), which iterators can't
+            resume; None: judged by the values that it reaches.
 
     Returns:
         A DataNode, or a tuple of several.
 
     Raises:
         ImportError: If Numba is not installed.
-        RuntimeError: If Numba and DALI do not fit; the message has their versions.
+        RuntimeError: Outside of a pipeline function, and if Numba and DALI do not fit; the
+            message has their versions.
         ValueError: For numbers, types or dimensions that do not fit the inputs.
         TypeError: For types that Numba or DALI does not have.
         numba.core.errors.NumbaError: If Numba can't compile the function.
@@ -114,7 +115,8 @@ def numba_function(
                 f"outputs of {outs} dimensions have not the shapes of the inputs, of {ins}: pass "
                 "setup_fn"
             )
-        # Without one DALI gives outputs the types of the inputs, too, and writes behind their end.
+        # Without setup_fn DALI also takes the outputs' types from the inputs, and would write
+        # beyond their memory.
         if (len(outs), of_outs) != (len(ins), of_ins):
             setup_fn = _shapes_of_inputs
     more = checks.arguments(seed, bytes_per_sample_hint, name)
@@ -144,7 +146,7 @@ def numba_function(
 
 
 def _shapes_of_inputs(outs: Any, ins: Any) -> None:
-    """Gives each output the shape of the input of its number; Numba compiles it."""
+    """Gives each output the shape of the input of the same number; compiled by Numba."""
     for number in range(len(outs)):
         for sample in range(len(outs[number])):
             for axis in range(len(outs[number][sample])):
@@ -168,12 +170,12 @@ def _dali_type(value: Any) -> types.DALIDataType:
 
 
 def _each(value: Any, count: int) -> list[Any]:
-    """One for each, or the same for all."""
+    """A list of a value for each, given such a list or one value for all."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * count
 
 
 def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -> int:
-    """Number of outputs: as many as are listed, or as the function takes beside the inputs."""
+    """Number of outputs: the length of a list, or the number of the function's other parameters."""
     for listed in (kinds, ndims):
         if isinstance(listed, (list, tuple)):
             return len(listed)
@@ -182,7 +184,7 @@ def _outputs(run_fn: Callable[..., None], inputs: int, kinds: Any, ndims: Any) -
 
 
 def _filled(name: str, values: Any, like: Sequence[Any], count: int) -> list[Any]:
-    """What is said of the outputs, or what their inputs are."""
+    """A value for each output: as passed, or as its input has it."""
     if values is not None:
         return _each(values, count)
     if count > len(like):
@@ -236,7 +238,7 @@ def _misfit(error: Exception) -> Exception:
 
 
 def _say_arguments(error: Exception, of_ins: Sequence[Any], ins: Sequence[int]) -> None:
-    """Says in an error of Numba's compiler what the inputs were said to be."""
+    """Adds the types and dimensions of the inputs to an error of Numba's compiler."""
     if hasattr(error, "add_context"):
         kinds = ", ".join(f"{one.name} of {n} dimensions" for one, n in zip(of_ins, ins))
         error.add_context(
@@ -246,9 +248,9 @@ def _say_arguments(error: Exception, of_ins: Sequence[Any], ins: Sequence[int]) 
 
 
 def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
-    """What a function's code and all that it reads outside of itself are; None: who knows.
+    """A key for a function: its code, and the values that it reads from outside.
 
-    Numba takes the latter for constants.
+    Numba compiles these values in, as constants. None: one of them has no key.
     """
     variables = inspect.getclosurevars(function)
     defaults = getattr(function, "__defaults__", None)
@@ -260,7 +262,7 @@ def _outside(function: Callable[..., Any]) -> tuple[Any, ...] | None:
 
 
 def _constant(value: Any) -> Any:
-    """What tells one constant from another; None where nothing does."""
+    """A key for a constant; None if it may change under the same key."""
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return type(value), repr(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -277,7 +279,7 @@ def _constant(value: Any) -> Any:
 def _operator_class() -> Any:
     """DALI's operator, which compiles each function once."""
     dalis: Any = importlib.import_module("nvidia.dali.plugin.numba")
-    # DALI 2.4 is built for CUDA 13 too, but its list of what Numba a toolkit needs ends at 12.
+    # DALI 2.4 is built for CUDA 13 too, but its list of Numba versions by toolkit ends at 12.
     dalis.minimal_numba_version.setdefault(13, dalis.Version("0.61.2"))
     compiled: dict[Any, Any] = {}
 
@@ -301,19 +303,13 @@ def _operator_class() -> Any:
         ) -> Any:
             types = (*out_types, *in_types, len(out_types))
             options = (*types, *outs_ndim, *ins_ndim, batch_processing)
-            compile_it = functools.partial(
-                super()._get_run_fn_cpu,
-                *(run_fn, out_types, in_types, outs_ndim, ins_ndim, batch_processing),
-            )
-            return once(run_fn, options, compile_it)
+            arguments = (run_fn, out_types, in_types, outs_ndim, ins_ndim, batch_processing)
+            return once(run_fn, options, functools.partial(super()._get_run_fn_cpu, *arguments))
 
         def _get_run_fn_gpu(self, run_fn: Any, types: Any, dims: Any) -> Any:
             options = ("gpu", Pipeline.current().device_id, *types, *dims)
-            return once(
-                run_fn,
-                options,
-                lambda: dalis.NumbaFunction._get_run_fn_gpu(self, run_fn, types, dims),
-            )
+            compile_it = functools.partial(super()._get_run_fn_gpu, run_fn, types, dims)
+            return once(run_fn, options, compile_it)
 
         def _get_setup_fn_cpu(self, setup_fn: Any) -> Any:
             if setup_fn is None:
@@ -322,7 +318,7 @@ def _operator_class() -> Any:
             return self._setup.address
 
         def _compiled_setup(self, setup_fn: Any) -> Any:
-            # Not public, as is all that this class overrides: DALI's own code, but for the inputs.
+            # DALI's own code, but with views of all inputs. Not public, as all methods here.
             view, compiled_fn = dalis._get_shape_view, dalis.njit(setup_fn)
 
             @dalis.cfunc(self._setup_fn_sig(), nopython=True)  # type: ignore[untyped-decorator]

@@ -12,15 +12,12 @@ import numpy as np
 from .batch_function import BatchFunction
 
 Samples = Sequence[Any]  # arrays of one input
-Keywords = dict[str, Any]
 
 
 def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
-    """A function of lists of samples that calls one of padded batches.
+    """Makes a function of padded batches, and ``lengths``, one of lists of samples.
 
-    Args:
-        called: The function; its keyword argument ``lengths`` are the shapes.
-        align: Extents are rounded up to a multiple of it.
+    The extents of a batch are rounded up to a multiple of ``align``.
     """
 
     def run(*inputs: Samples) -> tuple[Any, ...] | None:
@@ -33,28 +30,30 @@ def padded(called: BatchFunction, align: int) -> Callable[..., Any]:
         _wait(called, arrays)
         return called(arrays, len(inputs[0]) if inputs else None, **more) or None
 
+    run.__qualname__ = called.name  # for messages and profiles
     return run
 
 
 def by_groups(called: BatchFunction) -> Callable[..., Any]:
-    """A function of lists of samples that calls one of batches, once for each set of shapes."""
+    """Makes a function of batches one of lists of samples, called once for each set of shapes."""
 
     def run(*inputs: Samples) -> tuple[list[Any], ...] | None:
         samples, more = _with_key(called, inputs)
+        key: Any = more.get("key")
         groups: dict[Any, list[int]] = {}
         for number, row in enumerate(zip(*samples)):
             groups.setdefault(tuple(tuple(one.shape) for one in row), []).append(number)
         columns: list[list[Any]] = []
         kinds: list[Any] = []
-        group_key: dict[str, Any] = {}
         for members in groups.values():
             arrays = [_stacked(called, [column[k] for k in members]) for column in samples]
             _wait(called, arrays)
-            if "key" in more:
-                group_key = {"key": jax.random.fold_in(more["key"], members[0])}
-            outputs = called(arrays, len(members), **group_key)
+            if called.keyed:
+                more = {"key": jax.random.fold_in(key, members[0])}
+            outputs = called(arrays, len(members), **more)
             dtypes = [(one.dtype, one.ndim) for one in outputs]
-            if (kinds := kinds or dtypes) != dtypes:
+            kinds = kinds or dtypes
+            if kinds != dtypes:
                 raise ValueError(
                     f"{called.name}() returned arrays of (dtype, dimensions) {kinds} for the "
                     f"samples of one shape and {dtypes} for those of another: DALI has one dtype "
@@ -66,17 +65,21 @@ def by_groups(called: BatchFunction) -> Callable[..., Any]:
                     rows[number] = row
         return tuple(columns) or None
 
+    run.__qualname__ = called.name
     return run
 
 
 def _wait(called: BatchFunction, arrays: Sequence[Any]) -> None:
-    # They are made of DALI's samples, whose memory is DALI's again when the function has returned.
-    # Where it has outputs DALI waits for those, which JAX computes later.
+    # They are made of DALI's samples, whose memory DALI uses again once the function has returned.
+    # If it has outputs, DALI waits for them, and JAX computes them after the arrays.
     if called.where == "gpu" and not called.num_outputs:
         jax.block_until_ready(arrays)
 
 
-def _with_key(called: BatchFunction, inputs: Sequence[Samples]) -> tuple[list[Samples], Keywords]:
+def _with_key(
+    called: BatchFunction, inputs: Sequence[Samples]
+) -> tuple[list[Samples], dict[str, Any]]:
+    """The samples of each input, and the key as a keyword argument, if the function takes one."""
     samples = list(inputs)
     if not called.keyed:
         return samples, {}

@@ -1,4 +1,4 @@
-"""Functions for use inside a graph, beside ``nvidia.dali.fn``."""
+"""`read_file`: files by their paths, in the graph."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nvidia.dali.pipeline import do_not_convert
 
 @do_not_convert
 def read_file(path: DataNode, **arguments: Any) -> DataNode:
-    """The contents of the files whose paths are the samples of an input.
+    """Reads a file for each sample, given its path.
 
-    DALI's own threads then read the files, several times faster than Python does.
+    DALI's own threads read the files, several times faster than Python does.
 
     Args:
         path: Paths as UTF-8, uint8 of shape [length] for each sample: a text of a record.
         **arguments: Arguments of ``nvidia.dali.fn.io.file.read``.
 
     Returns:
-        uint8 of shape [bytes of the file] for each sample.
+        The contents, uint8 of shape [bytes of the file] for each sample.
     """
     contents: DataNode = fn.io.file.read(path, **arguments)  # type: ignore[attr-defined]
     return contents

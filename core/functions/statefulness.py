@@ -1,10 +1,10 @@
 """Whether the Python functions of a graph keep state from one call to the next.
 
-DALI's checkpoints know nothing of what a Python function keeps: a counter goes on from where it
-is, and in a new process from its start. So what a function can reach (its closure, defaults, the
-globals and attributes that its code names, what those hold) is digested when the graph is
-defined, and again when a state is asked for: what differs is state, and the pipelines can't be
-resumed. Nothing is guessed from sources; what a function has not changed so far is not seen.
+DALI's checkpoints do not have the state of Python functions: a counter just goes on, and in a new
+process begins anew. So all values that a function can reach (its closure, defaults, the globals and
+attributes that its code names, and their contents) are digested when the graph is defined, and
+again when a state is asked for. A value that differs is state, and the pipelines can't be resumed.
+Nothing is guessed from sources; a value that was not changed so far is not seen as state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import collections
 import contextlib
 import dis
 import functools
-import hashlib
 import inspect
 import io
 import itertools
@@ -31,23 +30,23 @@ import numpy as np
 
 from ..pipeline import function_notes
 from ..pipeline.function_notes import FunctionNote
+from ..state.fingerprint import digest
 from .checks import name_of
 
-# Their wrappers and modules keep caches and nothing that an output depends on.
+# Their wrappers and modules keep caches, on which no output depends.
 _LIBRARIES = frozenset({"flax", "jax", "jaxlib", "numba", "numpy", "nvidia"})
 _INSTALLED = ("site-packages", "dist-packages", sysconfig.get_paths()["stdlib"], "<frozen")
-# What makes a generator of its own, from the system's random bytes where it gets no seed.
+# Functions that make a generator, seeded by the system's random bytes if they get no seed.
 _MAKERS = (
     *(np.random.default_rng, np.random.RandomState, np.random.SeedSequence, random.Random),
     *(np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64),
 )
 _CONTAINERS = (list, tuple, set, frozenset, collections.deque)
-_GENERATORS = (np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, np.generic)
-# By these a function reaches attributes that its code does not name.
+# With these a function reaches attributes that its code does not name.
 _BY_NAME = frozenset({"getattr", "setattr", "vars", "__dict__", "attrgetter"})
 _MOST_ELEMENTS = 1000  # of one container
-_MOST_VALUES = 10_000  # of all that a function reaches
+_MOST_VALUES = 10_000  # that one function reaches
 _MOST_BYTES = 1 << 20  # of one array; of a larger one, evenly spaced blocks
 _BLOCKS, _BLOCK = 64, 4096
 _SILENT = ("CACHE", "PRECALL", "PUSH_NULL", "RESUME", "EXTENDED_ARG", "NOP")
@@ -58,12 +57,7 @@ Memory = Mapping[str, str]
 
 
 def note(function: Callable[..., Any], stateful: bool | None) -> None:
-    """Tells the pipeline that is being defined that it has a Python function.
-
-    Args:
-        function: The function.
-        stateful: What its author says; None: what can be seen of it.
-    """
+    """Leaves a note of a function, and of its state, with the pipeline that is being defined."""
 
     def kept_state(before: Memory) -> str:
         if stateful is not None:
@@ -75,8 +69,8 @@ def note(function: Callable[..., Any], stateful: bool | None) -> None:
 
 
 def changes(before: Memory, after: Memory) -> str:
-    """What differs between two memories of a function, as a phrase; "" where nothing does."""
-    always = [name for name, digest in after.items() if digest == _ALWAYS]
+    """The differences between two memories of a function, as a phrase; "" if there are none."""
+    always = [name for name, value in after.items() if value == _ALWAYS]
     if always:
         return always[0]
     names = [name for name in after if before.get(name) != after[name]]
@@ -85,8 +79,8 @@ def changes(before: Memory, after: Memory) -> str:
 
 
 def memory(function: Any) -> Memory:
-    """A digest of each value that a function can reach and change, by how it is reached."""
-    with contextlib.suppress(Exception):  # it looks at anything that users may have
+    """A digest of each value that a function can reach and change, by the path to it."""
+    with contextlib.suppress(Exception):  # users' objects may raise anything
         return _Reached(function).digests
     return {}
 
@@ -95,22 +89,19 @@ class _Reached:
     """The values that a function reaches; of objects, the attributes that code names.
 
     Attributes:
-        digests: The digest of each plain value, by how it is reached.
+        digests: The digest of each plain value, by the path to it.
     """
 
     def __init__(self, function: Any):
         self.digests: dict[str, str] = {}
-        self._seen: dict[int, Any] = {}  # the values themselves, so that no id is used again
-        self._names: set[str] = set()  # that code of the functions has
-        self._objects: list[tuple[str, Any, set[tuple[str, int]]]] = []  # with what was read
+        self._seen: dict[int, Any] = {}  # holds the values, so that no id is used again
+        self._names: set[str] = set()  # in the code of the functions
+        # Objects with the paths to them, and their attributes that were read.
+        self._objects: list[tuple[str, Any, set[tuple[str, int]]]] = []
         self._todo: list[tuple[str, Any]] = [(_name_of(function), function)]
         self._home = _home(inspect.unwrap(function))
-        while self._todo or self._expand():
-            if len(self._seen) < _MOST_VALUES:
-                self._visit(*self._todo.pop())
-            else:
-                self._todo.clear()
-                return
+        while len(self._seen) < _MOST_VALUES and (self._todo or self._expand()):
+            self._visit(*self._todo.pop())
 
     def _visit(self, name: str, value: Any) -> None:
         if isinstance(value, (types.ModuleType, type(None), io.IOBase)):
@@ -120,7 +111,7 @@ class _Reached:
             return
         state = _state_of(value)
         if state is not None:
-            self.digests[name] = hashlib.sha256(state).hexdigest()[:12]
+            self.digests[name] = digest(state)
             return
         if id(value) in self._seen:
             return
@@ -133,7 +124,7 @@ class _Reached:
         self._todo += reversed(inside)
 
     def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """The parts of a value, each with how it is reached."""
+        """The parts of a value, each with the path to it."""
         wrapped = getattr(value, "__wrapped__", None)  # jit, vmap, functools.wraps
         if wrapped is not None and wrapped is not value:
             yield name, wrapped
@@ -153,7 +144,7 @@ class _Reached:
             yield name, value.fget
         elif isinstance(value, _CONTAINERS):
             yield f"len({name})", len(value)
-            # In one go, since a thread of DALI's may change it meanwhile.
+            # In one call, since a thread of DALI may change it meanwhile.
             elements = list(itertools.islice(value, _MOST_ELEMENTS))
             yield from ((f"{name}[{k}]", one) for k, one in enumerate(elements))
         elif isinstance(value, Mapping):
@@ -164,7 +155,7 @@ class _Reached:
             self._objects.append((name, value, set()))
 
     def _outside(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        """What a function reads outside of itself: closure, defaults, and globals."""
+        """The values that a function reads from outside: closure, defaults, and globals."""
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             with contextlib.suppress(ValueError):  # bound later
@@ -178,7 +169,7 @@ class _Reached:
             yield from _globals_of(each, function)
 
     def _expand(self) -> bool:
-        """Adds the attributes of objects that code has named since; False if there are none."""
+        """Adds attributes of objects that code has named since; False if there are none."""
         for name, value, read in self._objects:
             for key, one in _attributes(value, self._names):
                 if (key, id(one)) not in read:
@@ -187,7 +178,7 @@ class _Reached:
         return bool(self._todo)
 
     def _is_near(self, function: types.FunctionType) -> bool:
-        """Whether a function is of the package of the first one, or is not installed."""
+        """Whether a function is in the first one's package, or in code that is not installed."""
         home = str(function.__globals__.get("__name__")).partition(".")[0]
         if home in _LIBRARIES:
             return False
@@ -223,7 +214,7 @@ def _is_library(kind: type) -> bool:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code and that of the functions in it."""
+    """The code of a function, and of the functions in it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -234,7 +225,7 @@ def _globals_of(code: types.CodeType, function: types.FunctionType) -> Iterator[
     """The globals that code names, and the attributes of modules (``np.random.random``)."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
     label, value = "", None
-    in_autograph = False  # whose ag__.ld(name) is the name
+    in_autograph = False  # within AutoGraph's ag__.ld(name), which stands for the name
     for at, step in enumerate(steps):
         name, op = step.argval, step.opname
         if op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
@@ -259,14 +250,14 @@ def _globals_of(code: types.CodeType, function: types.FunctionType) -> Iterator[
 
 
 def _is_called_without(steps: Sequence[dis.Instruction]) -> bool:
-    """Whether code goes on to call what it has just loaded, with no argument or with None."""
+    """Whether the next steps call the value on the stack with no argument or None."""
     arguments = [step for step in steps if step.opname == "LOAD_CONST" and step.argval is None][:1]
     calls = [step for step in steps if step.opname.startswith("CALL")]
     return bool(calls) and calls[0] is steps[len(arguments)] and calls[0].arg == len(arguments)
 
 
 def _module_or_global(name: str, function: types.FunctionType) -> Any:
-    """A global, or a module of an outer function, whose other variables are read as such."""
+    """A global, or a module in the closure, whose other values `_outside` reads."""
     if name in function.__code__.co_freevars and function.__closure__:
         cell = function.__closure__[function.__code__.co_freevars.index(name)]
         with contextlib.suppress(ValueError):  # bound later
@@ -277,7 +268,7 @@ def _module_or_global(name: str, function: types.FunctionType) -> Any:
 
 
 def _state_of(value: Any) -> bytes | None:
-    """The bytes that tell one state of a plain value from another; None for what has parts."""
+    """Bytes that differ between states of a plain value; None for a value with parts."""
     if isinstance(value, _PLAIN):
         return repr((type(value).__name__, value)).encode()
     if isinstance(value, np.ndarray):
@@ -298,7 +289,7 @@ def _state_of(value: Any) -> bytes | None:
 
 
 def _sampled(array: np.ndarray) -> bytes:
-    """The bytes of an array; of a large one, evenly spaced blocks of them."""
+    """The bytes of an array; of a large one, evenly spaced blocks."""
     if array.nbytes <= _MOST_BYTES:
         return array.tobytes()
     flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
@@ -311,7 +302,7 @@ _of_arrays: dict[int, tuple[Any, bytes]] = {}
 
 
 def _of_jax_array(array: jax.Array) -> bytes:
-    """As for NumPy's; once for each array, since it never changes (it may be on a GPU)."""
+    """The state of a jax.Array, read once: it never changes, and may be on a GPU."""
     known = _of_arrays.get(id(array))
     if known is not None and known[0]() is array:
         return known[1]
@@ -323,13 +314,13 @@ def _of_jax_array(array: jax.Array) -> bytes:
     except (RuntimeError, TypeError):  # traced, deleted, or of other processes
         return b"no values"
     key = id(array)
-    # Weak: the digest alone outlives the array.
+    # Weak, so that arrays are freed; their entries go with them.
     _of_arrays[key] = (weakref.ref(array, lambda _: _of_arrays.pop(key, None)), state)
     return state
 
 
 def _is_file(value: Any) -> bool:
-    """Whether it is a file to write to, which is an iterator by its type alone."""
+    """Whether a value is a file to write to, which has an iterator's type but keeps no state."""
     with contextlib.suppress(Exception):
         return bool(value.writable())
     return False

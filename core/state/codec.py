@@ -1,8 +1,8 @@
 """States: an iterator's position as a plain JSON value, and back.
 
-A state says its epoch and step, how many batches failed, and what could not be compared; the rest
-is JSON, deflated (RFC 1950) in base64 behind a digest of all. Nothing is ever unpickled: a state
-from elsewhere can at worst be refused.
+A state shows its epoch and step, the number of failed batches, and what could not be compared; the
+rest is JSON, deflated (RFC 1950) in base64 behind a digest of all. Nothing is ever unpickled: a
+state from elsewhere can at worst be refused.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .position import Checkpoints, Position
 
 VERSION = 2
 _FORMAT = "dalijax"
-_MOST_COUNT = 1 << 53  # epochs, or batches: what every reader of JSON keeps exactly
-_MOST_TO_DROP = 1 << 16  # batches; what a position may have is checked once its epochs are known
-_MOST_BYTES = 1 << 24  # of anything deflated: a state may come from elsewhere
+_MOST_COUNT = 1 << 53  # epochs, or batches: every JSON reader keeps whole numbers up to here
+_MOST_TO_DROP = 1 << 16  # batches; restoring checks it against the epochs
+_MOST_BYTES = 1 << 24  # of inflated data: a state may come from elsewhere
 _DIGEST_BYTES = 8
 
-# Fields and their types; every list is one of str.
+# Fields with a value of their type; lists are of str.
 _STATE: Mapping[str, Any] = {
     "format": "",
     "version": 0,
@@ -57,7 +57,7 @@ class Saved:
     Attributes:
         position: The consumer's position.
         outputs: Names of the outputs.
-        fingerprint: The data that it belongs to; see `dalijax.core.state.fingerprint`.
+        fingerprint: Its data; see `dalijax.core.state.fingerprint`.
     """
 
     position: Position
@@ -65,21 +65,15 @@ class Saved:
     fingerprint: Fingerprint
 
     def differences(self, outputs: Sequence[str], now: Fingerprint) -> list[Difference]:
-        """What differs from an iterator's outputs and fingerprint; unknown fields agree."""
-        lines = differences(self.fingerprint, now)
+        """The differences from an iterator's outputs and fingerprint."""
+        different = differences(self.fingerprint, now)
         if self.outputs != list(outputs):
-            lines.insert(0, Difference("outputs", str(self.outputs), str(list(outputs))))
-        return lines
+            different.insert(0, Difference("outputs", str(self.outputs), str(list(outputs))))
+        return different
 
 
 def encode(position: Position, outputs: Sequence[str], fingerprint: Fingerprint) -> dict[str, Any]:
-    """A position as a JSON value: a dict of str, int and a list of str.
-
-    Args:
-        position: The consumer's position.
-        outputs: Names of the outputs.
-        fingerprint: The data that it belongs to.
-    """
+    """A position as a JSON value: a dict of str, int and a list of str; see `Saved`."""
     now, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
     head = {
         "format": _FORMAT,
@@ -102,10 +96,10 @@ def encode(position: Position, outputs: Sequence[str], fingerprint: Fingerprint)
 
 
 def read(saved: Mapping[str, Any] | str | bytes) -> Saved:
-    """The content of a state, once it is known to be a whole one.
+    """Checks a state and returns its content.
 
     Args:
-        saved: What `encode` gave, or JSON text or bytes of it; it is neither kept nor changed.
+        saved: The result of `encode`, or its JSON text or bytes; it is neither kept nor changed.
 
     Raises:
         StateError: If it is no state, of another version, or damaged.
@@ -125,10 +119,10 @@ def read(saved: Mapping[str, Any] | str | bytes) -> Saved:
 
 
 def parsed(saved: Mapping[str, Any] | str | bytes) -> Any:
-    """A JSON value, of text and bytes of it.
+    """Parses JSON text or bytes; returns any other value as it is.
 
     Raises:
-        StateError: If they are no JSON.
+        StateError: If the text is no JSON.
     """
     if not isinstance(saved, (str, bytes)):
         return saved
@@ -142,21 +136,21 @@ def parsed(saved: Mapping[str, Any] | str | bytes) -> Any:
 
 
 def brief(value: Any) -> str:
-    """A value in at most 80 characters, however deep or long it is."""
+    """A value in about 80 characters at most, for messages."""
     return repr(value[:80]) if isinstance(value, (str, bytes)) else reprlib.repr(value)[:80]
 
 
 def deflate(data: bytes, dictionary: bytes = b"", level: int = -1) -> bytes:
-    """Bytes deflated (RFC 1950) with a preset dictionary, whose bytes then cost little."""
+    """Deflates bytes (RFC 1950) with a preset dictionary of similar bytes."""
     compressor = zlib.compressobj(level, zdict=dictionary)
     return compressor.compress(data) + compressor.flush()
 
 
 def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
-    """What was deflated with a preset dictionary, up to 16 MiB.
+    """Inflates the result of `deflate`, up to 16 MiB.
 
     Raises:
-        ValueError: If it is no such data, or was made with another dictionary.
+        ValueError: If it is no deflated data, or was made with another dictionary.
     """
     decompressor = zlib.decompressobj(zdict=dictionary)
     try:
@@ -169,7 +163,7 @@ def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
 
 
 def _to_texts(checkpoints: Checkpoints) -> list[str]:
-    """DALI's checkpoints, which are text for the most part, a character for each byte."""
+    """DALI's checkpoints as texts, a character for each byte: they are mostly text."""
     return [piece.decode("latin-1") for piece in checkpoints.data or ()]
 
 
@@ -181,14 +175,14 @@ def _checkpoints(texts: Sequence[str], to_drop: int) -> Checkpoints:
 
 
 def _sealed(head: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of what it shows and what it has within."""
+    """A state: the fields of its head, and its packed data."""
     text = json.dumps(data, separators=(",", ":")).encode()
     packed = base64.b64encode(deflate(_digest(head, text) + text))
     return {**head, "data": packed.decode()}
 
 
 def _opened(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a state has within, of the right types and in range."""
+    """The unpacked data of a state, of the right types and in range."""
     head = {key: value for key, value in state.items() if key != "data"}
     try:
         plain = inflate(base64.b64decode(state["data"], validate=True))
@@ -200,7 +194,7 @@ def _opened(state: Mapping[str, Any]) -> dict[str, Any]:
     if not matches:
         raise _damaged("its digest does not match")
     _check_fields(data, _DATA)
-    # After DALI's own DROP the batch that it dropped is behind: less than 0.
+    # Less than 0 after DALI's own DROP, which has read the batch that it drops.
     _check_range(data, "to_drop", -_MOST_TO_DROP, _MOST_TO_DROP)
     _check_range(data, "epoch_to_drop", 0, _MOST_TO_DROP)
     return data
@@ -233,7 +227,7 @@ def _checked(saved: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
 
 
 def _check_fields(value: Any, form: Mapping[str, Any]) -> None:
-    """Raises StateError where a field is missing, unknown, or of another type than the form's."""
+    """Raises StateError if a field is missing, unknown, or of another type than the form's."""
     if wrong := _misfits(value, form, "data"):
         raise _damaged(f"{wrong} missing, unknown, or of another type")
 

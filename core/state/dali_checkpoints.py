@@ -1,9 +1,9 @@
-"""Checkpoints as bytes, one for each pipeline: this package's, and those of DALI's plugin.
+"""Checkpoints as bytes, one for each pipeline, of this package and of DALI's plugin.
 
 Both are DALI's own protobuf (``Checkpoint``: the operators' states, and an external context
-of two texts, the pipeline's and the iterator's). This package puts its state where DALI's
-plugin puts its counters, so that a checkpoint serves ``checkpoints=`` here and the
-``checkpoint=`` of a pipeline made by hand alike.
+of two texts, the pipeline's and the iterator's). This package puts its state in the place of
+the plugin's counters: a checkpoint serves ``checkpoints=`` here, and ``checkpoint=`` of a
+pipeline made by hand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
 
 
 def read(pieces: Sequence[bytes]) -> codec.Saved | None:
-    """The state in what `to_bytes` gave, in any order; None if all are of DALI's plugin.
+    """The state in the checkpoints of `to_bytes`, in any order; None if DALI's plugin made them.
 
     Raises:
         StateError: If they are no checkpoints, or not all of one state.
@@ -53,10 +53,10 @@ def read(pieces: Sequence[bytes]) -> codec.Saved | None:
 
 
 def _iterator_data(piece: bytes) -> dict[str, Any]:
-    """What an iterator put into a checkpoint: a state of this package, or DALI's counters.
+    """The iterator's part of a checkpoint: a state of this package, or DALI's counters.
 
     Raises:
-        StateError: If the bytes are no checkpoint, or an iterator put nothing into it.
+        StateError: If the bytes are no checkpoint, or have no such part.
     """
     text = b""
     try:
@@ -77,17 +77,17 @@ def _iterator_data(piece: bytes) -> dict[str, Any]:
 def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[int]) -> Position:
     """The position that checkpoints of DALI's own JAX iterator describe.
 
-    DALI saves counters of samples: those read ahead when the epoch started, and those of the
-    epoch so far; the shard of each pipeline says where the rotation over shards stands. The
-    start of the epoch is not among them, so that ``reset()`` can't go back in this epoch.
+    DALI saves two counts of samples, read ahead when the epoch started and read in the epoch so
+    far, and the shard of each pipeline, which tells how far shards have rotated. It does not save
+    the start of the epoch: ``reset()`` can't go back in this epoch.
 
     Args:
-        pieces: One for each pipeline.
+        pieces: The checkpoint of each pipeline.
         plan: The epochs now.
         streams: The shard of each pipeline in epoch 0.
 
     Raises:
-        StateError: If they don't say enough, or are of another reader.
+        StateError: If the counters are not enough, or fit no position of the epochs.
     """
     counters = _iterator_data(pieces[0])
     lists = ("_counter_per_gpu", "_shard_sizes_per_gpu", "_shards_id")
@@ -116,14 +116,14 @@ def of_dali(pieces: Sequence[bytes], plan: EpochPlan | None, streams: Sequence[i
             "last_batch_policy that they were saved with"
         )
     delivered = plan.delivered(epoch, streams[0])
-    # DALI's DROP has read the batch that it drops when it stops; we drop it afterwards.
+    # DALI's DROP has read the batch that it drops when it stops; here it is dropped later.
     checkpoints = Checkpoints(tuple(bytes(piece) for piece in pieces), min(0, delivered - step))
     step = min(step, delivered)
     return Position(epoch, step, checkpoints, checkpoints if step == 0 else Checkpoints())
 
 
 def _are_counts(value: Any) -> bool:
-    """Whether a value is a list of whole numbers from 0 on, which DALI writes as 3 or 3.0."""
+    """Whether a value is a list of whole numbers, 0 or more, which DALI writes as 3 or 3.0."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -137,7 +137,7 @@ def _are_counts(value: Any) -> bool:
 def _epoch_of(
     plan: EpochPlan, streams: Sequence[int], shards: Sequence[int], ahead: Sequence[int]
 ) -> int | None:
-    """The first epoch that starts as DALI's counters say: everything later repeats from it."""
+    """The first epoch that starts as DALI's counters say; later ones repeat."""
     runs_on = any(ahead)
     epoch = 0
     for _ in range(2 * plan.num_shards * plan.batch_size + 1):

@@ -1,7 +1,7 @@
 """Fingerprints: the epochs and the graph that a state belongs to, as plain JSON values.
 
 DALI restores a checkpoint into a pipeline of another shuffle, padding, shard count, file list
-or batch size without a word and goes on with wrong data. A fingerprint is saved with each
+or batch size without a warning, and goes on with wrong data. A fingerprint is saved with each
 state, and a restore compares it field by field.
 """
 
@@ -24,8 +24,7 @@ from .operators import read_operators, serialized_operators
 
 Fingerprint = dict[str, Any]
 
-
-# Arguments that change how fast data comes, not which.
+# Arguments that change the speed, not the data.
 _IGNORED = frozenset(
     {
         *("_display_name", "_module", "_origin_stack_filename", "_origin_stack_line"),
@@ -35,18 +34,19 @@ _IGNORED = frozenset(
         *("run_fn", "setup_fn", "use_o_direct"),  # Numba's functions are addresses
     }
 )
-_LONGEST = 80  # characters of an argument of a source
-_SHORTEST = 16  # of an operator's, of which there are many
-_AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI gives by itself: __Resize_3
+# Characters of an argument that is not hashed; operators have many arguments, sources few.
+_MOST_IN_SOURCE = 80
+_MOST_IN_OPERATOR = 16
+_AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI makes up: __Resize_3
 
 
 def digest(*parts: bytes, length: int = 12) -> str:
-    """The first hexadecimal digits of a hash (SHA-256) of all parts."""
+    """The first hexadecimal digits of the SHA-256 hash of all parts."""
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:length]
 
 
 def unknown() -> Fingerprint:
-    """The fingerprint of pipelines that were not built yet: the same keys and types."""
+    """The fingerprint of pipelines that were not built yet, with all keys and their types."""
     return {
         "epoch_size": -1,
         "batch_size": -1,
@@ -63,7 +63,7 @@ def unknown() -> Fingerprint:
 
 
 class DescribedCalls(Protocol):
-    """Functions that are called on the placed batch, for a fingerprint."""
+    """Calls of functions on the placed batch, as a fingerprint sees them."""
 
     @property
     def names(self) -> list[str]:
@@ -82,19 +82,19 @@ def fingerprint(
     serialized: Sequence[bytes] = (),
     deferred: DescribedCalls | None = None,
 ) -> Fingerprint:
-    """The fingerprint of built pipelines: their data, but for the names of their outputs.
+    """The fingerprint of built pipelines, without the names of their outputs.
 
     Args:
         pipelines: The pipelines, whose graphs are alike.
-        plan: Their epochs; None where the source says their end.
+        plan: Their epochs; None if the source ends them.
         streams: The shard of each pipeline in epoch 0.
-        serialized: What DALI serialises of the pipelines, where it is at hand.
-        deferred: What the graph leaves to be called on the batch.
+        serialized: The pipelines as DALI serialises them, if that was done already.
+        deferred: Functions that are called on the placed batch.
 
     Returns:
-        A dict of str, int and list of str. ``operators`` has the kind and name of each operator
-        in order and its arguments, long ones as a hash; ``sources`` the arguments of readers and
-        external sources, paths by what they stand for; ``unchecked`` names what can't be read.
+        A dict of str, int and list of str. ``operators`` has the kind, name and arguments of each
+        operator in order, long arguments as a hash; ``sources`` the arguments of readers and
+        external sources, with the data behind paths; ``unchecked`` lists what can't be read.
     """
     first = pipelines[0]
     result = unknown()
@@ -109,8 +109,9 @@ def fingerprint(
             "padded": int(plan.padded),
             "stick": int(plan.stick),
         }
+    unchecked: list[str] = []
     if serialized:
-        operators, unchecked = list(serialized_operators(serialized[0])), list[str]()
+        operators = list(serialized_operators(serialized[0]))
     else:
         operators, unchecked = read_operators(first)
     labels = _labels([(kind, name) for kind, name, _ in operators])
@@ -122,7 +123,7 @@ def fingerprint(
             compared.pop("shard_id", None)  # compared as shard_ids
             paths = reader_files.described(reader_files.reader_of(kind), compared)
             unchecked += [f"the files of {label}.{k}" for k, v in paths.items() if "not read" in v]
-            texts = {k: _text(v, _LONGEST) for k, v in compared.items()} | paths
+            texts = {k: _source_text(v) for k, v in compared.items()} | paths
             result["sources"] += [f"{label}.{k}: {v}" for k, v in sorted(texts.items()) if v]
             result["operators"].append(f"{kind} {name}")
             if kind == "external_source":
@@ -130,12 +131,12 @@ def fingerprint(
         else:
             if "run_fn" in arguments:
                 unchecked.append(f"the Numba function of {name}")
-            # In a chain of operators nothing needs to be said of the input of each.
+            # An input that is the operator before is left out: most graphs are chains.
             if compared.get("inputs") in ([[previous, ""]], [[f"{previous}[0]", ""]]):
                 del compared["inputs"]
             elif "inputs" in compared:
                 compared["inputs"] = [[_produced(of, producers), k] for of, k in compared["inputs"]]
-            values = [f"{k}={_text(v, _SHORTEST)}" for k, v in sorted(compared.items())]
+            values = [f"{k}={_operator_text(v)}" for k, v in sorted(compared.items())]
             result["operators"].append(" ".join([kind, name, *values]))
         previous = name
     if deferred is not None:
@@ -150,10 +151,9 @@ def _is_source(kind: str) -> bool:
 
 
 def _labels(operators: Sequence[tuple[str, str]]) -> list[str]:
-    """What operators are called: by the name that the user gave them, or by their kind.
+    """Labels of operators, given kind and name of each: the user's name, or else the kind.
 
-    Args:
-        operators: Kind and name of each; kinds that come several times are numbered.
+    Labels that come several times are numbered.
     """
     plain = [kind if _AUTOMATIC.match(name) else name for kind, name in operators]
     total, seen = Counter(plain), Counter[str]()
@@ -165,20 +165,29 @@ def _labels(operators: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _produced(data: str, producers: Mapping[str, str]) -> str:
-    """An output of an operator, "__Resize_3[0]", by what that is called."""
+    """An output of an operator, "__Resize_3[0]", with the operator's label."""
     name, bracket, index = data.partition("[")
     return f"{producers.get(name, name)}{bracket}{index}"
 
 
-def _text(value: Any, longest: int) -> str:
-    """An argument as short text without spaces at the ends; a long one as a hash."""
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    text = text if longest == _LONGEST else text.replace(", ", ",")
-    clear = len(text) <= longest and not (longest == _SHORTEST and re.search(r"\s", text))
-    return text if clear else f"#{digest(text.encode(), length=12 if longest == _LONGEST else 6)}"
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=repr)
 
 
-# Positions are counted in these: where one differs, no position of the state is one of now.
+def _source_text(value: Any) -> str:
+    """A source's argument as text; a long one as a hash."""
+    text = _plain(value)
+    return text if len(text) <= _MOST_IN_SOURCE else f"#{digest(text.encode())}"
+
+
+def _operator_text(value: Any) -> str:
+    """An operator's argument as text; a long one, or one with spaces, as a hash."""
+    text = _plain(value).replace(", ", ",")
+    clear = len(text) <= _MOST_IN_OPERATOR and not re.search(r"\s", text)
+    return text if clear else f"#{digest(text.encode(), length=6)}"
+
+
+# Positions are counted in these: where one differs, no saved position exists now.
 _FIXED = frozenset(
     {"epoch_size", "batch_size", "num_shards", "shard_ids", "policy", "padded", "stick"}
 )
@@ -187,7 +196,7 @@ _LEFT_OUT = "(left out)"  # an argument
 
 
 def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
-    """What differs; pipelines that were not built yet, and no seed, agree with all."""
+    """The differences; pipelines that were not built yet, and no seed, agree with all."""
     result: list[Difference] = []
     if unknown() in (saved, now):
         return result
@@ -222,7 +231,7 @@ class _Operator(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What identifies it in another graph."""
+        """A text that identifies it in another graph."""
         return self.kind if _AUTOMATIC.match(self.name) else f"={self.name}"
 
     def __str__(self) -> str:
@@ -241,7 +250,7 @@ def _read_operators(texts: Sequence[str]) -> list[_Operator]:
 def _paired(
     before: Sequence[str], after: Sequence[str]
 ) -> list[tuple[_Operator | None, _Operator | None]]:
-    """The operators of two graphs, each beside the same one of the other graph, or None."""
+    """The operators of two graphs in pairs: each with its counterpart, or None."""
     pairs: list[tuple[_Operator | None, _Operator | None]] = []
 
     def pair(left: Sequence[_Operator], right: Sequence[_Operator], exact: bool) -> None:
@@ -271,17 +280,17 @@ def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[D
                     yield Difference(f"operators.{new.label}.{argument}", was, now)
         else:
             operators = [operator for operator in (new, old) if operator is not None]
-            # Without its state a reader begins anew, beside others that go on.
+            # A reader without its state would begin anew, beside others that go on.
             source = any(_is_source(operator.kind) for operator in operators)
             was, now = ("(none)" if operator is None else str(operator) for operator in (old, new))
             yield Difference(f"operators.{operators[0].label}", was, now, source)
 
 
 def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
-    """The names that DALI gave operators when a state was saved, by those that they have now.
+    """Operators' names when a state was saved, by their names now.
 
     Returns:
-        None where all names are what they were, and no operator was added or left out.
+        None if all names are the same, and no operator was added or left out.
     """
     if [] in (saved["operators"], now["operators"]):
         return None  # they could not be read
@@ -296,7 +305,7 @@ def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
 
 
 def not_allowed(different: Sequence[Difference], allow: Sequence[str]) -> list[Difference]:
-    """The differences that no name waives; "operators.resize" waives all of that operator."""
+    """The differences that no name waives; "operators.resize" waives all of that operator's."""
     return [
         difference
         for difference in different
@@ -307,7 +316,7 @@ def not_allowed(different: Sequence[Difference], allow: Sequence[str]) -> list[D
 def check_names(
     allow: Sequence[str], different: Sequence[Difference], *fingerprints: Fingerprint
 ) -> None:
-    """Raises ValueError for a name of nothing that is in the fingerprints or differs."""
+    """Raises ValueError for a name that is in no fingerprint, and of no difference."""
     known = _names(fingerprints) | {difference.name for difference in different}
     for name in allow:
         if not any(_covers(name, other) for other in known):

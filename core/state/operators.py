@@ -1,7 +1,8 @@
-"""The operators of a pipeline, with their names and arguments, as DALI tells them."""
+"""The operators of a pipeline, with their names and arguments, as DALI writes them."""
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,11 +15,9 @@ Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, ar
 
 
 def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
-    """The operators of a pipeline in order, and lines that say what could not be read."""
-    try:
+    """The operators of a pipeline in order, and a list of parts that could not be read."""
+    with contextlib.suppress(RuntimeError):  # a graph with Python operators doesn't serialise
         return list(serialized_operators(pipeline.serialize())), []
-    except RuntimeError:
-        pass  # a graph with Python operators doesn't serialise
     operators: list[Operator] = []
     unchecked: list[str] = []
     # Not public: where a DALI has no such list, the graph goes unchecked, and the state says so.
@@ -28,7 +27,7 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
     for instance in instances:
         arguments = _printed_arguments(str(getattr(instance, "spec", "")))
         kind = _kind(arguments, type(instance).__name__)
-        # Not public either: a list of paths is not printed so that it can be read.
+        # Not public either; DALI prints a list of paths in a form that can't be parsed.
         originals = getattr(getattr(instance, "_op", None), "_init_args", {})
         paths = reader_files.READERS.get(reader_files.reader_of(kind), {})
         arguments |= {name: originals[name] for name in paths if originals.get(name)}
@@ -44,7 +43,7 @@ def operators_of(pipeline: Pipeline) -> list[Operator]:
 
 
 def kind_of(instance: Any) -> str:
-    """The name of an operator of a graph that may not be built, as users write it."""
+    """The name of an operator of any graph, built or not, as users write it."""
     return _kind(_printed_arguments(str(getattr(instance, "spec", ""))), type(instance).__name__)
 
 
@@ -72,9 +71,7 @@ def serialized_operators(serialized: bytes) -> Iterator[Operator]:
             if part == 1:
                 schema = content.decode()
             elif part == 2:
-                tensor = dict(
-                    protobuf.fields(content)
-                )  # {1: name, 2: device, 4: its argument, ...}
+                tensor = dict(protobuf.fields(content))  # 1: its name, 4: the argument it is for
                 inputs.append([tensor.get(k, b"").decode() for k in (1, 4)])
             elif part == 4:
                 key, argument = _argument(content)
@@ -87,7 +84,7 @@ def serialized_operators(serialized: bytes) -> Iterator[Operator]:
 
 
 def _argument(content: bytes) -> tuple[str, Any]:
-    """Name and value of a serialised argument; a list's elements are arguments, too."""
+    """Name and value of a serialised argument; the elements of a list are arguments, too."""
     name, values, is_list = "", [], False
     for field, value in protobuf.fields(content):
         if field == 1:

@@ -7,13 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """Where the pipelines must stand to deliver a batch next.
+    """DALI's checkpoints from which a batch can be delivered next.
 
     Attributes:
-        data: DALI's checkpoint of each pipeline, or None where there is none to be had.
+        data: DALI's checkpoint of each pipeline; None if there is none.
         to_drop: Number of batches to drop after restoring them. In a state it is more than 0
-            after a failed batch (DALI's checkpoint of one is incomplete, so that an earlier one is
-            kept, of up to eight batches before the first failure) and between epochs (an epoch
+            after a failed batch (DALI's checkpoint behind one is incomplete: an earlier one is
+            kept, up to eight batches before the first failure) and between epochs (an epoch
             may consume more batches than it delivers).
     """
 
@@ -21,7 +21,7 @@ class Checkpoints:
     to_drop: int = 0
 
     def later(self, batches: int) -> Checkpoints:
-        """Those for so many batches further on."""
+        """The checkpoints for a batch that comes so many batches later."""
         return dataclasses.replace(self, to_drop=self.to_drop + batches)
 
 
@@ -31,9 +31,9 @@ class Position:
 
     Attributes:
         epoch: Number of the epoch, from 0.
-        step: Number of its batches that are behind it, failed ones included.
-        checkpoints: Where the pipelines stand; None before they were first built.
-        epoch_start: Where they stood at the epoch's start.
+        step: Number of the epoch's batches before it, failed ones included.
+        checkpoints: The checkpoints for it; None before the pipelines were first built.
+        epoch_start: The checkpoints for the epoch's first batch.
         errors: Number of batches that failed so far.
     """
 
@@ -51,8 +51,8 @@ class FailedBatch:
     Attributes:
         epoch: Its epoch.
         step: Its number in the epoch.
-        message: What DALI says of it.
-        files: Those that DALI can't decode, as far as that could be told.
+        message: DALI's error message.
+        files: Files that DALI can't decode, as far as they are known.
     """
 
     epoch: int

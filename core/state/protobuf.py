@@ -1,6 +1,6 @@
 """The wire format of protobuf, in which DALI writes graphs and checkpoints.
 
-DALI's own messages are not public in Python, and google.protobuf is no dependency of DALI's.
+DALI does not offer its messages in Python, and does not depend on google.protobuf.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
     def varint() -> int:
         nonlocal at
         value = shift = 0
-        while shift < 70:  # no number of protobuf's is longer
+        while shift < 70:  # protobuf has numbers of 10 bytes at most
             byte = data[at]
             at += 1
             value |= (byte & 127) << shift

@@ -1,9 +1,9 @@
-"""The state of pipelines: kept short, and known at any step without running to it.
+"""States of random operators and readers in DALI's checkpoints: checked, shortened, advanced.
 
 DALI's random operators count the samples that they drew for (a Philox generator: a key, a
 sequence number, an offset), and its checkpoints hold these counts as hexadecimal text. So a
-checkpoint differs little from the first one of its pipeline; and where each run counts on by
-the same number, the checkpoint after any number of runs follows from the first three. A
+checkpoint differs little from the first one of its pipeline; and where each run adds the same
+number to a count, the checkpoint after any number of runs follows from the first three. A
 reader counts the samples of its pass over the data.
 """
 
@@ -19,37 +19,38 @@ from ..errors import StateError
 from . import protobuf
 from .codec import deflate, inflate
 
-_NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")
+_NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")  # of a Philox state
+_PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")
+_ITER = re.compile(rb'("iter": )(\d+)')  # the pipeline's count of runs
+# Names of the operators that DALI adds to copy to and from devices.
 _COPY = re.compile("__(MakeContiguous|Copy)_(Cpu|Gpu)To(Cpu|Gpu)_")
 _COPIES = re.compile(f"^({_COPY.pattern})+")
 _MOST_PASSES = 1 << 31
-_PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")
-_ITER = re.compile(rb'("iter": )(\d+)')
 
 
 def operators(checkpoint: bytes) -> dict[str, bool]:
-    """Whether each operator has a state, by its name, in the checkpoint of a pipeline."""
+    """Whether each operator has a state in a pipeline's checkpoint, by its name."""
     return {name: bool(fields.get(2)) for name, fields in _contents(checkpoint).items()}
 
 
 def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
-    """What a checkpoint has of each operator, by its name: {1: name, 2: state}."""
+    """The fields of each operator in a checkpoint, by its name: {1: name, 2: state}."""
     contents = (content for number, content in protobuf.fields(checkpoint) if number == 1)
     return {fields[1].decode(): fields for fields in map(dict, map(protobuf.fields, contents))}
 
 
 def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
-    """Checks what DALI does not check of a checkpoint, and would go wrong or wait for ever by.
+    """Checks a checkpoint where DALI does not, and would go wrong or hang.
 
     Args:
         checkpoint: The checkpoint of a pipeline.
-        readers: Of each of its readers, by name, the most samples that a pass has.
+        readers: The largest number of samples in a pass of each of its readers, by name.
 
     Returns:
         The names of its operators, sorted.
 
     Raises:
-        StateError: If it is no checkpoint, or one that no pipeline gives.
+        StateError: If it is no checkpoint, or has values that no pipeline saves.
     """
     names: list[str] = []
     try:
@@ -75,13 +76,13 @@ def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
 
 
 def _check_reader(name: str, state: bytes, most: int) -> None:
-    """Raises ValueError where a reader's state has counts that it never reaches."""
+    """Raises ValueError if a reader's state has counts that no reader reaches."""
     outer = dict(protobuf.fields(state))
     snapshot = dict(protobuf.fields(outer[1]))
     if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
         raise ValueError(f"{name} has no state of a reader")
     generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
-    # It is a linear congruential generator, which gives the same number for ever from 0 on.
+    # A linear congruential generator stays at 0 for ever.
     if not re.fullmatch(rb"0*[1-9][0-9 ]*", generator):
         raise ValueError(f"the generator of {name} is at {generator!r}")
     if samples > most or passes > _MOST_PASSES:
@@ -89,13 +90,13 @@ def _check_reader(name: str, state: bytes, most: int) -> None:
 
 
 def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | None = None) -> bytes:
-    """The checkpoint of a pipeline, for one with other operators.
+    """Converts the checkpoint of a pipeline for one with other operators.
 
     Args:
         checkpoint: The checkpoint.
-        start: The other pipeline's, at its start: operators that are new keep this state.
-        names: The names of operators in the checkpoint, by those that they have now; the same
-            names by default.
+        start: The first checkpoint of the other pipeline, from which new operators keep
+            their state.
+        names: Operators' names in the checkpoint, by their names now; the same by default.
 
     Raises:
         StateError: If an operator has a state now and had none; if it is no checkpoint.
@@ -111,11 +112,7 @@ def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | No
 
 
 def with_random_state(checkpoint: bytes, other: bytes) -> bytes:
-    """The checkpoint of a pipeline, whose random operators stand where another one has them.
-
-    Args:
-        checkpoint: The checkpoint.
-        other: Another one of the same pipeline.
+    """A checkpoint with the states of random operators from another one of the same pipeline.
 
     Raises:
         StateError: If one of them is no checkpoint.
@@ -126,18 +123,14 @@ def with_random_state(checkpoint: bytes, other: bytes) -> bytes:
 
 
 def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
-    """The checkpoint of a pipeline, for one of the same graph on other devices.
+    """Converts a checkpoint for a pipeline of the same graph on other devices, by its first one.
 
-    DALI copies to and from devices by operators of its own, named after them, which have no
-    state; of a checkpoint with other names it takes nothing.
-
-    Args:
-        checkpoint: The checkpoint.
-        start: The other pipeline's, at its start.
+    DALI adds operators that copy to and from devices, with the devices in their names and without
+    a state; of a checkpoint with other names it restores nothing.
 
     Raises:
-        StateError: If another operator than those is in one of them alone, or has a state in the
-            other pipeline alone; if they are of other outputs; if it is no checkpoint.
+        StateError: If any other operator is in one of the pipelines alone, or has a state in the
+            other pipeline alone; if their outputs differ; if it is no checkpoint.
     """
     had, has, _ = _both(checkpoint, start)
     # At its start an operator may have no state yet; the other way round DALI would begin anew.
@@ -156,7 +149,7 @@ def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
 def _both(
     checkpoint: bytes, start: bytes
 ) -> tuple[dict[str, dict[int, Any]], dict[str, dict[int, Any]], list[tuple[int, Any]]]:
-    """What two checkpoints have of each operator, and what the first has besides."""
+    """The operators' fields in two checkpoints, and the other fields of the first."""
     try:
         rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
         return _contents(checkpoint), _contents(start), rest
@@ -165,39 +158,33 @@ def _both(
 
 
 def without_counts(checkpoint: bytes, start: bytes) -> bytes:
-    """A checkpoint whose pipeline counts its runs from 0, with the states of its operators.
-
-    Args:
-        checkpoint: The checkpoint.
-        start: The pipeline's at its start.
-    """
+    """A checkpoint with the counts of runs of the pipeline's first one."""
     operators = [field for field in protobuf.fields(checkpoint) if field[0] == 1]
-    return protobuf.message(
-        [*operators, *(field for field in protobuf.fields(start) if field[0] != 1)]
-    )
+    counts = [field for field in protobuf.fields(start) if field[0] != 1]
+    return protobuf.message([*operators, *counts])
 
 
 def _copied(names: Iterable[str]) -> set[str]:
-    """What DALI's own operators copy, of the names of all operators."""
+    """Names of the tensors that DALI's copying operators copy, given all operators' names."""
     return {_COPIES.sub("", name) for name in names if _COPY.match(name)}
 
 
 def _outputs(names: Iterable[str]) -> set[str]:
-    """What is copied for the consumer, of the names of all operators."""
+    """Names of the tensors that are copied for the consumer, given all operators' names."""
     return _copied(name for name in names if name.startswith("__MakeContiguous_"))
 
 
 def compress(checkpoints: Sequence[bytes], first: Sequence[bytes]) -> str:
-    """Checkpoints of pipelines as a short text, given those of their start."""
+    """Checkpoints of pipelines as a short text, given the pipelines' first checkpoints."""
     data = b"".join(len(one).to_bytes(4, "big") + one for one in checkpoints)
     return base64.b85encode(deflate(data, b"".join(first), 9)).decode()
 
 
 def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
-    """The checkpoints that `compress` made a text of.
+    """The checkpoints in a text of `compress`.
 
     Raises:
-        StateError: If it was made of other pipelines.
+        StateError: If the text is of other pipelines.
     """
     try:
         data = inflate(base64.b85decode(text), b"".join(first))
@@ -217,15 +204,15 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
 
 
 def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | None = None) -> bytes:
-    """The checkpoint of a pipeline after so many runs of whole batches.
+    """The checkpoint of a pipeline after a number of runs of whole batches.
 
     Args:
-        runs: Number of runs from the start.
-        zero, one, two: Its checkpoints at the start, and after one and two runs.
-        base: The checkpoint to count from; its start by default.
+        runs: Number of runs behind ``base``.
+        zero, one, two: The checkpoints at its start, and after one and two runs.
+        base: The checkpoint to count from; ``zero`` by default.
 
     Raises:
-        StateError: If the operators' states are not known to advance evenly.
+        StateError: If the operators' states do not advance evenly.
     """
     parts = [_NUMBER.split(checkpoint) for checkpoint in (zero, one, two)]
     rest = [[_ITER.sub(rb"\1", part) for part in checkpoint] for checkpoint in parts]
@@ -241,7 +228,7 @@ def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | Non
             "can't go on there. Draw its numbers for each record, by draw.uniform() and its "
             "like, or by RandomInputs"
         )
-    # The count of runs stays at 0: nothing of a pipeline that is fed depends on it.
+    # The count of runs stays that of base: nothing in a pipeline that is fed depends on it.
     base = zero if base is None else base
     begun = [int(n, 16) for n in _NUMBER.findall(base)]
     texts = [b"%016X" % (n + runs * step) for n, step in zip(begun, steps, strict=True)]

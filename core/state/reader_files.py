@@ -1,8 +1,8 @@
 """Short texts for the data behind the path arguments of DALI's readers, under any root.
 
-DALI goes on over a list that was reshuffled, or over other files of as many samples, without a
-word. The texts are equal for copies of the same data and differ for other data; modification times
-are no part of them.
+DALI goes on over a reshuffled list, or over other files of as many samples, without a warning. The
+texts are equal for copies of the same data, and differ for other data; modification times are no
+part of them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 from nvidia.dali import backend
 
-# How an argument is compared: by the content of what it names ("list": lists, indexes,
-# annotations); by name and size of the files ("files"); by size and samples of the content
-# ("archive": tars and record files); as it is ("value"), or not at all ("ignored").
+# How an argument is compared: by the content of its file ("list": lists, indexes, annotations);
+# by name and size of the files ("files"); by size and samples of the content ("archive": tars
+# and record files); by its value ("value"), or not at all ("ignored").
 _VIDEO = {
     "enable_frame_num": "value",
     "file_list": "list",
@@ -80,15 +80,15 @@ _FILTERS = {
 }
 _LISTING = ("files", "file_list", "filenames")  # where one of them is given, file_root is a prefix
 
-_Stamp = tuple[int, int, int]  # size, time and inode: by these a content is known in a process
+_Stamp = tuple[int, int, int]  # size, time and inode, the key of a content in caches
 _EDGE, _BLOCK = 1 << 16, 1 << 12  # bytes
 _BLOCKS = 64  # of each archive
 _MOST_BLOCKS = 1 << 12  # of all archives of an argument, but at least four of each
-_MOST_SIZES = 100_000  # of files whose sizes are asked for; evenly spaced where there are more
+_MOST_SIZES = 100_000  # files whose sizes are asked for, evenly spaced among more
 
 
 def reader_of(kind: str) -> str:
-    """The name of a reader in `READERS`, of an operator as users write it; "" where it is none."""
+    """The name in `READERS` of an operator as users write it; "" if it is no reader."""
     module, _, name = kind.rpartition(".")
     if module.removeprefix("experimental.") == "readers":
         return name
@@ -101,12 +101,12 @@ def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
     """The path arguments of a reader as short texts.
 
     Args:
-        reader: Its name in `READERS`. The arguments of other readers are compared by name and
-            size of the files or folders that they are paths of.
+        reader: Its name in `READERS`. Arguments of other readers that are paths are compared by
+            the names and sizes of their files.
         arguments: Its arguments.
 
     Returns:
-        A text for each path argument, such as ``"3 files, 120 bytes #5f0c..."``; "" where it is
+        A text for each path argument, such as ``"3 files, 120 bytes #5f0c..."``; "" if it is
         not compared. Files that can't be read (another machine's path, a URI) are "not read".
     """
     known = READERS.get(reader)
@@ -151,7 +151,7 @@ def _digest(pieces: Iterable[bytes]) -> str:
 
 
 def _files(paths: Sequence[str]) -> str:
-    """Files by their names below the folder that all of them are in, and their sizes."""
+    """Files by their names below their common folder, and their sizes."""
     remote = [path for path in paths if "://" in path]
     whole = list(paths) if remote else [os.path.abspath(path) for path in paths]
     return _sized(below_common_root(whole), whole.__getitem__)
@@ -179,7 +179,7 @@ def _listed(root: str, matches: Callable[[str], Any] | None) -> Iterator[str]:
 
 
 def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] | None:
-    """Whether a reader takes a name of a folder; None where it takes all."""
+    """The function that tells whether a reader takes a file's name; None if it takes all."""
     if reader not in _FILTERS:
         return None
     schema, name = _FILTERS[reader]
@@ -191,13 +191,13 @@ def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] |
         except (ValueError, SyntaxError):
             return None
     texts = [patterns] if isinstance(patterns, str) else patterns
-    # Case is ignored: names that differ in it alone are some files more to compare.
+    # Case is ignored: this at most compares a few files more than the reader reads.
     joined = "|".join(fnmatch.translate(str(text)) for text in texts)
     return re.compile(joined, re.IGNORECASE).match
 
 
 def below_common_root(paths: Sequence[str]) -> list[str]:
-    """Paths, or lines that begin with one, without the folder that all of them begin with."""
+    """Paths, or lines that begin with one, without their common folder."""
     first, last = min(paths), max(paths)  # all begin as these two do
     alike = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
     start = first.rfind("/", 0, alike) + 1
@@ -205,12 +205,7 @@ def below_common_root(paths: Sequence[str]) -> list[str]:
 
 
 def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
-    """A text for names and the sizes of their files, of very many names the sizes of some.
-
-    Args:
-        names: The names.
-        path_of: The path of the file of a name, by its index.
-    """
+    """A text for names and the sizes of their files; of very many files, for the sizes of some."""
     count = min(len(names), _MOST_SIZES)
     sizes = file_sizes([path_of(i * len(names) // count) for i in range(count)])
     known = sum(size for size in sizes if size > 0)
@@ -221,12 +216,13 @@ def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
 
 
 def file_sizes(paths: Sequence[str]) -> list[int]:
-    """The sizes of files in bytes, -1 where there is none; asked for once in this process."""
-    # A folder's time changes with what it lists, so that files that come or go are seen.
+    """The sizes of files in bytes, -1 for missing ones; cached in this process."""
+    # A folder's time changes when files in it come or go.
     folders = {os.path.dirname(path) for path in paths}
-    key = _digest(map(os.fsencode, paths)), tuple(sorted((f, _time(f)) for f in folders))
+    times = sorted((folder, _status(folder, "st_mtime_ns")) for folder in folders)
+    key = _digest(map(os.fsencode, paths)), tuple(times)
     if (sizes := _known_sizes.get(key)) is None:
-        size_of = {path: _size(path) for path in dict.fromkeys(paths)}
+        size_of = {path: _status(path, "st_size") for path in dict.fromkeys(paths)}
         sizes = _known_sizes[key] = [size_of[path] for path in paths]
     return sizes
 
@@ -234,18 +230,13 @@ def file_sizes(paths: Sequence[str]) -> list[int]:
 _known_sizes: dict[Any, list[int]] = {}
 
 
-def _size(path: str) -> int:
+def _status(path: str, field: str) -> int:
+    """A field of a file's status; -1 for a missing file."""
     try:
-        return os.stat(path).st_size
+        value: int = getattr(os.stat(path), field)
     except (OSError, ValueError):
         return -1
-
-
-def _time(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except (OSError, ValueError):
-        return -1
+    return value
 
 
 # Lists, indexes and annotations by their content
@@ -255,13 +246,13 @@ def _lists(paths: Sequence[str], reader: str, root: str) -> str:
     """Files that list or index samples, by their content and the sizes of the files listed."""
     texts = [
         _of_file(path, lambda p, s: _list_digest(p, s, reader, root or os.path.dirname(p)))
-        for path in _all_parts(paths)
+        for path in _parts(paths)
     ]
     return texts[0] if len(texts) == 1 else _joined(texts)
 
 
 def _of_file(path: str, describe: Callable[[str, _Stamp], str]) -> str:
-    """The text of a function for a file and its stamp; a digest of an unreadable file's name."""
+    """The text of a file by ``describe(path, stamp)``; a digest of an unreadable file's name."""
     try:
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
@@ -276,39 +267,37 @@ def _joined(texts: Sequence[str]) -> str:
     return f"{len(texts):,} files{missing} #{_digest(map(str.encode, texts))}"
 
 
-def _all_parts(paths: Iterable[str]) -> list[str]:
-    return [part for path in paths for part in _parts(path)]
-
-
-def _parts(path: str) -> list[str]:
-    """A file, or the files in a folder, but for locks of databases."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(e.path for e in entries if e.is_file() and e.name != "lock.mdb")
-    except OSError:
-        return [path]
+def _parts(paths: Iterable[str]) -> list[str]:
+    """Files, and the files in folders, without the locks of databases."""
+    parts: list[str] = []
+    for path in paths:
+        try:
+            with os.scandir(path) as entries:
+                parts += sorted(e.path for e in entries if e.is_file() and e.name != "lock.mdb")
+        except OSError:
+            parts.append(path)
+    return parts
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _list_digest(path: str, stamp: _Stamp, reader: str, root: str) -> str:
     with open(path, "rb") as file:
         content = file.read()
-    entries: list[tuple[str, str]] | None = None
+    names: list[str] = []  # of the listed files, with labels and the like behind some
+    rests: list[str] = []  # of a manifest's lines
     if reader == "nemo_asr":
-        entries = _manifest(content)
+        names, rests = _manifest(content)
     elif os.path.isdir(root) and reader in ("file", "numpy", "fits", "video", "video_resize"):
         lines = [line.rstrip() for line in os.fsdecode(content).splitlines()]
-        entries = [(line, line) for line in lines if line]
-    if not entries:
+        names = [line for line in lines if line]
+    if not names:
         return f"{stamp[0]:,} bytes #{_digest([content])}"
-    names = [name for name, _ in entries]
-    rests = [rest for _, rest in entries]
+    texts = names
     if all(name.startswith("/") for name in names):
-        short = below_common_root(names)
-        rests = short if rests == names else [f"{s} {r}" for s, r in zip(short, rests)]
-    elif rests != names:
-        rests = [f"{n} {r}" for n, r in zip(names, rests)]
-    return _sized(rests, lambda i: _entry(root, names[i]))
+        texts = below_common_root(names)
+    if rests:
+        texts = [f"{text} {rest}" for text, rest in zip(texts, rests)]
+    return _sized(texts, lambda i: _entry(root, names[i]))
 
 
 def _entry(root: str, line: str) -> str:
@@ -321,16 +310,14 @@ def _entry(root: str, line: str) -> str:
     return os.path.join(root, line)
 
 
-def _manifest(content: bytes) -> list[tuple[str, str]] | None:
-    """NeMo's manifest: the path of the audio and the rest of each line; None for other files."""
+def _manifest(content: bytes) -> tuple[list[str], list[str]]:
+    """The audio paths of NeMo's manifest, and the rest of each line; both empty for other files."""
     try:
         entries = [json.loads(line) for line in content.splitlines() if line.strip()]
-        return [
-            (str(entry.pop("audio_filepath")), json.dumps(entry, sort_keys=True))
-            for entry in entries
-        ]
+        paths = [str(entry.pop("audio_filepath")) for entry in entries]
+        return paths, [json.dumps(entry, sort_keys=True) for entry in entries]
     except (ValueError, LookupError, AttributeError, RecursionError):
-        return None
+        return [], []
 
 
 # Tars and record files by samples of their content
@@ -338,7 +325,7 @@ def _manifest(content: bytes) -> list[tuple[str, str]] | None:
 
 def _archives(paths: Sequence[str]) -> str:
     """Tars and record files, in this order, by their sizes and samples of their content."""
-    files = _all_parts(paths)
+    files = _parts(paths)
     blocks = max(4, min(_BLOCKS, _MOST_BLOCKS // max(1, len(files))))
     return _joined([_of_file(path, lambda p, s: _archive_digest(p, s, blocks)) for path in files])
 

@@ -17,19 +17,19 @@ import nvidia.dali
 
 from ..iterator.command_line import add_arguments, check_complete, load, write
 from ..iterator.data_iterator import IteratorFunction
-from .tune import Tuned, check_plot, tune
+from .tune import Tuned, figure_class, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Args:
-        arguments: Those of the command line by default.
+        arguments: The arguments; those of the command line by default.
     """
     options = _parser().parse_args(arguments)
-    if options.plot:
+    if options.plot:  # else the error would come after all measurements
         try:
-            check_plot()
+            figure_class()
         except ImportError as error:
             raise SystemExit(str(error)) from error
     call = dict(options.arg)

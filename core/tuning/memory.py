@@ -1,4 +1,4 @@
-"""How much memory this process has, and how much is in use on the GPU."""
+"""Memory of this process, and memory in use on the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Memory:
 
     Attributes:
         host: Resident memory of this process.
-        gpu: Memory in use on the first GPU, by whomever; None where no GPU is used.
+        gpu: Memory in use on the first GPU, by all processes; None if no GPU is used.
     """
 
     host: float
@@ -29,21 +29,21 @@ class Memory:
 
     @classmethod
     def now(cls) -> Memory:
-        """That of this moment."""
+        """The memory in use now."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return cls(pages * _PAGE / _MEBIBYTE, _gpu_memory())
 
     @classmethod
     def unused(cls) -> Memory:
-        """That of this moment, once what was freed is given back: else the next would reuse it."""
-        gc.collect()  # DALI's pipelines, closed ones, too, lie in cycles, with their last outputs
+        """The memory in use now, once freed memory is given back, which pipelines would reuse."""
+        gc.collect()  # DALI's pipelines, even closed ones, are in cycles, with their last outputs
         backend.ReleaseUnusedMemory()  # of DALI's pools
         with contextlib.suppress(AttributeError):  # a C library other than glibc
             ctypes.CDLL(None).malloc_trim(0)
         return cls.now()
 
     def since(self, before: Memory) -> Memory:
-        """What has come on top; 0 where it is less."""
+        """The memory that was added; 0 if there is less."""
         gpu = None
         if self.gpu is not None:
             gpu = max(0.0, self.gpu - (before.gpu or 0.0))
@@ -55,8 +55,8 @@ class Memory:
 
 
 def _gpu_memory() -> float | None:
-    """MiB in use on the first GPU: DALI's memory is none of what JAX counts."""
-    try:  # the driver that DALI or JAX has loaded: on a CPU nothing is loaded
+    """MiB in use on the first GPU, by the driver: JAX does not count DALI's memory."""
+    try:  # only a driver that DALI or JAX has loaded: on a CPU there is none
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
         if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0):

@@ -1,22 +1,23 @@
-"""Which settings make a pipeline fastest here: measured, on the user's own pipeline.
+"""The fastest settings for a pipeline: measured on this machine, with the user's own pipeline.
 
-One setting after the other is varied, with the best of those before it: threads, the hardware
-decoder's load (where the graph takes it as an argument), the depth of prefetching, the batch.
-The candidates of a setting take turns, round by round, so that what disturbs the machine
-disturbs all of them; of those that can't be told from the fastest the cheapest is taken.
+One setting after the other is varied, with the best values of the earlier ones: threads, the
+hardware decoder's load (if the graph takes it as an argument), the depth of prefetching, the batch.
+The values of a setting take turns, round by round: other load on the machine then disturbs all of
+them. Of the values that can't be told from the fastest, the cheapest is chosen.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..arguments import function_parameters
 from ..iterator.data_iterator import IteratorFunction, iterator_function
@@ -28,19 +29,24 @@ _SMALLEST = 0.03  # shares of the rate below which candidates are alike
 _TOO_NOISY = 0.15
 _ROUNDS = 3
 _LOADS = (0.0, 0.65, 0.8, 0.9, 1.0)
-_DALIS_LOAD = 0.65  # the default of its decoders
 _DEPTHS = (2, 3, 4)
+# Defaults of data_iterator and, for the load, of DALI's decoders.
+_DEFAULTS = {
+    "num_threads": DEFAULT_NUM_THREADS,
+    "hw_decoder_load": 0.65,
+    "prefetch_queue_depth": 2,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the measurements of one setting say.
+    """The value to choose for one setting.
 
     Attributes:
-        value: The value to take.
+        value: The value.
         rate: Its median, in samples per second.
-        tolerance: Share of the rate within which candidates can't be told apart.
-        clear: False where the machine was too noisy to tell it from the value before.
+        tolerance: Share of the rate within which values can't be told apart.
+        clear: False if the machine was too noisy to tell it from the value before.
     """
 
     value: Any
@@ -54,7 +60,7 @@ def choose(rates: Mapping[Any, Sequence[float]], before: Any) -> Choice:
 
     Args:
         rates: Samples per second of each value, in each round; cheaper values come first.
-        before: The value to keep where nothing can be told apart; one of them.
+        before: The value to keep if the values can't be told apart; one of them.
     """
     medians = {value: statistics.median(rounds) for value, rounds in rates.items()}
     spreads = [(max(rounds) - min(rounds)) / medians[value] for value, rounds in rates.items()]
@@ -68,21 +74,21 @@ def choose(rates: Mapping[Any, Sequence[float]], before: Any) -> Choice:
 
 @dataclasses.dataclass
 class Tuned:
-    """What `tune` found.
+    """The result of `tune`.
 
     Attributes:
         name: Name of the iterator function.
         settings: The settings to pass.
         rate: Samples per second with them.
-        before: Samples per second with the settings in `began`: `rate` over what each choice
-            gained in its own rounds, since a machine's speed changes from minute to minute.
-        measured: For each setting its values, with samples per second of each round.
-        memory: For each setting its values, with the memory that their pipelines take, about:
-            with a full queue of prefetched batches.
+        before: Samples per second with the settings in `began`: `rate` divided by the gain of each
+            choice in its own rounds, since a machine's speed changes from minute to minute.
+        measured: For each setting and value, samples per second in each round.
+        memory: For each setting and value, the memory of its pipelines with a full queue of
+            prefetched batches, about.
         kept: Settings that stay as they were, since the machine was too noisy to choose, or the
             time was over.
-        failures: What went wrong with values that could not be measured.
-        began: The settings that the measurements began with: those of the call, or the defaults.
+        failures: Messages on values that could not be measured.
+        began: The first settings of the measurements: from the call, or the defaults.
     """
 
     name: str
@@ -97,7 +103,7 @@ class Tuned:
 
     @property
     def clear(self) -> bool:
-        """Whether every setting was chosen by what was measured."""
+        """Whether every setting was chosen by its measurements."""
         return not self.kept
 
     @property
@@ -108,7 +114,7 @@ class Tuned:
 
     @property
     def summary(self) -> str:
-        """What the recommended settings give, in a sentence."""
+        """The speed with the chosen settings, in a sentence."""
         if not self.measured:
             return "Nothing was measured: pass more max_seconds."
         rate, percent = f"{self.rate:,.0f} samples/s", 100 * (self.rate / self.before - 1)
@@ -122,7 +128,7 @@ class Tuned:
         return f"{rate}, {abs(percent):.0f} % {more} than the {self.before:,.0f} with {began}."
 
     def table(self) -> str:
-        """A table of all that was measured; values that were chosen are bold."""
+        """A Markdown table of all measurements; chosen values are bold."""
         rows = ["setting | value | samples/s | memory | rounds", "--- | --- | --- | --- | ---"]
         for name, rates in self.measured.items():
             for value, rounds in rates.items():
@@ -142,7 +148,7 @@ class Tuned:
         Raises:
             ImportError: If there is no matplotlib.
         """
-        figure = _figure_class()(figsize=(4.2 * max(1, len(self.measured)), 4.2))
+        figure = figure_class()(figsize=(4.2 * max(1, len(self.measured)), 4.2))
         figure.suptitle(f"{self.name}: {self.summary}", fontsize=10)
         axes = figure.subplots(1, max(1, len(self.measured)), squeeze=False)[0]
         for ax, (name, rates) in zip(axes, self.measured.items()):
@@ -162,7 +168,12 @@ class Tuned:
         figure.savefig(path)
 
 
-def _figure_class() -> Any:
+def figure_class() -> Any:
+    """The class of matplotlib's figures.
+
+    Raises:
+        ImportError: If there is no matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -170,13 +181,8 @@ def _figure_class() -> Any:
     return Figure
 
 
-def check_plot() -> None:
-    """Raises ImportError where `Tuned.save_plot` would, before anything is measured."""
-    _figure_class()
-
-
 def progress_bar(done: int, total: int, what: str) -> None:
-    """Writes a bar to the standard error, with what is measured next."""
+    """Writes a bar to the standard error, with the name of the next measurement."""
     width = 30
     bar = "#" * (width * done // total)
     end = "\n" if done == total else ""
@@ -206,95 +212,70 @@ def tune(
     """Measures an iterator function with other settings, on this machine.
 
     Args:
-        iterator_fn: What `dalijax.data_iterator` returned.
+        iterator_fn: An iterator function, as `dalijax.data_iterator` returns it.
         batch_size: Its batch size; the global one, with sharding.
-        seconds: About as long it measures; building the pipelines comes on top.
-        max_seconds: After as long it begins nothing new, and says what was not tried; twice
-            ``seconds`` by default.
+        seconds: Total time of the measurements, about; building the pipelines comes on top.
+        max_seconds: Time after which nothing new begins; the result lists settings that were not
+            tried. Twice ``seconds`` by default.
         num_threads: Threads of each pipeline to try: powers of two up to the cores by default.
-        hw_decoder_load: Loads of the hardware JPEG decoder to try. By default 0 to 1 where the
-            graph function has an argument of this name (to be handed to its decoder).
+        hw_decoder_load: Loads of the hardware JPEG decoder to try. By default 0 to 1 if the
+            graph function has an argument of this name (to pass to its decoder).
         prefetch_queue_depth: Depths to try; 2, 3 and 4 by default.
         batch_sizes: Batch sizes to try, too; none by default, since the model decides.
         progress: Called with the number of measurements done and of all, and the next one's name;
             a bar by default, None for nothing.
-        **call: Further arguments of the iterator function. A setting that is among them, or else
-            the function's own default, is what the measurements begin with.
+        **call: Further arguments of the iterator function. The measurements begin with the settings
+            among them, else with the function's own defaults.
 
     Raises:
-        TypeError: If ``iterator_fn`` is none.
-        Exception: What the iterator raises with the settings that are tried first.
+        TypeError: If ``iterator_fn`` is no iterator function.
+        Exception: Any error of the iterator with the first settings.
     """
     iterator_function(iterator_fn)
-    cores = len(os.sched_getaffinity(0))
-    candidates: dict[str, Sequence[Any]] = {
-        "num_threads": thread_counts(cores) if num_threads is None else num_threads
-    }
+    if num_threads is None:
+        num_threads = thread_counts(len(os.sched_getaffinity(0)))
+    candidates: dict[str, Sequence[Any]] = {"num_threads": num_threads}
     if "hw_decoder_load" in function_parameters(iterator_fn.pipeline_fn):
         candidates["hw_decoder_load"] = _LOADS if hw_decoder_load is None else hw_decoder_load
-    candidates["prefetch_queue_depth"] = (
-        _DEPTHS if prefetch_queue_depth is None else prefetch_queue_depth
-    )
-    if batch_sizes:
-        candidates["batch_size"] = batch_sizes
-    usual: dict[str, Any] = {
-        "num_threads": DEFAULT_NUM_THREADS,
-        "hw_decoder_load": _DALIS_LOAD,
-        "prefetch_queue_depth": 2,
-    }
-    settings: dict[str, Any] = {
-        name: call.pop(name, _default(iterator_fn.pipeline_fn, name, usual[name]))
+    depths = _DEPTHS if prefetch_queue_depth is None else prefetch_queue_depth
+    candidates["prefetch_queue_depth"] = depths
+    settings = {
+        name: call.pop(name, _default(iterator_fn.pipeline_fn, name, _DEFAULTS[name]))
         for name in candidates
-        if name != "batch_size"
     }
     settings["batch_size"] = batch_size
+    if batch_sizes:
+        candidates["batch_size"] = batch_sizes
     for name, values in candidates.items():
         candidates[name] = sorted({*values, settings[name]})
-    # What loads libraries and starts CUDA is no value's memory.
-    with contextlib.closing(iterator_fn.stream(None, **call, **settings)) as stream:
+    open_stream = functools.partial(iterator_fn.stream, None, **call)
+    # Loads libraries and starts CUDA, whose memory belongs to no value.
+    with contextlib.closing(open_stream(**settings)) as stream:
         next(stream)
     total = _ROUNDS * sum(len(values) for values in candidates.values())
-    each, done = seconds / total, 0
     end = time.perf_counter() + (2 * seconds if max_seconds is None else max_seconds)
     tuned = Tuned(iterator_fn.__name__, settings, began=dict(settings))
-    gain = 1.0
+    gain, done = 1.0, 0
+
+    def show_next(what: str) -> None:
+        nonlocal done
+        if progress is not None:
+            progress(done, total, what)
+        done += 1
+
     for name, values in candidates.items():
         if time.perf_counter() > end:
             tuned.failures.append(f"{name} was not tried: the time was over, pass more max_seconds")
             tuned.kept.append(name)
             continue
-        before, failed = settings[name], set[Any]()
-        rates: dict[Any, list[float]] = {value: [] for value in values}
-        memory: dict[Any, Memory] = {}
-        with contextlib.ExitStack() as opened:  # they are built once: that takes long on a GPU
-            streams: dict[Any, BatchStream] = {}
-            for number in range(_ROUNDS):
-                if number and time.perf_counter() > end:
-                    break
-                for value in values:
-                    if progress is not None:
-                        progress(done, total, f"{name}={value}")
-                    done += 1
-                    if value in failed:
-                        continue
-                    tried = {**settings, name: value}
-                    try:
-                        if value not in streams:
-                            free = Memory.unused()
-                            streams[value] = iterator_fn.stream(None, **call, **tried)
-                            opened.callback(streams[value].close)
-                            memory[value] = _memory(streams[value], tried, free)
-                        rates[value].append(_rate(streams[value], tried, each))
-                    except Exception as error:
-                        if value == before:
-                            raise
-                        failed.add(value)
-                        tuned.failures.append(f"{name}={value}: {error}")
-        known = {value: rounds for value, rounds in rates.items() if value not in failed}
-        choice = choose(known, before)
-        tuned.measured[name], tuned.memory[name] = known, memory
-        gain *= choice.rate / statistics.median(known[before])
-        tuned.kept += [] if choice.clear else [name]
+        measured = _measure(name, values, settings, open_stream, seconds / total, end, show_next)
+        before = settings[name]
+        choice = choose(measured.rates, before)
+        tuned.measured[name], tuned.memory[name] = measured.rates, measured.memory
+        tuned.failures += measured.failures
+        gain *= choice.rate / statistics.median(measured.rates[before])
+        if not choice.clear:
+            tuned.kept.append(name)
         settings[name], tuned.rate = choice.value, choice.rate
     tuned.before = tuned.rate / gain
     if progress is not None:
@@ -302,15 +283,71 @@ def tune(
     return tuned
 
 
+class _Measured(NamedTuple):
+    """Measurements of one setting: samples per second in each round and memory, by value."""
+
+    rates: dict[Any, list[float]]
+    memory: dict[Any, Memory]
+    failures: list[str]
+
+
+def _measure(
+    name: str,
+    values: Sequence[Any],
+    settings: Mapping[str, Any],
+    open_stream: Callable[..., BatchStream],
+    seconds: float,
+    end: float,
+    show_next: Callable[[str], None],
+) -> _Measured:
+    """Measures the values of one setting, in turns.
+
+    Args:
+        name: The setting.
+        values: Its values.
+        settings: All settings; the setting's own value must not fail.
+        open_stream: Opens a stream with the settings that it is called with.
+        seconds: Time of each measurement.
+        end: Time after which no further round begins.
+        show_next: Called before each measurement with its name.
+    """
+    rates: dict[Any, list[float]] = {value: [] for value in values}
+    memory: dict[Any, Memory] = {}
+    failures: dict[Any, str] = {}
+    streams: dict[Any, BatchStream] = {}  # each is built once: that takes long on a GPU
+    with contextlib.ExitStack() as opened:
+        for number in range(_ROUNDS):
+            if number and time.perf_counter() > end:
+                break
+            for value in values:
+                show_next(f"{name}={value}")
+                if value in failures:
+                    continue
+                tried = {**settings, name: value}
+                try:
+                    if value not in streams:
+                        free = Memory.unused()
+                        streams[value] = open_stream(**tried)
+                        opened.callback(streams[value].close)
+                        memory[value] = _memory(streams[value], tried, free)
+                    rates[value].append(_rate(streams[value], tried, seconds))
+                except Exception as error:
+                    if value == settings[name]:
+                        raise
+                    failures[value] = f"{name}={value}: {error}"
+    known = {value: rounds for value, rounds in rates.items() if value not in failures}
+    return _Measured(known, memory, list(failures.values()))
+
+
 def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:
-    """The default of a function's argument, where it has one that says something."""
+    """The default of a function's argument; otherwise a given one, also in place of None."""
     parameter = inspect.signature(function).parameters.get(name)
     default = None if parameter is None else parameter.default
     return otherwise if default in (None, inspect.Parameter.empty) else default
 
 
 def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> Memory:
-    """The memory of a stream whose queue is full: as many batches are held as it is deep."""
+    """The memory of a stream with a full queue: holds as many batches as the queue is deep."""
     held = [next(stream) for _ in range(settings["prefetch_queue_depth"])]
     memory = Memory.now().since(free)
     del held
@@ -318,7 +355,7 @@ def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> M
 
 
 def _rate(stream: BatchStream, settings: Mapping[str, Any], seconds: float) -> float:
-    """Samples per second of a stream, once what it had prefetched is used up."""
+    """Samples per second of a stream, measured once its prefetched batches are used up."""
     for _ in range(max(3, settings["prefetch_queue_depth"] + 1)):
         next(stream)
     begin = now = time.perf_counter()

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from function_graphs import BATCH, run, uniform
 from nvidia.dali import fn as dali_fn
-from nvidia.dali import types
+from nvidia.dali import pipeline_def, types
 
 from dalijax import data_iterator, fn
+from dalijax.core.pipeline import function_notes
+from dalijax.core.pipeline.dali_pipeline import operators
 from programs import run_python
 
 
@@ -132,3 +134,30 @@ def test_errors_name_the_function_that_was_called():
                 uniform(), function=abs, num_outputs=-1, batch_processing=False
             )
         )
+
+
+class Callable:
+    def __call__(self, x):
+        return x
+
+
+def test_operators_have_the_names_of_the_functions():
+    def lengths(x, *, lengths):
+        return x
+
+    def drawn(x, *, rng):
+        return x
+
+    @pipeline_def(batch_size=2, num_threads=1, device_id=None)
+    def graph():
+        options = {"batch_processing": False, "capsules": True}
+        return (
+            fn.jax_function(lengths, ragged="pad")(uniform()),
+            fn.jax_function(abs, ragged="group")(uniform()),
+            fn.dl_tensor_python_function(uniform(), function=Callable(), **options),
+            fn.dl_tensor_python_function(uniform(), function=drawn, batch_processing=False),
+        )
+
+    names = [function_notes.name_of(operator) for operator in operators(graph())]
+    own = "test_operators_have_the_names_of_the_functions.<locals>."
+    assert [name for name in names if name] == [f"{own}lengths", "abs", "Callable", f"{own}drawn"]

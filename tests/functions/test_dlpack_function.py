@@ -122,6 +122,7 @@ def test_dlpack_functions_of_several_outputs_and_none():
     "function,words",
     [
         (lambda x: (x, x), "returned 2 outputs, and num_outputs is 1"),
+        (lambda x, *, rng: (x, x), r"<lambda>\(\) returned 2 outputs"),
         (lambda x: "text", "is a str, not an array"),
         (lambda x: jnp.asarray(x).astype(jnp.bfloat16), "bfloat16, for which DALI has no type"),
     ],

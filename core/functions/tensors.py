@@ -1,0 +1,135 @@
+"""Conversions between DALI's capsules and the arrays of a function, on the CPU and on a GPU.
+
+The arguments of ``give`` and ``give_all`` are the function's name, the output's number, and the
+output of one sample or of a batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from nvidia.dali import Pipeline
+
+from ..pipeline.dali_pipeline import queue_depth
+from ..pipeline.dtypes import KINDS
+from ..pipeline.function_notes import live_outputs
+from . import checks
+from .dlpack import NO_WAIT, DLTensor, header
+
+# Imported by `nvidia.dali` itself; its stubs do not have it.
+_plugin: Any = importlib.import_module("nvidia.dali.python_function_plugin")
+
+
+def capsule_of(array: Any) -> Any:
+    """The capsule of an argument that `HostTensors` or `GpuTensors` made."""
+    return array.__dlpack__() if isinstance(array, DLTensor) else _plugin.ArrayToDLTensor(array)
+
+
+class HostTensors:
+    """Conversions on the CPU."""
+
+    def __init__(self) -> None:
+        self.take: Callable[[Any], Any] = _plugin.DLTensorToArray
+
+    def begin(self) -> None:
+        """Begins a batch."""
+
+    def give(self, name: str, number: int, value: Any) -> Any:
+        """The capsule of an output of one sample."""
+        if type(value) is np.ndarray and value.dtype.char in KINDS and value.dtype.isnative:
+            return _plugin.ArrayToDLTensor(value)  # of any strides
+        if _is_capsule(value):
+            return value
+        if hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, jax.Array)):
+            value = np.from_dlpack(value)
+        checks.check_kind(name, number, value)
+        array = np.asarray(value)
+        return _plugin.ArrayToDLTensor(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+    def give_all(self, name: str, number: int, values: Any) -> list[Any]:
+        """The capsules of an output of a batch."""
+        return [self.give(name, number, one) for one in values]
+
+
+class GpuTensors:
+    """Conversions on a GPU, which keep outputs alive until DALI has read them.
+
+    Args:
+        pipeline: The pipeline.
+        num_outputs: Number of outputs.
+        awaited: Whether DALI waits for its stream before each call: it has then read the outputs
+            of the last one. Otherwise it has read them once it has delivered the batch.
+        renewed: Whether the outputs of the last batch are freed when the next one begins.
+    """
+
+    def __init__(self, pipeline: Pipeline, num_outputs: int, awaited: bool, renewed: bool):
+        most = num_outputs * pipeline.max_batch_size * (1 if awaited else queue_depth(pipeline))
+        self._live = live_outputs(pipeline, None if renewed else most)
+        self._renewed = renewed
+        self._events: dict[int, Any] = {}  # of CuPy, by device
+        copies = self._live if awaited else None
+
+        def take_unbuilt(capsule: Any) -> DLTensor:
+            return DLTensor(header(capsule).device_id, copies, capsule)
+
+        # A partial with positional arguments: keywords take 1.5 times as long, a function twice.
+        self.take: Callable[[Any], Any] = functools.partial(DLTensor, pipeline.device_id, copies)
+        if pipeline.device_id is None:  # until it is built
+            self.take = take_unbuilt
+
+    def begin(self) -> None:
+        """Begins a batch."""
+        if self._renewed:
+            self._live.clear()
+
+    def give(self, name: str, number: int, value: Any) -> Any:
+        """The capsule of an output of one sample; DALI's stream waits for it."""
+        if _is_capsule(value):
+            return value
+        if isinstance(value, DLTensor):
+            return value.__dlpack__()
+        if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+            raise TypeError(
+                f"output {number} of {name}() is a {type(value).__name__}, and the function runs "
+                "on the GPU: return an array of JAX, CuPy or PyTorch that is there"
+            )
+        if isinstance(value, jax.Array):
+            checks.check_kind(name, number, value)
+        self._live.append(value)
+        return value.__dlpack__(stream=_dalis_stream())
+
+    def give_all(self, name: str, number: int, values: Any) -> list[Any]:
+        """The capsules of an output of a batch; for CuPy's DALI's stream waits only once."""
+        kinds = set(map(type, values)) if isinstance(values, list) else {type(values)}
+        if {(kind.__module__, kind.__name__) for kind in kinds} != {("cupy", "ndarray")}:
+            return [self.give(name, number, one) for one in values]
+        # CuPy makes the consumer's stream wait for its current one, for any array (its core.pyx),
+        # by a new event and a new stream object each time, 20 to 30 us. One event that is recorded
+        # behind all of them does the same; it can serve again, since a wait is for what was
+        # recorded before it.
+        values = list(values)  # the rows of an array of the whole batch
+        self._live.extend(values)
+        capsules = [one.__dlpack__(stream=NO_WAIT) for one in values]
+        cuda: Any = importlib.import_module("cupy").cuda
+        device = cuda.runtime.getDevice()
+        event = self._events.get(device)
+        if event is None:
+            event = self._events[device] = cuda.Event(disable_timing=True)
+        event.record()
+        cuda.runtime.streamWaitEvent(_dalis_stream(), event.ptr)
+        return capsules
+
+
+def _is_capsule(value: Any) -> bool:
+    return type(value).__name__ == "PyCapsule"
+
+
+def _dalis_stream() -> int:
+    """The stream of the running operator, in DLPack's numbers."""
+    # In DLPack 1 is CUDA's default stream; 0 is not allowed.
+    return int(_plugin.current_dali_stream()) or 1
