@@ -264,7 +264,7 @@ def check_uniform(tensors: TensorList, name: str) -> None:
         )
 
 
-def host_view(tensors: TensorListCPU, copy: bool = False, device_axis: bool = False) -> np.ndarray:
+def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarray:
     """A pipeline's CPU output as one NumPy array of shape [batch, ...].
 
     Args:
@@ -281,7 +281,7 @@ def host_view(tensors: TensorListCPU, copy: bool = False, device_axis: bool = Fa
     return view[None] if device_axis else view
 
 
-def gpu_array(tensors: TensorListGPU, copy: bool = False, device_axis: bool = False) -> jax.Array:
+def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Array:
     """A pipeline's GPU output as a jax.Array of shape [batch, ...] on the same GPU.
 
     Args:

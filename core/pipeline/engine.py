@@ -362,13 +362,7 @@ class _Interruptible:
 
 
 class EngineSource(Protocol):
-    """What brings an engine of its own.
-
-    Attributes:
-        name: What to call it.
-    """
-
-    name: str
+    """Data that an iterator reads by another engine than that of DALI's readers."""
 
     def engine(self, config: IteratorConfig) -> EpochEngine[Any]:
         """The engine of a new iterator."""

@@ -97,15 +97,12 @@ class _PipelineQueue:
         self.pipeline.release_outputs()
         self.schedule(runs)
 
-    def drain(self) -> int:
-        """Drops the batches that are scheduled; returns their number."""
-        count = 0
+    def drain(self) -> None:
+        """Drops the batches that are scheduled."""
         while not self.empty():
             with contextlib.suppress(Exception):  # a batch that failed is dropped, too
                 self.share()
             self.release(0)
-            count += 1
-        return count
 
     def restart(self) -> None:
         """Starts the next epoch of a source that has ended."""
@@ -181,10 +178,11 @@ class Runner:
             for queue in self._queues:
                 queue.restart()
 
-    def drain(self) -> int:
-        """Drops the batches that are scheduled, in all pipelines; returns their number."""
+    def drain(self) -> None:
+        """Drops the batches that are scheduled, in all pipelines."""
         with self._calls:
-            return max(queue.drain() for queue in self._queues)
+            for queue in self._queues:
+                queue.drain()
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
         """Takes one batch, drops ``to_drop`` batches before it, and schedules what comes next.
@@ -422,5 +420,4 @@ def _after_fork() -> None:
     _forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
