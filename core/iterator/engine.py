@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
@@ -18,7 +16,7 @@ from ..epochs import count_rows
 from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_files import name_files
-from ..pipeline.batch import Batch, BatchMaker, choose_placement
+from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import (
     check_outputs,
     is_unmappable,
@@ -27,7 +25,7 @@ from ..pipeline.dali_pipeline import (
     runs_python,
 )
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, EpochEngine, NoReplica, Outcome
+from ..pipeline.engine import CLOSED, EpochEngine, NoReplica, Outcome, log_failure
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -45,7 +43,6 @@ from ..state.random_state import check_form, for_operators
 from ..state.reader_files import READERS, reader_of
 from ..stats import InputStats
 
-_log = logging.getLogger("dalijax")
 _READER = re.compile(r"operator `[\w.]*readers\.")
 # A checkpoint costs 7 to 38 us: it is taken when a state is asked for (`Engine.checkpoint`), and
 # after so many batches, which are at most run again where DALI has none: after a failed batch, or
@@ -79,12 +76,8 @@ class ReaderEngine(EpochEngine[Position]):
                 "on_error='mask' is for iterators over a source, which know their records: a "
                 "reader's batch fails as a whole, and 'skip' leaves it out"
             )
-        super().__init__(source.name, Position())
-        placement = choose_placement(config)
+        super().__init__(source.name, Position(), config)
         self._source = source
-        self.make_batch = BatchMaker(config, placement)
-        self._config = config
-        self._data_shards = placement.shards
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
         self._start = Checkpoints()  # of the first batch, once pipelines were built
@@ -201,15 +194,16 @@ class ReaderEngine(EpochEngine[Position]):
 
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
         """Moves where checkpoints say, this package's or those of DALI's plugin; see `Engine`."""
-        saved = dali_checkpoints.read(pieces)
-        if saved is None:  # DALI's counters say nothing without the epochs
-            saved = self._of_dali(pieces)
+        saved = self._read_checkpoints(pieces)
         check_resumable(self._source)
         self.restore(saved, allow)
 
-    def _of_dali(self, pieces: Sequence[bytes]) -> Saved:
-        """What checkpoints of DALI's plugin say."""
-        self.runner()
+    def _read_checkpoints(self, pieces: Sequence[bytes]) -> Saved:
+        """Reads checkpoints of this package, or of DALI's plugin."""
+        saved = dali_checkpoints.read(pieces)
+        if saved is not None:
+            return saved
+        self.runner()  # DALI's counters say nothing without the epochs
         position = dali_checkpoints.of_dali(pieces, self.plan, self.shards)
         return Saved(position, list(self._config.output_map), self.fingerprint())
 
@@ -222,7 +216,7 @@ class ReaderEngine(EpochEngine[Position]):
         if not self._source.restored:
             return False
         runner = self.runner()
-        saved = dali_checkpoints.read(self._source.restored) or self._of_dali(self._source.restored)
+        saved = self._read_checkpoints(self._source.restored)
         check_resumable(self._source)
         if differences := saved.differences(self._config.output_map, self.fingerprint()):
             raise StateError.of_other_data(differences)
@@ -586,8 +580,7 @@ class ReaderEngine(EpochEngine[Position]):
                 if self._config.on_error != "skip":
                     return dataclasses.replace(outcome, error=named)
                 failed = FailedBatch(here.epoch, here.step, str(named), named.files)
-                _log.warning("skipped: %s", failed.message)
-                skipped.append(failed)
+                skipped.append(log_failure("skipped", failed))
                 here = outcome.after
             finally:
                 outcome = named = None  # an error's traceback has this frame: see `_outcome_at`
@@ -677,12 +670,6 @@ class ReaderEngine(EpochEngine[Position]):
         return self.make_batch(
             outputs, self._valid(outputs, here), not runner.dynamic, runner.deferred
         )
-
-    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a whole batch; see `Engine`."""
-        outcome = self.peek()
-        batch = self._sample() if outcome.ended else outcome.unwrap()
-        return self.make_batch.spec(batch, self.batch_size, self.plan)
 
     def _sample(self) -> Batch:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""

@@ -99,13 +99,12 @@ class BatchMaker:
     """
 
     def __init__(self, config: IteratorConfig, placement: GlobalPlacement | LocalPlacement):
+        self._placement = placement
         self._names = config.output_map
         self._mask = config.mask
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
-        self._placement = placement
         self._shapes: dict[str, set[tuple[int, ...]]] = {}  # of samples, by output
-        self._placed = config.sharding is not None or config.devices is not None
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
             self._device_axis = False
@@ -237,12 +236,13 @@ class BatchMaker:
             plan: The epochs; None where the source may give smaller batches.
         """
         specs = {}
+        placed = isinstance(self._placement, GlobalPlacement)
         for name, array in batch.items():
             shape = array.shape
             if self._cut and plan is not None:
                 axis = 1 if self._device_axis else 0
                 shape = (*shape[:axis], batch_size, *shape[axis + 1 :])
-            on_device = self._placed and isinstance(array, jax.Array)  # text stays on the host
+            on_device = placed and isinstance(array, jax.Array)  # text stays on the host
             where = array.sharding if on_device else None
             specs[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
         return specs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 import weakref
@@ -19,9 +20,10 @@ from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats
-from .batch import Batch
+from .batch import Batch, BatchMaker, choose_placement
 from .runner import calls
 
+_log = logging.getLogger("dalijax")
 P = TypeVar("P")
 # What skip() takes.
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
@@ -66,6 +68,12 @@ class Outcome(Generic[P]):
         return self.batch
 
 
+def log_failure(verb: str, failed: FailedBatch) -> FailedBatch:
+    """Warns of a batch that was skipped, or has masked records; returns it."""
+    _log.warning("%s: %s", verb, failed.message)
+    return failed
+
+
 class Engine(abc.ABC, Generic[P]):
     """The pipelines of one iterator, at the consumer's position; who calls it holds its lock.
 
@@ -75,17 +83,23 @@ class Engine(abc.ABC, Generic[P]):
     Args:
         name: What the pipelines are called.
         start: The position of the first batch.
+        config: The iterator's arguments.
 
     Attributes:
         position: The position of the next batch to deliver.
+        make_batch: Makes the batches of the pipelines' outputs.
         errors: The batches that ``on_error="skip"`` left out, and those with masked records.
         closed: Whether `close` was called.
         process: The process that built pipelines; 0 until one has.
     """
 
-    def __init__(self, name: str, start: P):
+    def __init__(self, name: str, start: P, config: IteratorConfig):
         self.name = name
         self.position = start
+        placement = choose_placement(config)
+        self.make_batch = BatchMaker(config, placement)
+        self._data_shards = placement.shards  # of each pipeline, where batches are placed by them
+        self._config = config
         self.errors: list[FailedBatch] = []
         self.closed = False
         self.process = 0
@@ -207,8 +221,7 @@ class EpochEngine(Engine[P]):
     DALI's readers and indexed sources are such engines; an iterator does not know which it has.
 
     Args:
-        name: What the pipelines are called.
-        start: The position of the first batch.
+        name, start, config: As for `Engine`.
 
     Attributes:
         batch_size: Batch size of each pipeline; 0 until it is known.
@@ -218,8 +231,8 @@ class EpochEngine(Engine[P]):
         device_ids: The GPU of each pipeline, None for the CPU; none until they are known.
     """
 
-    def __init__(self, name: str, start: P):
-        super().__init__(name, start)
+    def __init__(self, name: str, start: P, config: IteratorConfig):
+        super().__init__(name, start, config)
         self.batch_size = 0
         self.plan: EpochPlan | None = None
         self.shards: tuple[int, ...] = ()
@@ -336,9 +349,15 @@ class EpochEngine(Engine[P]):
             NoReplica: If there are none: the message says why.
         """
 
-    @abc.abstractmethod
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a whole batch; takes at most one, which stays next."""
+        outcome = self.peek()
+        batch = self._sample() if outcome.ended else outcome.unwrap()
+        return self.make_batch.spec(batch, self.batch_size, self.plan)
+
+    @abc.abstractmethod
+    def _sample(self) -> Batch:
+        """A batch for `spec` at the end of an epoch; the position stays."""
 
 
 class _Interruptible:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ import numpy as np
 from ..config import IteratorConfig
 from ..errors import RecordError, StateError, UnfitRecordError
 from ..pipeline.bad_record import runs
-from ..pipeline.batch import Batch, BatchMaker, choose_placement
+from ..pipeline.batch import Batch
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, Engine, Outcome
+from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
 from ..state import random_state
@@ -25,7 +25,6 @@ from ..stats import InputStats
 from .record_pipelines import RecordPipelines, check_record_graph
 from .record_queue import Numbers, ReadError, RecordBatch, RecordPosition, RecordQueue, RecordReader
 
-_log = logging.getLogger("dalijax")
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
 
 
@@ -69,15 +68,14 @@ class RecordEngine(Engine[RecordPosition]):
         by_step: bool = False,
     ):
         check_record_graph(pipeline_fn, config, on_error)
-        super().__init__(getattr(pipeline_fn, "__name__", repr(pipeline_fn)), RecordPosition())
+        name = getattr(pipeline_fn, "__name__", repr(pipeline_fn))
+        super().__init__(name, RecordPosition(), config)
         self.stats: InputStats | None = None
         self._reader = reader
         self._read_at_position = True  # whether the reader and the queue are where they must be
         self._rows = rows * len(each)
         self._on_error = on_error
         self._by_step = by_step
-        self._config = config
-        self._make_batch = BatchMaker(config, choose_placement(config))
         self._queue = RecordQueue(reader.next_records, len(each), rows, numbers)
         self._pipelines = RecordPipelines(
             pipeline_fn,
@@ -143,7 +141,8 @@ class RecordEngine(Engine[RecordPosition]):
                 if self._on_error != "skip" or not isinstance(outcome.error, RecordError):
                     self.errors += failed
                     return outcome
-                failed.append(_logged("skipped", here, str(outcome.error)))
+                skipped = FailedBatch(0, here.step, str(outcome.error))
+                failed.append(log_failure("skipped", skipped))
                 here = outcome.after
         except BaseException:
             if here is not self.position:  # what was skipped comes again
@@ -174,7 +173,7 @@ class RecordEngine(Engine[RecordPosition]):
         batch: Batch | None = None
         error: Exception | None = None
         try:
-            batch = runner.take(self._convert)
+            batch = runner.take(functools.partial(self._convert, runner))
         except SourceEnded:
             return Outcome(here, ended=True)
         except SourceError as raised:
@@ -224,24 +223,21 @@ class RecordEngine(Engine[RecordPosition]):
         after = dataclasses.replace(here, after=error.after)
         return Outcome(after, error=cause if isinstance(cause, Exception) else error)
 
-    def _convert(self, outputs: Sequence[Outputs]) -> Batch:
+    def _convert(self, runner: Runner, outputs: Sequence[Outputs]) -> Batch:
         if self._queue.unread:
             raise ValueError(
                 "the graph uses none of the records' arrays, so that nothing feeds it: have its "
                 "outputs depend on one of its inputs"
             )
-        records, runner = self._queue.batches[0], self._pipelines.runner
+        records = self._queue.batches[0]
         if records.refused:
             raise _RefusedRecords
         rows = [len(tensors[0]) for tensors in outputs]
         valid = np.ones(sum(rows), bool) if records.valid is None else records.valid
         masks = np.split(valid, np.cumsum(rows)[:-1])
-        deferred = runner.deferred if runner else None
-        batch = self._make_batch(outputs, masks, not (runner and runner.dynamic), deferred)
-        schema = self._pipelines.schema
-        passed = schema.passed if schema else ()
-        columns = {name: values_of(records.records, name) for name in passed}
-        self._make_batch.add_columns(batch, columns, rows)
+        batch = self.make_batch(outputs, masks, not runner.dynamic, runner.deferred)
+        columns = {name: values_of(records.records, name) for name in self._pipelines.passed}
+        self.make_batch.add_columns(batch, columns, rows)
         return batch
 
     # Records that DALI can't decode
@@ -270,7 +266,7 @@ class RecordEngine(Engine[RecordPosition]):
             self._queue.batches[0] = repaired
             runner = self._stand(here)
             if self._on_error == "mask":
-                failed.append(_logged("masked", here, text))
+                failed.append(log_failure("masked", FailedBatch(0, here.step, text)))
                 return self._outcome_at(here, failed)
             if runs(runner):  # the random state moves on as by any other batch
                 after = self._behind(here)
@@ -371,7 +367,7 @@ class RecordEngine(Engine[RecordPosition]):
             return here.checkpoints
         if pipelines.first and self._random_state:
             return tuple(random_state.expand(self._random_state, pipelines.first))
-        if not (self._by_step and here.step and any(pipelines.operators.values())):
+        if not (self._by_step and here.step and pipelines.stateful):
             return pipelines.first
         first = self._queue.at(0).padded(self._rows)
         bad = pipelines.undecodable(first, here.step)
@@ -417,7 +413,7 @@ class RecordEngine(Engine[RecordPosition]):
 
     def stateful(self) -> list[str]:
         """Names of the operators that have a state, once the pipelines were built."""
-        return [name for name, has_state in self._pipelines.operators.items() if has_state]
+        return self._pipelines.stateful
 
     @property
     def built(self) -> bool:
@@ -480,8 +476,3 @@ def _description(
     what = f"DALI can't {verb} {names}" if bad else f"batch {here.step} failed"
     more = " and more" if len(bad) > 5 else ""
     return f"{what}{more}. {'' if unfit else 'DALI says: '}{error}"
-
-
-def _logged(verb: str, here: RecordPosition, text: str) -> FailedBatch:
-    _log.warning("%s: %s", verb, text)
-    return FailedBatch(0, here.step, text)

@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn
 
-from ..arguments import function_parameters
+from ..arguments import function_parameters, is_pipeline_def
 from ..config import IteratorConfig
 from ..hashing import fold
 from ..pipeline.bad_record import failing, runs_alone
-from ..pipeline.dali_pipeline import check_outputs
-from ..pipeline.draw import DRAW, Draw, DrawRows, described_draws
+from ..pipeline.dali_pipeline import check_outputs, graph_lines
+from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
 from ..pipeline.picture_size import picture_size
 from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
 from ..state import random_state
-from ..state.fingerprint import digest, fingerprint
+from ..state.fingerprint import digest
 from .record_queue import Numbers, PipelineRows, RecordBatch, RecordQueue, no_more
 
 ON_ERROR = ("raise", "skip", "mask")
@@ -33,7 +33,7 @@ def check_record_graph(
     pipeline_fn: Callable[..., Any], config: IteratorConfig, on_error: str
 ) -> None:
     """Raises TypeError or ValueError where a graph or its arguments can't be fed with records."""
-    if getattr(pipeline_fn, "_is_pipeline_def", False):
+    if is_pipeline_def(pipeline_fn):
         raise TypeError(
             f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
             "pass the plain function, whose parameters are fed"
@@ -74,6 +74,7 @@ class RecordPipelines:
         runner: The running pipelines, where there are any.
         first: DALI's checkpoint of each pipeline before its first run, once they were built.
         graph: A digest of the operators and their arguments, once they were built; else "".
+        passed: The records' keys that pass the graph by, once a record was seen.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class RecordPipelines:
         self.runner: Runner | None = None
         self.first: tuple[bytes, ...] = ()
         self.graph = ""
+        self.passed: tuple[str, ...] = ()
         self._fn = pipeline_fn
         arguments = {k: v for k, v in call.items() if k in parameters}
         self._record_graph = _RecordGraph(pipeline_fn, arguments, draw_seed)
@@ -107,14 +109,10 @@ class RecordPipelines:
         self._source = self._over(queue, self._each)
 
     @property
-    def schema(self) -> Schema | None:
-        """How records become inputs, once one was seen."""
-        return self._record_graph.schema
-
-    @property
-    def operators(self) -> dict[str, bool]:
-        """Whether each operator has a state, by its name; empty until there are pipelines."""
-        return random_state.operators(self.first[0]) if self.first else {}
+    def stateful(self) -> list[str]:
+        """Names of the operators that have a state; empty until there are pipelines."""
+        known = random_state.operators(self.first[0]) if self.first else {}
+        return [name for name, has_state in known.items() if has_state]
 
     def set_seed(self, seed: int | None, draw_seed: int | None = None) -> int | None:
         """Sets the seed of the next pipelines to that of a state; None: the default.
@@ -148,7 +146,7 @@ class RecordPipelines:
             first = self._queue.at(0)
             if not first.records:
                 raise ValueError("a batch of no record was read: leave out empty lists")
-            self._record_graph.learn(first.records[0], self._spec)
+            self.passed = self._record_graph.learn(first.records[0], self._spec).passed
             if self._record_graph.draws and self._numbers is None:
                 raise ValueError(
                     "draw has numbers of records whose place in the stream is known, and no "
@@ -159,9 +157,7 @@ class RecordPipelines:
         check_outputs(runner.pipelines[0], self._output_map)
         self.first = runner.checkpoints() or ()
         if not self.graph:
-            known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)["operators"]
-            draws = described_draws(runner.pipelines[0])
-            text = json.dumps([list(self._output_map), [*draws, *known]])
+            text = json.dumps([list(self._output_map), graph_lines(runner.pipelines)])
             self.graph = digest(text.encode(), length=8)
         return runner
 
