@@ -605,7 +605,8 @@ class ReaderEngine(EpochEngine[Position]):
         if self._is_end(here):
             return Outcome(here, ended=True)
         exact, self._exact = self._exact, None  # a call that is broken off may have taken a batch
-        batch, error = None, None
+        batch: Any = None
+        error: Exception | None = None
         try:
             batch = self._run(here, convert or (lambda outputs: self._to_batch(outputs, here)))
         except SourceEnded:
@@ -616,28 +617,13 @@ class ReaderEngine(EpochEngine[Position]):
         except SourceError as failed:
             self._stand_again_at(here)
             raise failed.__cause__ or failed from None
-        except Exception as failed:
-            of_reader = _READER.search(str(failed)) and not isinstance(failed, FunctionError)
-            if of_reader and isinstance(failed, RuntimeError):
-                # DALI's readers never run again after an error: new ones stand there again.
-                stands = self._stand_again_at(here)
-                cure = ""
-                if is_unmappable(failed):
-                    if stands and self._source.unmap():
-                        # It fails alone now, and not those before it.
-                        return self._outcome_at(here, convert)
-                    cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
-                what = f"can't be read{cure}; the next call tries it again"
-                raise _described(failed, here, what, RuntimeError) from failed
-            if (
-                isinstance(failed, RuntimeError) and self.runner().stopped
-            ):  # by this batch, or by one prefetched behind it
-                self._stand_again_at(here)
-                raise _described(failed, here, _STOPPED, RuntimeError) from failed
+        except RuntimeError as failed:
+            if self._can_retry(failed, here):
+                return self._outcome_at(here, convert)
+            counts = "failed, and counts as delivered; the next call goes on with the next one"
+            error = _described(failed, here, counts, BatchError)
+        except Exception as failed:  # no array can be made of it
             error = failed
-            if isinstance(failed, RuntimeError):
-                counts = "failed, and counts as delivered; the next call goes on with the next one"
-                error = _described(failed, here, counts, BatchError)
         after = Position(
             here.epoch,
             here.step + 1,
@@ -650,6 +636,27 @@ class ReaderEngine(EpochEngine[Position]):
             return Outcome(after, batch, error)
         finally:
             del error  # its traceback has this frame: together they would keep the batch
+
+    def _can_retry(self, failed: RuntimeError, here: Position) -> bool:
+        """Whether new pipelines give a batch that failed; False where it counts as delivered.
+
+        Raises:
+            RuntimeError: If it stays the next one: its reader failed, or nothing runs any more.
+        """
+        if _READER.search(str(failed)) and not isinstance(failed, FunctionError):
+            # DALI's readers never run again after an error: new ones stand there again.
+            stands = self._stand_again_at(here)
+            cure = ""
+            if is_unmappable(failed):
+                if stands and self._source.unmap():
+                    return True  # an empty file fails alone now, and not the batches before it
+                cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
+            what = f"can't be read{cure}; the next call tries it again"
+            raise _described(failed, here, what, RuntimeError) from failed
+        if self.runner().stopped:  # by this batch, or by one prefetched behind it
+            self._stand_again_at(here)
+            raise _described(failed, here, _STOPPED, RuntimeError) from failed
+        return False
 
     def _checkpoints_after(self, here: Position, failed: bool) -> Checkpoints:
         """Where the pipelines must stand for the batch behind a position."""

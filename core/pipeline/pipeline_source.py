@@ -303,15 +303,23 @@ class FunctionSource(PipelineSource):
         # Not public: without it nothing waits where Python collects a pipeline.
         if type(pipeline) is Pipeline and hasattr(Pipeline, "_shutdown"):
             pipeline.__class__ = FreedAnywhere
+        self._warn_again(caught)
+        return pipeline
+
+    def _warn_again(self, caught: Sequence[warnings.WarningMessage]) -> None:
+        """Gives warnings of a build, each once, but for two kinds.
+
+        A source that DALI can't checkpoint is said where a state is asked for, since its pipeline
+        iterates well without one. A record's key that the graph leaves is no mistake.
+        """
         for warning in {(str(w.message), w.lineno, w.filename): w for w in caught}.values():
-            # Said where a state is asked for: such a pipeline iterates well without one.
-            if str(warning.message).startswith(_NO_SOURCE_STATE):
-                self._unresumable = f"{str(warning.message).split('. ')[0]}. {_SOURCE_CURE}"
-            elif not _UNUSED.search(str(warning.message)):  # a record's key that the graph leaves
+            text = str(warning.message)
+            if text.startswith(_NO_SOURCE_STATE):
+                self._unresumable = f"{text.split('. ')[0]}. {_SOURCE_CURE}"
+            elif not _UNUSED.search(text):
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
-        return pipeline
 
     def definitions(self) -> list[Define]:  # noqa: D102
         return [functools.partial(self.define, one) for one in self._each]

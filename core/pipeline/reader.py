@@ -127,9 +127,7 @@ def check_shards(
     for name in _readers_of_batches(built[0], config.reader_name):
         metas = [pipeline.reader_meta().get(name) for pipeline in built]
         read = [(m["shard_id"], m["number_of_shards"]) for m in metas if m is not None]
-        problem = None
-        if len(read) == len(wanted):
-            problem = _not_of(read, wanted, apart)
+        problem = _not_of(read, wanted, apart) if len(read) == len(wanted) else None
         if problem is None and len(set(read)) < len(read):
             problem = f"shard {read[0][0]} of {read[0][1]} in each of {len(read)} pipelines"
         if problem is not None and not _reads_own_files(built, name, read, source):
@@ -151,14 +149,22 @@ def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str
 
 
 def _not_of(read: Sequence[Shard], wanted: Sequence[Shard | None], apart: bool) -> str | None:
-    """What is read where something else is wanted, in words; pipelines may change places."""
+    """The first shard read where another is wanted, in words; pipelines may change places.
+
+    Args:
+        read: The shard that each pipeline reads.
+        wanted: The shard that each was made for, where it is known.
+        apart: Whether it may read a part of that shard.
+    """
 
     def fits(actual: Shard, expected: Shard) -> bool:
+        if actual == expected or expected[1] == 1:
+            return True
         parts, rest = divmod(actual[1], expected[1])
-        inside = actual[0] % expected[1] == expected[0] or (
-            parts > 0 and actual[0] // parts == expected[0]
-        )
-        return actual == expected or expected[1] == 1 or (apart and rest == 0 and inside)
+        if not apart or rest:
+            return False
+        # A part of the shard, whether parts are dealt out in turns or in runs.
+        return actual[0] % expected[1] == expected[0] or actual[0] // parts == expected[0]
 
     known = [expected for expected in wanted if expected is not None]
     if sorted(read) == sorted(known):
@@ -218,10 +224,12 @@ def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: Pipe
         return
     names = reader_names(built[0])
     named = next((name for name in names if not name.startswith("__")), None)
-    cure = f"pass reader_name={named or 'reader'!r}" + (
-        "" if named or not names else ", and name='reader' to the reader"
-    )
-    cure = cure if names else "pass size, the number of samples of an epoch"
+    if named is not None:
+        cure = f"pass reader_name={named!r}"
+    elif names:
+        cure = "pass reader_name='reader', and name='reader' to the reader"
+    else:
+        cure = "pass size, the number of samples of an epoch"
     if config.mask is not None:
         raise ValueError(
             f"mask={config.mask!r} without an epoch that samples could belong to, so that it "
