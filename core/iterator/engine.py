@@ -193,7 +193,7 @@ class ReaderEngine(EpochEngine[Position]):
         return dali_checkpoints.to_bytes(self.get_state())
 
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves where checkpoints say, this package's or those of DALI's plugin; see `Engine`."""
+        """Moves to the position of checkpoints, ours or DALI's plugin's; see `Engine`."""
         saved = self._read_checkpoints(pieces)
         check_resumable(self._source)
         self.restore(saved, allow)
@@ -208,7 +208,7 @@ class ReaderEngine(EpochEngine[Position]):
         return Saved(position, list(self._config.output_map), self.fingerprint())
 
     def stands_restored(self) -> bool:
-        """Whether the caller built the pipelines at checkpoints, whose position it then takes.
+        """Takes the position of checkpoints that the pipelines were made at; False without any.
 
         Raises:
             StateError: If they are of other data, or no iterator over these ever stands there.
@@ -232,7 +232,7 @@ class ReaderEngine(EpochEngine[Position]):
         Args:
             saved: The position, and what it belongs to.
             allow: Names of differences to go on with.
-            named: More of them, which must be names of something.
+            named: Further ones, each of which must name something.
 
         Raises:
             StateError: If it is of other data, or DALI refuses its part; nothing has changed.
@@ -284,7 +284,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _build_at(
         self, saved: Saved, checkpoints: Checkpoints, allow: Sequence[str], named: Sequence[str]
     ) -> Position:
-        """Builds pipelines at a saved position; it, with checkpoints of theirs. See `restore`."""
+        """Builds pipelines at a saved position; returns it, with their checkpoints."""
         refusal = self._try_to_build(saved, checkpoints)
         if refusal is not None:
             self._build(Checkpoints())  # what differs says more
@@ -339,7 +339,7 @@ class ReaderEngine(EpochEngine[Position]):
         return position
 
     def _check(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
-        """Raises StateError where what a state belongs to differs, as far as it is known."""
+        """Raises StateError where the data of a state differ from those here, as far as known."""
         now = self.fingerprint()
         differences = saved.differences(self._config.output_map, now)
         if left := not_allowed(differences, (*allow, *named)):
@@ -393,11 +393,11 @@ class ReaderEngine(EpochEngine[Position]):
     # The pipelines
 
     def runner(self) -> Runner:
-        """The running pipelines, built to stand at the position where there are none."""
+        """The running pipelines, built at the position if there are none."""
         return self._runner_at(self.position)
 
     def prepare(self) -> None:
-        """Builds the pipelines where they are not, to stand at the position."""
+        """Builds the pipelines at the position, unless they are built."""
         self.runner()
 
     def start(self) -> None:
@@ -406,7 +406,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.position = self._with_start(self.position)
 
     def schedule(self) -> None:
-        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
         self.runner().schedule()
 
     @contextlib.contextmanager
@@ -430,10 +430,10 @@ class ReaderEngine(EpochEngine[Position]):
         yield pipelines, ""
 
     def _with_start(self, position: Position) -> Position:
-        """A position with checkpoints, which one from before the first build has not.
+        """A position with checkpoints: one from before the first build gets those of the start.
 
-        The consumer's own stays without until it moves: a first state is the same before and
-        after the pipelines were built.
+        The consumer's own has none until it moves: a first state is the same before and after the
+        pipelines were built.
         """
         if position.checkpoints is not None:
             return position
@@ -471,7 +471,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
 
     def fingerprint(self) -> Fingerprint:
-        """What identifies the data; blank until the pipelines were built."""
+        """The identity of the data; blank before the first build."""
         if self._fingerprint is None:
             if not self.batch_size:  # never built
                 return unknown()
@@ -494,7 +494,7 @@ class ReaderEngine(EpochEngine[Position]):
         return exact and self._source.rebuildable and not self._source.unresumable
 
     def _stand_again_at(self, position: Position) -> bool:
-        """Has new pipelines built at a position for the next run; False where they can't be."""
+        """Drops the pipelines if new ones can stand at a position; returns whether they can."""
         can = self._can_stand_at(position)
         if can:
             self.drop()
@@ -534,7 +534,7 @@ class ReaderEngine(EpochEngine[Position]):
         return here.step > 0 and runner.ended()
 
     def _valid(self, outputs: Sequence[Outputs], here: Position) -> list[int]:
-        """Samples of each pipeline's batch that belong to the epoch, once sizes are checked."""
+        """Checks the size of each pipeline's batch; returns how many samples are of the epoch."""
         lengths = [len(tensors[0]) for tensors in outputs]
         if self.plan is None:
             if self._config.over_processes and lengths != [self.batch_size]:
@@ -586,7 +586,7 @@ class ReaderEngine(EpochEngine[Position]):
                 outcome = named = None  # an error's traceback has this frame: see `_outcome_at`
 
     def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
-        """A failed batch's error with the files that it is about, of the first few batches."""
+        """Adds its files to the error of a failed batch, for the first few of them."""
         if checkpoints is None or checkpoints.data is None or not self._failures_to_name:
             return error
         self._failures_to_name -= 1
@@ -596,7 +596,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _outcome_at(
         self, here: Position, convert: Callable[[Sequence[Outputs]], Any] | None
     ) -> Outcome[Position]:
-        """What the run at a position gives, where the pipelines stand.
+        """The outcome of the run at a position, where the pipelines stand.
 
         Raises:
             Exception: What the pipelines' own source raised; its batch stays the next one.
@@ -735,7 +735,7 @@ class ReaderEngine(EpochEngine[Position]):
 def _described(
     error: RuntimeError, here: Position, what: str, kind: type[RuntimeError]
 ) -> RuntimeError:
-    """DALI's error with the batch that it is about and what becomes of it."""
+    """DALI's error, with the number of its batch and what happens to it."""
     of_function = isinstance(error, FunctionError)
     why = str(error) if of_function else f"DALI says: {advice.of_run(error)}"
     described = kind(f"batch {here.step} of epoch {here.epoch} {what}. {why}")
@@ -744,10 +744,10 @@ def _described(
 
 
 def _check_forms(saved: Saved, reader: str | None) -> None:
-    """Raises StateError where DALI's checkpoints are none that a pipeline gives.
+    """Raises StateError where saved checkpoints are none that DALI gives.
 
     Args:
-        saved: What has them.
+        saved: The state.
         reader: Name of the reader whose epochs the fingerprint has.
     """
     data, position = saved.fingerprint, saved.position

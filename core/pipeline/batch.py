@@ -161,7 +161,7 @@ class BatchMaker:
     def add_columns(
         self, batch: Batch, columns: Mapping[str, Sequence[Any]], rows: Sequence[int]
     ) -> None:
-        """Adds what passes the graph by: numbers are placed as outputs are, with a sharding.
+        """Adds fields that pass the graph by; with a sharding, numbers are placed as outputs are.
 
         Args:
             batch: The batch of one run.
@@ -191,7 +191,7 @@ class BatchMaker:
         return self._device_axis
 
     def _place_rows(self, name: str, pieces: Sequence[np.ndarray], axis: bool) -> Any:
-        """Host arrays of [rows, ...], one for each pipeline, beside the outputs."""
+        """Places host arrays of [rows, ...], one for each pipeline, as the mask is."""
         return self._placement.place_mask(name, [one[None] for one in pieces] if axis else pieces)
 
     def _piece(self, tensors: TensorList, name: str, kept: int, copy: bool, axis: bool) -> Any:
@@ -301,8 +301,8 @@ def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Arra
 def writable(batch: dict[str, Any]) -> dict[str, Any]:
     """A batch with copies for the NumPy arrays that are read-only views of DALI's buffers.
 
-    Nothing tells whether another output, a constant of the graph or a file in memory shares a
-    buffer, so that writing into it might change them.
+    A buffer may be shared with another output, a constant of the graph or a file in memory, which
+    writing into it would change.
     """
     return {
         name: array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array

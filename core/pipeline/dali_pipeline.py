@@ -147,7 +147,7 @@ def operator_name(operator: Any) -> str:
 
 
 def runs_python(operator: Any) -> bool:
-    """Whether an operator calls Python: a function, or the source of what it gives."""
+    """Whether an operator calls Python: a function, or a source of its outputs."""
     kind = kind_of(operator)
     return bool(function_notes.name_of(operator)) or "function" in kind or kind == "external_source"
 

@@ -1,4 +1,4 @@
-"""What an iterator stands on: pipelines at one position, whatever feeds them."""
+"""The base of engines: pipelines at the position of an iterator's consumer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class NoReplica(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome(Generic[P]):
-    """What a run gave, and the position behind it.
+    """The result of a run, and the position behind it.
 
     Attributes:
-        after: The position behind it; at the end of an epoch that of the end.
+        after: The position behind the run; at the end of an epoch, that end.
         batch: The batch, where there is one.
         error: An error that counts as a batch.
         ended: Whether the epoch has no further batch.
@@ -104,7 +104,7 @@ class Engine(abc.ABC, Generic[P]):
         self.closed = False
         self.process = 0
         self._outcome: Outcome[P] | None = None
-        self._interrupted: P | None = None  # where a call began that was broken off
+        self._interrupted: P | None = None  # where an interrupted call began
         self._lock = threading.RLock()
         self._calls = calls  # modules lose their names before the last iterators are freed
         self._one_call = _Interruptible(self)
@@ -141,7 +141,7 @@ class Engine(abc.ABC, Generic[P]):
         self._outcome = None
 
     def deliver(self, stats: InputStats | None) -> Outcome[P]:
-        """What `peek` gives; moves behind it, and counts it where there are counters."""
+        """Delivers what `peek` gives: counts it, if there are counters, and moves behind it."""
         with _UNCOUNTED if stats is None else stats.waiting():
             annotation: Any = UNTRACED
             if TraceAnnotation.is_enabled():
@@ -157,18 +157,18 @@ class Engine(abc.ABC, Generic[P]):
                 del outcome  # an error's traceback leads to this frame: they would keep the batch
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """A call that moves on: broken off anywhere, by Ctrl-C say, it has moved nothing."""
+        """The context of a call that moves; interrupted by Ctrl-C, say, it has moved nothing."""
         return self._one_call
 
     def roll_back(self) -> None:
-        """Goes back to where a call began that was broken off, wherever it had come to."""
+        """Goes back to the start of a call that was interrupted, if one was."""
         before, self._interrupted = self._interrupted, None
         if before is not None and self._can_stand_at(before):
             self.drop()
             self.position = before
 
     def snapshot(self) -> P:
-        """The position, for any thread: before a call that is under way or was broken off."""
+        """The position, for any thread; the one before a call that is under way or interrupted."""
         return self._interrupted or self.position
 
     def close(self) -> None:
@@ -192,11 +192,11 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Builds the pipelines where they are not, to stand at the position."""
+        """Builds the pipelines at the position, unless they are built."""
 
     @abc.abstractmethod
     def schedule(self) -> None:
-        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
 
     @abc.abstractmethod
     def drop(self) -> None:
@@ -225,10 +225,9 @@ class EpochEngine(Engine[P]):
 
     Attributes:
         batch_size: Batch size of each pipeline; 0 until it is known.
-        plan: The epochs as they are from the start; None where only the source knows their end,
-            and until the pipelines were built.
+        plan: The epochs; None where only the source knows their end, and before the first build.
         shards: The shard of each pipeline in epoch 0.
-        device_ids: The GPU of each pipeline, None for the CPU; none until they are known.
+        device_ids: The GPU of each pipeline, None for the CPU; empty until they are known.
     """
 
     def __init__(self, name: str, start: P, config: IteratorConfig):
@@ -264,7 +263,7 @@ class EpochEngine(Engine[P]):
         """Moves back to the start of the epoch.
 
         Raises:
-            RuntimeError: If nothing says how the pipelines stood there.
+            RuntimeError: If the pipelines can't be built to stand there.
         """
 
     @abc.abstractmethod
@@ -301,18 +300,18 @@ class EpochEngine(Engine[P]):
         Args:
             state: What `get_state` gave.
             allow: Names of differences to go on with.
-            named: More of them, which must be names of something.
+            named: Further ones, each of which must name something.
 
         Raises:
-            StateError: If it is none, or of other data; nothing has changed.
+            StateError: If it is no state, or one of other data; nothing has changed.
             Exception: If no pipelines can be built at all; nothing has changed.
         """
 
     def checkpoint(self) -> None:
-        """Takes what a state of the position needs, before a look moves the pipelines on."""
+        """Notes what a state of the position needs, before peeking moves the pipelines on."""
 
     def stands_restored(self) -> bool:
-        """Whether the caller built the pipelines at checkpoints, whose position it then takes."""
+        """Takes the position of checkpoints that the pipelines were made at; False without any."""
         return False
 
     @abc.abstractmethod
@@ -325,7 +324,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves where `checkpoints` of an engine said; raises as `set_state`."""
+        """Moves to the position of `checkpoints`; raises as `set_state`."""
 
     @abc.abstractmethod
     def keep_seed(self, other: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the readers of built pipelines say of their data."""
+"""Epochs and shards of built pipelines, by the metadata of their readers."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _operators(pipeline: Pipeline, source: PipelineSource, index: int) -> list[O
 
 
 def _paths(graph: Sequence[Operator], reader: str) -> tuple[str, ...]:
-    """What a reader reads, as text: its paths and lists."""
+    """The paths and lists of a reader, as text."""
     arguments = next(arguments for _, name, arguments in graph if name == reader)
     names = sorted(k for k, v in arguments.items() if isinstance(v, (str, list)) and k[0] != "_")
     return tuple(f"{k}={arguments[k]}" for k in names)

@@ -1,4 +1,4 @@
-"""Records: what a graph takes of them, as which arrays, and what passes it by.
+"""Schemas of records: the keys that a graph takes, as which arrays, and those that pass it by.
 
 A record is bytes, a str, a number, an array, or a dict of these, which may be nested. Everything
 here is pure; `dalijax.core.records.engine` feeds what this makes to pipelines.
@@ -39,7 +39,7 @@ def leaf(value: Any) -> np.ndarray:
     """A record's value as an array: bytes, and text as UTF-8, are uint8 of shape [length].
 
     Raises:
-        TypeError: If it is nothing that a pipeline takes.
+        TypeError: If no pipeline takes it.
     """
     if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
         value = value.item()  # how bytes with trailing NULs pass through NumPy
@@ -82,7 +82,7 @@ class Schema:
     passed: tuple[str, ...]
 
     def arguments(self, nodes: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments of the graph's function, of one node a column."""
+        """Positional and keyword arguments of the graph's function, by a node for each column."""
         tree: dict[str, Any] = {}
         for column, node in zip(self.columns, nodes, strict=True):
             if not column.path:
@@ -130,7 +130,7 @@ class Schema:
 
 
 def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
-    """What records have under a key, which errors call by a label.
+    """The records' values under a key, which errors call by ``label``.
 
     Raises:
         ValueError: If one has no such key; the message names its place in the batch.
@@ -237,7 +237,7 @@ def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) 
 
 
 def stacked(values: Sequence[Any], name: str) -> Any:
-    """What passes a graph by, batched: [batch, ...], a dict or tuple of these, or an object array.
+    """Batches values that pass a graph by: [batch, ...], dicts or tuples of these, object arrays.
 
     Bytes and texts become an object array of shape [batch], which keeps trailing NULs.
 

@@ -44,13 +44,13 @@ class RecordEngine(Engine[RecordPosition]):
         reader: Gives the records, and refers to no engine.
         numbers: Gives the numbers of the rows of a step, for ``draw``; see `RecordQueue`.
         draw_seed: The seed of ``draw``.
-        on_error: What becomes of records that DALI can't decode: "raise", "skip" (the whole
+        on_error: What to do with records that DALI can't decode: "raise", "skip" (the whole
             batch) or "mask" (a neighbour stands for them, masked out).
-        spec: What a record looks like, where the first one doesn't say it.
+        spec: The structure of a record, where the first one doesn't show it.
         by_step: Whether the random state follows from the step alone, for whole batches.
 
     Attributes:
-        stats: What `next` counts, once somebody watches.
+        stats: The counters of `next`, once `watch` was called.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RecordEngine(Engine[RecordPosition]):
 
     @property
     def epoch(self) -> int:
-        """0: who gives the records knows their epochs."""
+        """0: epochs are the reader's."""
         return 0
 
     @property
@@ -152,7 +152,7 @@ class RecordEngine(Engine[RecordPosition]):
     def _outcome_at(
         self, here: RecordPosition, failed: list[FailedBatch]
     ) -> Outcome[RecordPosition]:
-        """What the run at a position gives, where the pipelines stand.
+        """The outcome of the run at a position, where the pipelines stand.
 
         Args:
             here: The position.
@@ -213,7 +213,7 @@ class RecordEngine(Engine[RecordPosition]):
         return RecordPosition(here.step + 1, self._peeked.after, checkpoints)
 
     def _unread(self, here: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
-        """What the reading of a record raised, and the position behind that record."""
+        """The outcome of a record whose reading raised; the next batch begins behind it."""
         self._queue.error = None
         cause = error.__cause__ or error
         if isinstance(cause, StopIteration):  # which would look like the end
@@ -249,12 +249,12 @@ class RecordEngine(Engine[RecordPosition]):
         unfit: Sequence[int],
         failed: list[FailedBatch],
     ) -> Outcome[RecordPosition]:
-        """What becomes of a batch that DALI can't make.
+        """The outcome of a batch that DALI can't make.
 
         Args:
             here: Its position.
-            error: What was raised.
-            unfit: The rows that the graph can't even be given.
+            error: The error.
+            unfit: The rows of which no inputs of the graph can be made.
             failed: Where a batch with masked records is noted.
         """
         batch = self._queue.batches[0]
@@ -282,8 +282,8 @@ class RecordEngine(Engine[RecordPosition]):
     def _repaired(self, batch: RecordBatch, bad: Sequence[int], step: int) -> RecordBatch | None:
         """The first batch of the queue with good records for bad ones, if there are any.
 
-        They are of the batch itself, or else of those behind it; not of those before it, which a
-        run that goes on from here never saw.
+        They come from the batch itself, else from the batches behind it; not from those before it,
+        which a resumed run never saw.
         """
         if len(bad) < len(batch.records):
             return batch.without(bad, None)
@@ -299,10 +299,10 @@ class RecordEngine(Engine[RecordPosition]):
         return None
 
     def _behind_failure(self, here: RecordPosition, batch: RecordBatch) -> tuple[bytes, ...] | None:
-        """The checkpoints behind a batch that fails however often it is run.
+        """The checkpoints behind a batch that fails in every run.
 
-        The random state moves on all the same: where it is what fails, the same numbers would
-        fail in every batch that follows.
+        The random state moves on all the same: numbers that make a batch fail would make all that
+        follow fail, too.
         """
         if self._by_step:
             return None
@@ -315,18 +315,18 @@ class RecordEngine(Engine[RecordPosition]):
     # Pipelines
 
     def prepare(self) -> None:
-        """Builds the pipelines where they are not, to stand at the position.
+        """Builds the pipelines at the position, unless they are built.
 
         Raises:
             StopIteration: If there is no batch: the first one says the records' dtypes.
             ReadError: If the reading of its first record raised.
-            StateError: If the position is one of other pipelines.
+            StateError: If the position is of other pipelines.
         """
         with self.lock:
             self._runner_at(self.position)
 
     def schedule(self) -> None:
-        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
         with self.lock, contextlib.suppress(StopIteration, ReadError):  # said when it is due
             self._runner_at(self.position).schedule()
 
@@ -470,7 +470,7 @@ def _description(
     unfit: bool,
     error: BaseException,
 ) -> str:
-    """The records that fail, and what DALI says of them."""
+    """The records that fail, and DALI's message."""
     names = "; ".join(f"{batch.name(row)} ({described(batch.records[row])})" for row in bad[:5])
     verb = "take" if unfit else "decode"
     what = f"DALI can't {verb} {names}" if bad else f"batch {here.step} failed"

@@ -63,12 +63,12 @@ class RecordPipelines:
         pipeline_fn: The function of the graph; see `dalijax.core.pipeline.schema.learn`.
         output_map: Names of its outputs.
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
-        each: What differs between the pipelines (device_id, seed).
+        each: Arguments that differ between the pipelines (device_id, seed).
         rows: Rows of each pipeline's batch.
-        queue: What they read.
-        numbers: Gives the numbers of the rows of a step; None where nobody knows them.
+        queue: The records that they read.
+        numbers: Gives the numbers of the rows of a step; None where they are unknown.
         draw_seed: The seed of ``draw``, the same for all pipelines of all processes.
-        spec: What a record looks like, where the first one doesn't say it.
+        spec: The structure of a record, where the first one doesn't show it.
 
     Attributes:
         runner: The running pipelines, where there are any.
@@ -177,7 +177,7 @@ class RecordPipelines:
     def _over(
         self, queue: RecordQueue, each: Sequence[Mapping[str, Any]], **more: Any
     ) -> FunctionSource:
-        """What builds pipelines that read a queue."""
+        """The source of pipelines that read a queue."""
         graph: Any = functools.partial(self._record_graph, queue)
         graph.__name__ = getattr(self._fn, "__name__", repr(self._fn))  # for errors
         source = FunctionSource(graph, (), {**self._options, **more}, each)
@@ -229,7 +229,7 @@ class RecordPipelines:
         return failing(len(batch.records), decode, self._rows)
 
     def unfit(self, batch: RecordBatch) -> list[int]:
-        """The rows of a batch that the graph can't be given."""
+        """The rows of a batch of which no inputs of the graph can be made."""
         return self._record_graph.unfit(batch.records)
 
 
@@ -259,7 +259,7 @@ class _RecordGraph:
         self._used: set[int] = set()  # columns that pipelines have asked for
 
     def learn(self, record: Any, spec: Any) -> Schema:
-        """Finds the columns by a record, and by what a record looks like, where that is said."""
+        """Finds the columns by the first record, or by ``spec`` where there is one."""
         like = record if spec is None else spec
         open_ = function_parameters(self._fn) - {*self._arguments}
         self.draws = DRAW in open_ and not (isinstance(like, Mapping) and DRAW in like)
@@ -275,7 +275,7 @@ class _RecordGraph:
         """Defines the graph.
 
         Args:
-            queue: What the pipeline reads.
+            queue: The records that the pipeline reads.
             pipeline: Its number.
         """
         schema = self._known()
@@ -319,7 +319,7 @@ class _RecordGraph:
         return self.schema
 
     def unfit(self, records: Sequence[Any]) -> list[int]:
-        """The rows whose columns, those that were asked for, can't be made."""
+        """The rows of which a column that was asked for can't be made."""
         rows: list[int] = []
         for row, record in enumerate(records):
             try:
@@ -349,13 +349,13 @@ class _Feed:
         return lambda index: self.columns(column)[0]
 
     def draw_rows(self, run: int, name: str) -> DrawRows:
-        """What one draw of the next run gets numbers for."""
+        """The rows of the next run, for one draw."""
         rows = self._rows_for((name,))
         hashes = fold(self._graph.seed, 0, rows.numbers)
         return DrawRows(hashes, self._sizes_of, rows.refuse)
 
     def _rows_for(self, names: Sequence[int | str]) -> PipelineRows:
-        """The rows of the run that asks; what is asked for again is asked for by the next one."""
+        """The rows of the run that asks: a name that comes again is asked for by the next run."""
         if self._rows is None or self._asked.intersection(names):
             self._asked.clear()
             self._sizes.clear()
