@@ -697,21 +697,26 @@ class ReaderEngine(EpochEngine[Position]):
         try:
             return runner.take(convert)
         except SourceEnded:
-            again = min(runner.to_drop, here.step)
-            if again and self.plan is not None:
-                # Its epoch ended before the first batch of this one; those are dropped again.
-                runner.restart(again)
-                with contextlib.suppress(SourceEnded):
-                    return runner.take(convert)
             if here.step > 0 and self.plan is None:
                 raise
-            if here.step > 0:
-                raise _NoBatch(
-                    f"the pipeline's source ended after {here.step} of "
-                    f"{self._length_of(here.epoch)} batches of epoch {here.epoch}: it gives fewer "
-                    "samples than the epoch's size. Pass the size that it really has, a multiple "
-                    f"of the batch size {self.batch_size} where it drops the rest"
-                ) from None
+        if here.step == 0:
+            return self._run_first(runner, here, convert)
+        if again := min(runner.to_drop, here.step):
+            # Its epoch ended before the first batch of this one; those are dropped again.
+            runner.restart(again)
+            with contextlib.suppress(SourceEnded):
+                return runner.take(convert)
+        raise _NoBatch(
+            f"the pipeline's source ended after {here.step} of {self._length_of(here.epoch)} "
+            f"batches of epoch {here.epoch}: it gives fewer samples than the epoch's size. Pass "
+            f"the size that it really has, a multiple of the batch size {self.batch_size} where "
+            "it drops the rest"
+        )
+
+    def _run_first(
+        self, runner: Runner, here: Position, convert: Callable[[Sequence[Outputs]], Any]
+    ) -> Any:
+        """Runs the first batch of an epoch, whose source has ended before it."""
         if self.plan is not None:
             # The source's epoch ended with ours; that of a source without a plan was
             # started by next_epoch().

@@ -188,7 +188,7 @@ class FunctionSource(PipelineSource):
         self._kwargs = checked_arguments(pipeline_fn, self._kwargs)
         self._each = [checked_arguments(pipeline_fn, one) for one in each]
         decorated = is_pipeline_def(pipeline_fn)
-        if not decorated and {**self._kwargs, **self._each[0]}.get("batch_size") is None:
+        if not decorated and self._first_call.get("batch_size") is None:
             raise _no_batch_size(pipeline_fn)
         self._own_seed = "seed" in function_parameters(pipeline_fn)
         self._saved_seed: int | None = None
