@@ -265,13 +265,9 @@ def check_uniform(tensors: TensorList, name: str) -> None:
 
 
 def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarray:
-    """A pipeline's CPU output as one NumPy array of shape [batch, ...].
+    """A pipeline's CPU output as one NumPy array of shape [batch, ...], or [1, batch, ...].
 
-    Args:
-        tensors: The output, uniform in shape.
-        copy: True where the executor reuses the buffer once it is released; else the
-            array is a read-only view that keeps the buffer alive.
-        device_axis: True for the shape [1, batch, ...].
+    Read-only: a view that keeps the buffer alive, or a copy where the executor reuses the buffer.
     """
     view = np.asarray(tensors.as_tensor())
     if copy:
@@ -282,13 +278,10 @@ def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarr
 
 
 def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Array:
-    """A pipeline's GPU output as a jax.Array of shape [batch, ...] on the same GPU.
+    """A pipeline's GPU output as a jax.Array of shape [batch, ...], or [1, batch, ...], there.
 
-    Args:
-        tensors: The output, uniform in shape.
-        copy: True where the executor reuses the buffer once it is released. JAX copies
-            asynchronously, so this waits until the copy is done (DALI issue 5617).
-        device_axis: True for the shape [1, batch, ...].
+    JAX copies asynchronously: it is waited for, since the executor reuses the buffer (DALI issue
+    5617).
     """
     if device_axis:
         tensor = tensors.as_reshaped_tensor([1, len(tensors), *tensors[0].shape()])

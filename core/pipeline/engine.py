@@ -81,7 +81,6 @@ class Engine(abc.ABC, Generic[P]):
     it, so that looking moves nothing.
 
     Args:
-        name: What the pipelines are called.
         start: The position of the first batch.
         config: The iterator's arguments.
 
@@ -93,8 +92,7 @@ class Engine(abc.ABC, Generic[P]):
         process: The process that built pipelines; 0 until one has.
     """
 
-    def __init__(self, name: str, start: P, config: IteratorConfig):
-        self.name = name
+    def __init__(self, start: P, config: IteratorConfig):
         self.position = start
         placement = choose_placement(config)
         self.make_batch = BatchMaker(config, placement)
@@ -221,7 +219,8 @@ class EpochEngine(Engine[P]):
     DALI's readers and indexed sources are such engines; an iterator does not know which it has.
 
     Args:
-        name, start, config: As for `Engine`.
+        name: The name of the pipelines.
+        start, config: As for `Engine`.
 
     Attributes:
         batch_size: Batch size of each pipeline; 0 until it is known.
@@ -231,7 +230,8 @@ class EpochEngine(Engine[P]):
     """
 
     def __init__(self, name: str, start: P, config: IteratorConfig):
-        super().__init__(name, start, config)
+        super().__init__(start, config)
+        self.name = name
         self.batch_size = 0
         self.plan: EpochPlan | None = None
         self.shards: tuple[int, ...] = ()

@@ -17,11 +17,6 @@ from ..state.operators import Operator, operators_of, serialized_operators
 from .pipeline_source import PipelineSource
 
 
-def reader_names(pipeline: Pipeline) -> list[str]:
-    """Names of the readers of a built pipeline that know their epoch's size."""
-    return sorted(pipeline.reader_meta())
-
-
 def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
     """DALI's metadata of one reader in each of the pipelines.
 
@@ -31,7 +26,7 @@ def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]
     """
     metas = []
     for pipeline in pipelines:
-        known = reader_names(pipeline)
+        known = sorted(pipeline.reader_meta())
         if name not in known:
             raise ValueError(
                 f"reader_name={name!r} is not in the pipeline: its readers are {known}. "
@@ -149,13 +144,7 @@ def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str
 
 
 def _not_of(read: Sequence[Shard], wanted: Sequence[Shard | None], apart: bool) -> str | None:
-    """The first shard read where another is wanted, in words; pipelines may change places.
-
-    Args:
-        read: The shard that each pipeline reads.
-        wanted: The shard that each was made for, where it is known.
-        apart: Whether it may read a part of that shard.
-    """
+    """The first shard read where another is wanted, in words; pipelines may change places."""
 
     def fits(actual: Shard, expected: Shard) -> bool:
         if actual == expected or expected[1] == 1:
@@ -222,7 +211,7 @@ def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: Pipe
     # A source that raises StopIteration ends an epoch, all of whose samples belong to it.
     if not kinds or "external_source" in kinds:
         return
-    names = reader_names(built[0])
+    names = sorted(built[0].reader_meta())
     named = next((name for name in names if not name.startswith("__")), None)
     if named is not None:
         cure = f"pass reader_name={named!r}"

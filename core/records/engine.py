@@ -68,8 +68,7 @@ class RecordEngine(Engine[RecordPosition]):
         by_step: bool = False,
     ):
         check_record_graph(pipeline_fn, config, on_error)
-        name = getattr(pipeline_fn, "__name__", repr(pipeline_fn))
-        super().__init__(name, RecordPosition(), config)
+        super().__init__(RecordPosition(), config)
         self.stats: InputStats | None = None
         self._reader = reader
         self._read_at_position = True  # whether the reader and the queue are where they must be
@@ -197,14 +196,9 @@ class RecordEngine(Engine[RecordPosition]):
         except Exception as raised:  # no array can be made of it
             error = raised
         try:
-            return Outcome(self._behind(here), batch, error)
+            return Outcome(self._pop(here, runner.checkpoints()), batch, error)
         finally:
             del error  # its traceback has this frame: together they would keep the batch
-
-    def _behind(self, here: RecordPosition) -> RecordPosition:
-        """The position behind the batch that the pipelines ran last."""
-        runner = self._pipelines.runner
-        return self._pop(here, runner.checkpoints() if runner else None)
 
     def _pop(self, here: RecordPosition, checkpoints: tuple[bytes, ...] | None) -> RecordPosition:
         """The position behind the first batch of the queue, which is taken."""
@@ -269,7 +263,7 @@ class RecordEngine(Engine[RecordPosition]):
                 failed.append(log_failure("masked", FailedBatch(0, here.step, text)))
                 return self._outcome_at(here, failed)
             if runs(runner):  # the random state moves on as by any other batch
-                after = self._behind(here)
+                after = self._pop(here, runner.checkpoints())
         if after is None:
             checkpoints = self._behind_failure(here, batch)
             after = self._pop(here, checkpoints)

@@ -96,6 +96,7 @@ class RecordPipelines:
         self.passed: tuple[str, ...] = ()
         self._fn = pipeline_fn
         arguments = {k: v for k, v in call.items() if k in parameters}
+        self._draw_seed = draw_seed
         self._record_graph = _RecordGraph(pipeline_fn, arguments, draw_seed)
         self._numbers = numbers
         self._options = {k: v for k, v in call.items() if k not in parameters}
@@ -115,18 +116,11 @@ class RecordPipelines:
         return [name for name, has_state in known.items() if has_state]
 
     def set_seed(self, seed: int | None, draw_seed: int | None = None) -> int | None:
-        """Sets the seed of the next pipelines to that of a state; None: the default.
-
-        Args:
-            seed: The seed.
-            draw_seed: The seed of ``draw``, where it is another one.
-
-        Returns:
-            The seed that was set before.
-        """
+        """Sets the seeds of the next pipelines, and returns the one before; see `RecordEngine`."""
         self.stop()
         before, self._seed = self._seed, seed
-        self._record_graph.set_seed(seed if draw_seed is None else draw_seed)
+        drawn = seed if draw_seed is None else draw_seed
+        self._record_graph.seed = self._draw_seed if drawn is None else drawn
         self._first_of_seed[before] = self.first
         self.first = self._first_of_seed.get(seed, ())
         self._source.set_seed(seed)
@@ -253,7 +247,6 @@ class _RecordGraph:
         self.schema: Schema | None = None
         self.draws = False
         self.seed = seed
-        self._default_seed = seed
         self._fn = pipeline_fn
         self._arguments = arguments
         self._used: set[int] = set()  # columns that pipelines have asked for
@@ -266,10 +259,6 @@ class _RecordGraph:
         arguments = {**self._arguments, DRAW: None} if self.draws else self._arguments
         self.schema = learn(record, self._fn, arguments, spec)
         return self.schema
-
-    def set_seed(self, seed: int | None) -> None:
-        """Sets the seed of ``draw`` to that of a state; None: the default."""
-        self.seed = self._default_seed if seed is None else seed
 
     def __call__(self, queue: RecordQueue, pipeline: int = 0) -> Any:
         """Defines the graph.
