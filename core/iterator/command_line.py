@@ -1,4 +1,4 @@
-"""What the commands of this package share: ``module:name`` and ``--arg NAME=VALUE``."""
+"""Arguments of the commands of this package: ``module:name`` and ``--arg NAME=VALUE``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool
 
     Args:
         parser: The command's.
-        target: What the target may be.
+        target: The help on the target.
         batch_size: Whether the batch size must be passed.
     """
     parser.add_argument("target", metavar="module:name", help=target)
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool
 
 
 def load(text: str) -> Any:
-    """What ``module:name`` names; the module is looked for in the present folder, too.
+    """Loads ``module:name``; the module may be in the present folder, too.
 
     Raises:
         SystemExit: If it can't be loaded, with what to write instead.

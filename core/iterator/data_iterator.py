@@ -58,10 +58,10 @@ _DEFAULTS = {
 
 
 class IteratorFunction:
-    """What `data_iterator` returns: called, it makes an iterator.
+    """Makes iterators; `data_iterator` returns it.
 
-    It takes the arguments of the pipeline function, those of ``nvidia.dali.pipeline_def``
-    (batch_size, num_threads, device_id, seed, ...) and ``checkpoints``: its ``help()`` and
+    It takes the arguments of the pipeline function, of ``nvidia.dali.pipeline_def`` (batch_size,
+    num_threads, device_id, seed, ...) and ``checkpoints``: its ``help()`` and
     ``inspect.signature()`` have all of them. It pickles where its pipeline function does.
 
     Attributes:
@@ -121,7 +121,7 @@ class IteratorFunction:
             A `DALIGenericIterator`, whose first batches are scheduled.
 
         Raises:
-            TypeError: For an argument that nobody takes.
+            TypeError: For an unknown argument.
             ValueError: For one given here and to `data_iterator`, or that excludes another.
         """
         named = {
@@ -185,8 +185,8 @@ class IteratorFunction:
     def for_host(self, call: Mapping[str, Any]) -> IteratorFunction:
         """The same function, for a call whose batches are wanted as NumPy arrays.
 
-        Those of pipelines on the CPU are then not made jax.Arrays on the way; of those on a GPU
-        DALI copies the outputs to the host, ahead of time.
+        Outputs on the CPU are then not made jax.Arrays on the way; DALI copies outputs on a GPU to
+        the host ahead of time.
         """
         said = "as_numpy" in call and "as_numpy" not in function_parameters(self.pipeline_fn)
         if self.is_placed(call) or said or self.config.as_numpy is not None:
@@ -207,7 +207,7 @@ class IteratorFunction:
         seed: int | None = None,
         call: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The arguments of a call for one of several shards that are no sharding's: of hosts, say.
+        """The arguments of a call for one shard of several without a sharding: for one host, say.
 
         Args:
             shard_id: The shard.
@@ -218,7 +218,7 @@ class IteratorFunction:
             call: The other arguments.
 
         Raises:
-            ValueError: If the pipeline function does not take what says its shard.
+            ValueError: If the pipeline function takes no shard.
         """
         if self.has_source(call or {}):
             return {"hosts": (shard_id, num_shards), "seed": ShardSeed.of(seed, 0)}
@@ -230,7 +230,7 @@ class IteratorFunction:
         return shard
 
     def _named(self, shard_id: int, num_shards: int) -> dict[str, int]:
-        """What says its shard to the pipeline function, as far as it takes it; see `of_shard`."""
+        """The shard, by those arguments that the pipeline function takes; see `of_shard`."""
         missing = sorted({"shard_id", "num_shards"} - function_parameters(self.pipeline_fn))
         if missing and num_shards > 1:
             raise ValueError(
@@ -242,7 +242,7 @@ class IteratorFunction:
         return {k: v for k, v in said.items() if k not in missing}
 
     def check_in_step(self, call: Mapping[str, Any], hosts: int) -> None:
-        """Raises ValueError where hosts that evaluate together might not have as many batches."""
+        """Raises ValueError where hosts that evaluate together may differ in batches."""
         if hosts > 1 and call.get("on_error", self.config.on_error) == "skip":
             raise ValueError(
                 "on_error='skip' with several hosts: one that skips a batch has fewer than the "
@@ -252,7 +252,7 @@ class IteratorFunction:
     def prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[FunctionSource | EngineSource, IteratorConfig]:
-        """Where the pipelines of a call come from, and the iterator's arguments."""
+        """The source of the pipelines of a call, and the iterator's arguments."""
         parameters = function_parameters(self.pipeline_fn)
         named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}
         config = self._configured(named)
@@ -363,7 +363,7 @@ def _documented(pipeline_fn: Callable[..., Any], call: str) -> str:
 
 
 def iterator_function(value: object) -> IteratorFunction:
-    """An argument that must be an iterator function.
+    """Returns an argument that must be an iterator function.
 
     Raises:
         TypeError: If it is none.
@@ -473,8 +473,8 @@ def data_iterator(
             for each output: batches are global arrays placed by it.
         devices: jax devices, one pipeline for each: batches have pmap's layout
             [devices, batch, ...].
-        allow_changes: Names of differences that states go on with, where somebody else restores
-            them: a trainer, say; see ``set_state``'s ``allow``.
+        allow_changes: Names of differences that states go on with, where a trainer restores them
+            for you; see ``set_state``'s ``allow``.
         source: One of `dalijax.sources`, whose records the graph gets: parameters of the function
             that are named like its fields are these, ``draw`` has random numbers that belong to
             the records (`dalijax.core.pipeline.draw.Draw`), and all others are passed by keyword

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
@@ -18,7 +16,7 @@ from ..epochs import count_rows
 from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_files import name_files
-from ..pipeline.batch import Batch, BatchMaker, choose_placement
+from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import (
     check_outputs,
     is_unmappable,
@@ -27,7 +25,7 @@ from ..pipeline.dali_pipeline import (
     runs_python,
 )
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, EpochEngine, NoReplica, Outcome
+from ..pipeline.engine import CLOSED, EpochEngine, NoReplica, Outcome, log_failure
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -45,7 +43,6 @@ from ..state.random_state import check_form, for_operators
 from ..state.reader_files import READERS, reader_of
 from ..stats import InputStats
 
-_log = logging.getLogger("dalijax")
 _READER = re.compile(r"operator `[\w.]*readers\.")
 # A checkpoint costs 7 to 38 us: it is taken when a state is asked for (`Engine.checkpoint`), and
 # after so many batches, which are at most run again where DALI has none: after a failed batch, or
@@ -79,12 +76,8 @@ class ReaderEngine(EpochEngine[Position]):
                 "on_error='mask' is for iterators over a source, which know their records: a "
                 "reader's batch fails as a whole, and 'skip' leaves it out"
             )
-        super().__init__(source.name, Position())
-        placement = choose_placement(config)
+        super().__init__(source.name, Position(), config)
         self._source = source
-        self.make_batch = BatchMaker(config, placement)
-        self._config = config
-        self._data_shards = placement.shards
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
         self._start = Checkpoints()  # of the first batch, once pipelines were built
@@ -200,21 +193,22 @@ class ReaderEngine(EpochEngine[Position]):
         return dali_checkpoints.to_bytes(self.get_state())
 
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves where checkpoints say, this package's or those of DALI's plugin; see `Engine`."""
-        saved = dali_checkpoints.read(pieces)
-        if saved is None:  # DALI's counters say nothing without the epochs
-            saved = self._of_dali(pieces)
+        """Moves to the position of checkpoints, ours or DALI's plugin's; see `Engine`."""
+        saved = self._read_checkpoints(pieces)
         check_resumable(self._source)
         self.restore(saved, allow)
 
-    def _of_dali(self, pieces: Sequence[bytes]) -> Saved:
-        """What checkpoints of DALI's plugin say."""
-        self.runner()
+    def _read_checkpoints(self, pieces: Sequence[bytes]) -> Saved:
+        """Reads checkpoints of this package, or of DALI's plugin."""
+        saved = dali_checkpoints.read(pieces)
+        if saved is not None:
+            return saved
+        self.runner()  # DALI's counters say nothing without the epochs
         position = dali_checkpoints.of_dali(pieces, self.plan, self.shards)
         return Saved(position, list(self._config.output_map), self.fingerprint())
 
     def stands_restored(self) -> bool:
-        """Whether the caller built the pipelines at checkpoints, whose position it then takes.
+        """Takes the position of checkpoints that the pipelines were made at; False without any.
 
         Raises:
             StateError: If they are of other data, or no iterator over these ever stands there.
@@ -222,7 +216,7 @@ class ReaderEngine(EpochEngine[Position]):
         if not self._source.restored:
             return False
         runner = self.runner()
-        saved = dali_checkpoints.read(self._source.restored) or self._of_dali(self._source.restored)
+        saved = self._read_checkpoints(self._source.restored)
         check_resumable(self._source)
         if differences := saved.differences(self._config.output_map, self.fingerprint()):
             raise StateError.of_other_data(differences)
@@ -238,7 +232,7 @@ class ReaderEngine(EpochEngine[Position]):
         Args:
             saved: The position, and what it belongs to.
             allow: Names of differences to go on with.
-            named: More of them, which must be names of something.
+            named: Further ones, each of which must name something.
 
         Raises:
             StateError: If it is of other data, or DALI refuses its part; nothing has changed.
@@ -290,7 +284,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _build_at(
         self, saved: Saved, checkpoints: Checkpoints, allow: Sequence[str], named: Sequence[str]
     ) -> Position:
-        """Builds pipelines at a saved position; it, with checkpoints of theirs. See `restore`."""
+        """Builds pipelines at a saved position; returns it, with their checkpoints."""
         refusal = self._try_to_build(saved, checkpoints)
         if refusal is not None:
             self._build(Checkpoints())  # what differs says more
@@ -345,7 +339,7 @@ class ReaderEngine(EpochEngine[Position]):
         return position
 
     def _check(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
-        """Raises StateError where what a state belongs to differs, as far as it is known."""
+        """Raises StateError where the data of a state differ from those here, as far as known."""
         now = self.fingerprint()
         differences = saved.differences(self._config.output_map, now)
         if left := not_allowed(differences, (*allow, *named)):
@@ -399,11 +393,11 @@ class ReaderEngine(EpochEngine[Position]):
     # The pipelines
 
     def runner(self) -> Runner:
-        """The running pipelines, built to stand at the position where there are none."""
+        """The running pipelines, built at the position if there are none."""
         return self._runner_at(self.position)
 
     def prepare(self) -> None:
-        """Builds the pipelines where they are not, to stand at the position."""
+        """Builds the pipelines at the position, unless they are built."""
         self.runner()
 
     def start(self) -> None:
@@ -412,7 +406,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.position = self._with_start(self.position)
 
     def schedule(self) -> None:
-        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
         self.runner().schedule()
 
     @contextlib.contextmanager
@@ -436,10 +430,10 @@ class ReaderEngine(EpochEngine[Position]):
         yield pipelines, ""
 
     def _with_start(self, position: Position) -> Position:
-        """A position with checkpoints, which one from before the first build has not.
+        """A position with checkpoints: one from before the first build gets those of the start.
 
-        The consumer's own stays without until it moves: a first state is the same before and
-        after the pipelines were built.
+        The consumer's own has none until it moves: a first state is the same before and after the
+        pipelines were built.
         """
         if position.checkpoints is not None:
             return position
@@ -477,7 +471,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
 
     def fingerprint(self) -> Fingerprint:
-        """What identifies the data; blank until the pipelines were built."""
+        """The identity of the data; blank before the first build."""
         if self._fingerprint is None:
             if not self.batch_size:  # never built
                 return unknown()
@@ -500,7 +494,7 @@ class ReaderEngine(EpochEngine[Position]):
         return exact and self._source.rebuildable and not self._source.unresumable
 
     def _stand_again_at(self, position: Position) -> bool:
-        """Has new pipelines built at a position for the next run; False where they can't be."""
+        """Drops the pipelines if new ones can stand at a position; returns whether they can."""
         can = self._can_stand_at(position)
         if can:
             self.drop()
@@ -540,7 +534,7 @@ class ReaderEngine(EpochEngine[Position]):
         return here.step > 0 and runner.ended()
 
     def _valid(self, outputs: Sequence[Outputs], here: Position) -> list[int]:
-        """Samples of each pipeline's batch that belong to the epoch, once sizes are checked."""
+        """Checks the size of each pipeline's batch; returns how many samples are of the epoch."""
         lengths = [len(tensors[0]) for tensors in outputs]
         if self.plan is None:
             if self._config.over_processes and lengths != [self.batch_size]:
@@ -586,14 +580,13 @@ class ReaderEngine(EpochEngine[Position]):
                 if self._config.on_error != "skip":
                     return dataclasses.replace(outcome, error=named)
                 failed = FailedBatch(here.epoch, here.step, str(named), named.files)
-                _log.warning("skipped: %s", failed.message)
-                skipped.append(failed)
+                skipped.append(log_failure("skipped", failed))
                 here = outcome.after
             finally:
                 outcome = named = None  # an error's traceback has this frame: see `_outcome_at`
 
     def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
-        """A failed batch's error with the files that it is about, of the first few batches."""
+        """Adds its files to the error of a failed batch, for the first few of them."""
         if checkpoints is None or checkpoints.data is None or not self._failures_to_name:
             return error
         self._failures_to_name -= 1
@@ -603,7 +596,7 @@ class ReaderEngine(EpochEngine[Position]):
     def _outcome_at(
         self, here: Position, convert: Callable[[Sequence[Outputs]], Any] | None
     ) -> Outcome[Position]:
-        """What the run at a position gives, where the pipelines stand.
+        """The outcome of the run at a position, where the pipelines stand.
 
         Raises:
             Exception: What the pipelines' own source raised; its batch stays the next one.
@@ -612,7 +605,8 @@ class ReaderEngine(EpochEngine[Position]):
         if self._is_end(here):
             return Outcome(here, ended=True)
         exact, self._exact = self._exact, None  # a call that is broken off may have taken a batch
-        batch, error = None, None
+        batch: Any = None
+        error: Exception | None = None
         try:
             batch = self._run(here, convert or (lambda outputs: self._to_batch(outputs, here)))
         except SourceEnded:
@@ -623,28 +617,13 @@ class ReaderEngine(EpochEngine[Position]):
         except SourceError as failed:
             self._stand_again_at(here)
             raise failed.__cause__ or failed from None
-        except Exception as failed:
-            of_reader = _READER.search(str(failed)) and not isinstance(failed, FunctionError)
-            if of_reader and isinstance(failed, RuntimeError):
-                # DALI's readers never run again after an error: new ones stand there again.
-                stands = self._stand_again_at(here)
-                cure = ""
-                if is_unmappable(failed):
-                    if stands and self._source.unmap():
-                        # It fails alone now, and not those before it.
-                        return self._outcome_at(here, convert)
-                    cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
-                what = f"can't be read{cure}; the next call tries it again"
-                raise _described(failed, here, what, RuntimeError) from failed
-            if (
-                isinstance(failed, RuntimeError) and self.runner().stopped
-            ):  # by this batch, or by one prefetched behind it
-                self._stand_again_at(here)
-                raise _described(failed, here, _STOPPED, RuntimeError) from failed
+        except RuntimeError as failed:
+            if self._can_retry(failed, here):
+                return self._outcome_at(here, convert)
+            counts = "failed, and counts as delivered; the next call goes on with the next one"
+            error = _described(failed, here, counts, BatchError)
+        except Exception as failed:  # no array can be made of it
             error = failed
-            if isinstance(failed, RuntimeError):
-                counts = "failed, and counts as delivered; the next call goes on with the next one"
-                error = _described(failed, here, counts, BatchError)
         after = Position(
             here.epoch,
             here.step + 1,
@@ -657,6 +636,27 @@ class ReaderEngine(EpochEngine[Position]):
             return Outcome(after, batch, error)
         finally:
             del error  # its traceback has this frame: together they would keep the batch
+
+    def _can_retry(self, failed: RuntimeError, here: Position) -> bool:
+        """Whether new pipelines give a batch that failed; False where it counts as delivered.
+
+        Raises:
+            RuntimeError: If it stays the next one: its reader failed, or nothing runs any more.
+        """
+        if _READER.search(str(failed)) and not isinstance(failed, FunctionError):
+            # DALI's readers never run again after an error: new ones stand there again.
+            stands = self._stand_again_at(here)
+            cure = ""
+            if is_unmappable(failed):
+                if stands and self._source.unmap():
+                    return True  # an empty file fails alone now, and not the batches before it
+                cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
+            what = f"can't be read{cure}; the next call tries it again"
+            raise _described(failed, here, what, RuntimeError) from failed
+        if self.runner().stopped:  # by this batch, or by one prefetched behind it
+            self._stand_again_at(here)
+            raise _described(failed, here, _STOPPED, RuntimeError) from failed
+        return False
 
     def _checkpoints_after(self, here: Position, failed: bool) -> Checkpoints:
         """Where the pipelines must stand for the batch behind a position."""
@@ -678,12 +678,6 @@ class ReaderEngine(EpochEngine[Position]):
             outputs, self._valid(outputs, here), not runner.dynamic, runner.deferred
         )
 
-    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a whole batch; see `Engine`."""
-        outcome = self.peek()
-        batch = self._sample() if outcome.ended else outcome.unwrap()
-        return self.make_batch.spec(batch, self.batch_size, self.plan)
-
     def _sample(self) -> Batch:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""
         runner = Runner(self._source.build())
@@ -703,21 +697,26 @@ class ReaderEngine(EpochEngine[Position]):
         try:
             return runner.take(convert)
         except SourceEnded:
-            again = min(runner.to_drop, here.step)
-            if again and self.plan is not None:
-                # Its epoch ended before the first batch of this one; those are dropped again.
-                runner.restart(again)
-                with contextlib.suppress(SourceEnded):
-                    return runner.take(convert)
             if here.step > 0 and self.plan is None:
                 raise
-            if here.step > 0:
-                raise _NoBatch(
-                    f"the pipeline's source ended after {here.step} of "
-                    f"{self._length_of(here.epoch)} batches of epoch {here.epoch}: it gives fewer "
-                    "samples than the epoch's size. Pass the size that it really has, a multiple "
-                    f"of the batch size {self.batch_size} where it drops the rest"
-                ) from None
+        if here.step == 0:
+            return self._run_first(runner, here, convert)
+        if again := min(runner.to_drop, here.step):
+            # Its epoch ended before the first batch of this one; those are dropped again.
+            runner.restart(again)
+            with contextlib.suppress(SourceEnded):
+                return runner.take(convert)
+        raise _NoBatch(
+            f"the pipeline's source ended after {here.step} of {self._length_of(here.epoch)} "
+            f"batches of epoch {here.epoch}: it gives fewer samples than the epoch's size. Pass "
+            f"the size that it really has, a multiple of the batch size {self.batch_size} where "
+            "it drops the rest"
+        )
+
+    def _run_first(
+        self, runner: Runner, here: Position, convert: Callable[[Sequence[Outputs]], Any]
+    ) -> Any:
+        """Runs the first batch of an epoch, whose source has ended before it."""
         if self.plan is not None:
             # The source's epoch ended with ours; that of a source without a plan was
             # started by next_epoch().
@@ -741,7 +740,7 @@ class ReaderEngine(EpochEngine[Position]):
 def _described(
     error: RuntimeError, here: Position, what: str, kind: type[RuntimeError]
 ) -> RuntimeError:
-    """DALI's error with the batch that it is about and what becomes of it."""
+    """DALI's error, with the number of its batch and what happens to it."""
     of_function = isinstance(error, FunctionError)
     why = str(error) if of_function else f"DALI says: {advice.of_run(error)}"
     described = kind(f"batch {here.step} of epoch {here.epoch} {what}. {why}")
@@ -750,10 +749,10 @@ def _described(
 
 
 def _check_forms(saved: Saved, reader: str | None) -> None:
-    """Raises StateError where DALI's checkpoints are none that a pipeline gives.
+    """Raises StateError where saved checkpoints are none that DALI gives.
 
     Args:
-        saved: What has them.
+        saved: The state.
         reader: Name of the reader whose epochs the fingerprint has.
     """
     data, position = saved.fingerprint, saved.position

@@ -1,4 +1,4 @@
-"""A stream of batches over several epochs, for those who know no epochs of an iterator."""
+"""A stream of batches over several epochs, for ecosystems whose iterators have none."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class BatchStream:
         return done
 
     def _in_some_epoch(self, call: Callable[[], Batch]) -> Batch:
-        """What a call gives in this epoch, or in the first one after it that has a batch.
+        """The batch that a call gives in this epoch, or in the next one that has a batch.
 
-        One step for other threads, who see no state between the two epochs.
+        Other threads see no state between the two epochs.
         """
         with self.iterator.opened():
             failed = None
@@ -104,8 +104,7 @@ class BatchStream:
         """Starts the next epoch, unless the one that ended shows that none will have a batch.
 
         Args:
-            failed: What it returned for the epoch that has ended without a batch; None for any
-                other epoch.
+            failed: The number that it returned, if the epoch that ended had no batch; else None.
 
         Returns:
             The number of batches that failed before; None where there is no next epoch.

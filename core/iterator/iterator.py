@@ -68,7 +68,7 @@ class DALIGenericIterator:
     the source gives the batch.
 
     States are plain JSON values: `get_state` is where the consumer stands, whatever was
-    peeked or scheduled, and `set_state` goes on from there bit by bit, on this iterator, a
+    peeked or scheduled, and `set_state` goes on from there bit for bit, on this iterator, a
     new one, or in another process. All methods may be called from any thread.
 
     Raises:
@@ -121,7 +121,7 @@ class DALIGenericIterator:
         """An iterator whose pipelines are built by a source.
 
         Args:
-            source: Where the pipelines come from, or what brings an engine of its own.
+            source: The source of the pipelines, or of another engine.
             config: The iterator's arguments.
             lazy: Whether to build the pipelines only when they are first used.
             checkpoints: What `checkpoints` of an iterator gave, to go on from.
@@ -228,7 +228,7 @@ class DALIGenericIterator:
         return True
 
     def __repr__(self) -> str:
-        """Where it stands; it builds nothing, and waits for nobody."""
+        """Where the iterator stands; builds nothing, and waits for nothing."""
         engine = self._engine
         step = f"step {engine.step}"
         if (length := engine.length()) is not None:
@@ -335,7 +335,7 @@ class DALIGenericIterator:
 
     @property
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a batch, under PARTIAL those of a whole one.
+        """Shape and dtype of each array of a batch; under PARTIAL, of a whole one.
 
         With sharding or devices, shapes are global and the sharding is there, too.
 
@@ -409,8 +409,8 @@ class DALIGenericIterator:
                 present size.
 
         Raises:
-            ValueError: If there is no such batch, or DALI's readers read, which go where a state
-                says alone.
+            ValueError: If there is no such batch, or the iterator is over DALI's readers, which
+                go only where a state says.
         """
         what = "a whole number, 0 or more"
         epoch = whole_number("epoch", epoch, what, 0)
@@ -423,7 +423,7 @@ class DALIGenericIterator:
     def get_state(self) -> dict[str, Any]:
         """Where the consumer stands, as a plain JSON value (dict of str, int and list of str).
 
-        It is the position after the last batch that ``next()`` delivered, whatever was
+        It is the position behind the last batch that ``next()`` delivered, even if others were
         peeked or scheduled since; its keys and types never change.
 
         Raises:
@@ -457,7 +457,7 @@ class DALIGenericIterator:
             self._stays, self._stopped = True, False
 
     def keep_seed(self, other: DALIGenericIterator) -> None:
-        """Has pipelines, which are not built yet, the seed that a state brought to another's."""
+        """Takes the seed that a state brought to another iterator; nothing may be built yet."""
         self._engine.keep_seed(other._engine)
 
     def checkpoints(self) -> list[bytes]:
@@ -471,7 +471,7 @@ class DALIGenericIterator:
             return self._engine.checkpoints()
 
     def _restore_checkpoints(self, pieces: Sequence[bytes]) -> None:
-        """Goes on where checkpoints say, this package's or those of DALI's plugin."""
+        """Goes on where checkpoints of this package or DALI's plugin say."""
         if isinstance(pieces, (bytes, bytearray, str, Mapping)):
             raise TypeError(
                 "checkpoints must be a list of bytes, one for each pipeline, as checkpoints() of "
@@ -481,7 +481,7 @@ class DALIGenericIterator:
         self._stays, self._stopped = True, False
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
         with self.opened():
             self._engine.schedule()
 

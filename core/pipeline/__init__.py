@@ -1,4 +1,4 @@
-"""DALI's pipelines: who makes them, how they run, and what becomes of their outputs.
+"""DALI's pipelines: how they are made, how they run, and how their outputs become batches.
 
 Sources make pipelines (`pipeline_source`, of functions and of hand-made ones), `runner` runs them,
 `batch` makes what is delivered, `reader` reads epochs from DALI's metadata. The

@@ -1,4 +1,4 @@
-"""What to do about errors of DALI, JAX and NumPy whose own words do not say it."""
+"""Cures for errors of DALI, JAX and NumPy that name none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NAMES = 3
 
 
 def of_definition(error: Exception) -> str:
-    """What to do about an error of a graph's function; "" where nothing more is known."""
+    """The cure for an error of a graph's function; "" if none is known."""
     text = str(error)
     if match := _NO_ARGUMENT.search(text):
         return _of_operator(*match.groups())
@@ -49,7 +49,7 @@ def of_definition(error: Exception) -> str:
 
 
 def _of_operator(name: str, schema: str) -> str:
-    """What an argument of an operator may have been meant for."""
+    """The arguments that an operator has, the most similar ones first."""
     try:
         known = backend.GetSchema(schema).GetArgumentNames()
     except (AttributeError, RuntimeError):  # not public
@@ -70,7 +70,7 @@ def _package_of(error: Exception) -> str:
 
 
 def of_outputs(error: Exception, name: str) -> str:
-    """What to do about an error of what a graph's function returned."""
+    """The cure for an error of a graph's outputs; "" if none is known."""
     if isinstance(error, NotImplementedError) and not str(error):  # of Pipeline.define_graph
         return (
             f"{name} returns no outputs: end it with a return of them, one for each name of "
@@ -86,7 +86,7 @@ def of_outputs(error: Exception, name: str) -> str:
 
 
 def of_workers(error: Exception) -> str:
-    """What to do about workers of ``fn.external_source(parallel=True)`` that do not start."""
+    """The cure for workers of ``fn.external_source(parallel=True)`` that do not start, or ""."""
     if "Workers initialization failed" not in str(error):
         return ""
     return (
@@ -100,7 +100,7 @@ def of_workers(error: Exception) -> str:
 
 
 def of_readers(error: Exception, pipeline: Pipeline) -> str:
-    """What to do about a reader that finds no files."""
+    """The cure for a reader that finds no files, or ""."""
     if not _NO_FILES.search(str(error)):
         return ""
     lines = (_of_reader(kind, arguments) for kind, _, arguments in operators_of(pipeline))
@@ -108,7 +108,7 @@ def of_readers(error: Exception, pipeline: Pipeline) -> str:
 
 
 def _of_reader(kind: str, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with what a reader reads; "" where nothing is."""
+    """The mistake in the paths of a reader, or ""."""
     for name in ("files", "paths"):
         if kind.startswith("readers.") and arguments.get(name) == []:
             return f"{name}=[] of fn.{kind} is empty: pass one path at least."
@@ -129,7 +129,7 @@ def _of_reader(kind: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _of_list(kind: str, path: str) -> str:
-    """What is wrong with a list of files; "" where nothing is."""
+    """The mistake in a list of files, or ""."""
     if not os.path.isfile(path):
         return f"There is no list of files {path!r} (file_list)."
     with open(path, "rb") as file:
@@ -140,7 +140,7 @@ def _of_list(kind: str, path: str) -> str:
 
 
 def _of_folder(folder: str) -> str:
-    """What is wrong with a folder of classes; "" where nothing is."""
+    """The mistake in a folder of classes."""
     with os.scandir(folder) as entries:
         inside = sorted(entries, key=lambda entry: entry.name)
     folders = [entry.name for entry in inside if entry.is_dir()]
@@ -163,7 +163,7 @@ def _of_folder(folder: str) -> str:
 
 
 def of_run(error: RuntimeError) -> str:
-    """What DALI says of a failed run, and what to do where that is known."""
+    """DALI's message of a failed run, with the cure if one is known."""
     # It ends with this, which isn't so here.
     text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
     if "JAX Python function inputs must be batches of uniform shape" in text:

@@ -29,10 +29,10 @@ _MOST_FILES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What a reader gave for one row of a batch.
+    """One row of a reader's batch.
 
     Attributes:
-        file: What DALI says of its source: a path, within an archive with the place in it.
+        file: Its source by DALI: a path, and within an archive the place in it.
         data: Its first output, where that is on the CPU.
     """
 
@@ -47,12 +47,12 @@ def name_files(
     data: Sequence[bytes],
     to_drop: int,
 ) -> BatchError:
-    """The error of a failed batch with the files that it is about, as far as DALI names them.
+    """Adds the files of a failed batch to its error, as far as DALI names them.
 
     The reader is built twice, and its shuffle buffer filled again.
 
     Args:
-        error: What the batch failed with.
+        error: The error.
         source: Where the pipelines come from.
         reader: Name of their reader; None for the only one that they have.
         data: A checkpoint of each pipeline, before the batch.

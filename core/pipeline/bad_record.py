@@ -17,7 +17,7 @@ def runs(runner: Runner) -> bool:
 
 
 def runs_alone(runner: Runner) -> bool:
-    """As `runs`, of a runner that is closed then."""
+    """As `runs`; the runner is closed afterwards."""
     try:
         return runs(runner)
     finally:

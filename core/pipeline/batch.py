@@ -99,13 +99,12 @@ class BatchMaker:
     """
 
     def __init__(self, config: IteratorConfig, placement: GlobalPlacement | LocalPlacement):
+        self._placement = placement
         self._names = config.output_map
         self._mask = config.mask
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
-        self._placement = placement
         self._shapes: dict[str, set[tuple[int, ...]]] = {}  # of samples, by output
-        self._placed = config.sharding is not None or config.devices is not None
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
             self._device_axis = False
@@ -162,7 +161,7 @@ class BatchMaker:
     def add_columns(
         self, batch: Batch, columns: Mapping[str, Sequence[Any]], rows: Sequence[int]
     ) -> None:
-        """Adds what passes the graph by: numbers are placed as outputs are, with a sharding.
+        """Adds fields that pass the graph by; with a sharding, numbers are placed as outputs are.
 
         Args:
             batch: The batch of one run.
@@ -192,7 +191,7 @@ class BatchMaker:
         return self._device_axis
 
     def _place_rows(self, name: str, pieces: Sequence[np.ndarray], axis: bool) -> Any:
-        """Host arrays of [rows, ...], one for each pipeline, beside the outputs."""
+        """Places host arrays of [rows, ...], one for each pipeline, as the mask is."""
         return self._placement.place_mask(name, [one[None] for one in pieces] if axis else pieces)
 
     def _piece(self, tensors: TensorList, name: str, kept: int, copy: bool, axis: bool) -> Any:
@@ -237,12 +236,13 @@ class BatchMaker:
             plan: The epochs; None where the source may give smaller batches.
         """
         specs = {}
+        placed = isinstance(self._placement, GlobalPlacement)
         for name, array in batch.items():
             shape = array.shape
             if self._cut and plan is not None:
                 axis = 1 if self._device_axis else 0
                 shape = (*shape[:axis], batch_size, *shape[axis + 1 :])
-            on_device = self._placed and isinstance(array, jax.Array)  # text stays on the host
+            on_device = placed and isinstance(array, jax.Array)  # text stays on the host
             where = array.sharding if on_device else None
             specs[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
         return specs
@@ -264,14 +264,10 @@ def check_uniform(tensors: TensorList, name: str) -> None:
         )
 
 
-def host_view(tensors: TensorListCPU, copy: bool = False, device_axis: bool = False) -> np.ndarray:
-    """A pipeline's CPU output as one NumPy array of shape [batch, ...].
+def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarray:
+    """A pipeline's CPU output as one NumPy array of shape [batch, ...], or [1, batch, ...].
 
-    Args:
-        tensors: The output, uniform in shape.
-        copy: True where the executor reuses the buffer once it is released; else the
-            array is a read-only view that keeps the buffer alive.
-        device_axis: True for the shape [1, batch, ...].
+    Read-only: a view that keeps the buffer alive, or a copy where the executor reuses the buffer.
     """
     view = np.asarray(tensors.as_tensor())
     if copy:
@@ -281,14 +277,11 @@ def host_view(tensors: TensorListCPU, copy: bool = False, device_axis: bool = Fa
     return view[None] if device_axis else view
 
 
-def gpu_array(tensors: TensorListGPU, copy: bool = False, device_axis: bool = False) -> jax.Array:
-    """A pipeline's GPU output as a jax.Array of shape [batch, ...] on the same GPU.
+def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Array:
+    """A pipeline's GPU output as a jax.Array of shape [batch, ...], or [1, batch, ...], there.
 
-    Args:
-        tensors: The output, uniform in shape.
-        copy: True where the executor reuses the buffer once it is released. JAX copies
-            asynchronously, so this waits until the copy is done (DALI issue 5617).
-        device_axis: True for the shape [1, batch, ...].
+    JAX copies asynchronously: it is waited for, since the executor reuses the buffer (DALI issue
+    5617).
     """
     if device_axis:
         tensor = tensors.as_reshaped_tensor([1, len(tensors), *tensors[0].shape()])
@@ -301,8 +294,8 @@ def gpu_array(tensors: TensorListGPU, copy: bool = False, device_axis: bool = Fa
 def writable(batch: dict[str, Any]) -> dict[str, Any]:
     """A batch with copies for the NumPy arrays that are read-only views of DALI's buffers.
 
-    Nothing tells whether another output, a constant of the graph or a file in memory shares a
-    buffer, so that writing into it might change them.
+    A buffer may be shared with another output, a constant of the graph or a file in memory, which
+    writing into it would change.
     """
     return {
         name: array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array

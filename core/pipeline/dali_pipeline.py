@@ -13,10 +13,12 @@ from nvidia.dali import Pipeline, backend
 
 from ..environment import cuda_queues
 from ..errors import StateError
+from ..state.fingerprint import fingerprint
 from ..state.operators import kind_of
 from ..state.random_state import to_other_device
 from . import advice, function_notes
 from .deferred import deferred_of
+from .draw import described_draws
 
 # What DALI says of a checkpoint of another graph.
 _OF_ANOTHER = re.compile(
@@ -145,9 +147,15 @@ def operator_name(operator: Any) -> str:
 
 
 def runs_python(operator: Any) -> bool:
-    """Whether an operator calls Python: a function, or the source of what it gives."""
+    """Whether an operator calls Python: a function, or a source of its outputs."""
     kind = kind_of(operator)
     return bool(function_notes.name_of(operator)) or "function" in kind or kind == "external_source"
+
+
+def graph_lines(pipelines: Sequence[Pipeline]) -> list[str]:
+    """A line for each draw and each operator of a graph, by which states know it."""
+    known = fingerprint(pipelines, None, (), deferred=deferred_of(pipelines))
+    return [*described_draws(pipelines[0]), *known["operators"]]
 
 
 def unmap_readers(pipeline: Pipeline) -> None:

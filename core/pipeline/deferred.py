@@ -47,7 +47,7 @@ class DeferredFunction(Protocol):
         name: Its name, for messages.
         num_outputs: Number of its outputs.
         sharding: How its inputs are placed.
-        preserve: Whether it is called where nobody uses its outputs.
+        preserve: Whether it is called even if its outputs are unused.
     """
 
     name: str
@@ -114,7 +114,7 @@ _deferring: contextvars.ContextVar[bool] = contextvars.ContextVar("deferring", d
 
 @contextlib.contextmanager
 def deferring() -> Iterator[None]:
-    """While a pipeline is defined whose batches are placed here."""
+    """Lets the pipeline that is defined meanwhile take deferred calls."""
     token = _deferring.set(True)
     try:
         yield
@@ -181,7 +181,7 @@ class _PlannedCall:
 
 @dataclasses.dataclass(frozen=True)
 class DeferredCalls:
-    """What a graph left to be called on each batch, in the order of its definition.
+    """The calls that a graph leaves to each placed batch, in the order of their definition.
 
     Attributes:
         outputs: Where each output of the graph comes from.
@@ -236,7 +236,7 @@ class DeferredCalls:
         placement: GlobalPlacement,
         rows: int,
     ) -> dict[str, Any]:
-        """The batch: what the pipelines made, and what the functions make of it.
+        """The batch: the pipelines' outputs, and those of the functions.
 
         Args:
             names: The names of the graph's outputs.
@@ -288,7 +288,7 @@ def _called(function: DeferredFunction, arrays: list[Any], words: Any) -> tuple[
 
 
 def plan_calls(pipeline: Pipeline) -> None:
-    """Has a pipeline that was defined, and not built, give what its deferred calls need.
+    """Adds the inputs of deferred calls to the outputs of a pipeline, which is not built.
 
     Raises:
         ValueError: If nothing of the graph is left for DALI to do.
@@ -336,7 +336,7 @@ def plan_calls(pipeline: Pipeline) -> None:
 
 
 def _needed(calls: Sequence[_Call], outputs: Sequence[Any]) -> list[_Call]:
-    """The calls whose outputs somebody uses, or that are made all the same."""
+    """The calls whose outputs are used, and those that ask to be made anyway."""
     used = [vars(one)["_call"] for one in outputs if isinstance(one, DeferredOutput)]
     needed: list[_Call] = []
     for call in reversed(calls):
@@ -347,7 +347,7 @@ def _needed(calls: Sequence[_Call], outputs: Sequence[Any]) -> list[_Call]:
 
 
 def deferred_of(pipelines: Sequence[Pipeline]) -> DeferredCalls | None:
-    """What the pipelines of one iterator leave to be called on its batches, if anything.
+    """The deferred calls of the pipelines of one iterator; None without any.
 
     Raises:
         ValueError: If it is not the same in all of them.

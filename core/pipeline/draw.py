@@ -1,7 +1,7 @@
 """`Draw`: random numbers of a graph that belong to the records of a batch.
 
 A number is a function of (seed, epoch, record, name), computed in NumPy and handed to the graph as
-an input: so it is the same on whatever shard, device or batch the record lies, and needs no state.
+an input: so it is the same on any shard, device or batch, and needs no state.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _size(shape: Sequence[int]) -> int:
 
 
 def check_draw(draw: Any) -> None:
-    """Raises TypeError for what is no `Draw`."""
+    """Raises TypeError unless it is a `Draw`."""
     if not isinstance(draw, Draw):
         raise TypeError(
             f"draw must be the draw that the graph's function gets, not {draw!r}: give the "
@@ -251,7 +251,7 @@ class Draw:
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> DataNode:
-        """What a function makes of uniform numbers, and of the sizes of pictures.
+        """The values that a function makes of uniform numbers, and of the sizes of pictures.
 
         Args:
             function: Called with float32 [rows, columns] and the heights and widths of the
@@ -297,8 +297,8 @@ class Draw:
             outputs: Shape for each sample, and dtype, of each output.
             columns: Numbers that it takes for each sample.
             images: As in `compute`.
-            unfit: Called with the sizes of the images, gives what is wrong with records that it
-                can't be done for, by row: these count as bad records, whatever the function gives.
+            unfit: Called with the sizes of the images, gives a message for each row whose record
+                can't be augmented: it counts as a bad record, whatever the function gives.
             settings: As in `compute`.
             name: The draw's name.
 
@@ -367,7 +367,7 @@ class Draw:
     def sized(self, images: DataNode, like: DataNode | tuple[int, int]) -> DataNode:
         """Says the sizes of images, where a draw depends on them.
 
-        Those of decoded fields are known, and behind the functions of ``dalijax.augment``::
+        They are known of decoded fields, and behind the functions of ``dalijax.augment``. Else::
 
             images = draw.sized(fn.resize(images, size=(224, 224)), (224, 224))
 
@@ -383,7 +383,7 @@ class Draw:
         else:
             try:
                 self._sizes[images.name] = self._sizes_of(like)
-            except TypeError:  # nobody may ask
+            except TypeError:  # no draw may depend on them
                 self._sizes.pop(images.name, None)
         return images
 
@@ -415,6 +415,6 @@ def _kind(operator: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A setting, without spaces; numbers of NumPy as those of Python."""
+    """A setting as JSON without spaces; NumPy's numbers become Python's."""
     text = json.dumps(value, separators=(",", ":"), default=lambda one: np.asarray(one).tolist())
     return text.replace(" ", "_")

@@ -43,7 +43,7 @@ def dali_type(dtype: np.dtype[Any]) -> types.DALIDataType:
 
 
 def cast_to(dtype: np.dtype[Any]) -> str:
-    """What to make of values whose dtype DALI does not have, for messages."""
+    """The cure for values of a dtype that DALI does not have."""
     if dtype.kind == "O":
         return "give it arrays of numbers, text or bytes"
     if dtype.kind == "c":
@@ -60,7 +60,7 @@ def cast_to(dtype: np.dtype[Any]) -> str:
 
 
 def check_width(dtype: Any, name: str, what: str = "output") -> None:
-    """Raises TypeError where JAX would narrow the dtype of an output, or so, silently."""
+    """Raises TypeError if JAX would silently narrow the dtype of an output, or of ``what``."""
     narrow = _NARROWED.get(dtype)
     if narrow is not None and not jax.config.jax_enable_x64:
         raise TypeError(

@@ -1,10 +1,11 @@
-"""What an iterator stands on: pipelines at one position, whatever feeds them."""
+"""The base of engines: pipelines at the position of an iterator's consumer."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 import weakref
@@ -19,9 +20,10 @@ from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats
-from .batch import Batch
+from .batch import Batch, BatchMaker, choose_placement
 from .runner import calls
 
+_log = logging.getLogger("dalijax")
 P = TypeVar("P")
 # What skip() takes.
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
@@ -35,10 +37,10 @@ class NoReplica(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome(Generic[P]):
-    """What a run gave, and the position behind it.
+    """The result of a run, and the position behind it.
 
     Attributes:
-        after: The position behind it; at the end of an epoch that of the end.
+        after: The position behind the run; at the end of an epoch, that end.
         batch: The batch, where there is one.
         error: An error that counts as a batch.
         ended: Whether the epoch has no further batch.
@@ -66,6 +68,12 @@ class Outcome(Generic[P]):
         return self.batch
 
 
+def log_failure(verb: str, failed: FailedBatch) -> FailedBatch:
+    """Warns of a batch that was skipped, or has masked records; returns it."""
+    _log.warning("%s: %s", verb, failed.message)
+    return failed
+
+
 class Engine(abc.ABC, Generic[P]):
     """The pipelines of one iterator, at the consumer's position; who calls it holds its lock.
 
@@ -73,24 +81,28 @@ class Engine(abc.ABC, Generic[P]):
     it, so that looking moves nothing.
 
     Args:
-        name: What the pipelines are called.
         start: The position of the first batch.
+        config: The iterator's arguments.
 
     Attributes:
         position: The position of the next batch to deliver.
+        make_batch: Makes the batches of the pipelines' outputs.
         errors: The batches that ``on_error="skip"`` left out, and those with masked records.
         closed: Whether `close` was called.
         process: The process that built pipelines; 0 until one has.
     """
 
-    def __init__(self, name: str, start: P):
-        self.name = name
+    def __init__(self, start: P, config: IteratorConfig):
         self.position = start
+        placement = choose_placement(config)
+        self.make_batch = BatchMaker(config, placement)
+        self._data_shards = placement.shards  # of each pipeline, where batches are placed by them
+        self._config = config
         self.errors: list[FailedBatch] = []
         self.closed = False
         self.process = 0
         self._outcome: Outcome[P] | None = None
-        self._interrupted: P | None = None  # where a call began that was broken off
+        self._interrupted: P | None = None  # where an interrupted call began
         self._lock = threading.RLock()
         self._calls = calls  # modules lose their names before the last iterators are freed
         self._one_call = _Interruptible(self)
@@ -127,7 +139,7 @@ class Engine(abc.ABC, Generic[P]):
         self._outcome = None
 
     def deliver(self, stats: InputStats | None) -> Outcome[P]:
-        """What `peek` gives; moves behind it, and counts it where there are counters."""
+        """Delivers what `peek` gives: counts it, if there are counters, and moves behind it."""
         with _UNCOUNTED if stats is None else stats.waiting():
             annotation: Any = UNTRACED
             if TraceAnnotation.is_enabled():
@@ -143,18 +155,18 @@ class Engine(abc.ABC, Generic[P]):
                 del outcome  # an error's traceback leads to this frame: they would keep the batch
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """A call that moves on: broken off anywhere, by Ctrl-C say, it has moved nothing."""
+        """The context of a call that moves; interrupted by Ctrl-C, say, it has moved nothing."""
         return self._one_call
 
     def roll_back(self) -> None:
-        """Goes back to where a call began that was broken off, wherever it had come to."""
+        """Goes back to the start of a call that was interrupted, if one was."""
         before, self._interrupted = self._interrupted, None
         if before is not None and self._can_stand_at(before):
             self.drop()
             self.position = before
 
     def snapshot(self) -> P:
-        """The position, for any thread: before a call that is under way or was broken off."""
+        """The position, for any thread; the one before a call that is under way or interrupted."""
         return self._interrupted or self.position
 
     def close(self) -> None:
@@ -178,11 +190,11 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Builds the pipelines where they are not, to stand at the position."""
+        """Builds the pipelines at the position, unless they are built."""
 
     @abc.abstractmethod
     def schedule(self) -> None:
-        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
 
     @abc.abstractmethod
     def drop(self) -> None:
@@ -207,19 +219,19 @@ class EpochEngine(Engine[P]):
     DALI's readers and indexed sources are such engines; an iterator does not know which it has.
 
     Args:
-        name: What the pipelines are called.
-        start: The position of the first batch.
+        name: The name of the pipelines.
+        start, config: As for `Engine`.
 
     Attributes:
         batch_size: Batch size of each pipeline; 0 until it is known.
-        plan: The epochs as they are from the start; None where only the source knows their end,
-            and until the pipelines were built.
+        plan: The epochs; None where only the source knows their end, and before the first build.
         shards: The shard of each pipeline in epoch 0.
-        device_ids: The GPU of each pipeline, None for the CPU; none until they are known.
+        device_ids: The GPU of each pipeline, None for the CPU; empty until they are known.
     """
 
-    def __init__(self, name: str, start: P):
-        super().__init__(name, start)
+    def __init__(self, name: str, start: P, config: IteratorConfig):
+        super().__init__(start, config)
+        self.name = name
         self.batch_size = 0
         self.plan: EpochPlan | None = None
         self.shards: tuple[int, ...] = ()
@@ -251,7 +263,7 @@ class EpochEngine(Engine[P]):
         """Moves back to the start of the epoch.
 
         Raises:
-            RuntimeError: If nothing says how the pipelines stood there.
+            RuntimeError: If the pipelines can't be built to stand there.
         """
 
     @abc.abstractmethod
@@ -288,18 +300,18 @@ class EpochEngine(Engine[P]):
         Args:
             state: What `get_state` gave.
             allow: Names of differences to go on with.
-            named: More of them, which must be names of something.
+            named: Further ones, each of which must name something.
 
         Raises:
-            StateError: If it is none, or of other data; nothing has changed.
+            StateError: If it is no state, or one of other data; nothing has changed.
             Exception: If no pipelines can be built at all; nothing has changed.
         """
 
     def checkpoint(self) -> None:
-        """Takes what a state of the position needs, before a look moves the pipelines on."""
+        """Notes what a state of the position needs, before peeking moves the pipelines on."""
 
     def stands_restored(self) -> bool:
-        """Whether the caller built the pipelines at checkpoints, whose position it then takes."""
+        """Takes the position of checkpoints that the pipelines were made at; False without any."""
         return False
 
     @abc.abstractmethod
@@ -312,7 +324,7 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves where `checkpoints` of an engine said; raises as `set_state`."""
+        """Moves to the position of `checkpoints`; raises as `set_state`."""
 
     @abc.abstractmethod
     def keep_seed(self, other: Any) -> None:
@@ -336,9 +348,15 @@ class EpochEngine(Engine[P]):
             NoReplica: If there are none: the message says why.
         """
 
-    @abc.abstractmethod
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a whole batch; takes at most one, which stays next."""
+        outcome = self.peek()
+        batch = self._sample() if outcome.ended else outcome.unwrap()
+        return self.make_batch.spec(batch, self.batch_size, self.plan)
+
+    @abc.abstractmethod
+    def _sample(self) -> Batch:
+        """A batch for `spec` at the end of an epoch; the position stays."""
 
 
 class _Interruptible:
@@ -362,13 +380,7 @@ class _Interruptible:
 
 
 class EngineSource(Protocol):
-    """What brings an engine of its own.
-
-    Attributes:
-        name: What to call it.
-    """
-
-    name: str
+    """Data that an iterator reads by another engine than that of DALI's readers."""
 
     def engine(self, config: IteratorConfig) -> EpochEngine[Any]:
         """The engine of a new iterator."""

@@ -1,4 +1,4 @@
-"""What Python functions of a graph leave with its pipeline: notes of their state, live outputs."""
+"""Notes that a graph's Python functions leave with its pipeline: state, names, live outputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FunctionNote:
 
     Attributes:
         name: Its name.
-        before: What it could change, as it was when the graph was first defined.
-        kept_state: What it keeps from one call to the next, by ``before``, as a phrase; "" where
-            nothing is seen.
+        before: The values that it could change, as they were when the graph was first defined.
+        kept_state: Called with ``before``, gives a phrase on the state that it keeps between
+            calls; "" if none is seen.
     """
 
     name: str

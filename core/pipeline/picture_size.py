@@ -47,7 +47,7 @@ def path_size(path: Any) -> Size | None:
         path: The bytes of its path; anything with the buffer protocol.
 
     Returns:
-        None, too, if it can't be read: whoever reads it all says why.
+        None, too, if it can't be read: reading the whole file says why.
     """
     try:
         return _file_size(bytes(path))

@@ -60,8 +60,8 @@ class PipelineSource(abc.ABC):
     Attributes:
         rebuildable: Whether `build` may be called again.
         serialized: What DALI serialises of each pipeline, where they are built of it.
-        restored: The checkpoints that the first pipelines built stand at by themselves.
-        owned: Whether the pipelines built last belong to nobody else.
+        restored: The checkpoints at which the caller made the pipelines.
+        owned: Whether the pipelines built last are not the caller's, and may be freed.
     """
 
     def __init__(self, name: str):
@@ -86,7 +86,7 @@ class PipelineSource(abc.ABC):
         """Built pipelines, at their start or where DALI's ``checkpoints`` say (one for each)."""
 
     def _add(self, pipelines: Sequence[Pipeline]) -> None:
-        """Has the functions of pipelines that were just built compared with the first build's."""
+        """Notes pipelines that were built: their functions are compared with the first build's."""
         notes = [vars(pipeline).get(NOTES, []) for pipeline in pipelines]
         self._before = self._before or [[note.before for note in each] for each in notes]
         # What was changed between two builds is state, too.
@@ -96,7 +96,7 @@ class PipelineSource(abc.ABC):
         self._pipelines.update(pipelines)
 
     def _kept_state(self) -> str:
-        """Why functions keep the pipelines from being resumed; "" where none is seen to."""
+        """Why a function of the graph prevents resuming; "" if none is seen to."""
         for pipeline in list(self._pipelines):
             for note in vars(pipeline).get(NOTES, ()):
                 if why := note.kept_state(note.before):
@@ -108,7 +108,7 @@ class PipelineSource(abc.ABC):
                     )
         return ""
 
-    # What only those who define the pipelines know
+    # Known to sources that define their pipelines
 
     @property
     def seed(self) -> int | None:
@@ -116,7 +116,7 @@ class PipelineSource(abc.ABC):
         return None
 
     def takes_seed(self) -> bool:
-        """Whether nobody chose a seed, so that a state's may stand for the default."""
+        """Whether the seed is the default, which a state's may replace."""
         return False
 
     def set_seed(self, seed: int | None) -> int | None:
@@ -128,17 +128,17 @@ class PipelineSource(abc.ABC):
         return None
 
     def shards(self) -> list[tuple[int, int] | None]:
-        """Shard and number of shards that each pipeline is for, as far as it is known."""
+        """Shard and number of shards of each pipeline, None where unknown; empty if all are."""
         return []
 
     def of_another_shard(self) -> Pipeline | None:
-        """The first pipeline as it would be of another shard, not built, where that is known."""
+        """The first pipeline as defined for another shard, not built; None where unknown."""
         return None
 
     def definitions(self) -> list[Define]:
-        """Of each pipeline, what defines another one like it, at a checkpoint, and builds nothing.
+        """A function for each pipeline that defines another like it, at a checkpoint, not built.
 
-        There are none where pipelines can't be had unbuilt.
+        Empty where pipelines can't be defined without being built.
         """
         return []
 
@@ -160,8 +160,8 @@ class FunctionSource(PipelineSource):
         pipeline_fn: A function of the graph, plain or decorated by `nvidia.dali.pipeline_def`.
         args: Its positional arguments.
         kwargs: Its keyword arguments, and arguments of `nvidia.dali.pipeline_def`.
-        each: What differs between the pipelines (device_id, shard_id, ...), one mapping
-            for each pipeline to build.
+        each: Arguments that differ between the pipelines (device_id, shard_id, ...), one mapping
+            for each pipeline.
         on_host: Whether the pipeline copies outputs on a GPU to the host, where its executor can.
 
     Raises:
@@ -188,7 +188,7 @@ class FunctionSource(PipelineSource):
         self._kwargs = checked_arguments(pipeline_fn, self._kwargs)
         self._each = [checked_arguments(pipeline_fn, one) for one in each]
         decorated = is_pipeline_def(pipeline_fn)
-        if not decorated and {**self._kwargs, **self._each[0]}.get("batch_size") is None:
+        if not decorated and self._first_call.get("batch_size") is None:
             raise _no_batch_size(pipeline_fn)
         self._own_seed = "seed" in function_parameters(pipeline_fn)
         self._saved_seed: int | None = None
@@ -303,15 +303,23 @@ class FunctionSource(PipelineSource):
         # Not public: without it nothing waits where Python collects a pipeline.
         if type(pipeline) is Pipeline and hasattr(Pipeline, "_shutdown"):
             pipeline.__class__ = FreedAnywhere
+        self._warn_again(caught)
+        return pipeline
+
+    def _warn_again(self, caught: Sequence[warnings.WarningMessage]) -> None:
+        """Gives warnings of a build, each once, but for two kinds.
+
+        A source that DALI can't checkpoint is said where a state is asked for, since its pipeline
+        iterates well without one. A record's key that the graph leaves is no mistake.
+        """
         for warning in {(str(w.message), w.lineno, w.filename): w for w in caught}.values():
-            # Said where a state is asked for: such a pipeline iterates well without one.
-            if str(warning.message).startswith(_NO_SOURCE_STATE):
-                self._unresumable = f"{str(warning.message).split('. ')[0]}. {_SOURCE_CURE}"
-            elif not _UNUSED.search(str(warning.message)):  # a record's key that the graph leaves
+            text = str(warning.message)
+            if text.startswith(_NO_SOURCE_STATE):
+                self._unresumable = f"{text.split('. ')[0]}. {_SOURCE_CURE}"
+            elif not _UNUSED.search(text):
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
-        return pipeline
 
     def definitions(self) -> list[Define]:  # noqa: D102
         return [functools.partial(self.define, one) for one in self._each]
@@ -320,8 +328,8 @@ class FunctionSource(PipelineSource):
         """A pipeline that is not built.
 
         Args:
-            one: What differs between the pipelines, of this one.
-            checkpoint: Where it is to stand.
+            one: Arguments of this pipeline alone.
+            checkpoint: The checkpoint to start at.
         """
         state: dict[str, Any] = {
             "enable_checkpointing": self._checkpointing,

@@ -1,4 +1,4 @@
-"""What the readers of built pipelines say of their data."""
+"""Epochs and shards of built pipelines, by the metadata of their readers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from ..state.operators import Operator, operators_of, serialized_operators
 from .pipeline_source import PipelineSource
 
 
-def reader_names(pipeline: Pipeline) -> list[str]:
-    """Names of the readers of a built pipeline that know their epoch's size."""
-    return sorted(pipeline.reader_meta())
-
-
 def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
     """DALI's metadata of one reader in each of the pipelines.
 
@@ -31,7 +26,7 @@ def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]
     """
     metas = []
     for pipeline in pipelines:
-        known = reader_names(pipeline)
+        known = sorted(pipeline.reader_meta())
         if name not in known:
             raise ValueError(
                 f"reader_name={name!r} is not in the pipeline: its readers are {known}. "
@@ -127,9 +122,7 @@ def check_shards(
     for name in _readers_of_batches(built[0], config.reader_name):
         metas = [pipeline.reader_meta().get(name) for pipeline in built]
         read = [(m["shard_id"], m["number_of_shards"]) for m in metas if m is not None]
-        problem = None
-        if len(read) == len(wanted):
-            problem = _not_of(read, wanted, apart)
+        problem = _not_of(read, wanted, apart) if len(read) == len(wanted) else None
         if problem is None and len(set(read)) < len(read):
             problem = f"shard {read[0][0]} of {read[0][1]} in each of {len(read)} pipelines"
         if problem is not None and not _reads_own_files(built, name, read, source):
@@ -151,14 +144,16 @@ def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str
 
 
 def _not_of(read: Sequence[Shard], wanted: Sequence[Shard | None], apart: bool) -> str | None:
-    """What is read where something else is wanted, in words; pipelines may change places."""
+    """The first shard read where another is wanted, in words; pipelines may change places."""
 
     def fits(actual: Shard, expected: Shard) -> bool:
+        if actual == expected or expected[1] == 1:
+            return True
         parts, rest = divmod(actual[1], expected[1])
-        inside = actual[0] % expected[1] == expected[0] or (
-            parts > 0 and actual[0] // parts == expected[0]
-        )
-        return actual == expected or expected[1] == 1 or (apart and rest == 0 and inside)
+        if not apart or rest:
+            return False
+        # A part of the shard, whether parts are dealt out in turns or in runs.
+        return actual[0] % expected[1] == expected[0] or actual[0] // parts == expected[0]
 
     known = [expected for expected in wanted if expected is not None]
     if sorted(read) == sorted(known):
@@ -193,7 +188,7 @@ def _operators(pipeline: Pipeline, source: PipelineSource, index: int) -> list[O
 
 
 def _paths(graph: Sequence[Operator], reader: str) -> tuple[str, ...]:
-    """What a reader reads, as text: its paths and lists."""
+    """The paths and lists of a reader, as text."""
     arguments = next(arguments for _, name, arguments in graph if name == reader)
     names = sorted(k for k, v in arguments.items() if isinstance(v, (str, list)) and k[0] != "_")
     return tuple(f"{k}={arguments[k]}" for k in names)
@@ -216,12 +211,14 @@ def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: Pipe
     # A source that raises StopIteration ends an epoch, all of whose samples belong to it.
     if not kinds or "external_source" in kinds:
         return
-    names = reader_names(built[0])
+    names = sorted(built[0].reader_meta())
     named = next((name for name in names if not name.startswith("__")), None)
-    cure = f"pass reader_name={named or 'reader'!r}" + (
-        "" if named or not names else ", and name='reader' to the reader"
-    )
-    cure = cure if names else "pass size, the number of samples of an epoch"
+    if named is not None:
+        cure = f"pass reader_name={named!r}"
+    elif names:
+        cure = "pass reader_name='reader', and name='reader' to the reader"
+    else:
+        cure = "pass size, the number of samples of an epoch"
     if config.mask is not None:
         raise ValueError(
             f"mask={config.mask!r} without an epoch that samples could belong to, so that it "

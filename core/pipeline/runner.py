@@ -37,11 +37,11 @@ class SourceEnded(Exception):
 
 
 class SourceError(Exception):
-    """The pipelines' own source raised; ``__cause__`` is what. Its batch was not produced."""
+    """The pipelines' own source raised ``__cause__``; its batch was not produced."""
 
 
 class _PipelineQueue:
-    """One pipeline and what is scheduled in it."""
+    """One pipeline and its scheduled runs."""
 
     def __init__(self, pipeline: Pipeline, gradual: bool):
         self.pipeline = pipeline
@@ -57,7 +57,7 @@ class _PipelineQueue:
 
         Args:
             most: The most runs.
-            up_to: The most batches that are scheduled then; never more than the queue holds.
+            up_to: The most batches scheduled afterwards; never more than the queue holds.
         """
         while self._scheduled < min(up_to, self.depth) and most > 0 and self.error is None:
             if self._fresh and self._gradual:
@@ -97,15 +97,12 @@ class _PipelineQueue:
         self.pipeline.release_outputs()
         self.schedule(runs)
 
-    def drain(self) -> int:
-        """Drops the batches that are scheduled; returns their number."""
-        count = 0
+    def drain(self) -> None:
+        """Drops the batches that are scheduled."""
         while not self.empty():
             with contextlib.suppress(Exception):  # a batch that failed is dropped, too
                 self.share()
             self.release(0)
-            count += 1
-        return count
 
     def restart(self) -> None:
         """Starts the next epoch of a source that has ended."""
@@ -158,7 +155,7 @@ class Runner:
     def ended(self) -> bool:
         """Whether the source has no further batch in this epoch.
 
-        It waits for nothing but for batches that are to be dropped.
+        Waits only for batches that are to be dropped.
         """
         with self._calls:
             self.schedule()
@@ -181,10 +178,11 @@ class Runner:
             for queue in self._queues:
                 queue.restart()
 
-    def drain(self) -> int:
-        """Drops the batches that are scheduled, in all pipelines; returns their number."""
+    def drain(self) -> None:
+        """Drops the batches that are scheduled, in all pipelines."""
         with self._calls:
-            return max(queue.drain() for queue in self._queues)
+            for queue in self._queues:
+                queue.drain()
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
         """Takes one batch, drops ``to_drop`` batches before it, and schedules what comes next.
@@ -212,7 +210,7 @@ class Runner:
             return self._share(convert, 1 - self._schedule_if_empty() if dropped else behind)
 
     def run_alone(self) -> None:
-        """Runs a batch with none beside it, and discards it; of a gradual runner that takes none.
+        """Runs one batch with none beside it, and discards it; for gradual runners without `take`.
 
         Raises:
             SourceEnded, SourceError, Exception: As `take`.
@@ -296,24 +294,22 @@ class Runner:
 
 
 class Calls:
-    """The calls of DALI in this process: ``with calls:``, while the thread may be in one.
+    """The calls of DALI in this process: ``with calls:`` around each; they may be nested.
 
-    As a process ends DALI shuts every pipeline down, whoever waits for a batch of it meanwhile; and
-    a thread that comes back from C++ once the interpreter is gone ends the process by an abort. So
-    no thread goes into DALI any more once the end has begun, and those that are there are waited
-    for. In a forked child the threads of a pipeline are missing, for which its destructor would
-    wait.
+    When Python ends, DALI shuts down every pipeline, even one that a thread waits for; and a thread
+    that returns from C++ after the interpreter is gone aborts the process. So no thread enters DALI
+    once the end has begun, and the end waits for those inside. In a forked child the threads of a
+    pipeline are missing, for which its destructor would wait.
 
-    It may be entered within itself. As the interpreter goes modules lose their names before the
-    last iterators are freed, which is why whoever needs this then refers to it.
+    Modules lose their names before the last iterators are freed: objects that call DALI at their
+    own end keep a reference to this.
 
     Attributes:
-        ended: Whether Python ends, so that nobody may enter any more.
+        ended: Whether Python ends, so that no thread may enter.
 
     Raises:
         RuntimeError: In the main thread, once Python ends.
-        SystemExit: In any other thread, which ends by it and prints nothing; nobody takes it for
-            an error of DALI's.
+        SystemExit: In any other thread, which it ends silently; it is no error of DALI's.
     """
 
     def __init__(self) -> None:
@@ -330,7 +326,7 @@ class Calls:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """While DALI runs Python code of the caller's, which may wait for whatever it likes.
+        """Leaves DALI while it runs Python code of the caller's, which may wait for anything.
 
         Raises:
             RuntimeError, SystemExit: Afterwards, as at its start.
@@ -359,7 +355,7 @@ class Calls:
             self._left.set()
 
     def end(self, patience: float) -> bool:
-        """Has no thread enter any more; whether all have left after so many seconds."""
+        """Lets no thread enter any more; whether all have left within ``patience`` seconds."""
         self.ended = True
         self._inside.pop(threading.get_ident(), None)  # Ctrl-C may have come as it entered
         end = time.monotonic() + patience
@@ -372,7 +368,7 @@ class Calls:
         """Whether pipelines are out of reach: Python ends, or this is a fork of their process.
 
         Args:
-            process: The process that built them; 0 where nobody has.
+            process: The process that built them; 0 if none has.
         """
         return self.ended or process not in (0, os.getpid())
 
@@ -414,7 +410,7 @@ def _forget() -> None:
 
 
 def _nothing() -> None:
-    """What a pipeline's destructor has left to do: DALI's own needs modules that may be gone."""
+    """Replaces `Pipeline._shutdown`, which needs modules that may be gone."""
 
 
 def _after_fork() -> None:
@@ -422,5 +418,4 @@ def _after_fork() -> None:
     _forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

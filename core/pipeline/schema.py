@@ -1,4 +1,4 @@
-"""Records: what a graph takes of them, as which arrays, and what passes it by.
+"""Schemas of records: the keys that a graph takes, as which arrays, and those that pass it by.
 
 A record is bytes, a str, a number, an array, or a dict of these, which may be nested. Everything
 here is pure; `dalijax.core.records.engine` feeds what this makes to pipelines.
@@ -39,7 +39,7 @@ def leaf(value: Any) -> np.ndarray:
     """A record's value as an array: bytes, and text as UTF-8, are uint8 of shape [length].
 
     Raises:
-        TypeError: If it is nothing that a pipeline takes.
+        TypeError: If no pipeline takes it.
     """
     if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
         value = value.item()  # how bytes with trailing NULs pass through NumPy
@@ -82,7 +82,7 @@ class Schema:
     passed: tuple[str, ...]
 
     def arguments(self, nodes: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments of the graph's function, of one node a column."""
+        """Positional and keyword arguments of the graph's function, by a node for each column."""
         tree: dict[str, Any] = {}
         for column, node in zip(self.columns, nodes, strict=True):
             if not column.path:
@@ -99,48 +99,38 @@ class Schema:
         return any(len(one.path) > (self.taken is not None) for one in self.columns)
 
     def column(self, index: int, records: Sequence[Any]) -> list[np.ndarray] | np.ndarray:
-        """One of `inputs`."""
-        return _arrays(records, self.columns[index])
+        """The arrays of one column, one for each record; it runs for every record of a batch.
 
-    def inputs(self, records: Sequence[Any]) -> list[list[np.ndarray] | np.ndarray]:
-        """For each column the arrays of the records, or all its numbers as one array.
+        Numbers come as one array of shape [records], which DALI takes without a look at each.
 
         Raises:
             ValueError: If a record has other keys, or an array of another dtype or number of
                 dimensions; the message names the record's place in the batch.
         """
-        return [_arrays(records, column) for column in self.columns]
-
-
-def _arrays(records: Sequence[Any], column: Column) -> list[np.ndarray] | np.ndarray:
-    """The arrays of one column; the time that it takes is that of every record of a run.
-
-    Numbers come as one array of shape [records], which DALI takes without a look at each.
-    """
-    arrays = []
-    dtype, ndim, path = column.dtype, column.ndim, column.path
-    values = records
-    for key in path:
-        values = values_of(values, key, "/".join(path))
-    for place, value in enumerate(values):
-        quick = type(value) is bytes and value
-        array = np.frombuffer(value, np.uint8) if quick else leaf(value)
-        if array.dtype != dtype or array.ndim != ndim:
-            raise ValueError(
-                f"{'/'.join(path) or 'the record'} is {array.dtype} of {array.ndim} dimensions in "
-                f"record {place} of the batch, not {dtype} of {ndim} as the first record, or "
-                "element_spec, had it: make the records alike"
-                if dtype is not None
-                else f"{'/'.join(path)} is {array.dtype} of {array.ndim} dimensions in record "
-                f"{place} of the batch, and nothing that a pipeline takes in the first one: say "
-                "what it is by element_spec"
-            )
-        arrays.append(array)
-    return arrays if ndim or not arrays else np.stack(arrays)
+        arrays = []
+        column, values = self.columns[index], records
+        dtype, ndim, path = column.dtype, column.ndim, column.path
+        for key in path:
+            values = values_of(values, key, "/".join(path))
+        for place, value in enumerate(values):
+            quick = type(value) is bytes and value
+            array = np.frombuffer(value, np.uint8) if quick else leaf(value)
+            if array.dtype != dtype or array.ndim != ndim:
+                raise ValueError(
+                    f"{'/'.join(path) or 'the record'} is {array.dtype} of {array.ndim} dimensions "
+                    f"in record {place} of the batch, not {dtype} of {ndim} as the first record, "
+                    "or element_spec, had it: make the records alike"
+                    if dtype is not None
+                    else f"{'/'.join(path)} is {array.dtype} of {array.ndim} dimensions in record "
+                    f"{place} of the batch, and nothing that a pipeline takes in the first one: "
+                    "say what it is by element_spec"
+                )
+            arrays.append(array)
+        return arrays if ndim or not arrays else np.stack(arrays)
 
 
 def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
-    """What records have under a key, which errors call by a label.
+    """The records' values under a key, which errors call by ``label``.
 
     Raises:
         ValueError: If one has no such key; the message names its place in the batch.
@@ -247,7 +237,7 @@ def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) 
 
 
 def stacked(values: Sequence[Any], name: str) -> Any:
-    """What passes a graph by, batched: [batch, ...], a dict or tuple of these, or an object array.
+    """Batches values that pass a graph by: [batch, ...], dicts or tuples of these, object arrays.
 
     Bytes and texts become an object array of shape [batch], which keeps trailing NULs.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ import numpy as np
 from ..config import IteratorConfig
 from ..errors import RecordError, StateError, UnfitRecordError
 from ..pipeline.bad_record import runs
-from ..pipeline.batch import Batch, BatchMaker, choose_placement
+from ..pipeline.batch import Batch
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, Engine, Outcome
+from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
 from ..state import random_state
@@ -25,7 +25,6 @@ from ..stats import InputStats
 from .record_pipelines import RecordPipelines, check_record_graph
 from .record_queue import Numbers, ReadError, RecordBatch, RecordPosition, RecordQueue, RecordReader
 
-_log = logging.getLogger("dalijax")
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
 
 
@@ -45,13 +44,13 @@ class RecordEngine(Engine[RecordPosition]):
         reader: Gives the records, and refers to no engine.
         numbers: Gives the numbers of the rows of a step, for ``draw``; see `RecordQueue`.
         draw_seed: The seed of ``draw``.
-        on_error: What becomes of records that DALI can't decode: "raise", "skip" (the whole
+        on_error: What to do with records that DALI can't decode: "raise", "skip" (the whole
             batch) or "mask" (a neighbour stands for them, masked out).
-        spec: What a record looks like, where the first one doesn't say it.
+        spec: The structure of a record, where the first one doesn't show it.
         by_step: Whether the random state follows from the step alone, for whole batches.
 
     Attributes:
-        stats: What `next` counts, once somebody watches.
+        stats: The counters of `next`, once `watch` was called.
     """
 
     def __init__(
@@ -69,15 +68,13 @@ class RecordEngine(Engine[RecordPosition]):
         by_step: bool = False,
     ):
         check_record_graph(pipeline_fn, config, on_error)
-        super().__init__(getattr(pipeline_fn, "__name__", repr(pipeline_fn)), RecordPosition())
+        super().__init__(RecordPosition(), config)
         self.stats: InputStats | None = None
         self._reader = reader
         self._read_at_position = True  # whether the reader and the queue are where they must be
         self._rows = rows * len(each)
         self._on_error = on_error
         self._by_step = by_step
-        self._config = config
-        self._make_batch = BatchMaker(config, choose_placement(config))
         self._queue = RecordQueue(reader.next_records, len(each), rows, numbers)
         self._pipelines = RecordPipelines(
             pipeline_fn,
@@ -96,7 +93,7 @@ class RecordEngine(Engine[RecordPosition]):
 
     @property
     def epoch(self) -> int:
-        """0: who gives the records knows their epochs."""
+        """0: epochs are the reader's."""
         return 0
 
     @property
@@ -143,7 +140,8 @@ class RecordEngine(Engine[RecordPosition]):
                 if self._on_error != "skip" or not isinstance(outcome.error, RecordError):
                     self.errors += failed
                     return outcome
-                failed.append(_logged("skipped", here, str(outcome.error)))
+                skipped = FailedBatch(0, here.step, str(outcome.error))
+                failed.append(log_failure("skipped", skipped))
                 here = outcome.after
         except BaseException:
             if here is not self.position:  # what was skipped comes again
@@ -153,7 +151,7 @@ class RecordEngine(Engine[RecordPosition]):
     def _outcome_at(
         self, here: RecordPosition, failed: list[FailedBatch]
     ) -> Outcome[RecordPosition]:
-        """What the run at a position gives, where the pipelines stand.
+        """The outcome of the run at a position, where the pipelines stand.
 
         Args:
             here: The position.
@@ -174,7 +172,7 @@ class RecordEngine(Engine[RecordPosition]):
         batch: Batch | None = None
         error: Exception | None = None
         try:
-            batch = runner.take(self._convert)
+            batch = runner.take(functools.partial(self._convert, runner))
         except SourceEnded:
             return Outcome(here, ended=True)
         except SourceError as raised:
@@ -198,14 +196,9 @@ class RecordEngine(Engine[RecordPosition]):
         except Exception as raised:  # no array can be made of it
             error = raised
         try:
-            return Outcome(self._behind(here), batch, error)
+            return Outcome(self._pop(here, runner.checkpoints()), batch, error)
         finally:
             del error  # its traceback has this frame: together they would keep the batch
-
-    def _behind(self, here: RecordPosition) -> RecordPosition:
-        """The position behind the batch that the pipelines ran last."""
-        runner = self._pipelines.runner
-        return self._pop(here, runner.checkpoints() if runner else None)
 
     def _pop(self, here: RecordPosition, checkpoints: tuple[bytes, ...] | None) -> RecordPosition:
         """The position behind the first batch of the queue, which is taken."""
@@ -214,7 +207,7 @@ class RecordEngine(Engine[RecordPosition]):
         return RecordPosition(here.step + 1, self._peeked.after, checkpoints)
 
     def _unread(self, here: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
-        """What the reading of a record raised, and the position behind that record."""
+        """The outcome of a record whose reading raised; the next batch begins behind it."""
         self._queue.error = None
         cause = error.__cause__ or error
         if isinstance(cause, StopIteration):  # which would look like the end
@@ -224,24 +217,21 @@ class RecordEngine(Engine[RecordPosition]):
         after = dataclasses.replace(here, after=error.after)
         return Outcome(after, error=cause if isinstance(cause, Exception) else error)
 
-    def _convert(self, outputs: Sequence[Outputs]) -> Batch:
+    def _convert(self, runner: Runner, outputs: Sequence[Outputs]) -> Batch:
         if self._queue.unread:
             raise ValueError(
                 "the graph uses none of the records' arrays, so that nothing feeds it: have its "
                 "outputs depend on one of its inputs"
             )
-        records, runner = self._queue.batches[0], self._pipelines.runner
+        records = self._queue.batches[0]
         if records.refused:
             raise _RefusedRecords
         rows = [len(tensors[0]) for tensors in outputs]
         valid = np.ones(sum(rows), bool) if records.valid is None else records.valid
         masks = np.split(valid, np.cumsum(rows)[:-1])
-        deferred = runner.deferred if runner else None
-        batch = self._make_batch(outputs, masks, not (runner and runner.dynamic), deferred)
-        schema = self._pipelines.schema
-        passed = schema.passed if schema else ()
-        columns = {name: values_of(records.records, name) for name in passed}
-        self._make_batch.add_columns(batch, columns, rows)
+        batch = self.make_batch(outputs, masks, not runner.dynamic, runner.deferred)
+        columns = {name: values_of(records.records, name) for name in self._pipelines.passed}
+        self.make_batch.add_columns(batch, columns, rows)
         return batch
 
     # Records that DALI can't decode
@@ -253,12 +243,12 @@ class RecordEngine(Engine[RecordPosition]):
         unfit: Sequence[int],
         failed: list[FailedBatch],
     ) -> Outcome[RecordPosition]:
-        """What becomes of a batch that DALI can't make.
+        """The outcome of a batch that DALI can't make.
 
         Args:
             here: Its position.
-            error: What was raised.
-            unfit: The rows that the graph can't even be given.
+            error: The error.
+            unfit: The rows of which no inputs of the graph can be made.
             failed: Where a batch with masked records is noted.
         """
         batch = self._queue.batches[0]
@@ -270,10 +260,10 @@ class RecordEngine(Engine[RecordPosition]):
             self._queue.batches[0] = repaired
             runner = self._stand(here)
             if self._on_error == "mask":
-                failed.append(_logged("masked", here, text))
+                failed.append(log_failure("masked", FailedBatch(0, here.step, text)))
                 return self._outcome_at(here, failed)
             if runs(runner):  # the random state moves on as by any other batch
-                after = self._behind(here)
+                after = self._pop(here, runner.checkpoints())
         if after is None:
             checkpoints = self._behind_failure(here, batch)
             after = self._pop(here, checkpoints)
@@ -286,8 +276,8 @@ class RecordEngine(Engine[RecordPosition]):
     def _repaired(self, batch: RecordBatch, bad: Sequence[int], step: int) -> RecordBatch | None:
         """The first batch of the queue with good records for bad ones, if there are any.
 
-        They are of the batch itself, or else of those behind it; not of those before it, which a
-        run that goes on from here never saw.
+        They come from the batch itself, else from the batches behind it; not from those before it,
+        which a resumed run never saw.
         """
         if len(bad) < len(batch.records):
             return batch.without(bad, None)
@@ -303,10 +293,10 @@ class RecordEngine(Engine[RecordPosition]):
         return None
 
     def _behind_failure(self, here: RecordPosition, batch: RecordBatch) -> tuple[bytes, ...] | None:
-        """The checkpoints behind a batch that fails however often it is run.
+        """The checkpoints behind a batch that fails in every run.
 
-        The random state moves on all the same: where it is what fails, the same numbers would
-        fail in every batch that follows.
+        The random state moves on all the same: numbers that make a batch fail would make all that
+        follow fail, too.
         """
         if self._by_step:
             return None
@@ -319,18 +309,18 @@ class RecordEngine(Engine[RecordPosition]):
     # Pipelines
 
     def prepare(self) -> None:
-        """Builds the pipelines where they are not, to stand at the position.
+        """Builds the pipelines at the position, unless they are built.
 
         Raises:
             StopIteration: If there is no batch: the first one says the records' dtypes.
             ReadError: If the reading of its first record raised.
-            StateError: If the position is one of other pipelines.
+            StateError: If the position is of other pipelines.
         """
         with self.lock:
             self._runner_at(self.position)
 
     def schedule(self) -> None:
-        """Builds the pipelines where they are not, and schedules runs; waits for none."""
+        """Builds the pipelines, unless they are built, and schedules runs without waiting."""
         with self.lock, contextlib.suppress(StopIteration, ReadError):  # said when it is due
             self._runner_at(self.position).schedule()
 
@@ -371,7 +361,7 @@ class RecordEngine(Engine[RecordPosition]):
             return here.checkpoints
         if pipelines.first and self._random_state:
             return tuple(random_state.expand(self._random_state, pipelines.first))
-        if not (self._by_step and here.step and any(pipelines.operators.values())):
+        if not (self._by_step and here.step and pipelines.stateful):
             return pipelines.first
         first = self._queue.at(0).padded(self._rows)
         bad = pipelines.undecodable(first, here.step)
@@ -417,7 +407,7 @@ class RecordEngine(Engine[RecordPosition]):
 
     def stateful(self) -> list[str]:
         """Names of the operators that have a state, once the pipelines were built."""
-        return [name for name, has_state in self._pipelines.operators.items() if has_state]
+        return self._pipelines.stateful
 
     @property
     def built(self) -> bool:
@@ -474,14 +464,9 @@ def _description(
     unfit: bool,
     error: BaseException,
 ) -> str:
-    """The records that fail, and what DALI says of them."""
+    """The records that fail, and DALI's message."""
     names = "; ".join(f"{batch.name(row)} ({described(batch.records[row])})" for row in bad[:5])
     verb = "take" if unfit else "decode"
     what = f"DALI can't {verb} {names}" if bad else f"batch {here.step} failed"
     more = " and more" if len(bad) > 5 else ""
     return f"{what}{more}. {'' if unfit else 'DALI says: '}{error}"
-
-
-def _logged(verb: str, here: RecordPosition, text: str) -> FailedBatch:
-    _log.warning("%s: %s", verb, text)
-    return FailedBatch(0, here.step, text)

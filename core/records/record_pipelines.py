@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn
 
-from ..arguments import function_parameters
+from ..arguments import function_parameters, is_pipeline_def
 from ..config import IteratorConfig
 from ..hashing import fold
 from ..pipeline.bad_record import failing, runs_alone
-from ..pipeline.dali_pipeline import check_outputs
-from ..pipeline.draw import DRAW, Draw, DrawRows, described_draws
+from ..pipeline.dali_pipeline import check_outputs, graph_lines
+from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
 from ..pipeline.picture_size import picture_size
 from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
 from ..state import random_state
-from ..state.fingerprint import digest, fingerprint
+from ..state.fingerprint import digest
 from .record_queue import Numbers, PipelineRows, RecordBatch, RecordQueue, no_more
 
 ON_ERROR = ("raise", "skip", "mask")
@@ -33,7 +33,7 @@ def check_record_graph(
     pipeline_fn: Callable[..., Any], config: IteratorConfig, on_error: str
 ) -> None:
     """Raises TypeError or ValueError where a graph or its arguments can't be fed with records."""
-    if getattr(pipeline_fn, "_is_pipeline_def", False):
+    if is_pipeline_def(pipeline_fn):
         raise TypeError(
             f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
             "pass the plain function, whose parameters are fed"
@@ -63,17 +63,18 @@ class RecordPipelines:
         pipeline_fn: The function of the graph; see `dalijax.core.pipeline.schema.learn`.
         output_map: Names of its outputs.
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
-        each: What differs between the pipelines (device_id, seed).
+        each: Arguments that differ between the pipelines (device_id, seed).
         rows: Rows of each pipeline's batch.
-        queue: What they read.
-        numbers: Gives the numbers of the rows of a step; None where nobody knows them.
+        queue: The records that they read.
+        numbers: Gives the numbers of the rows of a step; None where they are unknown.
         draw_seed: The seed of ``draw``, the same for all pipelines of all processes.
-        spec: What a record looks like, where the first one doesn't say it.
+        spec: The structure of a record, where the first one doesn't show it.
 
     Attributes:
         runner: The running pipelines, where there are any.
         first: DALI's checkpoint of each pipeline before its first run, once they were built.
         graph: A digest of the operators and their arguments, once they were built; else "".
+        passed: The records' keys that pass the graph by, once a record was seen.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class RecordPipelines:
         self.runner: Runner | None = None
         self.first: tuple[bytes, ...] = ()
         self.graph = ""
+        self.passed: tuple[str, ...] = ()
         self._fn = pipeline_fn
         arguments = {k: v for k, v in call.items() if k in parameters}
+        self._draw_seed = draw_seed
         self._record_graph = _RecordGraph(pipeline_fn, arguments, draw_seed)
         self._numbers = numbers
         self._options = {k: v for k, v in call.items() if k not in parameters}
@@ -107,28 +110,17 @@ class RecordPipelines:
         self._source = self._over(queue, self._each)
 
     @property
-    def schema(self) -> Schema | None:
-        """How records become inputs, once one was seen."""
-        return self._record_graph.schema
-
-    @property
-    def operators(self) -> dict[str, bool]:
-        """Whether each operator has a state, by its name; empty until there are pipelines."""
-        return random_state.operators(self.first[0]) if self.first else {}
+    def stateful(self) -> list[str]:
+        """Names of the operators that have a state; empty until there are pipelines."""
+        known = random_state.operators(self.first[0]) if self.first else {}
+        return [name for name, has_state in known.items() if has_state]
 
     def set_seed(self, seed: int | None, draw_seed: int | None = None) -> int | None:
-        """Sets the seed of the next pipelines to that of a state; None: the default.
-
-        Args:
-            seed: The seed.
-            draw_seed: The seed of ``draw``, where it is another one.
-
-        Returns:
-            The seed that was set before.
-        """
+        """Sets the seeds of the next pipelines, and returns the one before; see `RecordEngine`."""
         self.stop()
         before, self._seed = self._seed, seed
-        self._record_graph.set_seed(seed if draw_seed is None else draw_seed)
+        drawn = seed if draw_seed is None else draw_seed
+        self._record_graph.seed = self._draw_seed if drawn is None else drawn
         self._first_of_seed[before] = self.first
         self.first = self._first_of_seed.get(seed, ())
         self._source.set_seed(seed)
@@ -148,7 +140,7 @@ class RecordPipelines:
             first = self._queue.at(0)
             if not first.records:
                 raise ValueError("a batch of no record was read: leave out empty lists")
-            self._record_graph.learn(first.records[0], self._spec)
+            self.passed = self._record_graph.learn(first.records[0], self._spec).passed
             if self._record_graph.draws and self._numbers is None:
                 raise ValueError(
                     "draw has numbers of records whose place in the stream is known, and no "
@@ -159,9 +151,7 @@ class RecordPipelines:
         check_outputs(runner.pipelines[0], self._output_map)
         self.first = runner.checkpoints() or ()
         if not self.graph:
-            known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)["operators"]
-            draws = described_draws(runner.pipelines[0])
-            text = json.dumps([list(self._output_map), [*draws, *known]])
+            text = json.dumps([list(self._output_map), graph_lines(runner.pipelines)])
             self.graph = digest(text.encode(), length=8)
         return runner
 
@@ -181,7 +171,7 @@ class RecordPipelines:
     def _over(
         self, queue: RecordQueue, each: Sequence[Mapping[str, Any]], **more: Any
     ) -> FunctionSource:
-        """What builds pipelines that read a queue."""
+        """The source of pipelines that read a queue."""
         graph: Any = functools.partial(self._record_graph, queue)
         graph.__name__ = getattr(self._fn, "__name__", repr(self._fn))  # for errors
         source = FunctionSource(graph, (), {**self._options, **more}, each)
@@ -233,7 +223,7 @@ class RecordPipelines:
         return failing(len(batch.records), decode, self._rows)
 
     def unfit(self, batch: RecordBatch) -> list[int]:
-        """The rows of a batch that the graph can't be given."""
+        """The rows of a batch of which no inputs of the graph can be made."""
         return self._record_graph.unfit(batch.records)
 
 
@@ -257,13 +247,12 @@ class _RecordGraph:
         self.schema: Schema | None = None
         self.draws = False
         self.seed = seed
-        self._default_seed = seed
         self._fn = pipeline_fn
         self._arguments = arguments
         self._used: set[int] = set()  # columns that pipelines have asked for
 
     def learn(self, record: Any, spec: Any) -> Schema:
-        """Finds the columns by a record, and by what a record looks like, where that is said."""
+        """Finds the columns by the first record, or by ``spec`` where there is one."""
         like = record if spec is None else spec
         open_ = function_parameters(self._fn) - {*self._arguments}
         self.draws = DRAW in open_ and not (isinstance(like, Mapping) and DRAW in like)
@@ -271,15 +260,11 @@ class _RecordGraph:
         self.schema = learn(record, self._fn, arguments, spec)
         return self.schema
 
-    def set_seed(self, seed: int | None) -> None:
-        """Sets the seed of ``draw`` to that of a state; None: the default."""
-        self.seed = self._default_seed if seed is None else seed
-
     def __call__(self, queue: RecordQueue, pipeline: int = 0) -> Any:
         """Defines the graph.
 
         Args:
-            queue: What the pipeline reads.
+            queue: The records that the pipeline reads.
             pipeline: Its number.
         """
         schema = self._known()
@@ -323,7 +308,7 @@ class _RecordGraph:
         return self.schema
 
     def unfit(self, records: Sequence[Any]) -> list[int]:
-        """The rows whose columns, those that were asked for, can't be made."""
+        """The rows of which a column that was asked for can't be made."""
         rows: list[int] = []
         for row, record in enumerate(records):
             try:
@@ -353,13 +338,13 @@ class _Feed:
         return lambda index: self.columns(column)[0]
 
     def draw_rows(self, run: int, name: str) -> DrawRows:
-        """What one draw of the next run gets numbers for."""
+        """The rows of the next run, for one draw."""
         rows = self._rows_for((name,))
         hashes = fold(self._graph.seed, 0, rows.numbers)
         return DrawRows(hashes, self._sizes_of, rows.refuse)
 
     def _rows_for(self, names: Sequence[int | str]) -> PipelineRows:
-        """The rows of the run that asks; what is asked for again is asked for by the next one."""
+        """The rows of the run that asks: a name that comes again is asked for by the next run."""
         if self._rows is None or self._asked.intersection(names):
             self._asked.clear()
             self._sizes.clear()

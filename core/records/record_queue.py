@@ -14,7 +14,7 @@ from ..pipeline.runner import calls
 
 
 class ReadError(Exception):
-    """A record whose reading raised; ``__cause__`` is what. The next read goes on behind it.
+    """The reading of a record raised ``__cause__``; the next read goes on behind it.
 
     Args:
         after: As `RecordBatch.after`, behind the record.
@@ -47,8 +47,8 @@ class RecordBatch:
 
     Attributes:
         records: One for each row.
-        after: What the reader wants to know of the position behind them.
-        name: Gives what the record of a row is called in errors, e.g. its index and key.
+        after: The reader's own description of the position behind them.
+        name: Gives the name of a row's record for errors, e.g. its index and key.
         valid: Which rows are no padding; None for all.
         refused: Why records can't be augmented, by row; graphs note it as they run.
     """
@@ -106,7 +106,7 @@ class PipelineRows:
 
 
 class RecordReader(Protocol):
-    """What gives the records of a stream, batch after batch."""
+    """A reader of the records of a stream, batch after batch."""
 
     def next_records(self) -> RecordBatch:
         """The next batch, for all pipelines of this process together.
@@ -130,8 +130,8 @@ class RecordQueue:
         next_records: Gives the next batch; see `RecordReader`.
         pipelines: Number of pipelines.
         rows: Rows of each pipeline's batch.
-        numbers: Gives the numbers of the rows of a step; None where nobody knows them.
-        batches: What it starts with.
+        numbers: Gives the numbers of the rows of a step; None where they are unknown.
+        batches: The batches that it starts with.
 
     Attributes:
         batches: The batches.
@@ -200,7 +200,7 @@ class RecordQueue:
         self._read = [read - 1 for read in self._read]
 
     def rewind(self) -> None:
-        """Has all pipelines start over at the first batch."""
+        """Lets all pipelines start over at the first batch."""
         self._read = [0] * len(self._read)
 
     def clear(self, step: int) -> None:

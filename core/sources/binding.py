@@ -18,13 +18,8 @@ _OF_READERS = ("shard_id", "num_shards")
 
 @dataclasses.dataclass(frozen=True)
 class SourcePipelines:
-    """What an iterator over a source is made of.
+    """What an iterator over a source is made of."""
 
-    Attributes:
-        name: The name of the graph's function.
-    """
-
-    name: str
     _source: Source
     _graph: FieldGraph
     _call: Mapping[str, Any]
@@ -90,4 +85,4 @@ def bind(
     if config.sharding is None and config.devices is None:
         rest.setdefault("device_id", default_device_id())
     graph = FieldGraph(function, source.fields, settings)
-    return SourcePipelines(name.removesuffix("()"), source, graph, rest, hosts)
+    return SourcePipelines(source, graph, rest, hosts)

@@ -6,12 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -21,17 +19,15 @@ from ..epochs import EpochPlan, count_rows
 from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_record import failing, runs_alone
-from ..pipeline.batch import Batch, BatchMaker, choose_placement
-from ..pipeline.dali_pipeline import check_outputs, queue_depth
+from ..pipeline.batch import Batch
+from ..pipeline.dali_pipeline import check_outputs, graph_lines, queue_depth
 from ..pipeline.deferred import FunctionError
-from ..pipeline.draw import described_draws
-from ..pipeline.engine import CLOSED, EpochEngine, Outcome
+from ..pipeline.engine import CLOSED, EpochEngine, Outcome, log_failure
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.shards import shard_pipelines
 from ..seeds import ShardSeed
 from ..state import random_state
-from ..state.fingerprint import fingerprint
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from . import state as states
@@ -41,7 +37,6 @@ from .identity import stated_identity
 from .plan import SamplePlan, SamplePosition, pads_by_default
 from .source import Source
 
-_log = logging.getLogger("dalijax")
 _MOST_NAMED = 5
 _MOST_TRIED = 64  # records behind a batch of which none can be decoded
 _READ_AHEAD = 2  # runs that are read before DALI asks for them
@@ -80,13 +75,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
     ):
         call = dict(call)
         seed = ShardSeed.of(call.pop("seed", None), hosts[0])
-        placement = choose_placement(config)
+        super().__init__(graph.__name__, SamplePosition(), config)
         if config.on_error == "skip" and (config.over_processes or hosts[1] > 1):
             raise ValueError(
                 "on_error='skip' over several processes or hosts, one of which would then be a "
                 "batch ahead of the others: use 'mask'"
             )
-        shards = placement.shards
+        shards = self._data_shards
         each = shard_pipelines(shards, call["batch_size"], call)
         rows = each[0]["batch_size"]
         for name in each[0]:
@@ -103,7 +98,6 @@ class SourceEngine(EpochEngine[SamplePosition]):
                 )
             parts = [RowRange(hosts[0] * rows, (hosts[0] + 1) * rows)]
             batch_size = rows * hosts[1]
-        super().__init__(graph.__name__, SamplePosition())
         padded = config.last_batch_padded
         if padded is None:
             padded = pads_by_default(config.last_batch_policy, config.mask)
@@ -112,8 +106,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self.plan = EpochPlan(len(source), 1, batch_size, *rules)
         self.batch_size, self.shards = rows, (0,)
         self.device_ids = tuple(one.get("device_id", call.get("device_id")) for one in each)
-        self.make_batch = BatchMaker(config, placement)
-        self._source, self._config, self._graph = source, config, graph
+        self._source, self._graph = source, graph
         self._parts = parts
         self._seeded, self._seed = not seed.is_default, seed.seed
         self._call = call
@@ -316,12 +309,9 @@ class SourceEngine(EpochEngine[SamplePosition]):
             self._source, self._samples, self._parts, names, self._seed, config.shuffle, _READ_AHEAD
         )
 
-    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a whole batch; see `Engine`."""
-        outcome = self.peek()
-        if outcome.ended:  # one of the next epoch, which is prepared anyway
-            outcome = self._outcome_at(self._samples.next_epoch(self.position))
-        return self.make_batch.spec(outcome.unwrap(), self.batch_size, self.plan)
+    def _sample(self) -> Batch:
+        """A batch of the next epoch, which is prepared anyway."""
+        return self._outcome_at(self._samples.next_epoch(self.position)).unwrap()
 
     def count(self, stats: InputStats, outcome: Outcome[SamplePosition]) -> None:
         """Counts a batch that is delivered."""
@@ -390,9 +380,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         checkpoints = runner.checkpoints() or ()
         stateful = [random_state.operators(one) for one in checkpoints[:1]]
         self._random = [name for operators in stateful for name, has in operators.items() if has]
-        known = fingerprint(runner.pipelines, None, (), deferred=runner.deferred)
-        draws = described_draws(runner.pipelines[0])
-        self._operators = states.operator_lines([*draws, *known["operators"]])
+        self._operators = states.operator_lines(graph_lines(runner.pipelines))
 
     # DALI's own random operators, whose numbers follow from the runs before on this layout
 
@@ -506,8 +494,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
                 return outcome
             step = self._samples.step(here)
             failed = FailedBatch(here.epoch, step, str(outcome.error), outcome.error.files)
-            _log.warning("skipped: %s", failed.message)
-            skipped.append(failed)
+            skipped.append(log_failure("skipped", failed))
             here = outcome.after
 
     def _outcome_at(self, here: SamplePosition) -> Outcome[SamplePosition]:
@@ -584,8 +571,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
             failed = FailedBatch(
                 here.epoch, self._samples.step(here), str(described), described.files
             )
-            _log.warning("masked: %s", failed.message)
-            self.errors.append(failed)
+            self.errors.append(log_failure("masked", failed))
             self._go_back(runner, feed, here)
             return self._outcome_at(here)
         feed.forget(run)

@@ -645,7 +645,7 @@ class Interrupt(BaseException):
     """As KeyboardInterrupt, which pytest would take for its own."""
 
 
-@pytest.mark.parametrize("where", ("_behind", "_convert", "_next_outcome"))
+@pytest.mark.parametrize("where", ("_pop", "_convert", "_next_outcome"))
 def test_after_an_interruption_the_batch_comes_again_with_its_own_records(where):
     ds = source(40).pipe(transform())
     whole = walk(iter(ds))

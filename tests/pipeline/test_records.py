@@ -135,10 +135,8 @@ def test_the_function_gets_the_record_s_structure(tree):
     assert kwargs == {} and len(args) == 1
     assert flat(args[0]) == {path: path for path in flat(tree)}
     assert [column.path for column in schema.columns] == sorted(flat(tree))
-    for made, (path, value) in zip(
-        schema.inputs([tree, tree]), sorted(flat(tree).items()), strict=True
-    ):
-        for array in made:
+    for index, (path, value) in enumerate(sorted(flat(tree).items())):
+        for array in schema.column(index, [tree, tree]):
             np.testing.assert_array_equal(array, leaf(value), str(path))
 
 
@@ -166,7 +164,7 @@ def test_records_unlike_the_first_are_named(other, words):
     first = {"a": {"b": np.int32(3)}}
     schema = learn(first, lambda whole: 0, {})
     with pytest.raises(ValueError, match=words):
-        schema.inputs([first, other])
+        schema.column(0, [first, other])
 
 
 @settings(max_examples=50, deadline=None)
