@@ -526,7 +526,7 @@ class ReaderEngine(EpochEngine[Position]):
         return self.epoch + 1 if self.plan is None else self.plan.next_epoch(self.epoch)
 
     def _is_end(self, here: Position) -> bool:
-        runner = self.runner()
+        runner = self._runner_at(here)
         total = self._length_of(here.epoch)
         if total is not None:
             return here.step >= total

@@ -509,6 +509,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         batch: Batch | None = None
         error: Exception | None = None
         runner, feed = self._runner_at(here)
+        if runner.deferred is not None:
+            runner.deferred.check_thread()
         run, self._taken = self._taken, self._taken + 1  # whatever comes of it, it is used up
         try:
             batch = runner.take(lambda outputs: self._batch(outputs, runner, feed, run))

@@ -347,6 +347,21 @@ def test_batches_of_empty_files_are_skipped_until_the_files_are_mended(emptied, 
     assert [numbers(batch) for batch in iterator] == np.arange(12).reshape(4, 3).tolist()
 
 
+@pytest.mark.parametrize("depth", (1, 2, 3))
+@pytest.mark.parametrize("bad,empty", [((3, 4), 5), ((0, 1), 2), ((9, 10), 11), ((4, 6), 5)])
+def test_an_empty_file_behind_batches_that_are_skipped(emptied, depth, bad, empty):
+    """All of them in one call: new pipelines stand where they failed, not where it began."""
+    case, paths = Case(24, 1, 2, "FILL", True, False), emptied({2 * empty}, 24)
+    for batch in bad:
+        corrupt(paths[2 * batch])
+    iterator = maker(paths, case, depth, mapped=True, on_error="skip")()
+    failed = sorted({*bad, empty})
+    for epoch in range(2):
+        delivered = [[2 * k, 2 * k + 1] for k in range(12) if k not in failed]
+        assert [numbers(batch) for batch in iterator] == delivered
+        assert told(iterator)[epoch * len(failed) :] == [(epoch, k) for k in failed]
+
+
 def test_an_empty_file_in_a_state_from_before_it_was_seen(emptied):
     # The same state, whether the files are mapped or read.
     case, paths = Case(12, 1, 3, "FILL", True, False), emptied({7}, 12)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from nvidia.dali import fn as dali_fn  # noqa: E402
 from nvidia.dali import types  # noqa: E402
 
-from dalijax import data_iterator, fn  # noqa: E402
+from dalijax import data_iterator, fn, sources  # noqa: E402
 from dalijax.adapters.clu import DALIDatasetIterator  # noqa: E402
 from dalijax.adapters.grain import DALIIterDataset  # noqa: E402
 from numbered import read_files  # noqa: E402
@@ -59,8 +59,16 @@ def graph(files, shard_id=0, num_shards=1):
     return x, own, flipped, drawn, summed(flipped, x)
 
 
+def of_numbers(number):
+    x = dali_fn.cast(number, dtype=types.FLOAT)
+    own, flipped, drawn = centred(x)
+    return x, own, flipped, drawn, summed(flipped, x)
+
+
 NAMES = ["x", "own", "flipped", "drawn", "summed"]
 over_files = data_iterator(graph, NAMES, reader_name="reader", sharding=SHARDING)
+numbers = sources.Arrays({"number": np.arange(24, dtype=np.int32)[:, None]})
+over_source = data_iterator(of_numbers, NAMES, source=numbers, sharding=SHARDING)
 
 
 def check(batch):
@@ -84,16 +92,16 @@ def refused(call):
     return False
 
 
-def check_other_threads():
-    call = {"files": options["files"], "batch_size": 8, "num_threads": 1}
-    peeks = DALIDatasetIterator(over_files, num_epochs=1, element="jax", **call)
+def check_other_threads(iterator_fn, **call):
+    call |= {"batch_size": 8, "num_threads": 1}
+    peeks = DALIDatasetIterator(iterator_fn, num_epochs=1, element="jax", **call)
     assert refused(lambda: peeks.peek_async().result())
     first = check(next(peeks))  # which is not lost
     peeks.close()
-    again = over_files(**call)
+    again = iterator_fn(**call)
     assert np.array_equal(check(next(again))[0], first[0])
     again.close()
-    ds = DALIIterDataset(over_files, pad="mask", **call)
+    ds = DALIIterDataset(iterator_fn, pad="mask", **call)
     ahead = iter(grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
     assert refused(lambda: next(ahead))
     ahead.close()
@@ -123,7 +131,8 @@ def main():
     assert number == drawn[SAVED]
     resumed.close()
     iterator.close()
-    check_other_threads()
+    check_other_threads(over_files, files=options["files"])
+    check_other_threads(over_source)
     leave(options, [[x.ravel().tolist(), number] for x, number in zip(rows, drawn)])
 
 
