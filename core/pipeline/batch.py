@@ -197,15 +197,11 @@ class BatchMaker:
     def _piece(self, tensors: TensorList, name: str, kept: int, copy: bool, axis: bool) -> Any:
         """One pipeline's output as an array of [kept, ...], or [1, kept, ...] for pmap."""
         check_uniform(tensors, name)
-        array: Any
-        if isinstance(tensors, TensorListGPU):
-            if tensors.dtype in WIDE:
-                check_width(np.dtype(types.to_numpy_type(tensors.dtype)), name)
-            array = gpu_array(tensors, copy, axis)
-        else:
-            array = host_view(tensors, copy, axis)
-            if not self._as_numpy:
-                check_width(array.dtype, name)
+        on_gpu = isinstance(tensors, TensorListGPU)
+        if tensors.dtype in WIDE and (on_gpu or not self._as_numpy):
+            check_width(np.dtype(types.to_numpy_type(tensors.dtype)), name)
+        view: Any = gpu_array if on_gpu else host_view
+        array = view(tensors, copy, axis)
         self._note_shape(name, array.shape[1 + axis :])
         if kept == len(tensors):
             return array
