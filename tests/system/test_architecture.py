@@ -2,8 +2,12 @@
 
 import ast
 import pathlib
+import sys
 
 import pytest
+from nvidia.dali import fn
+
+from dalijax import data_iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # From below to above. Modules of the first row may import one another, those of others may not.
@@ -63,3 +67,36 @@ def test_packages_say_what_lives_there():
     for folder in sorted({file.parent for file in SOURCES} - {ROOT}):
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
         assert text and len(text) > 100, f"{folder.name}/__init__.py does not say what lives there"
+
+
+def files_passed(call):
+    """The files of this package whose functions a call enters, and what it gives."""
+    files = set()
+
+    def note(frame, event, _):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if event == "call" and path in SOURCES:
+            files.add(path.relative_to(ROOT).as_posix())
+
+    sys.setprofile(note)
+    try:
+        result = call()
+    finally:
+        sys.setprofile(None)
+    return files, result
+
+
+def test_a_call_passes_few_files(arrays_dir):
+    """Who follows a call through the package opens so many files at most."""
+
+    @data_iterator(output_map=["x"], reader_name="reader")
+    def read(folder):
+        return fn.readers.numpy(file_root=folder, name="reader", pad_last_batch=True)
+
+    files, iterator = files_passed(lambda: read(arrays_dir, batch_size=2, num_threads=1))
+    assert "core/iterator/data_iterator.py" in files and len(files) <= 12, sorted(files)
+    next(iterator)
+    files, _ = files_passed(lambda: next(iterator))
+    assert "core/iterator/iterator.py" in files and len(files) <= 6, sorted(files)
+    files, _ = files_passed(iterator.get_state)
+    assert "core/state/codec.py" in files and len(files) <= 10, sorted(files)
