@@ -79,7 +79,7 @@ class Rows:
             else:
                 rows.set_result(made)
 
-        for task in [*tasks]:
+        for task in [*tasks]:  # which `finish` empties
             task.add_done_callback(finish)
         return rows
 
