@@ -79,20 +79,30 @@ class LocalFile:
 
     def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
         """Fills buffers from offsets; the numbers of bytes that there are."""
-        counts = []
+        # One call for each range that the page cache has: each call lets another thread take
+        # Python's lock, and to get it back takes longer than to copy a picture.
+        counts = [self._read_cached(at, buffer) for at, buffer in ranges]
+        missing = [k for k, (_, buffer) in enumerate(ranges) if counts[k] < len(buffer)]
         # The disk may fetch them all at once, where a read for each would wait for one by one.
-        for at, buffer in ranges:
-            if len(buffer):  # 0 would stand for all the rest of the file
-                os.posix_fadvise(self._fd, at, len(buffer), os.POSIX_FADV_WILLNEED)
-        for at, buffer in ranges:
-            done = 0
-            while done < len(buffer):
-                count = os.preadv(self._fd, [buffer[done:]], at + done)
+        for k in missing:
+            at, buffer = ranges[k]
+            rest = len(buffer) - counts[k]
+            os.posix_fadvise(self._fd, at + counts[k], rest, os.POSIX_FADV_WILLNEED)
+        for k in missing:
+            at, buffer = ranges[k]
+            while counts[k] < len(buffer):
+                count = os.preadv(self._fd, [buffer[counts[k] :]], at + counts[k])
                 if not count:
                     break
-                done += count
-            counts.append(done)
+                counts[k] += count
         return counts
+
+    def _read_cached(self, at: int, buffer: memoryview) -> int:
+        """Copies what the page cache has of a range, or its beginning; the number of bytes."""
+        try:
+            return os.preadv(self._fd, [buffer], at, os.RWF_NOWAIT)
+        except OSError:  # it would wait for the disk, or this file system can't say so
+            return 0
 
 
 class RemoteFile:

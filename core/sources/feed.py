@@ -130,8 +130,7 @@ class Feed:
         self.seed = seed
         reuse = None if getattr(source, "gives_new_arrays", False) else ReuseCheck(source)
         self.wanted = Wanted(source, tuple(names), order_of(source, seed, shuffle), reuse)
-        threads = source.read_threads * len(parts)
-        self.pool = concurrent.futures.ThreadPoolExecutor(threads, "dalijax-read")
+        self.pool = concurrent.futures.ThreadPoolExecutor(source.read_threads, "dalijax-read")
         # Threads end with the last reference, not with the process.
         self._end = weakref.finalize(self, self.pool.shutdown, wait=False, cancel_futures=True)
         self.next_run = 0

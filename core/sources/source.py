@@ -48,9 +48,9 @@ class Source(Protocol):
 
     Attributes:
         fields: The names and the kinds of what a record has.
-        read_threads: Threads that read at once, for each GPU or pipeline. More than two are for
-            reads that wait, as for a network: those that work take turns with Python's lock, and
-            slow down the loop.
+        read_threads: Threads of an iterator that read at once, for all its pipelines. More than
+            two are for reads that wait, as for a network: those that work take turns with Python's
+            lock, and are slower the more they are.
     """
 
     fields: Mapping[str, Field]

@@ -77,7 +77,7 @@ class Meeting(Source):
 
     def __init__(self, threads, meeting):
         self.read_threads, self._meeting, self._left = threads, meeting, meeting.parties
-        self._lock = threading.Lock()
+        self._lock, self.readers = threading.Lock(), set[int]()
 
     def __len__(self):
         return 1024
@@ -89,23 +89,25 @@ class Meeting(Source):
         with self._lock:
             self._left -= 1
             waits = self._left >= 0
+            self.readers.add(threading.get_ident())
         if waits:
             self._meeting.wait(timeout=100)
         return {"number": indices.astype(np.int32)}
 
 
-@pytest.mark.parametrize("shards,threads", ((1, 2), (2, 2), (4, 1)))
-def test_each_pipeline_has_its_threads(shards, threads):
+@pytest.mark.parametrize("shards,threads", ((1, 2), (2, 2), (4, 1), (4, 3)))
+def test_all_pipelines_share_the_threads(shards, threads):
     """A read has 64 records: those of two runs of a pipeline ask for four at once."""
-    source = Meeting(threads, threading.Barrier(shards * threads))
+    source = Meeting(threads, threading.Barrier(threads))
 
     def graph(number):
         return number + 0
 
     iterator = data_iterator(graph, ["number"], source=source, sharding=rows_over(shards))
     with iterator(batch_size=128 * shards, num_threads=1) as batches:
-        first = np.asarray(next(batches)["number"])
-    assert len(set(first.tolist())) == 128 * shards
+        seen = [np.asarray(next(batches)["number"]) for _ in range(2)]
+    assert len(set(np.concatenate(seen).ravel().tolist())) == 256 * shards
+    assert len(source.readers) == threads
 
 
 def test_a_record_of_a_source_without_names_is_named_by_its_number():

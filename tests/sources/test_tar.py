@@ -1,6 +1,7 @@
 """Tars against tarfile, whatever their format; damaged ones; indexes, DALI's and kept ones."""
 
 import contextlib
+import errno
 import os
 import pickle
 import resource
@@ -42,21 +43,37 @@ def walked(path):
     return [(n.decode(errors="surrogateescape"), offset, size) for n, _, offset, size in walk]
 
 
-def test_only_the_records_that_are_read_are_asked_for(tmp_path, monkeypatch):
+@pytest.mark.parametrize("cached", ("all", "half", "nothing", "unknown"))
+def test_only_what_the_page_cache_lacks_is_asked_for(tmp_path, monkeypatch, cached):
     """An advice for 0 bytes would stand for all the rest of a file."""
-    contents = [b"x" * size for size in (0, 5, 0, 700, 3000, 0)]
+    contents = [bytes([i]) * size for i, size in enumerate((0, 5, 0, 700, 3000, 0))]
     path = write_tar(tmp_path / "a.tar", [(f"{i}.jpg", one) for i, one in enumerate(contents)])
-    source, asked, advise = Tar(path, {"jpg": "data"}), [], os.posix_fadvise
+    source, asked, advise, read = Tar(path, {"jpg": "data"}), [], os.posix_fadvise, os.preadv
 
     def noted(fd, offset, length, advice):
         asked.append((offset, length))
         advise(fd, offset, length, advice)
 
+    def of_the_cache(fd, buffers, offset, flags=0):
+        """A kernel whose cache has so much of each range, or that doesn't say what it has."""
+        if not flags or cached == "all":
+            return read(fd, buffers, offset)
+        if cached == "half":
+            (buffer,) = buffers
+            return read(fd, [buffer[: len(buffer) // 2]], offset)
+        raise OSError(errno.EAGAIN if cached == "nothing" else errno.EOPNOTSUPP, "not at once")
+
     monkeypatch.setattr(os, "posix_fadvise", noted)
+    monkeypatch.setattr(os, "preadv", of_the_cache)
     values = source.read(np.array([3, 0, 1, 5]), ["data"])["data"]
     assert [value.tobytes() for value in values] == [contents[i] for i in (3, 0, 1, 5)]
-    where = [(offset, size) for _, offset, size in by_tarfile(path)]
-    assert asked == [where[3], where[1]]
+    (_, first, _), (_, second, _) = (by_tarfile(path)[i] for i in (3, 1))
+    assert asked == {
+        "all": [],
+        "half": [(first + 350, 350), (second + 2, 3)],
+        "nothing": [(first, 700), (second, 5)],
+        "unknown": [(first, 700), (second, 5)],
+    }[cached]
 
 
 def other(kind, name, link=""):
