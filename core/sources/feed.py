@@ -157,20 +157,29 @@ class Feed:
     def rows(self, run: int, part: int) -> Rows:
         """The rows of a pipeline in a run."""
         self.next_run = max(self.next_run, run + 1)
-        for ahead in range(run, run + 1 + self._depth):
-            if (ahead, part) not in self._rows:
-                position, span = self.position(ahead), self._parts[part]
-                rows = self._plan.rows(position, span.first, span.last)
-                self._rows[ahead, part] = Rows(self, rows.samples, rows.valid)
+        if (run, part) not in self._rows:
+            self._start(range(run, run + 1 + self._depth), [part])
         return self._rows[run, part]
 
+    def _start(self, runs: Sequence[int], parts: Sequence[int]) -> None:
+        """Starts to read runs of some pipelines that nobody has started."""
+        for run, part in itertools.product(runs, parts):
+            if (run, part) not in self._rows:
+                position, span = self.position(run), self._parts[part]
+                rows = self._plan.rows(position, span.first, span.last)
+                self._rows[run, part] = Rows(self, rows.samples, rows.valid)
+
     def forget(self, run: int) -> None:
-        """Drops what was read for a run and those before it."""
+        """Drops what was read for a run and those before it, and reads further ahead.
+
+        The last thing that ``next()`` does: threads that read would take turns with it before.
+        """
         taken = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
         self.pool.submit(taken.clear)  # to free hundreds of buffers takes most of a millisecond
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
+        self._start(range(self.next_run, self.next_run + self._depth), range(len(self._parts)))
 
     def inputs(self, run: int, part: int, name: str) -> Any:
         """A field of the records of a run, as DALI takes it."""

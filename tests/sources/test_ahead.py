@@ -5,11 +5,14 @@ import threading
 import numpy as np
 import pytest
 from nvidia.dali import fn
+from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from shardings import rows_over
 
 from dalijax import data_iterator, sources
 from dalijax.core.errors import BatchError
 from dalijax.core.hashing import column_keys, fold, uniform
+from dalijax.core.sources.feed import Feed, RowRange
+from dalijax.core.sources.plan import SamplePlan
 from dalijax.sources import Field, Source
 
 COUNT, BATCH, SEED = 24, 4, 3
@@ -108,6 +111,35 @@ def test_all_pipelines_share_the_threads(shards, threads):
         seen = [np.asarray(next(batches)["number"]) for _ in range(2)]
     assert len(set(np.concatenate(seen).ravel().tolist())) == 256 * shards
     assert len(source.readers) == threads
+
+
+def test_threads_read_ahead_once_a_batch_is_taken():
+    """While it is taken they would only take turns with it."""
+    read = []
+
+    class Noted(Meeting):
+        def read(self, indices, names):
+            read.extend(indices.tolist())
+            return super().read(indices, names)
+
+    def runs_read():
+        for _ in range(3):  # a start, its reads, and what follows them
+            feed.pool.submit(int).result()
+        return len(read) // BATCH
+
+    plan = SamplePlan(1024, BATCH, LastBatchPolicy.DROP, False)
+    source = Noted(1, threading.Barrier(1))
+    feed = Feed(source, plan, [RowRange(0, BATCH)], ["number"], SEED, True, depth=2)
+    try:
+        feed.rows(0, 0).read.column("number")
+        assert runs_read() == 3
+        assert len(feed.rows(2, 0).read.column("number")) == BATCH and runs_read() == 3
+        feed.forget(0)
+        assert runs_read() == 5
+        feed.forget(1)
+        assert len(feed.rows(4, 0).read.column("number")) == BATCH and runs_read() == 5
+    finally:
+        feed.close()
 
 
 def test_a_record_of_a_source_without_names_is_named_by_its_number():
