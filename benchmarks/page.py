@@ -76,40 +76,46 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost on two GPUs in one process?",
         "h200x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. The loop waited for no step: starting one took "
-        "32 ms of its 40, and next() had to fit beside it. Since this run threads prepare more of "
-        "what next() hands over. On another machine crop and flip cost 12 % with that and 25 % "
-        "without, everything 24 % and 37 % (one round each, in turn).",
+        "A ResNet-50, batches of 512 over both. Starting a step takes the host 32 ms of its 40, and "
+        "next() has to fit beside it. On another machine everything cost 14.7 %, and 9.9 % with "
+        "`XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION` (see performance.md). Before threads "
+        "prepared what next() hands over, it cost 45 % (2026-11-24).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
         "h200x2",
         "recipe-resnet50-2-processes",
-        "The same machine and code as above, with batches of 256 in each process. Take this way "
-        "where a step is short.",
+        "Batches of 256 in each process. This run is older than the threads that prepare for "
+        "next(): in one process everything cost 45 % in it.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
         "h200x2",
         "recipe-vit_s16",
-        "As above. Its step has more and smaller kernels, so that it waits for the host sooner.",
+        "This run is older than the threads that prepare for next(). Its step has more and smaller "
+        "kernels than a ResNet-50's, so that it waits for the host sooner.",
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
         "h200x2",
         "recipe-vit_s16-2-processes",
-        "As above; far from the 3 to 7 % on one GPU, and why is not known.",
+        "The same machine and code; far from the 3 to 7 % on one GPU, and why is not known.",
     ),
     (
         "How do several GPUs scale?",
         "h200x4",
         "scaling",
         "A batch of 256 for each GPU, on one host. The ranges say how far such a figure can be "
-        "trusted. Another host of two GPUs gave 1.68 times one, and a third was slower by half. On "
-        "a fourth two raw loops, a thread each, gave 37,108 (36,743 to 39,571), and `dalijax` "
-        "37,139. Over a Tar it gave 40,208, with four threads that read. On a fifth a Tar, two "
-        "threads and the raw loops were level (29,349 and 29,201). On a sixth the Tar gave 28,239 "
-        "to 32,639, and the loops 30,646 to 36,808. Since then each pipeline has two threads.",
+        "trusted. Another host of two GPUs gave 1.68 times one, and a third was slower by half.",
+    ),
+    (
+        "And over a tar, on two GPUs?",
+        "h200x2",
+        "scaling",
+        "Two threads read for both GPUs. On another machine, in five rounds, they gave 1.27 (1.18 "
+        "to 1.34) of the raw loops, one thread 1.06 and four 1.08. Each call that reads gives up "
+        "Python's lock, and waits to have it back. With an advice to the kernel before each read, "
+        "as it was before, two gave 1.08, one 0.97 and four 0.85.",
     ),
     (
         "What does next() cost?",
