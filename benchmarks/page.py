@@ -76,10 +76,10 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost on two GPUs in one process?",
         "h200x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. Starting a step takes the host 32 ms of its 40, and "
-        "next() has to fit beside it. On another machine everything cost 14.7 %, and 9.9 % with "
-        "`XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION` (see performance.md). Before threads "
-        "prepared what next() hands over, it cost 45 % (2026-11-24).",
+        "A ResNet-50, batches of 512 over both. Starting a step takes the host 32 ms of its 40, "
+        "and next() has to fit beside it. On another machine everything cost 14.7 %, and 9.9 % "
+        "with `XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION`, see [performance]"
+        "(performance.md). Before threads prepared what next() hands over, it cost 45 %.",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
