@@ -79,14 +79,15 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "A ResNet-50, batches of 512 over both. Starting a step takes the host 32 ms of its 40, "
         "and next() has to fit beside it. On another machine everything cost 14.7 %, and 9.9 % "
         "with `XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION`, see [performance]"
-        "(performance.md). Before threads prepared what next() hands over, it cost 45 %.",
+        "(performance.md). Before threads prepared what next() hands over, everything cost 45 % "
+        "on a third.",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
         "h200x2",
         "recipe-resnet50-2-processes",
-        "Batches of 256 in each process. This run is older than the threads that prepare for "
-        "next(): in one process everything cost 45 % in it.",
+        "Batches of 256 in each process. This run is older than the threads that prepare what "
+        "next() hands over. On its machine everything cost 45 % in one process then.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
@@ -99,7 +100,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does it cost a ViT-S/16 with a process for each?",
         "h200x2",
         "recipe-vit_s16-2-processes",
-        "The same machine and code; far from the 3 to 7 % on one GPU, and why is not known.",
+        "As old as the run before, on its machine. It is far from the 3 to 7 % on one GPU, and why "
+        "is not known.",
     ),
     (
         "How do several GPUs scale?",

@@ -178,6 +178,10 @@ class Runner:
             for queue in self._queues:
                 queue.restart()
 
+    def source_failed(self) -> bool:
+        """Whether a pipeline's own source has raised, which is said when its batch is due."""
+        return any(queue.error is not None for queue in self._queues)
+
     def drain(self) -> None:
         """Drops the batches that are scheduled, in all pipelines."""
         with self._calls:

@@ -15,7 +15,9 @@ from .order import Indices
 _ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
 _LOCAL_WINDOW = 2048  # the header and the content of a small tar member, and the header behind
 _REMOTE_WINDOW = 1 << 22
-WAITING_THREADS = 4  # of a source whose reads wait: for a network, or for files to be opened
+WAITING_THREADS = 16  # of a source whose reads wait for a network
+# For reads that do not wait; 0 where Python was built for an older C library.
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 def is_remote(path: str) -> bool:
@@ -65,6 +67,7 @@ class LocalFile:
 
     def __init__(self, path: str):
         self._fd = -1
+        self._knows_cached = bool(_NOWAIT)
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._fd).st_size
@@ -99,10 +102,14 @@ class LocalFile:
 
     def _read_cached(self, at: int, buffer: memoryview) -> int:
         """Copies what the page cache has of a range, or its beginning; the number of bytes."""
-        try:
-            return os.preadv(self._fd, [buffer], at, os.RWF_NOWAIT)
-        except OSError:  # it would wait for the disk, or this file system can't say so
-            return 0
+        if self._knows_cached:
+            try:
+                return os.preadv(self._fd, [buffer], at, _NOWAIT)
+            except BlockingIOError:  # it would wait for the disk
+                pass
+            except (OSError, NotImplementedError):  # this file system, or kernel, can't say so
+                self._knows_cached = False
+        return 0
 
 
 class RemoteFile:

@@ -329,6 +329,9 @@ class SourceEngine(EpochEngine[SamplePosition]):
         if self._runner is None or self._feed is None:
             return self._build(here)
         if self._feed.position(self._taken) != here:
+            if self._runner.source_failed():  # for a run that nobody takes now
+                self.drop()
+                return self._build(here)
             self._go_back(self._runner, self._feed, here)
         return self._runner, self._feed
 

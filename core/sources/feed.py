@@ -109,7 +109,7 @@ class Feed:
         names: The fields that the graph takes.
         seed: The seed.
         shuffle: Whether each epoch has an order of its own.
-        depth: Runs that are read ahead of the one that DALI asks for.
+        depth: Runs that are read ahead of the one that DALI asks for next.
 
     Attributes:
         next_run: The run that DALI asks for next.
@@ -148,8 +148,7 @@ class Feed:
 
     def position(self, run: int) -> SamplePosition:
         """Where a run begins, which is none of those that were forgotten."""
-        while run not in self._positions:
-            last = max(self._positions)
+        for last in range(max(self._positions), run):
             behind = self._plan.skip(self._positions[last], 1)
             self._positions[last + 1] = self._plan.run_from(behind)
         return self._positions[run]
@@ -158,12 +157,13 @@ class Feed:
         """The rows of a pipeline in a run."""
         self.next_run = max(self.next_run, run + 1)
         if (run, part) not in self._rows:
-            self._start(range(run, run + 1 + self._depth), [part])
+            self._start(run)
         return self._rows[run, part]
 
-    def _start(self, runs: Sequence[int], parts: Sequence[int]) -> None:
-        """Starts to read runs of some pipelines that nobody has started."""
-        for run, part in itertools.product(runs, parts):
+    def _start(self, first: int) -> None:
+        """Starts to read a run and those behind it, of all pipelines, where nobody has."""
+        runs = range(first, first + 1 + self._depth)
+        for run, part in itertools.product(runs, range(len(self._parts))):
             if (run, part) not in self._rows:
                 position, span = self.position(run), self._parts[part]
                 rows = self._plan.rows(position, span.first, span.last)
@@ -172,14 +172,15 @@ class Feed:
     def forget(self, run: int) -> None:
         """Drops what was read for a run and those before it, and reads further ahead.
 
-        The last thing that ``next()`` does: threads that read would take turns with it before.
+        Called once a batch is made: before that the threads that read would take turns with the
+        one that makes it.
         """
         taken = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
         self.pool.submit(taken.clear)  # to free hundreds of buffers takes most of a millisecond
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
-        self._start(range(self.next_run, self.next_run + self._depth), range(len(self._parts)))
+        self._start(self.next_run)
 
     def inputs(self, run: int, part: int, name: str) -> Any:
         """A field of the records of a run, as DALI takes it."""

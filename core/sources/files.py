@@ -55,7 +55,7 @@ class Files(BaseSource):
     """
 
     gives_new_arrays = True  # nothing to check, see ReuseCheck
-    read_threads = WAITING_THREADS
+    read_threads = 4  # which open files, and wait for a disk
 
     def __init__(
         self,
@@ -103,6 +103,8 @@ class Files(BaseSource):
                 root = os.path.abspath(root)
             self._root = os.path.join(os.fsencode(root), b"")
             self._list(_suffixes(extensions))
+        if self._system is not None:
+            self.read_threads = WAITING_THREADS
         fields = {"data": Field(np.dtype(np.uint8), 1, is_path=self._system is None)}
         if self._labels is not None:
             fields["label"] = Field(np.dtype(np.int32))

@@ -134,10 +134,10 @@ def test_threads_read_ahead_once_a_batch_is_taken():
         feed.rows(0, 0).read.column("number")
         assert runs_read() == 3
         assert len(feed.rows(2, 0).read.column("number")) == BATCH and runs_read() == 3
-        feed.forget(0)
-        assert runs_read() == 5
+        feed.forget(0)  # the third run was asked for, the next one and two behind it are read
+        assert runs_read() == 6
         feed.forget(1)
-        assert len(feed.rows(4, 0).read.column("number")) == BATCH and runs_read() == 5
+        assert len(feed.rows(5, 0).read.column("number")) == BATCH and runs_read() == 6
     finally:
         feed.close()
 

@@ -1,5 +1,6 @@
 """Mistakes of users' sources: memory that is filled again, and fields that are not there."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -266,3 +267,26 @@ def test_a_parameter_that_nothing_fills_is_named_with_the_ways():
     for function in (lambda x, k=1: (x, k), lambda *, x: (x, x)):
         with pytest.raises(TypeError, match=r"nothing gives \['x'\] .* or a source="):
             data_iterator(function, ["x", "k"], source=None, size=3)(batch_size=BATCH)
+
+
+@pytest.mark.parametrize("taken", range(1, 8))
+def test_what_a_source_raised_for_batches_that_a_move_drops_is_dropped(taken):
+    """A batch is read some batches ahead, and what comes of it is said when it is due."""
+    down = []
+
+    def make(k):
+        if down:
+            raise OSError("the disk is gone")
+        return np.full(3, k, np.int32)
+
+    take = data_iterator(lambda x: x + 0, ["x"], source=Rows(make), as_numpy=True)
+    with take(batch_size=BATCH, num_threads=1, shuffle=False) as iterator:
+        next(iterator)
+        down.append(True)
+        with contextlib.suppress(OSError):
+            for _ in range(taken):
+                next(iterator)
+        down.clear()
+        iterator.seek(0, 20)
+        rows = np.concatenate([np.array(batch["x"]) for batch in iterator])
+    np.testing.assert_array_equal(rows[: N - 20 * BATCH], TABLE[20 * BATCH :])

@@ -43,12 +43,13 @@ def walked(path):
     return [(n.decode(errors="surrogateescape"), offset, size) for n, _, offset, size in walk]
 
 
-@pytest.mark.parametrize("cached", ("all", "half", "nothing", "unknown"))
+@pytest.mark.parametrize("cached", ("all", "half", "nothing", "unknown", "no call", "no flag"))
 def test_only_what_the_page_cache_lacks_is_asked_for(tmp_path, monkeypatch, cached):
     """An advice for 0 bytes would stand for all the rest of a file."""
     contents = [bytes([i]) * size for i, size in enumerate((0, 5, 0, 700, 3000, 0))]
     path = write_tar(tmp_path / "a.tar", [(f"{i}.jpg", one) for i, one in enumerate(contents)])
-    source, asked, advise, read = Tar(path, {"jpg": "data"}), [], os.posix_fadvise, os.preadv
+    source, asked, flagged = Tar(path, {"jpg": "data"}), [], []
+    advise, read = os.posix_fadvise, os.preadv
 
     def noted(fd, offset, length, advice):
         asked.append((offset, length))
@@ -56,21 +57,27 @@ def test_only_what_the_page_cache_lacks_is_asked_for(tmp_path, monkeypatch, cach
 
     def of_the_cache(fd, buffers, offset, flags=0):
         """A kernel whose cache has so much of each range, or that doesn't say what it has."""
-        if not flags or cached == "all":
+        if not flags:
             return read(fd, buffers, offset)
-        if cached == "half":
-            (buffer,) = buffers
-            return read(fd, [buffer[: len(buffer) // 2]], offset)
-        raise OSError(errno.EAGAIN if cached == "nothing" else errno.EOPNOTSUPP, "not at once")
+        flagged.append(offset)
+        if cached == "no call":
+            raise NotImplementedError("preadv2: flags are not available")
+        if cached in ("nothing", "unknown"):
+            raise OSError(errno.EAGAIN if cached == "nothing" else errno.EOPNOTSUPP, "not at once")
+        (buffer,) = buffers
+        return read(fd, [buffer if cached == "all" else buffer[: len(buffer) // 2]], offset)
 
     monkeypatch.setattr(os, "posix_fadvise", noted)
     monkeypatch.setattr(os, "preadv", of_the_cache)
+    if cached == "no flag":
+        monkeypatch.setattr("dalijax.core.sources.byte_files._NOWAIT", 0)
     values = source.read(np.array([3, 0, 1, 5]), ["data"])["data"]
     assert [value.tobytes() for value in values] == [contents[i] for i in (3, 0, 1, 5)]
     (_, first, _), (_, second, _) = (by_tarfile(path)[i] for i in (3, 1))
     whole = [(first, 700), (second, 5)]
     rest = {"all": [], "half": [(first + 350, 350), (second + 2, 3)]}
     assert asked == rest.get(cached, whole)
+    assert len(flagged) == {"unknown": 1, "no call": 1, "no flag": 0}.get(cached, 4)
 
 
 def other(kind, name, link=""):
