@@ -329,17 +329,16 @@ class SourceEngine(EpochEngine[SamplePosition]):
         if self._runner is None or self._feed is None:
             return self._build(here)
         if self._feed.position(self._taken) != here:
-            if self._runner.source_failed():  # for a run that nobody takes now
-                self.drop()
-                return self._build(here)
             self._go_back(self._runner, self._feed, here)
         return self._runner, self._feed
 
     def _go_back(self, runner: Runner, feed: Feed, here: SamplePosition) -> None:
         """Has the next run be that of a position; what DALI has prepared is dropped."""
-        if self._random:  # and has drawn numbers
+        # Pipelines that have drawn numbers, or whose source raised for a run that nobody takes.
+        if self._random or runner.source_failed():
             self._check_can_stand_at(here)
             runner.close()
+            self._runner = None  # should building new ones fail
             feed.next_run = 0
             feed.start_at(here)
             self._runner, self._taken = self._started(feed, here), 0

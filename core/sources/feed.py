@@ -157,10 +157,10 @@ class Feed:
         """The rows of a pipeline in a run."""
         self.next_run = max(self.next_run, run + 1)
         if (run, part) not in self._rows:
-            self._start(run)
+            self._read_from(run)
         return self._rows[run, part]
 
-    def _start(self, first: int) -> None:
+    def _read_from(self, first: int) -> None:
         """Starts to read a run and those behind it, of all pipelines, where nobody has."""
         runs = range(first, first + 1 + self._depth)
         for run, part in itertools.product(runs, range(len(self._parts))):
@@ -180,7 +180,7 @@ class Feed:
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
-        self._start(self.next_run)
+        self._read_from(self.next_run)
 
     def inputs(self, run: int, part: int, name: str) -> Any:
         """A field of the records of a run, as DALI takes it."""
