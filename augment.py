@@ -7,8 +7,8 @@ shard or device it comes in, and after a restore. Each function takes the graph'
 
     def train(data, label, *, draw):
         images = fn.decoders.image(data, device="mixed")
-        images = augment.random_resized_crop(images, 224, draw=draw)
-        return augment.flip(images, draw=draw), label
+        images = augment.random_resized_crop(images, 224, flip=0.5, draw=draw)
+        return augment.color_jitter(images, brightness=0.3, draw=draw), label
 """
 
 from .core.augment.auto import auto_augment as auto_augment

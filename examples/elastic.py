@@ -46,8 +46,7 @@ BOUND = 1e-2
 def pictures(data: Any, label: Any, *, draw: Any) -> Any:
     """Shuffled and augmented pictures; ``draw`` has random numbers that belong to the picture."""
     images = fn.decoders.image(data)
-    images = augment.random_resized_crop(images, SIDE, scale=(0.6, 1.0), draw=draw)
-    images = augment.flip(images, draw=draw)
+    images = augment.random_resized_crop(images, SIDE, scale=(0.6, 1.0), flip=0.5, draw=draw)
     return augment.color_jitter(images, brightness=0.2, contrast=0.2, draw=draw), label
 
 

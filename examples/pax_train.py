@@ -67,8 +67,8 @@ def pictures(
 def augmented(data: Any, label: Any, *, draw: Any) -> Any:
     """Pictures of a source, augmented as in examples/imagenet."""
     images = fn.decoders.image(data, device="mixed" if backend.GetCUDADeviceCount() else "cpu")
-    images = augment.random_resized_crop(images, SIDE, draw=draw)
-    return augment.flip(images, draw=draw), label
+    images = augment.random_resized_crop(images, SIDE, flip=0.5, draw=draw)
+    return images, label
 
 
 @data_iterator(output_map=["images", "labels"])

@@ -25,6 +25,7 @@ def random_resized_crop(
     draw: Draw,
     scale: Range = (0.08, 1.0),
     ratio: Range = (3 / 4, 4 / 3),
+    flip: float = 0.0,
     interp_type: Any = types.INTERP_LINEAR,
     antialias: bool = True,
     name: str | None = None,
@@ -42,6 +43,8 @@ def random_resized_crop(
         draw: The graph's ``draw``.
         scale: Share of the image's area, from and to.
         ratio: Width over height, from and to; its logarithm is uniform.
+        flip: Share of the windows whose left and right change places, as behind `flip`; this costs
+            nothing more.
         interp_type: Interpolation, of ``nvidia.dali.types``.
         antialias: Whether a filter goes before scaling down.
         name: The draw's name.
@@ -50,18 +53,21 @@ def random_resized_crop(
         Images [*size, channels] of the same dtype.
 
     Raises:
-        ValueError: For a size or range that can't be.
+        ValueError: For a size, a range or a share that can't be.
         TypeError: If nothing says the sizes of the images.
     """
     check_draw(draw)
     size = windows.pair(size, "size")
     windows.check_ranges(scale, ratio)
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip must be from 0 to 1, not {flip}")
+    # Without flips the graph has the name and the numbers that it had before there were any.
     start, end = draw.compute_outputs(
-        lambda u, sizes: windows.resized_crops(u, sizes, scale, ratio),
+        lambda u, sizes: windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip),
         [_PIXELS, _PIXELS],
-        columns=windows.COLUMNS,
+        columns=windows.COLUMNS + (flip > 0),
         images=images,
-        settings={"scale": scale, "ratio": ratio},
+        settings={"scale": scale, "ratio": ratio} | ({"flip": flip} if flip else {}),
         name=name,
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
@@ -192,8 +198,9 @@ def flip(
 ) -> DataNode:
     """Flips images at random: torchvision's ``RandomHorizontalFlip`` and ``RandomVerticalFlip``.
 
-    Where ``fn.crop_mirror_normalize`` follows, its ``mirror=draw.coin_flip()`` does the same
-    without an operator of its own.
+    On a GPU this starts a kernel for each image. Behind `random_resized_crop` take its ``flip``
+    instead, and where ``fn.crop_mirror_normalize`` follows, its ``mirror=draw.coin_flip()``:
+    neither needs an operator of its own.
 
     Args:
         images: Images [height, width, channels].

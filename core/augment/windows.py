@@ -70,7 +70,7 @@ def resized_crops(
     """Windows of a random area and ratio: ten attempts, then a window in the centre.
 
     Args:
-        u: [rows, `COLUMNS`].
+        u: [rows, `COLUMNS`], or more.
         sizes: [rows, 2].
         scale: Share of the image's area, from and to.
         ratio: Width over height, from and to.
@@ -84,9 +84,25 @@ def resized_crops(
     chosen, fitting = _first_fit(windows, fits)
     extent = np.where(fitting, chosen, _central(whole, ratio))
     room = whole - extent
-    position = numbers[:, 2 * ATTEMPTS :].T
+    position = numbers[:, 2 * ATTEMPTS : COLUMNS].T
     start = np.where(fitting, _positions(position, room), room // 2)
     return start.T.astype(np.float32), (start + extent).T.astype(np.float32)
+
+
+def flipped(
+    start: NDArray[np.float32], end: NDArray[np.float32], u: Uniform, share: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The same windows, some of them from right to left: their left and right change places.
+
+    Args:
+        start, end: Where they begin and end, (y, x), [rows, 2].
+        u: [rows, ...]; the last column decides, unless the share is 0.
+        share: Share of the windows, from 0 to 1.
+    """
+    chosen = u[:, -1:] < share
+    turned = np.arange(2) == 1  # x alone
+    swapped = chosen & turned
+    return np.where(swapped, end, start), np.where(swapped, start, end)
 
 
 def _central(whole: Floats, ratio: Range) -> Floats:

@@ -86,8 +86,7 @@ def training(config: Config, classes: int, sharding: jax.sharding.Sharding, sour
 
     def graph(data: Any, label: Any, *, draw: Any) -> Any:
         images = dali_fn.decoders.image(data, device="mixed" if GPU else "cpu")
-        images = augment.random_resized_crop(images, config.side, draw=draw)
-        images = augment.flip(images, draw=draw)
+        images = augment.random_resized_crop(images, config.side, flip=0.5, draw=draw)
         if config.jitter:
             strengths = dict.fromkeys(("brightness", "contrast", "saturation"), config.jitter)
             images = augment.color_jitter(images, draw=draw, **strengths)

@@ -17,8 +17,7 @@ GPU = backend.GetCUDADeviceCount() > 0
 def train(data: Any, label: Any, *, draw: Any, side: int = 64) -> Any:
     """Uint8 pictures [side, side, 3], as the recipe of examples/imagenet has them, and labels."""
     images = dali_fn.decoders.image(data, device="mixed" if GPU else "cpu")
-    images = augment.random_resized_crop(images, side, draw=draw)
-    images = augment.flip(images, draw=draw)
+    images = augment.random_resized_crop(images, side, flip=0.5, draw=draw)
     images = augment.color_jitter(images, brightness=0.3, contrast=0.3, saturation=0.3, draw=draw)
     images = augment.rand_augment(images, magnitude=9, draw=draw)
     return images, label.gpu() if GPU else label

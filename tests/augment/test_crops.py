@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 from PIL import Image
 
 from dalijax import augment
@@ -128,6 +128,37 @@ def test_a_resized_crop_has_the_pixels_of_pillows_box():
         expected = Image.fromarray(pixels).resize((32, 24), Image.Resampling.BILINEAR, box=box)
         assert image.shape == (24, 32, 3) and image.dtype == np.uint8
         assert np.abs(image.astype(int) - np.asarray(expected)).max() <= 2
+
+
+@pytest.mark.parametrize("antialias", (False, True))
+@pytest.mark.parametrize("interpolation", (types.INTERP_LINEAR, types.INTERP_CUBIC))
+def test_some_resized_crops_are_flipped(interpolation, antialias):
+    count = 40
+    settings = {"interp_type": interpolation, "antialias": antialias, "name": "crop"}
+    pictures = [picture(k, 40 + k, 90 - k) for k in range(count)]
+
+    def cropped(flip):
+        options = {"flip": flip, **settings}
+        (images,) = run(
+            lambda x, d: augment.random_resized_crop(x, (24, 32), draw=d, **options), pictures
+        )
+        return images
+
+    coins = numbers(range(count), "crop", COLUMNS + 1)[:, -1] < 0.3
+    assert 0 < coins.sum() < count
+    for image, unflipped, coin in zip(cropped(0.3), cropped(0.0), coins):
+        np.testing.assert_array_equal(image, unflipped[:, ::-1] if coin else unflipped)
+
+
+@pytest.mark.parametrize("share", (0.0, 1.0))
+def test_no_window_or_each_is_flipped(share):
+    u = numbers(np.arange(50), "crop", COLUMNS + (share > 0)).astype(np.float32)
+    start, end = np.zeros((50, 2), np.float32), np.full((50, 2), (3, 4), np.float32)
+    ours = windows.flipped(start, end, u, share)
+    left, right = (4, 0) if share else (0, 4)
+    for array, expected in zip(ours, ((0, left), (3, right))):
+        np.testing.assert_array_equal(array, np.full((50, 2), expected, np.float32))
+        assert array.dtype == np.float32
 
 
 @pytest.mark.parametrize("padding", (0, 4, (1, 2), (0, 3, 5, 7)))
@@ -262,6 +293,7 @@ def test_sizes_are_known_behind_decoders_and_augmentation_or_said():
         (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(0.5, 1.5)), "scale must"),
         (lambda x, d: augment.random_resized_crop(x, 8, draw=d, scale=(0, 0)), "scale must"),
         (lambda x, d: augment.random_resized_crop(x, 8, draw=d, ratio=(2, 1)), "ratio must"),
+        (lambda x, d: augment.random_resized_crop(x, 8, draw=d, flip=1.5), "flip must .* not 1.5"),
         (lambda x, d: augment.random_crop(x, 8, draw=d, padding=-1), "padding must .* not -1"),
         (lambda x, d: augment.random_crop(x, 8, draw=d, padding=(1, 2, 3)), "two or four"),
         (lambda x, d: augment.center_crop(x, 8, draw=d, resize=0), "resize must"),

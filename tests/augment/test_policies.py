@@ -155,6 +155,22 @@ def test_equalizing_is_pillows_also_where_much_is_black():
         assert np.abs(image.astype(int) - expected).max() <= 1
 
 
+def test_auto_contrast_leaves_channels_of_one_value_as_they_are():
+    rng, given = np.random.default_rng(0), []
+    for k in range(12):
+        pixels = rng.integers(40, 200, (40, 60, 3), np.uint8)
+        pixels[..., k % 3] = (0, 100, 255)[k // 4]
+        given.append(pixels)
+    (images,) = run(
+        lambda images, draw: augment.rand_augment(images, draw=draw, num_ops=1, name="rand"),
+        given,
+        records_of("auto_contrast")[: len(given)],
+    )
+    for image, pixels in zip(images, given):
+        expected = np.asarray(ImageOps.autocontrast(Image.fromarray(pixels)))
+        assert np.abs(image.astype(int) - expected).max() <= 1
+
+
 def test_operations_follow_one_another():
     given = pictures(120)
     (images,) = run(

@@ -49,6 +49,7 @@ def test_a_branch_of_a_graph_with_conditionals_augments_its_samples_alone(functi
     [
         (augment.random_resized_crop, {"scale": (0.5, 1.0)}),
         (augment.random_resized_crop, {"ratio": (1.0, 1.0)}),
+        (augment.random_resized_crop, {"flip": 0.5}),
         (augment.random_crop, {"padding": 1}),
         (augment.random_erasing, {"probability": 0.1}),
         (augment.flip, {"probability": 0.1}),

@@ -18,7 +18,7 @@ ALL = FUNCTIONS | {
     "auto_augment svhn": lambda x, d: augment.auto_augment(x, draw=d, policy="svhn"),
     "chain": lambda x, d: augment.random_erasing(
         augment.rand_augment(
-            augment.flip(augment.random_resized_crop(x, 32, draw=d), draw=d), draw=d
+            augment.flip(augment.random_resized_crop(x, 32, draw=d, flip=0.5), draw=d), draw=d
         ),
         draw=d,
     ),
@@ -54,3 +54,17 @@ def test_a_record_is_augmented_alike_in_every_batch_on_a_gpu():
         for one, two in zip(images, together[start:stop]):
             # The order in which a GPU adds up a mean may depend on the batch.
             assert one.shape == two.shape and np.mean(one != two) < 1e-3
+
+
+def test_a_flipped_crop_is_the_crop_turned_on_a_gpu():
+    def cropped(flip):
+        (images,) = run(
+            lambda x, d: augment.random_resized_crop(x, 32, flip=flip, draw=d, name="crop"),
+            [picture(k, 40 + k, 60) for k in range(24)],
+            gpu=True,
+        )
+        return images
+
+    for one, two in zip(cropped(1.0), cropped(0.0)):
+        difference = np.abs(one.astype(int) - two[:, ::-1])
+        assert difference.max() <= 1 and np.mean(difference) < 0.01

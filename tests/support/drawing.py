@@ -14,6 +14,9 @@ from dalijax.core.pipeline.draw import Draw, DrawRows
 SEED, EPOCH = 3, 1
 FUNCTIONS = {
     "random_resized_crop": lambda x, d: augment.random_resized_crop(x, (20, 24), draw=d),
+    "random_resized_crop flip": lambda x, d: augment.random_resized_crop(
+        x, (20, 24), draw=d, flip=0.5
+    ),
     "random_crop": lambda x, d: augment.random_crop(x, 24, draw=d, padding=3),
     "flip": lambda x, d: augment.flip(x, draw=d),
     "color_jitter": lambda x, d: augment.color_jitter(
