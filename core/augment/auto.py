@@ -7,6 +7,8 @@ function.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.draw import Draw, check_draw
+from ..pipeline.draw import Draw, check_draw, part_of
 from . import policies
 from .policies import Choice
 
@@ -195,62 +197,67 @@ def _augmented(
     **warp: Any,
 ) -> DataNode:
     """Images behind stages of operations, each with the branches that it may choose."""
-
-    wanted = [
-        [name for name in policies.FORMS if name == "branch" or name in _arguments_of(branches)]
-        for branches in stages
-    ]
+    wanted = [_arguments_of(branches) for branches in stages]
+    forms: list[tuple[tuple[int, ...], Any]] = []
+    for names in wanted:
+        forms += [((), np.int32), ((_place(names, None),), np.float32)]
 
     def arguments(u: NDArray[np.float32], sizes: Any) -> list[NDArray[Any]]:
-        lists = (
-            policies.arguments(choice, sizes, names, pixels=pixels)
+        return [
+            array
             for choice, names in zip(choose(u), wanted)
-        )
-        return [array for one in lists for array in one]
+            for array in (
+                policies.branches(choice),
+                policies.arguments(choice, sizes, names, pixels=pixels),
+            )
+        ]
 
     nodes = iter(
         draw.compute_outputs(
-            arguments,
-            [policies.FORMS[name] for names in wanted for name in names],
-            columns=columns,
-            images=images,
-            settings=settings,
-            name=name,
+            arguments, forms, columns=columns, images=images, settings=settings, name=name
         )
     )
     augmented = images
     for branches, names in zip(stages, wanted):
-        values = {name: next(nodes) for name in names}
-        augmented = _select(branches, augmented, values, warp)
+        augmented = _select(branches, augmented, next(nodes), next(nodes), names, warp)
     return draw.sized(augmented, images)
 
 
-def _arguments_of(branches: Sequence[int]) -> set[str]:
-    """Names of the arguments of some branches."""
-    arguments = (policies.BRANCHES[_NAMES[one]] for one in branches)
-    return {name for name in arguments if name is not None}
+def _arguments_of(branches: Sequence[int]) -> list[str]:
+    """Names of the arguments of some branches, in the order of `FORMS`."""
+    users = {policies.BRANCHES[_NAMES[one]] for one in branches}
+    return [name for name in policies.FORMS if name in users]
+
+
+def _place(names: Sequence[str], name: str | None) -> int:
+    """Where an argument begins among those of a stage; None: where they end."""
+    before = itertools.takewhile(lambda one: one != name, names)
+    return sum(math.prod(policies.FORMS[one]) for one in before)
 
 
 def _select(
-    branches: Sequence[int], images: DataNode, values: Mapping[str, Any], warp: Mapping[str, Any]
+    branches: Sequence[int],
+    images: DataNode,
+    branch: DataNode,
+    numbers: DataNode,
+    names: Sequence[str],
+    warp: Mapping[str, Any],
 ) -> DataNode:
     """Each image behind the operator of its branch, by halves of the branches."""
     if len(branches) == 1:
         name = _NAMES[branches[0]]
-        return _operate(name, images, values.get(policies.BRANCHES[name] or ""), warp)
+        argument = policies.BRANCHES[name]
+        value = None
+        if argument is not None:
+            value = part_of(numbers, _place(names, argument), policies.FORMS[argument])
+        return _operate(name, images, value, warp)
     middle = len(branches) // 2
-    halves = branches[:middle], branches[middle:]
-    chosen = values["branch"] < branches[middle]
-    images_of = _split(images, chosen)
-    values_of: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    for name, node in values.items():
-        users = [name in _arguments_of(half) for half in halves]
-        if name == "branch":
-            users = [len(half) > 1 for half in halves]
-        if any(users):
-            for used, side, part in zip(users, values_of, _split(node, chosen)):
-                side |= {name: part} if used else {}
-    outputs = [_select(*one, warp) for one in zip(halves, images_of, values_of)]
+    chosen = branch < branches[middle]
+    sides = zip(*(_split(node, chosen) for node in (images, branch, numbers)))
+    outputs = [
+        _select(half, *nodes, names, warp)  # type: ignore[call-arg]  # there are three
+        for half, nodes in zip((branches[:middle], branches[middle:]), sides)
+    ]
     merged: DataNode = _conditional.merge(*outputs, predicate=chosen)
     return merged
 
@@ -277,7 +284,7 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
     elif branch == "sharpness":
         output = fn.filter(images, value.gpu() if images.device == "gpu" else value)
     elif branch == "posterize":
-        output = images & value
+        output = images & fn.cast(value, dtype=types.UINT8)
     elif branch == "solarize":
         output = images ^ ((images >= value) * _WHITE)
     elif branch == "auto_contrast":

@@ -61,13 +61,12 @@ def random_resized_crop(
     windows.check_ranges(scale, ratio)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be from 0 to 1, not {flip}")
-    # Without flips the graph has the name and the numbers that it had before there were any.
     start, end = draw.compute_outputs(
         lambda u, sizes: windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip),
         [_PIXELS, _PIXELS],
-        columns=windows.COLUMNS + (flip > 0),
+        columns=windows.COLUMNS + 1,
         images=images,
-        settings={"scale": scale, "ratio": ratio} | ({"flip": flip} if flip else {}),
+        settings={"scale": scale, "ratio": ratio, "flip": flip},
         name=name,
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)

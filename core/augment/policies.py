@@ -62,14 +62,13 @@ class Choice(NamedTuple):
     magnitude: Floats
 
 
-# Arguments of the graph's operators: shape for each image, and dtype.
-FORMS: dict[str, tuple[tuple[int, ...], Any]] = {
-    "branch": ((), np.int32),  # a number in `BRANCHES`
-    "factor": ((), np.float32),  # of brightness, color and contrast
-    "threshold": ((), np.float32),  # where solarizing begins
-    "matrix": ((2, 3), np.float32),  # from the output's pixels to the input's, (x, y)
-    "kernel": ((3, 3), np.float32),  # a filter
-    "mask": ((), np.uint8),  # bits that are kept
+# Arguments of the graph's operators: their shape for each image.
+FORMS: dict[str, tuple[int, ...]] = {
+    "factor": (),  # of brightness, color and contrast
+    "threshold": (),  # where solarizing begins
+    "matrix": (2, 3),  # from the output's pixels to the input's, (x, y)
+    "kernel": (3, 3),  # a filter
+    "mask": (),  # bits that are kept, a whole number
 }
 
 
@@ -169,10 +168,15 @@ def branches_of(policy: str | None, stage: int) -> list[int]:
     return sorted({int(_BRANCH_OF[_NUMBER[name]]) for name in names})
 
 
+def branches(choice: Choice) -> Ints:
+    """The number in `BRANCHES` of each operation."""
+    return _BRANCH_OF[choice.operation]
+
+
 def arguments(
     choice: Choice, sizes: Sizes, names: Iterable[str], *, pixels: bool = False
-) -> list[NDArray[Any]]:
-    """Arguments of the graph's operators, [rows, ...], for every image.
+) -> Floats:
+    """Arguments of the graph's operators for every image, one behind another: [rows, numbers].
 
     Args:
         choice: Operations and magnitudes.
@@ -184,14 +188,14 @@ def arguments(
     factor = 1.0 + magnitude
     bits = np.where(operation == _NUMBER["posterize"], magnitude, 8.0).astype(np.int64)
     functions: dict[str, Callable[[], NDArray[Any]]] = {
-        "branch": lambda: _BRANCH_OF[operation],
         "factor": lambda: factor,
         "threshold": lambda: magnitude,  # 0 for an image to invert
         "matrix": lambda: _matrices(choice, sizes, pixels),
         "kernel": lambda: factor[:, None, None] * _SHARP - magnitude[:, None, None] * _BLUR,
         "mask": lambda: 256 - (1 << (8 - bits)),
     }
-    return [functions[name]() for name in names]
+    values = [functions[name]().reshape(len(operation), -1) for name in names]
+    return np.concatenate(values, axis=1, dtype=np.float64)
 
 
 def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:

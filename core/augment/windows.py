@@ -96,7 +96,7 @@ def flipped(
 
     Args:
         start, end: Where they begin and end, (y, x), [rows, 2].
-        u: [rows, ...]; the last column decides, unless the share is 0.
+        u: [rows, ...]; the last column decides.
         share: Share of the windows, from 0 to 1.
     """
     chosen = u[:, -1:] < share

@@ -40,6 +40,45 @@ def _size(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
+def _packs(dtypes: Sequence[Any]) -> list[list[int]]:
+    """Numbers of outputs, those of one dtype together: they are one input of the graph.
+
+    DALI takes 60 us of the loop's thread for each input, and cuts one in the pipeline's threads.
+    """
+    packs: dict[Any, list[int]] = {}
+    for number, dtype in enumerate(dtypes):
+        packs.setdefault(dtype, []).append(number)
+    return list(packs.values())
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays [rows, ...] of one dtype as one, [rows, numbers]; a single one as it is."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.hstack([array.reshape(len(array), -1) for array in arrays])
+
+
+def _parts(numbers: DataNode, shapes: Sequence[tuple[int, ...]]) -> list[DataNode]:
+    """The arrays of some shapes that a vector for each sample has one behind another."""
+    parts, first = [], 0
+    for shape in shapes:
+        parts.append(part_of(numbers, first, shape))
+        first += _size(shape)
+    return parts
+
+
+def part_of(numbers: Any, first: int, shape: tuple[int, ...]) -> DataNode:
+    """An array of a shape out of a vector for each sample, from a place on."""
+    if shape == ():
+        part = numbers[first]
+    else:
+        part = numbers[first : first + _size(shape)]
+        if len(shape) > 1:
+            part = fn.reshape(part, shape=list(shape))
+    node: DataNode = part
+    return node
+
+
 def check_draw(draw: Any) -> None:
     """Raises TypeError unless it is a `Draw`."""
     if not isinstance(draw, Draw):
@@ -325,6 +364,7 @@ class Draw:
         forms = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]
         form = [[*shape, dtype.name] for shape, dtype in forms]
         self._draws[name] = {"outputs": form, **({} if settings is None else settings)}
+        packs = _packs([dtype for _, dtype in forms])
 
         @do_not_convert
         def drawn(rows: DrawRows) -> list[NDArray[Any]]:
@@ -336,19 +376,24 @@ class Draw:
             for row, text in (unfit(sizes) if unfit else {}).items():
                 rows.refuse(row, ValueError(text))
             arrays = function(uniform(rows.records, keys), sizes)
-            return [
+            arrays = [
                 np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
                 for values, (shape, dtype) in zip(arrays, forms)
             ]
+            return [_joined([arrays[k] for k in pack]) for pack in packs]
 
         nodes = fn.external_source(
             source=lambda run: rows_of(run, name).drawn(name, drawn),
-            num_outputs=len(forms),
+            num_outputs=len(packs),
             batch=True,
-            dtype=[dali_type(dtype) for _, dtype in forms],
-            ndim=[len(shape) for shape, _ in forms],
+            dtype=[dali_type(forms[pack[0]][1]) for pack in packs],
+            ndim=[len(forms[pack[0]][0]) if len(pack) == 1 else 1 for pack in packs],
         )
-        return tuple(nodes)
+        parts: dict[int, DataNode] = {}
+        for node, pack in zip(nodes, packs):
+            shapes = [forms[k][0] for k in pack]
+            parts |= zip(pack, [node] if len(pack) == 1 else _parts(node, shapes))
+        return tuple(parts[k] for k in range(len(forms)))
 
     def described(self) -> list[str]:
         """A line for each draw: its name, and the settings that its numbers depend on."""

@@ -152,7 +152,7 @@ def test_some_resized_crops_are_flipped(interpolation, antialias):
 
 @pytest.mark.parametrize("share", (0.0, 1.0))
 def test_no_window_or_each_is_flipped(share):
-    u = numbers(np.arange(50), "crop", COLUMNS + (share > 0)).astype(np.float32)
+    u = numbers(np.arange(50), "crop", COLUMNS + 1).astype(np.float32)
     start, end = np.zeros((50, 2), np.float32), np.full((50, 2), (3, 4), np.float32)
     ours = windows.flipped(start, end, u, share)
     left, right = (4, 0) if share else (0, 4)

@@ -74,6 +74,36 @@ def test_a_function_may_have_several_outputs_in_any_order_of_memory():
     np.testing.assert_array_equal(second, (u[:, 1::-1] * 10).astype(np.int32))
 
 
+def test_outputs_of_one_dtype_are_one_input_of_the_graph():
+    forms = [
+        *(((2, 3), np.float32), ((), np.int32), ((4,), np.float32), ((), np.float32)),
+        *(((), np.uint8), ((3, 1, 2), np.int32)),
+    ]
+    counts = [int(np.prod(shape)) for shape, _ in forms]
+    made = []
+
+    def function(u, _):
+        cut = np.split(np.floor(u * 100), np.cumsum(counts)[:-1], axis=1)
+        return [one.reshape(-1, *shape) for one, (shape, _) in zip(cut, forms)]
+
+    def graph(draw):
+        made.extend(draw.compute_outputs(function, forms, columns=sum(counts), name="a"))
+        return tuple(made)
+
+    outputs = run(graph, np.arange(5))
+    expected = function(numbers(np.arange(5), "a", sum(counts)).astype(np.float32), None)
+    for output, (shape, dtype), values in zip(outputs, forms, expected):
+        assert output.dtype == dtype and output.shape == (5, *shape)
+        np.testing.assert_array_equal(output, values)
+
+    def inputs_of(node):
+        operator = node.source
+        above = [inputs_of(one) for one in getattr(operator, "inputs", None) or []]
+        return {operator.name} if "External" in operator.name else set().union(*above)
+
+    assert len(set().union(*map(inputs_of, made))) == 3  # float32, int32 and uint8
+
+
 def test_distributions():
     records = np.arange(4000)
     normal, coins = run(
