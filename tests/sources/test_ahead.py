@@ -1,6 +1,7 @@
 """What threads make of the records before the loop asks for a batch."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dalijax.core.sources.plan import SamplePlan
 from dalijax.sources import Field, Source
 
 COUNT, BATCH, SEED = 24, 4, 3
+KEYS = column_keys("written", 2)
 
 
 def numbered(count=COUNT):
@@ -45,6 +47,29 @@ def test_threads_draw_what_a_graph_has_drawn_before():
                 wanted = uniform(records, column_keys("noted", 2))
                 np.testing.assert_array_equal(batch["drawn"], wanted)
     assert not ahead[0] and all(ahead[-4:])
+
+
+@pytest.mark.parametrize("shards", (0, 2))
+def test_a_draw_may_write_its_array_anew(shards):
+    """Threads call it, some batches ahead of the one that DALI is handed."""
+    rows = BATCH // max(shards, 1)
+    array = np.empty((rows, 2), np.float32)
+
+    def written(u, _):
+        array[:] = -1
+        time.sleep(0.001)  # so that threads which take no turns meet
+        array[:] = u
+        return array
+
+    def graph(number, draw):
+        return number + 0, draw.compute(written, (2,), name="written")
+
+    options = {"sharding": rows_over(shards)} if shards else {}
+    iterator = data_iterator(graph, ["number", "drawn"], source=numbered(), **options)
+    with iterator(batch_size=BATCH, num_threads=1, seed=SEED) as batches:
+        for batch in batches:
+            wanted = uniform(fold(SEED, 0, np.asarray(batch["number"])), KEYS)
+            np.testing.assert_array_equal(batch["drawn"], wanted)
 
 
 @pytest.mark.parametrize("shards", (0, 2))
