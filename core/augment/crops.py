@@ -10,7 +10,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.draw import Draw, check_draw
+from ..pipeline.draw import Draw, check_draw, check_share
 from . import windows
 from .windows import Pair, Range
 
@@ -59,8 +59,7 @@ def random_resized_crop(
     check_draw(draw)
     size = windows.pair(size, "size")
     windows.check_ranges(scale, ratio)
-    if not 0 <= flip <= 1:
-        raise ValueError(f"flip must be from 0 to 1, not {flip}")
+    check_share("flip", flip)
     start, end = draw.compute_outputs(
         lambda u, sizes: windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip),
         [_PIXELS, _PIXELS],
@@ -256,8 +255,7 @@ def random_erasing(
         TypeError: If nothing says the sizes of the images.
     """
     check_draw(draw)
-    if not 0 <= probability <= 1:
-        raise ValueError(f"probability must be from 0 to 1, not {probability}")
+    check_share("probability", probability)
     windows.check_ranges(scale, ratio)
     start, extent = draw.compute_outputs(
         lambda u, sizes: windows.erased(u, sizes, probability, scale, ratio),

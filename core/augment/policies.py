@@ -175,8 +175,8 @@ def branches(choice: Choice) -> Ints:
 
 def arguments(
     choice: Choice, sizes: Sizes, names: Iterable[str], *, pixels: bool = False
-) -> Floats:
-    """Arguments of the graph's operators for every image, one behind another: [rows, numbers].
+) -> list[NDArray[Any]]:
+    """Arguments of the graph's operators, [rows, ...], for every image.
 
     Args:
         choice: Operations and magnitudes.
@@ -194,8 +194,7 @@ def arguments(
         "kernel": lambda: factor[:, None, None] * _SHARP - magnitude[:, None, None] * _BLUR,
         "mask": lambda: 256 - (1 << (8 - bits)),
     }
-    values = [functions[name]().reshape(len(operation), -1) for name in names]
-    return np.concatenate(values, axis=1, dtype=np.float64)
+    return [functions[name]() for name in names]
 
 
 def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:

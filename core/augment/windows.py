@@ -99,9 +99,7 @@ def flipped(
         u: [rows, ...]; the last column decides.
         share: Share of the windows, from 0 to 1.
     """
-    chosen = u[:, -1:] < share
-    turned = np.arange(2) == 1  # x alone
-    swapped = chosen & turned
+    swapped = (u[:, -1:] < share) & np.array([False, True])  # x alone
     return np.where(swapped, end, start), np.where(swapped, start, end)
 
 

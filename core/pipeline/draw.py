@@ -51,30 +51,19 @@ def _packs(dtypes: Sequence[Any]) -> list[list[int]]:
     return list(packs.values())
 
 
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Arrays [rows, ...] of one dtype as one, [rows, numbers]; a single one as it is."""
+def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays [rows, ...] one behind another, [rows, numbers]; a single one as it is."""
     if len(arrays) == 1:
         return arrays[0]
     return np.hstack([array.reshape(len(array), -1) for array in arrays])
 
 
-def _parts(numbers: DataNode, shapes: Sequence[tuple[int, ...]]) -> list[DataNode]:
-    """The arrays of some shapes that a vector for each sample has one behind another."""
-    parts, first = [], 0
-    for shape in shapes:
-        parts.append(part_of(numbers, first, shape))
-        first += _size(shape)
-    return parts
-
-
-def part_of(numbers: Any, first: int, shape: tuple[int, ...]) -> DataNode:
-    """An array of a shape out of a vector for each sample, from a place on."""
-    if shape == ():
-        part = numbers[first]
-    else:
-        part = numbers[first : first + _size(shape)]
-        if len(shape) > 1:
-            part = fn.reshape(part, shape=list(shape))
+def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode:
+    """The k-th of the arrays of some shapes that are `joined` for each sample."""
+    first, shape = sum(map(math.prod, shapes[:k])), shapes[k]
+    part = numbers[first : first + math.prod(shape)] if shape else numbers[first]
+    if len(shape) > 1:
+        part = fn.reshape(part, shape=list(shape))
     node: DataNode = part
     return node
 
@@ -86,6 +75,12 @@ def check_draw(draw: Any) -> None:
             f"draw must be the draw that the graph's function gets, not {draw!r}: give the "
             "function a parameter of that name, and pass it on"
         )
+
+
+def check_share(name: str, value: float) -> None:
+    """Raises ValueError unless it is a probability."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, not {value}")
 
 
 def _raise(row: int, error: Exception) -> None:
@@ -239,8 +234,7 @@ class Draw:
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability must be from 0 to 1, not {probability}")
+        check_share("probability", probability)
         settings = {"probability": probability}
         return self.compute(lambda u, _: u < probability, shape, _INT, settings=settings, name=name)
 
@@ -380,7 +374,7 @@ class Draw:
                 np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
                 for values, (shape, dtype) in zip(arrays, forms)
             ]
-            return [_joined([arrays[k] for k in pack]) for pack in packs]
+            return [joined([arrays[k] for k in pack]) for pack in packs]
 
         nodes = fn.external_source(
             source=lambda run: rows_of(run, name).drawn(name, drawn),
@@ -392,7 +386,8 @@ class Draw:
         parts: dict[int, DataNode] = {}
         for node, pack in zip(nodes, packs):
             shapes = [forms[k][0] for k in pack]
-            parts |= zip(pack, [node] if len(pack) == 1 else _parts(node, shapes))
+            for place, k in enumerate(pack):
+                parts[k] = node if len(pack) == 1 else part_of(node, shapes, place)
         return tuple(parts[k] for k in range(len(forms)))
 
     def described(self) -> list[str]:

@@ -17,7 +17,6 @@ from dalijax.core.sources.plan import SamplePlan
 from dalijax.sources import Field, Source
 
 COUNT, BATCH, SEED = 24, 4, 3
-KEYS = column_keys("written", 2)
 
 
 def numbered(count=COUNT):
@@ -68,7 +67,8 @@ def test_a_draw_may_write_its_array_anew(shards):
     iterator = data_iterator(graph, ["number", "drawn"], source=numbered(), **options)
     with iterator(batch_size=BATCH, num_threads=1, seed=SEED) as batches:
         for batch in batches:
-            wanted = uniform(fold(SEED, 0, np.asarray(batch["number"])), KEYS)
+            records = fold(SEED, 0, np.asarray(batch["number"]))
+            wanted = uniform(records, column_keys("written", 2))
             np.testing.assert_array_equal(batch["drawn"], wanted)
 
 
