@@ -30,7 +30,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
+os.environ["XLA_FLAGS"] = " ".join(  # of a flag given twice the last one counts
+    ("--xla_gpu_enable_command_buffer=FUSION", os.environ.get("XLA_FLAGS", ""))
+)
 
 import jax
 import numpy as np

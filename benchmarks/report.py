@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pathlib
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -63,6 +64,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def kind_of(gpus: Sequence[str]) -> str:
+    """A name for files of machines with such GPUs: "cpu", "h200", "h100x2"."""
+    if not gpus:
+        return "cpu"
+    model = re.search(r"\b[A-Z]+\d+\b", gpus[0])  # of "NVIDIA H100 80GB HBM3"
+    name = model[0] if model else gpus[0].split()[-1]
+    return name.lower() + (f"x{len(gpus)}" if len(gpus) > 1 else "")
+
+
 def heading() -> None:
     """Prints the machine."""
     print(", ".join(f"{key} {value}" for key, value in machine().items() if value), flush=True)
@@ -110,9 +120,7 @@ def write(
     for option in {"--out", "--folder"} & set(arguments):  # folders of that machine
         at = arguments.index(option)
         del arguments[at : at + 2]
-    kind = where["gpus"][0].split()[-1].lower() if where["gpus"] else "cpu"
-    if len(where["gpus"]) > 1:
-        kind += f"x{len(where['gpus'])}"
+    kind = kind_of(where["gpus"])
     program = pathlib.Path(sys.argv[0]).name
     record = {
         "name": name,

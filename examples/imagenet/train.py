@@ -154,8 +154,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    # DALI's threads would spoil the CUDA graphs that XLA records.
-    os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
+    # CUDA graphs of XLA's own kernels alone: DALI's threads would spoil those that it records.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer=FUSION {flags}"
     if options.coordinator:
         jax.distributed.initialize(options.coordinator, options.processes, options.process)
     if options.fresh and jax.process_index() == 0:

@@ -54,6 +54,31 @@ def check(rows, reference):
     assert off.mean() < 2 and np.quantile(off, 0.99) < 16
 
 
+@pytest.mark.parametrize("load", [0.0, 1.0])
+def test_one_decoder_gives_the_same_pixels_in_any_batch(photos, load):
+    def decode(data, label):
+        images = fn.decoders.image(data, device="mixed", hw_decoder_load=load)
+        return fn.crop(images, crop=(64, 64)), label
+
+    def decoded(batch, **options):
+        make = data_iterator(decode, ["image", "id"], source=source, mask="mask")
+        batches = make(batch_size=batch, num_threads=2, **options)
+        return {
+            int(label): np.asarray(image)
+            for b in batches
+            for image, label, valid in zip(b["image"], b["id"], b["mask"])
+            if valid
+        }
+
+    source = sources.Files(paths=photos, labels=list(range(len(photos))))
+    expected = decoded(len(photos), shuffle=False)
+    for batch, seed in itertools.product((1, BATCH, len(photos)), (1, 2)):
+        seen = decoded(batch, seed=seed)
+        assert len(seen) == len(photos)
+        for label, image in seen.items():
+            np.testing.assert_array_equal(image, expected[label])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_has_the_records_and_the_numbers_of_a_cpu(photos, layout):
     reference = rows_of(over(photos, "cpu", seed=7), len(photos) // BATCH)
