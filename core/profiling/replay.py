@@ -115,7 +115,8 @@ def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
             with _running(iterator, cut) as (runner, *_):
                 return _latency(runner, read, seconds / 12)
 
-        known = measured(inputs, len(names), latency, lambda: time.perf_counter() < end)
+        cuts = _cuts(names, inputs)
+        known = measured(cuts, latency, lambda: time.perf_counter() < end)
     except NoReplica:
         raise
     except (Exception, SourceError) as error:
@@ -130,24 +131,25 @@ def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
 
 
 def measured(
-    inputs: int, count: int, latency: Callable[[int], float], going_on: Callable[[], bool]
+    cuts: Sequence[int], latency: Callable[[int], float], going_on: Callable[[], bool]
 ) -> dict[int, float]:
     """Seconds of a graph that is cut behind some of its operators, the slowest parts in detail.
 
     Args:
-        inputs: Number of operators that are the first part.
-        count: Number of all operators.
+        cuts: Numbers of operators behind which it may be cut, in order: that of its inputs first,
+            that of all last.
         latency: Measures the graph cut behind so many operators; raises RuntimeError where it
             can't be cut there.
         going_on: Whether there is time for more than the slowest part.
     """
-    known = {inputs: latency(inputs) if inputs else 0.0}
-    if count > inputs:
-        known[count] = max(known[inputs], latency(count))
-    cuts = {*range(inputs + 1, count)}
+    first, last = cuts[0], cuts[-1]
+    known = {first: latency(first) if first else 0.0}
+    if last > first:
+        known[last] = max(known[first], latency(last))
+    left = {*cuts[1:-1]}
     while True:
         parts = [
-            (after - before, [cut for cut in cuts if start < cut < stop], before, after)
+            (after - before, [cut for cut in left if start < cut < stop], before, after)
             for (start, before), (stop, after) in pairwise(sorted(known.items()))
         ]
         longest = max((part[0] for part in parts), default=0.0)
@@ -155,13 +157,19 @@ def measured(
         if not parts or (max(parts, key=lambda part: part[0])[0] < longest and not going_on()):
             break
         seconds, within, before, after = max(parts, key=lambda part: part[0])
-        if seconds < _SMALLEST * known[count]:
+        if seconds < _SMALLEST * known[last]:
             break
         cut = sorted(within)[len(within) // 2]
-        cuts.remove(cut)
+        left.remove(cut)
         with contextlib.suppress(RuntimeError):
             known[cut] = min(max(latency(cut), before), after)
     return known
+
+
+def _cuts(names: Sequence[str], inputs: int) -> list[int]:
+    """Where to cut a graph, so that each part but the first has an operator that takes time."""
+    costly = [k for k in range(inputs, len(names)) if names[k] != _CONSTANT]
+    return sorted({inputs, *(k + 1 for k in costly[:-1]), len(names)})
 
 
 @contextlib.contextmanager
