@@ -69,7 +69,7 @@ def kind_of(gpus: Sequence[str]) -> str:
     if not gpus:
         return "cpu"
     model = re.search(r"\b[A-Z]+\d+\b", gpus[0])  # of "NVIDIA H100 80GB HBM3"
-    name = model[0] if model else gpus[0].split()[-1]
+    name = model[0] if model else "-".join(gpus[0].split())
     return name.lower() + (f"x{len(gpus)}" if len(gpus) > 1 else "")
 
 

@@ -43,8 +43,8 @@ def random_resized_crop(
         draw: The graph's ``draw``.
         scale: Share of the image's area, from and to.
         ratio: Width over height, from and to; its logarithm is uniform.
-        flip: Share of the windows whose left and right change places, as behind `flip`; this costs
-            nothing more.
+        flip: Share of the windows whose left and right change places, as behind `flip` up to
+            rounding; this costs nothing more.
         interp_type: Interpolation, of ``nvidia.dali.types``.
         antialias: Whether a filter goes before scaling down.
         name: The draw's name.
@@ -65,7 +65,8 @@ def random_resized_crop(
         [_PIXELS, _PIXELS],
         columns=windows.COLUMNS + 1,
         images=images,
-        settings={"scale": scale, "ratio": ratio, "flip": flip},
+        settings={"scale": scale, "ratio": ratio, **({"flip": flip} if flip else {})},
+        thread_safe=True,
         name=name,
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
@@ -113,6 +114,7 @@ def random_crop(
         images=images,
         unfit=lambda sizes: windows.too_small(sizes, size, padding=sides),
         settings={"size": size, "padding": sides},
+        thread_safe=True,
         name=name,
     )
     cropped = fn.slice(
@@ -166,6 +168,7 @@ def center_crop(
         columns=0,
         images=images,
         settings={"size": size, "resize": resize},
+        thread_safe=True,
         unfit=lambda sizes: windows.too_small(sizes, size, shorter=resize),
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
@@ -263,6 +266,7 @@ def random_erasing(
         columns=windows.COLUMNS + 1,
         images=images,
         settings={"probability": probability, "scale": scale, "ratio": ratio},
+        thread_safe=True,
         name=name,
     )
     erased = fn.erase(images, anchor=start, shape=extent, axis_names="HW", fill_value=value)

@@ -18,7 +18,7 @@ from ..state.operators import kind_of
 from ..state.random_state import to_other_device
 from . import advice, function_notes
 from .deferred import deferred_of
-from .draw import described_draws
+from .draw import described_draws, draw_inputs
 
 # What DALI says of a checkpoint of another graph.
 _OF_ANOTHER = re.compile(
@@ -143,7 +143,10 @@ def operator_inputs(operator: Any) -> list[Any]:
 def operator_name(operator: Any) -> str:
     """An operator's name as users write it, "fn.decoders.image", or "function flip"."""
     function = function_notes.name_of(operator)
-    return f"function {function}" if function else f"fn.{kind_of(operator)}"
+    if function:
+        return f"function {function}"
+    kind = kind_of(operator)
+    return "indexing" if kind == "_tensor_subscript" else f"fn.{kind}"  # x[0], of a draw, too
 
 
 def runs_python(operator: Any) -> bool:
@@ -154,8 +157,10 @@ def runs_python(operator: Any) -> bool:
 
 def graph_lines(pipelines: Sequence[Pipeline]) -> list[str]:
     """A line for each draw and each operator of a graph, by which states know it."""
-    known = fingerprint(pipelines, None, (), deferred=deferred_of(pipelines))
-    return [*described_draws(pipelines[0]), *known["operators"]]
+    first = pipelines[0]
+    drawn = draw_inputs(first)
+    known = fingerprint(pipelines, None, (), deferred=deferred_of(pipelines), drawn=drawn)
+    return [*described_draws(first), *known["operators"]]
 
 
 def unmap_readers(pipeline: Pipeline) -> None:

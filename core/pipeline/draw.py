@@ -7,8 +7,10 @@ an input: so it is the same on any shard, device or batch, and needs no state.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +27,10 @@ from .dtypes import dali_type
 # int32 [rows, 2], or None: to an array [rows, ...].
 Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
 _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
+_MOST_PACKED = 64  # values of an output that shares an input of the graph
+# Held while a user's function is called and its arrays are copied: of all iterators, since what it
+# writes to may be one array for all of them.
+_turns = threading.Lock()
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -40,14 +46,15 @@ def _size(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def _packs(dtypes: Sequence[Any]) -> list[list[int]]:
-    """Numbers of outputs, those of one dtype together: they are one input of the graph.
+def _packs(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[list[int]]:
+    """Numbers of outputs, small ones of a dtype together: they are one input of the graph.
 
     DALI takes 60 us of the loop's thread for each input, and cuts one in the pipeline's threads.
     """
-    packs: dict[Any, list[int]] = {}
-    for number, dtype in enumerate(dtypes):
-        packs.setdefault(dtype, []).append(number)
+    packs: dict[str, list[int]] = {}
+    for number, (shape, dtype) in enumerate(forms):
+        small = 0 < math.prod(shape) <= _MOST_PACKED
+        packs.setdefault(dtype.name if small else str(number), []).append(number)
     return list(packs.values())
 
 
@@ -55,7 +62,7 @@ def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Arrays [rows, ...] one behind another, [rows, numbers]; a single one as it is."""
     if len(arrays) == 1:
         return arrays[0]
-    return np.hstack([array.reshape(len(array), -1) for array in arrays])
+    return np.hstack([a.reshape(len(a), math.prod(a.shape[1:])) for a in arrays])
 
 
 def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode:
@@ -125,6 +132,12 @@ def described_draws(pipeline: Pipeline) -> list[str]:
     return [] if draw is None else draw.described()
 
 
+def draw_inputs(pipeline: Pipeline) -> frozenset[str]:
+    """Names of the operators that a pipeline's random numbers come by."""
+    draw: Draw | None = vars(pipeline).get(_DRAW)
+    return frozenset() if draw is None else frozenset(draw._inputs)
+
+
 def draw_of_pipeline() -> Draw | None:
     """The draw of the pipeline that is being defined, if its records have numbers."""
     draw: Draw | None = vars(Pipeline.current() or object).get(_DRAW)
@@ -153,6 +166,7 @@ class Draw:
         self._rows = rows
         self._fields = fields
         self._draws: dict[str, Mapping[str, Any]] = {}  # settings, by the draw's name
+        self._inputs = set[str]()  # names of the operators that give them
         # By the name of a node of images: a field whose pictures have their sizes, or one size.
         self._sizes: dict[str, str | NDArray[np.int32]] = {}
         pipeline = Pipeline.current()
@@ -185,7 +199,7 @@ class Draw:
             return (u.astype(np.float64) * width + low).astype(np.float32)
 
         settings = {"low": low, "high": high}
-        return self.compute(scaled, shape, _FLOAT, settings=settings, name=name)
+        return self.compute(scaled, shape, _FLOAT, settings=settings, thread_safe=True, name=name)
 
     @do_not_convert
     def normal(
@@ -220,6 +234,7 @@ class Draw:
             _FLOAT,
             columns=2 * _size(shape),
             settings={"mean": mean, "stddev": stddev},
+            thread_safe=True,
             name=name,
         )
 
@@ -236,7 +251,11 @@ class Draw:
         """
         check_share("probability", probability)
         settings = {"probability": probability}
-        return self.compute(lambda u, _: u < probability, shape, _INT, settings=settings, name=name)
+
+        def heads(u: NDArray[np.float32], _: Any) -> NDArray[Any]:
+            return u < probability
+
+        return self.compute(heads, shape, _INT, settings=settings, thread_safe=True, name=name)
 
     @do_not_convert
     def choice(
@@ -270,7 +289,7 @@ class Draw:
             return table[np.searchsorted(bounds, u.astype(np.float64), side="right")]
 
         settings = {"values": table.tolist(), "p": None if p is None else bounds.tolist()}
-        return self.compute(chosen, shape, dtype, settings=settings, name=name)
+        return self.compute(chosen, shape, dtype, settings=settings, thread_safe=True, name=name)
 
     @do_not_convert
     def compute(
@@ -282,6 +301,7 @@ class Draw:
         columns: int | None = None,
         images: DataNode | None = None,
         settings: Mapping[str, Any] | None = None,
+        thread_safe: bool = False,
         name: str | None = None,
     ) -> DataNode:
         """The values that a function makes of uniform numbers, and of the sizes of pictures.
@@ -296,6 +316,8 @@ class Draw:
             columns: Numbers that it takes for each sample; None: as many as the shape has.
             images: What ``fn.decoders.image`` gave of a field, or images whose size `sized` says.
             settings: What the function depends on, JSON values: states of others are refused.
+            thread_safe: Whether several threads may call the function at once, and it gives a new
+                array each time. Else calls take turns, and what it gives is copied.
             name: The draw's name.
 
         Raises:
@@ -308,6 +330,7 @@ class Draw:
             columns=_size(shape) if columns is None else columns,
             images=images,
             settings=settings,
+            thread_safe=thread_safe,
             name=name,
         )[0]
 
@@ -321,6 +344,7 @@ class Draw:
         images: DataNode | None = None,
         unfit: Callable[[NDArray[np.int32]], Mapping[int, str]] | None = None,
         settings: Mapping[str, Any] | None = None,
+        thread_safe: bool = False,
         name: str | None = None,
     ) -> tuple[DataNode, ...]:
         """As `compute`, for a function of several outputs.
@@ -333,6 +357,7 @@ class Draw:
             unfit: Called with the sizes of the images, gives a message for each row whose record
                 can't be augmented: it counts as a bad record, whatever the function gives.
             settings: As in `compute`.
+            thread_safe: As in `compute`.
             name: The draw's name.
 
         Raises:
@@ -358,7 +383,7 @@ class Draw:
         forms = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]
         form = [[*shape, dtype.name] for shape, dtype in forms]
         self._draws[name] = {"outputs": form, **({} if settings is None else settings)}
-        packs = _packs([dtype for _, dtype in forms])
+        packs = _packs(forms)
 
         @do_not_convert
         def drawn(rows: DrawRows) -> list[NDArray[Any]]:
@@ -369,11 +394,19 @@ class Draw:
                 sizes = np.broadcast_to(known, (len(rows.records), 2))
             for row, text in (unfit(sizes) if unfit else {}).items():
                 rows.refuse(row, ValueError(text))
-            arrays = function(uniform(rows.records, keys), sizes)
-            arrays = [
-                np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
-                for values, (shape, dtype) in zip(arrays, forms)
-            ]
+            numbers = uniform(rows.records, keys)
+
+            def called(as_array: Callable[..., NDArray[Any]]) -> list[NDArray[Any]]:
+                return [
+                    as_array(values, dtype).reshape(len(rows.records), *shape)
+                    for values, (shape, dtype) in zip(function(numbers, sizes), forms)
+                ]
+
+            if thread_safe:
+                arrays = called(np.ascontiguousarray)
+            else:
+                with _turns:
+                    arrays = called(functools.partial(np.array, order="C"))  # a copy
             return [joined([arrays[k] for k in pack]) for pack in packs]
 
         nodes = fn.external_source(
@@ -383,6 +416,7 @@ class Draw:
             dtype=[dali_type(forms[pack[0]][1]) for pack in packs],
             ndim=[len(forms[pack[0]][0]) if len(pack) == 1 else 1 for pack in packs],
         )
+        self._inputs.update(node.source.name for node in nodes)
         parts: dict[int, DataNode] = {}
         for node, pack in zip(nodes, packs):
             shapes = [forms[k][0] for k in pack]
@@ -401,7 +435,7 @@ class Draw:
     @do_not_convert
     def words(self) -> DataNode:
         """Random bytes that functions of the graph get their keys of, uint8 of shape [8]."""
-        return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8)
+        return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8, thread_safe=True)
 
     @do_not_convert
     def sized(self, images: DataNode, like: DataNode | tuple[int, int]) -> DataNode:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,8 +33,6 @@ class Wanted:
         reuse: Checks the memory of what is read; None where the source gives new arrays by itself.
         sized: The fields of pictures whose sizes the graph has asked for.
         draws: What the graph has drawn, by name.
-        drawing: Held while a draw's function is called, and what it gave is copied: it may write
-            the same array each time.
     """
 
     source: Source
@@ -44,7 +41,6 @@ class Wanted:
     reuse: ReuseCheck | None
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
-    drawing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
 @dataclasses.dataclass
@@ -193,8 +189,7 @@ class ReadRows:
 
     def _draw(self, function: DrawFunction) -> list[TensorListCPU]:
         rows = DrawRows(self._hashes, self._sizes, self._refuse)
-        with self._wanted.drawing:
-            return [TensorListCPU(array.copy()) for array in function(rows)]
+        return [TensorListCPU(array) for array in function(rows)]
 
     def _refuse(self, row: int, error: Exception) -> None:
         """Has a row's record count as one that can't be read, if nothing was wrong before."""

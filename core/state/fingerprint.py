@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from nvidia.dali import Pipeline
@@ -24,7 +24,8 @@ from .operators import read_operators, serialized_operators
 
 Fingerprint = dict[str, Any]
 
-# Arguments that change the speed, not the data.
+# Arguments that change the speed, not the data. (By `hw_decoder_load` pixels may differ in their
+# rounding, as between a CPU and a GPU.)
 _IGNORED = frozenset(
     {
         *("_display_name", "_module", "_origin_stack_filename", "_origin_stack_line"),
@@ -81,6 +82,7 @@ def fingerprint(
     streams: Sequence[int],
     serialized: Sequence[bytes] = (),
     deferred: DescribedCalls | None = None,
+    drawn: Collection[str] = (),
 ) -> Fingerprint:
     """The fingerprint of built pipelines, without the names of their outputs.
 
@@ -90,6 +92,8 @@ def fingerprint(
         streams: The shard of each pipeline in epoch 0.
         serialized: The pipelines as DALI serialises them, if that was done already.
         deferred: Functions that are called on the placed batch.
+        drawn: Names of the external sources that random numbers come by. How many there are is not
+            the user's to say, and no position is counted in them.
 
     Returns:
         A dict of str, int and list of str. ``operators`` has the kind, name and arguments of each
@@ -119,7 +123,9 @@ def fingerprint(
     previous = ""
     for (kind, name, arguments), label in zip(operators, labels):
         compared = {k: v for k, v in arguments.items() if k not in _IGNORED}
-        if _is_source(kind):
+        if name in drawn:
+            result["operators"].append(f"drawn {name}")
+        elif _is_source(kind):
             compared.pop("shard_id", None)  # compared as shard_ids
             paths = reader_files.described(reader_files.reader_of(kind), compared)
             unchecked += [f"the files of {label}.{k}" for k, v in paths.items() if "not read" in v]

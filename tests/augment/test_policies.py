@@ -160,6 +160,24 @@ def test_equalizing_is_pillows_also_where_much_is_black():
     check_alone(given, "equalize", ImageOps.equalize)
 
 
+def test_contrast_is_about_the_mean_of_gray():
+    records, rng = records_of("contrast")[:24], np.random.default_rng(0)
+    given = [rng.integers(*rng.integers((0, 200), (60, 256)), (40, 60, 3)) for _ in records]
+    given = [(one * rng.uniform(0.2, 1, 3)).astype(np.uint8) for one in given]
+    (images,) = run(
+        lambda images, draw: augment.rand_augment(
+            images, draw=draw, num_ops=1, magnitude=30, name="rand"
+        ),
+        given,
+        records,
+    )
+    for image, pixels, u in zip(images, given, numbers(records, "rand", 2)):
+        factor = 1 + plain_choice(u, 30, 31)[1]
+        mean = (pixels @ np.array([0.299, 0.587, 0.114])).mean()
+        exact = np.clip(factor * pixels + (1 - factor) * mean, 0, 255)
+        assert np.abs(image - exact).max() < 0.51
+
+
 def test_auto_contrast_leaves_channels_of_one_value_as_they_are():
     rng, given = np.random.default_rng(0), []
     for k in range(12):

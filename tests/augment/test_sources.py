@@ -1,6 +1,8 @@
 """Augmentation of records of a source, through the iterator: layouts, states, small pictures."""
 
+import ast
 import json
+import re
 
 import numpy as np
 import pytest
@@ -72,6 +74,29 @@ def test_a_state_goes_on_and_knows_the_settings():
                 next(other)
             other.set_state(state, allow=[f"operators.{name}.arguments"])
             assert next(other)["number"].tolist() == list(rest)[:4]
+
+
+def jittered(number, data, draw, jitter=0.0):
+    images = augment.random_resized_crop(fn.decoders.image(data), 16, draw=draw, name="crop")
+    if jitter:
+        images = augment.color_jitter(images, draw=draw, brightness=jitter, name="jitter")
+    return number, images
+
+
+@pytest.mark.parametrize(("before", "after"), ((0.0, 0.4), (0.4, 0.0)))
+def test_a_state_goes_on_with_more_draws_or_fewer_where_that_is_allowed(before, after):
+    with make(4, function=jittered, jitter=before) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+        expected = next(iterator)["number"].tolist()
+    with make(4, function=jittered, jitter=after) as other:
+        with pytest.raises(ValueError, match="To go on all the same, pass allow=") as refused:
+            other.set_state(state)
+            next(other)
+        allow = ast.literal_eval(re.search(r"pass allow=(\[.*?\]) to", str(refused.value))[1])
+        assert {"operators.draw.jitter", "operators.color_twist"} <= {*allow}
+        other.set_state(state, allow=allow)
+        assert next(other)["number"].tolist() == expected
 
 
 def test_pictures_that_are_too_small_are_named():

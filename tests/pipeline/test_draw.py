@@ -74,17 +74,17 @@ def test_a_function_may_have_several_outputs_in_any_order_of_memory():
     np.testing.assert_array_equal(second, (u[:, 1::-1] * 10).astype(np.int32))
 
 
-def test_outputs_of_one_dtype_are_one_input_of_the_graph():
+def test_small_outputs_of_one_dtype_are_one_input_of_the_graph():
     forms = [
         *(((2, 3), np.float32), ((), np.int32), ((4,), np.float32), ((), np.float32)),
-        *(((), np.uint8), ((3, 1, 2), np.int32)),
+        *(((), np.uint8), ((3, 1, 2), np.int32), ((9, 8), np.float32), ((0, 2), np.float32)),
     ]
     counts = [int(np.prod(shape)) for shape, _ in forms]
     made = []
 
     def function(u, _):
         cut = np.split(np.floor(u * 100), np.cumsum(counts)[:-1], axis=1)
-        return [one.reshape(-1, *shape) for one, (shape, _) in zip(cut, forms)]
+        return [one.reshape(len(one), *shape) for one, (shape, _) in zip(cut, forms)]
 
     def graph(draw):
         made.extend(draw.compute_outputs(function, forms, columns=sum(counts), name="a"))
@@ -101,7 +101,8 @@ def test_outputs_of_one_dtype_are_one_input_of_the_graph():
         above = [inputs_of(one) for one in getattr(operator, "inputs", None) or []]
         return {operator.name} if "External" in operator.name else set().union(*above)
 
-    assert len(set().union(*map(inputs_of, made))) == 3  # float32, int32 and uint8
+    # The small ones of float32, int32 and uint8, a large one, and one of which nothing can be cut.
+    assert len(set().union(*map(inputs_of, made))) == 5
 
 
 def test_distributions():
