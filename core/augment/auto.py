@@ -25,7 +25,7 @@ from .policies import Choice
 _conditional: Any = fn._conditional  # type: ignore[attr-defined]
 _NAMES = list(policies.BRANCHES)
 _WHITE = types.Constant(255, dtype=types.UINT8)
-_GRAY = [0.299, 0.587, 0.114]  # of red, green and blue, as Pillow and torchvision have it
+_GRAY = [0.299, 0.587, 0.114]  # of red, green and blue (ITU-R BT.601), as Pillow has it
 
 
 @do_not_convert
@@ -219,7 +219,6 @@ def _augmented(
             columns=columns,
             images=images,
             settings=settings,
-            thread_safe=True,
             name=name,
         )
     )

@@ -67,9 +67,7 @@ def color_jitter(
         return list(values.T)
 
     forms = [((), np.float32)] * 4
-    drawn = draw.compute_outputs(
-        factors, forms, columns=4, settings=ranges, thread_safe=True, name=name
-    )
+    drawn = draw.compute_outputs(factors, forms, columns=4, settings=ranges, name=name)
     arguments: dict[str, Any] = dict(zip(ranges, drawn))
     return draw.sized(fn.color_twist(images, **arguments), images)
 

@@ -66,7 +66,6 @@ def random_resized_crop(
         columns=windows.COLUMNS + 1,
         images=images,
         settings={"scale": scale, "ratio": ratio, **({"flip": flip} if flip else {})},
-        thread_safe=True,
         name=name,
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
@@ -114,7 +113,6 @@ def random_crop(
         images=images,
         unfit=lambda sizes: windows.too_small(sizes, size, padding=sides),
         settings={"size": size, "padding": sides},
-        thread_safe=True,
         name=name,
     )
     cropped = fn.slice(
@@ -168,7 +166,6 @@ def center_crop(
         columns=0,
         images=images,
         settings={"size": size, "resize": resize},
-        thread_safe=True,
         unfit=lambda sizes: windows.too_small(sizes, size, shorter=resize),
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
@@ -266,7 +263,6 @@ def random_erasing(
         columns=windows.COLUMNS + 1,
         images=images,
         settings={"probability": probability, "scale": scale, "ratio": ratio},
-        thread_safe=True,
         name=name,
     )
     erased = fn.erase(images, anchor=start, shape=extent, axis_names="HW", fill_value=value)

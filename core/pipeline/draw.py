@@ -7,10 +7,8 @@ an input: so it is the same on any shard, device or batch, and needs no state.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,9 +26,6 @@ from .dtypes import dali_type
 Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
 _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
 _MOST_PACKED = 64  # values of an output that shares an input of the graph
-# Held while a user's function is called and its arrays are copied: of all iterators, since what it
-# writes to may be one array for all of them.
-_turns = threading.Lock()
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -90,6 +85,27 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be from 0 to 1, not {value}")
 
 
+def _check_pure(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
+    """Raises ValueError where two calls of a function with the same did not give the same anew.
+
+    Threads call it for several batches at once: an array that is written again would have numbers
+    of another batch.
+    """
+    for one, other in zip(first, second):
+        reused = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+        if reused and one.flags.writeable and np.may_share_memory(one, other):
+            raise ValueError(
+                f"the function of the draw {name!r} gives the same array at each call, which "
+                "threads that draw ahead would write over: return a new one, e.g. array.copy()"
+            )
+        if np.asarray(one).tobytes() != np.asarray(other).tobytes():
+            raise ValueError(
+                f"the function of the draw {name!r} gave other numbers when it was called again "
+                "with the same: no state could go on with it. Make all of the numbers and sizes "
+                "that it gets"
+            )
+
+
 def _raise(row: int, error: Exception) -> None:
     raise error
 
@@ -132,10 +148,10 @@ def described_draws(pipeline: Pipeline) -> list[str]:
     return [] if draw is None else draw.described()
 
 
-def draw_inputs(pipeline: Pipeline) -> frozenset[str]:
-    """Names of the operators that a pipeline's random numbers come by."""
+def draw_inputs(pipeline: Pipeline) -> dict[str, str]:
+    """The operators that a pipeline's random numbers come by: labels by DALI's names."""
     draw: Draw | None = vars(pipeline).get(_DRAW)
-    return frozenset() if draw is None else frozenset(draw._inputs)
+    return {} if draw is None else dict(draw._inputs)
 
 
 def draw_of_pipeline() -> Draw | None:
@@ -166,7 +182,7 @@ class Draw:
         self._rows = rows
         self._fields = fields
         self._draws: dict[str, Mapping[str, Any]] = {}  # settings, by the draw's name
-        self._inputs = set[str]()  # names of the operators that give them
+        self._inputs: dict[str, str] = {}  # labels of the operators that give them
         # By the name of a node of images: a field whose pictures have their sizes, or one size.
         self._sizes: dict[str, str | NDArray[np.int32]] = {}
         pipeline = Pipeline.current()
@@ -199,7 +215,7 @@ class Draw:
             return (u.astype(np.float64) * width + low).astype(np.float32)
 
         settings = {"low": low, "high": high}
-        return self.compute(scaled, shape, _FLOAT, settings=settings, thread_safe=True, name=name)
+        return self.compute(scaled, shape, _FLOAT, settings=settings, name=name)
 
     @do_not_convert
     def normal(
@@ -234,7 +250,6 @@ class Draw:
             _FLOAT,
             columns=2 * _size(shape),
             settings={"mean": mean, "stddev": stddev},
-            thread_safe=True,
             name=name,
         )
 
@@ -255,7 +270,7 @@ class Draw:
         def heads(u: NDArray[np.float32], _: Any) -> NDArray[Any]:
             return u < probability
 
-        return self.compute(heads, shape, _INT, settings=settings, thread_safe=True, name=name)
+        return self.compute(heads, shape, _INT, settings=settings, name=name)
 
     @do_not_convert
     def choice(
@@ -289,7 +304,7 @@ class Draw:
             return table[np.searchsorted(bounds, u.astype(np.float64), side="right")]
 
         settings = {"values": table.tolist(), "p": None if p is None else bounds.tolist()}
-        return self.compute(chosen, shape, dtype, settings=settings, thread_safe=True, name=name)
+        return self.compute(chosen, shape, dtype, settings=settings, name=name)
 
     @do_not_convert
     def compute(
@@ -301,7 +316,6 @@ class Draw:
         columns: int | None = None,
         images: DataNode | None = None,
         settings: Mapping[str, Any] | None = None,
-        thread_safe: bool = False,
         name: str | None = None,
     ) -> DataNode:
         """The values that a function makes of uniform numbers, and of the sizes of pictures.
@@ -309,15 +323,14 @@ class Draw:
         Args:
             function: Called with float32 [rows, columns] and the heights and widths of the
                 pictures, int32 [rows, 2] (None without ``images``), gives an array of
-                [rows, *shape]. It must do the same each time it is called with the same: over a
-                source it is called by threads that read, some batches ahead.
+                [rows, *shape]. It must give the same each time it is called with the same, in a
+                new array: over a source threads that read call it, some batches ahead and several
+                at once. The first time it is called twice, and refused where it does not.
             shape: Shape for each sample.
             dtype: The dtype that the result gets.
             columns: Numbers that it takes for each sample; None: as many as the shape has.
             images: What ``fn.decoders.image`` gave of a field, or images whose size `sized` says.
             settings: What the function depends on, JSON values: states of others are refused.
-            thread_safe: Whether several threads may call the function at once, and it gives a new
-                array each time. Else calls take turns, and what it gives is copied.
             name: The draw's name.
 
         Raises:
@@ -330,7 +343,6 @@ class Draw:
             columns=_size(shape) if columns is None else columns,
             images=images,
             settings=settings,
-            thread_safe=thread_safe,
             name=name,
         )[0]
 
@@ -344,7 +356,6 @@ class Draw:
         images: DataNode | None = None,
         unfit: Callable[[NDArray[np.int32]], Mapping[int, str]] | None = None,
         settings: Mapping[str, Any] | None = None,
-        thread_safe: bool = False,
         name: str | None = None,
     ) -> tuple[DataNode, ...]:
         """As `compute`, for a function of several outputs.
@@ -357,7 +368,6 @@ class Draw:
             unfit: Called with the sizes of the images, gives a message for each row whose record
                 can't be augmented: it counts as a bad record, whatever the function gives.
             settings: As in `compute`.
-            thread_safe: As in `compute`.
             name: The draw's name.
 
         Raises:
@@ -384,6 +394,7 @@ class Draw:
         form = [[*shape, dtype.name] for shape, dtype in forms]
         self._draws[name] = {"outputs": form, **({} if settings is None else settings)}
         packs = _packs(forms)
+        checked: list[bool] = []
 
         @do_not_convert
         def drawn(rows: DrawRows) -> list[NDArray[Any]]:
@@ -394,19 +405,28 @@ class Draw:
                 sizes = np.broadcast_to(known, (len(rows.records), 2))
             for row, text in (unfit(sizes) if unfit else {}).items():
                 rows.refuse(row, ValueError(text))
-            numbers = uniform(rows.records, keys)
 
-            def called(as_array: Callable[..., NDArray[Any]]) -> list[NDArray[Any]]:
-                return [
-                    as_array(values, dtype).reshape(len(rows.records), *shape)
-                    for values, (shape, dtype) in zip(function(numbers, sizes), forms)
-                ]
+            def called() -> list[Any]:
+                own = None if sizes is None else sizes.copy()
+                try:
+                    given = [*function(uniform(rows.records, keys), own)]
+                except StopIteration as error:  # which would end the epoch
+                    raise RuntimeError(f"the function of the draw {name!r} stopped") from error
+                if len(given) != len(forms):
+                    raise ValueError(
+                        f"the function of the draw {name!r} gave {len(given)} arrays, not "
+                        f"{len(forms)}: give one for each output"
+                    )
+                return given
 
-            if thread_safe:
-                arrays = called(np.ascontiguousarray)
-            else:
-                with _turns:
-                    arrays = called(functools.partial(np.array, order="C"))  # a copy
+            given = called()
+            if not checked:
+                _check_pure(name, given, called())
+                checked.append(True)
+            arrays = [
+                np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
+                for values, (shape, dtype) in zip(given, forms)
+            ]
             return [joined([arrays[k] for k in pack]) for pack in packs]
 
         nodes = fn.external_source(
@@ -416,7 +436,9 @@ class Draw:
             dtype=[dali_type(forms[pack[0]][1]) for pack in packs],
             ndim=[len(forms[pack[0]][0]) if len(pack) == 1 else 1 for pack in packs],
         )
-        self._inputs.update(node.source.name for node in nodes)
+        for node, pack in zip(nodes, packs):
+            which = f".{pack[0]}" if len(packs) > 1 else ""
+            self._inputs[node.source.name] = f"drawn.{name}{which}".replace(" ", "_")
         parts: dict[int, DataNode] = {}
         for node, pack in zip(nodes, packs):
             shapes = [forms[k][0] for k in pack]
@@ -435,7 +457,7 @@ class Draw:
     @do_not_convert
     def words(self) -> DataNode:
         """Random bytes that functions of the graph get their keys of, uint8 of shape [8]."""
-        return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8, thread_safe=True)
+        return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8)
 
     @do_not_convert
     def sized(self, images: DataNode, like: DataNode | tuple[int, int]) -> DataNode:

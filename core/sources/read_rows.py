@@ -182,9 +182,9 @@ class ReadRows:
 
     def _drawn_before(self, name: str, function: DrawFunction) -> list[TensorListCPU]:
         """What a draw gives; from now on threads call its function."""
-        self._wanted.draws[name] = function
         if name not in self._drawn:
             self._drawn[name] = self._draw(function)
+        self._wanted.draws[name] = function  # which was checked by its first call
         return self._drawn[name]
 
     def _draw(self, function: DrawFunction) -> list[TensorListCPU]:

@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from nvidia.dali import Pipeline
@@ -82,7 +83,7 @@ def fingerprint(
     streams: Sequence[int],
     serialized: Sequence[bytes] = (),
     deferred: DescribedCalls | None = None,
-    drawn: Collection[str] = (),
+    drawn: Mapping[str, str] = MappingProxyType({}),
 ) -> Fingerprint:
     """The fingerprint of built pipelines, without the names of their outputs.
 
@@ -92,8 +93,8 @@ def fingerprint(
         streams: The shard of each pipeline in epoch 0.
         serialized: The pipelines as DALI serialises them, if that was done already.
         deferred: Functions that are called on the placed batch.
-        drawn: Names of the external sources that random numbers come by. How many there are is not
-            the user's to say, and no position is counted in them.
+        drawn: Labels of the external sources that random numbers come by, by their names. How many
+            there are is not the user's to say, and no position is counted in them.
 
     Returns:
         A dict of str, int and list of str. ``operators`` has the kind, name and arguments of each
@@ -118,13 +119,13 @@ def fingerprint(
         operators = list(serialized_operators(serialized[0]))
     else:
         operators, unchecked = read_operators(first)
-    labels = _labels([(kind, name) for kind, name, _ in operators])
+    labels = _labels([(kind, drawn.get(name, name)) for kind, name, _ in operators])
     producers = {name: label for (_, name, _), label in zip(operators, labels)}
     previous = ""
     for (kind, name, arguments), label in zip(operators, labels):
         compared = {k: v for k, v in arguments.items() if k not in _IGNORED}
         if name in drawn:
-            result["operators"].append(f"drawn {name}")
+            result["operators"].append(f"drawn {drawn[name]}")
         elif _is_source(kind):
             compared.pop("shard_id", None)  # compared as shard_ids
             paths = reader_files.described(reader_files.reader_of(kind), compared)

@@ -99,6 +99,40 @@ def test_a_state_goes_on_with_more_draws_or_fewer_where_that_is_allowed(before, 
         assert next(other)["number"].tolist() == expected
 
 
+def two_draws(number, data, draw, swapped=False):
+    first, second = draw.uniform(name="a"), draw.uniform(name="b")
+    if swapped:
+        first, second = second, first
+    return number, first * 2 + second
+
+
+def two_outputs(number, data, draw, swapped=False):
+    def wide(u, _):
+        return [np.repeat(u[:, k : k + 1], 70, axis=1) for k in range(2)]
+
+    forms = [((70,), np.float32)] * 2
+    first, second = draw.compute_outputs(wide, forms, columns=2, name="wide")
+    if swapped:
+        first, second = second, first
+    return number, first * 2 + second
+
+
+@pytest.mark.parametrize("function", (two_draws, two_outputs))
+def test_a_state_is_refused_where_draws_have_changed_places(function):
+    with make(4, function=function) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with make(4, function=function) as same:
+        same.set_state(state)
+        next(same)
+    with (
+        make(4, function=function, swapped=True) as other,
+        pytest.raises(ValueError, match=r"differs.*\n  operators\."),
+    ):
+        other.set_state(state)
+        next(other)
+
+
 def test_pictures_that_are_too_small_are_named():
     with (
         make(4, function=crops, shuffle=False) as iterator,

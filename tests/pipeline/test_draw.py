@@ -1,5 +1,8 @@
 """Numbers of records in a graph: against NumPy, and the same in whatever batch a record lies."""
 
+import itertools
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
@@ -103,6 +106,61 @@ def test_small_outputs_of_one_dtype_are_one_input_of_the_graph():
 
     # The small ones of float32, int32 and uint8, a large one, and one of which nothing can be cut.
     assert len(set().union(*map(inputs_of, made))) == 5
+
+
+_buffer, _calls = np.empty((5, 2)), itertools.count()
+
+
+def written(u, _):
+    """The same array at each call, as float64: what DALI is handed is a copy of it."""
+    _buffer[:] = u
+    return _buffer
+
+
+def stops(u, _):
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    (
+        (written, "gives the same array at each call.*return a new one, e.g. array.copy"),
+        (lambda u, _: written(u, _)[:, ::-1], "gives the same array at each call"),
+        (lambda u, _: u + next(_calls), "gave other numbers when it was called again"),
+        (stops, "the function of the draw 'a' stopped"),
+    ),
+)
+def test_a_function_that_threads_could_not_call_is_refused(function, message):
+    with pytest.raises(Exception, match=message):
+        run(lambda draw: (draw.compute(function, (2,), name="a"),), np.arange(5))
+
+
+@pytest.mark.parametrize("given", (0, 1, 3))
+def test_a_function_gives_an_array_for_each_output(given):
+    def graph(draw):
+        return draw.compute_outputs(
+            lambda u, _: [u[:, 0]] * given, [((), np.float32)] * 2, columns=1, name="a"
+        )
+
+    with pytest.raises(Exception, match=rf"draw 'a' gave {given} arrays, not 2"):
+        run(graph, np.arange(5))
+
+
+def test_a_function_may_give_what_nobody_writes():
+    constant = np.broadcast_to(np.float32(3), (5, 2))
+    drawn = run(
+        lambda draw: (
+            draw.compute(lambda u, _: constant, (2,)),
+            draw.compute(lambda u, _: jnp.where(u > 2, u, jnp.nan), (2,)),
+            draw.compute(lambda u, _: u[:, ::-1], (2,)),
+            draw.compute(lambda u, _: u.tolist(), (2,)),
+        ),
+        np.arange(5),
+    )
+    u = [numbers(np.arange(5), f"#{k}", 2).astype(np.float32) for k in range(4)]
+    expected = (constant, np.full((5, 2), np.nan), u[2][:, ::-1], u[3])
+    for output, values in zip(drawn, expected):
+        np.testing.assert_array_equal(output, values)
 
 
 def test_distributions():

@@ -1,8 +1,6 @@
 """What threads make of the records before the loop asks for a batch."""
 
-import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -47,53 +45,6 @@ def test_threads_draw_what_a_graph_has_drawn_before():
                 wanted = uniform(records, column_keys("noted", 2))
                 np.testing.assert_array_equal(batch["drawn"], wanted)
     assert not ahead[0] and all(ahead[-4:])
-
-
-@pytest.mark.parametrize("shards", (0, 2))
-def test_a_draw_may_write_its_array_anew(shards):
-    """Threads call it, some batches ahead of the one that DALI is handed."""
-    rows = BATCH // max(shards, 1)
-    array = np.empty((rows, 2), np.float32)
-
-    def written(u, _):
-        array[:] = -1
-        time.sleep(0.001)  # so that threads which take no turns meet
-        array[:] = u
-        time.sleep(0.001)
-        return array
-
-    def graph(number, draw):
-        return number + 0, draw.compute(written, (2,), name="written")
-
-    options = {"sharding": rows_over(shards)} if shards else {}
-    iterator = data_iterator(graph, ["number", "drawn"], source=numbered(), **options)
-    first, second = (iterator(batch_size=BATCH, num_threads=1, seed=SEED) for _ in range(2))
-    with first, second:
-        for batch in itertools.chain.from_iterable(zip(first, second)):
-            records = fold(SEED, 0, np.asarray(batch["number"]))
-            wanted = uniform(records, column_keys("written", 2))
-            np.testing.assert_array_equal(batch["drawn"], wanted)
-
-
-def test_a_draw_that_is_thread_safe_waits_for_no_other():
-    inside, calls, met = set(), itertools.count(), threading.Event()
-
-    def together(u, _):
-        inside.add(threading.get_ident())
-        if len(inside) > 1:
-            met.set()
-        if reads_ahead() and next(calls) == 0:
-            met.wait(60)
-        inside.discard(threading.get_ident())
-        return u
-
-    def graph(number, draw):
-        return number + 0, draw.compute(together, (2,), thread_safe=True)
-
-    iterator = data_iterator(graph, ["number", "drawn"], source=numbered())
-    with iterator(batch_size=BATCH, num_threads=1, seed=SEED) as batches:
-        assert sum(len(batch["number"]) for batch in batches) == COUNT
-    assert met.is_set()
 
 
 @pytest.mark.parametrize("shards", (0, 2))
