@@ -214,12 +214,7 @@ def _augmented(
 
     nodes = iter(
         draw.compute_outputs(
-            arguments,
-            forms,
-            columns=columns,
-            images=images,
-            settings=settings,
-            name=name,
+            arguments, forms, columns=columns, images=images, settings=settings, name=name
         )
     )
     augmented = images

@@ -85,6 +85,22 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be from 0 to 1, not {value}")
 
 
+def _outputs(
+    name: str, function: Callable[..., Sequence[Any]], count: int, *arguments: Any
+) -> list[Any]:
+    """What a draw's function gives, an array for each output."""
+    try:
+        given = [*function(*arguments)]
+    except StopIteration as error:  # which would end the epoch
+        raise RuntimeError(f"the function of the draw {name!r} stopped") from error
+    if len(given) != count:
+        raise ValueError(
+            f"the function of the draw {name!r} gave {len(given)} arrays, not {count}: give one "
+            "for each output"
+        )
+    return given
+
+
 def _check_pure(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
     """Raises ValueError where two calls of a function with the same did not give the same anew.
 
@@ -138,26 +154,30 @@ DRAW = "draw"  # the parameter of a graph that gets it
 _DRAW = "_dalijax_draw"
 
 
+def _draw_of(pipeline: Pipeline | None) -> Draw | None:
+    draw: Draw | None = None if pipeline is None else vars(pipeline).get(_DRAW)
+    return draw
+
+
 def described_draws(pipeline: Pipeline) -> list[str]:
     """A line for each draw of a pipeline, as a fingerprint has them of operators.
 
     The numbers that a draw is made with are in no operator's arguments: without these lines a state
     of other augmentation would be restored without a word.
     """
-    draw: Draw | None = vars(pipeline).get(_DRAW)
+    draw = _draw_of(pipeline)
     return [] if draw is None else draw.described()
 
 
 def draw_inputs(pipeline: Pipeline) -> dict[str, str]:
     """The operators that a pipeline's random numbers come by: labels by DALI's names."""
-    draw: Draw | None = vars(pipeline).get(_DRAW)
+    draw = _draw_of(pipeline)
     return {} if draw is None else dict(draw._inputs)
 
 
 def draw_of_pipeline() -> Draw | None:
     """The draw of the pipeline that is being defined, if its records have numbers."""
-    draw: Draw | None = vars(Pipeline.current() or object).get(_DRAW)
-    return draw
+    return _draw_of(Pipeline.current())
 
 
 class Draw:
@@ -266,11 +286,7 @@ class Draw:
         """
         check_share("probability", probability)
         settings = {"probability": probability}
-
-        def heads(u: NDArray[np.float32], _: Any) -> NDArray[Any]:
-            return u < probability
-
-        return self.compute(heads, shape, _INT, settings=settings, name=name)
+        return self.compute(lambda u, _: u < probability, shape, _INT, settings=settings, name=name)
 
     @do_not_convert
     def choice(
@@ -394,10 +410,11 @@ class Draw:
         form = [[*shape, dtype.name] for shape, dtype in forms]
         self._draws[name] = {"outputs": form, **({} if settings is None else settings)}
         packs = _packs(forms)
-        checked: list[bool] = []
+        checked = False
 
         @do_not_convert
         def drawn(rows: DrawRows) -> list[NDArray[Any]]:
+            nonlocal checked
             sizes: Any = known
             if isinstance(known, str):
                 sizes = rows.sizes(known)
@@ -406,23 +423,14 @@ class Draw:
             for row, text in (unfit(sizes) if unfit else {}).items():
                 rows.refuse(row, ValueError(text))
 
-            def called() -> list[Any]:
+            def call() -> list[Any]:
                 own = None if sizes is None else sizes.copy()
-                try:
-                    given = [*function(uniform(rows.records, keys), own)]
-                except StopIteration as error:  # which would end the epoch
-                    raise RuntimeError(f"the function of the draw {name!r} stopped") from error
-                if len(given) != len(forms):
-                    raise ValueError(
-                        f"the function of the draw {name!r} gave {len(given)} arrays, not "
-                        f"{len(forms)}: give one for each output"
-                    )
-                return given
+                return _outputs(name, function, len(forms), uniform(rows.records, keys), own)
 
-            given = called()
+            given = call()
             if not checked:
-                _check_pure(name, given, called())
-                checked.append(True)
+                _check_pure(name, given, call())
+                checked = True
             arrays = [
                 np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
                 for values, (shape, dtype) in zip(given, forms)
@@ -436,11 +444,10 @@ class Draw:
             dtype=[dali_type(forms[pack[0]][1]) for pack in packs],
             ndim=[len(forms[pack[0]][0]) if len(pack) == 1 else 1 for pack in packs],
         )
+        parts: dict[int, DataNode] = {}
         for node, pack in zip(nodes, packs):
             which = f".{pack[0]}" if len(packs) > 1 else ""
             self._inputs[node.source.name] = f"drawn.{name}{which}".replace(" ", "_")
-        parts: dict[int, DataNode] = {}
-        for node, pack in zip(nodes, packs):
             shapes = [forms[k][0] for k in pack]
             for place, k in enumerate(pack):
                 parts[k] = node if len(pack) == 1 else part_of(node, shapes, place)

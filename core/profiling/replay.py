@@ -124,7 +124,7 @@ def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
         raise NoReplica(f"its graph fails where it runs alone: {cause or error}") from error
     stages = [Stage(_joined(names[:inputs]), _INPUT, read)] if inputs else []
     for (start, before), (stop, after) in pairwise(sorted(known.items())):
-        costly = [k for k in range(start, stop) if names[k] != _CONSTANT] or [start]
+        costly = _costly(names, start, stop) or [start]
         name = _joined([names[k] for k in costly])
         stages.append(Stage(name, lanes[costly[-1]], after - before))
     return dataclasses.replace(alone, stages=tuple(_distinct(stages)))
@@ -168,8 +168,13 @@ def measured(
 
 def _cuts(names: Sequence[str], inputs: int) -> list[int]:
     """Where to cut a graph, so that each part but the first has an operator that takes time."""
-    costly = [k for k in range(inputs, len(names)) if names[k] != _CONSTANT]
+    costly = _costly(names, inputs, len(names))
     return sorted({inputs, *(k + 1 for k in costly[:-1]), len(names)})
+
+
+def _costly(names: Sequence[str], start: int, stop: int) -> list[int]:
+    """Which of some operators take time."""
+    return [k for k in range(start, stop) if names[k] != _CONSTANT]
 
 
 @contextlib.contextmanager
