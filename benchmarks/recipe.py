@@ -6,7 +6,7 @@ In each round the step runs over one batch that lies on the devices, then over t
 
 A round's steps last about as long as its share of the seconds; building pipelines and compiling
 come on top. With ``--processes 2`` two processes of ``jax.distributed`` share the GPUs of this
-machine, and the figures are of the first.
+machine, and the figures are of the first. Ctrl-C ends the rounds, and what was measured is written.
 """
 
 from __future__ import annotations
@@ -205,18 +205,20 @@ def main() -> None:
         state, _ = run(step, state, itertools.repeat(first), 3)  # compiles
         state, alone = run(step, state, itertools.repeat(first), 10)
         seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
-        for _ in range(args.rounds):
-            for name, runs in seen.items():
-                iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-                # What was prepared meanwhile is used up, and the time of a step is known.
-                few = steps_in(min(3.0, each / 3), alone.step)
-                state, one = run(step, state, iterator, few)
-                state, one = run(step, state, iterator, steps_in(each, one.step))
-                runs.append(one)
-                getattr(iterator, "close", lambda: None)()
-                del iterator
-                gc.collect()  # which ends Grain's workers
-                print(f"  {name}: {one}", flush=True)
+        with report.ended_by_ctrl_c(seen[MODEL]):
+            for _ in range(args.rounds):
+                for name, runs in seen.items():
+                    iterator = inputs[name]() if name in inputs else itertools.repeat(first)
+                    # What was prepared meanwhile is used up, and the time of a step is known.
+                    few = steps_in(min(3.0, each / 3), alone.step)
+                    state, one = run(step, state, iterator, few)
+                    state, one = run(step, state, iterator, steps_in(each, one.step))
+                    runs.append(one)
+                    getattr(iterator, "close", lambda: None)()
+                    del iterator
+                    gc.collect()  # which ends Grain's workers
+                    print(f"  {name}: {one}", flush=True)
+    seen = {name: runs for name, runs in seen.items() if runs}
     medians = {name: statistics.median(one.step for one in runs) for name, runs in seen.items()}
     over = {
         name: [100 * (one.step / base.step - 1) for one, base in zip(runs, seen[MODEL])]

@@ -7,6 +7,7 @@ makes docs/benchmarks.md: the tables as they were printed, and the values of a p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import multiprocessing
@@ -17,13 +18,15 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import nvidia.dali
 from nvidia.dali import backend
+
+import dalijax  # noqa: F401  # sets CUDA's queues, before GPU below starts CUDA
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 # Grain's worker processes need not know; asking starts CUDA in each of them.
@@ -76,6 +79,16 @@ def kind_of(gpus: Sequence[str]) -> str:
 def heading() -> None:
     """Prints the machine."""
     print(", ".join(f"{key} {value}" for key, value in machine().items() if value), flush=True)
+
+
+@contextlib.contextmanager
+def ended_by_ctrl_c(results: Collection[Any]) -> Iterator[None]:
+    """Ctrl-C ends what is within, and no more, once there are results."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not results:
+            raise
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
