@@ -92,6 +92,8 @@ def as_rows(batch: dict[str, Any]) -> dict[str, Any]:
 def dataset(folder: Path, epochs: int | None = None, seed: int = 1) -> grain.IterDataset:
     """Shuffled batches of rows; the last one is dropped where it is not whole."""
     captions = json.loads((folder / "captions.json").read_text())
+    if bad := [name for name, text in captions.items() if not (isinstance(text, str) and text)]:
+        raise ValueError(f"captions.json has no text for {bad}: write one, or leave them out")
     pairs = [  # the tokens are bytes; number 0 is no picture
         {"tokens": np.array([*text.encode()[:ROOM]], np.int32), "number": np.array([k], np.int32)}
         for k, text in enumerate(captions.values(), 1)
@@ -108,8 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Packs captions beside their pictures.")
     parser.add_argument("--out", type=Path, default=OUT)
     out = parser.parse_args().out
-    iterator = iter(dataset(draw_pairs(out / "data", 100)))
-    batch = next(iterator)
+    batch = next(iterator := iter(dataset(draw_pairs(out / "data", 100))))
     print(*(captions_of(batch, row) for row in range(ROWS)), sep="\n")
     show({"image": np.concatenate(batch["image"])}).save(out / "batch.png")
     iterator.close()

@@ -30,6 +30,11 @@ def of_definition(error: Exception) -> str:
             "An operator of one output gives one DataNode, which can't be unpacked: a function of "
             "several says so, as by dalijax.fn.jax_function(..., num_outputs=2)"
         )
+    if "no attribute 'BFLOAT16'" in text:
+        return (
+            "DALI has no bfloat16: cast to types.FLOAT or FLOAT16 in the graph, and to bfloat16 in "
+            "the step, or in a dalijax.fn.jax_function that has a sharding"
+        )
     if "conditional context" in text:
         return (
             "Pass enable_conditionals=True where the iterator is made, or choose by DALI's "
@@ -97,6 +102,29 @@ def of_workers(error: Exception) -> str:
         "        main()  # makes the iterator\n\n"
         "Else the workers' own error is above."
     )
+
+
+FORKED = (
+    "fn.external_source(parallel=True) forks its workers from this process, where JAX is up: they "
+    "may hang. Pass py_start_method='spawn' to pipeline_def, and start the program under "
+    "if __name__ == '__main__'; or decorate the plain function with dalijax.data_iterator, which "
+    "spawns them"
+)
+
+
+def of_fed(error: Exception) -> Exception:
+    """The error for a value that a graph's own source gave, with its cure where DALI names none."""
+    text = str(error)
+    if "unknown format string" not in text and "cannot include dtype" not in text:
+        return error
+    fed = TypeError(
+        f"{text}: fn.external_source takes numbers that DALI has. Give it text as bytes, "
+        "np.frombuffer(text.encode(), np.uint8), and bfloat16 as .astype('float32'), to cast it "
+        "back behind the iterator. Or have it pass the graph by: the fields of a dalijax.sources "
+        "record that the graph does not take reach the batch as they are"
+    )
+    fed.__cause__ = error
+    return fed
 
 
 def of_readers(error: Exception, pipeline: Pipeline) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,8 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
     """
     if pipeline.device_id is not None and backend.GetCUDADeviceCount() > 0:
         cuda_queues.warn_if_too_late()
+    if _forks_workers(pipeline):
+        warnings.warn(advice.FORKED, RuntimeWarning, stacklevel=2)
     try:
         pipeline.build()
     except (NotImplementedError, TypeError) as error:
@@ -78,6 +81,14 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
         if cure := advice.of_workers(error) or advice.of_readers(error, pipeline):
             raise RuntimeError(f"{cure} DALI says: {text}") from error
         raise
+
+
+def _forks_workers(pipeline: Pipeline) -> bool:
+    """Whether building a pipeline forks workers of ``fn.external_source(parallel=True)``."""
+    if pipeline.py_start_method != "fork" or getattr(pipeline, "_py_pool_started", False):
+        return False
+    groups = (getattr(operator, "_group", None) for operator in operators(pipeline))
+    return any(getattr(group, "parallel", False) for group in groups)
 
 
 def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | None) -> Pipeline:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import KINDS, cast_to
+from .riff import check_whole
 
 _LONGEST_TEXT = 160  # characters of a record's text in an error
 
@@ -104,8 +105,9 @@ class Schema:
         Numbers come as one array of shape [records], which DALI takes without a look at each.
 
         Raises:
-            ValueError: If a record has other keys, or an array of another dtype or number of
-                dimensions; the message names the record's place in the batch.
+            ValueError: If a record has other keys, an array of another dtype or number of
+                dimensions, or a file that was cut off; the message names the record's place in
+                the batch.
         """
         arrays = []
         column, values = self.columns[index], records
@@ -125,6 +127,12 @@ class Schema:
                     f"{place} of the batch, and nothing that a pipeline takes in the first one: "
                     "say what it is by element_spec"
                 )
+            if ndim == 1 and dtype == np.uint8:
+                try:
+                    check_whole(array)
+                except ValueError as error:
+                    name = "/".join(path) or "the record"
+                    raise ValueError(f"{name} in record {place} of the batch: {error}") from None
             arrays.append(array)
         return arrays if ndim or not arrays else np.stack(arrays)
 

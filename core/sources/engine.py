@@ -516,15 +516,12 @@ class SourceEngine(EpochEngine[SamplePosition]):
         run, self._taken = self._taken, self._taken + 1  # whatever comes of it, it is used up
         try:
             batch = runner.take(lambda outputs: self._batch(outputs, runner, feed, run))
+            self._note_unread(here, [feed.rows(run, part) for part in range(len(self._parts))])
         except (SourceError, SourceEnded) as failed:
             self.drop()
             raise failed.__cause__ or failed from None
         except _UnreadRecords as failed:
-            errors = failed.rows.read.errors
-            first = next(iter(errors.values()))
-            bad = [(failed.rows, row) for row in sorted(errors)]
-            error = self._described(here, bad, f"{type(first).__name__}: {first}", "read")
-            error.__cause__ = first
+            error = self._unread(here, [failed.rows])
         except FunctionError as failed:
             error = self._described(here, (), str(failed))
             error.__cause__ = failed.__cause__
@@ -562,6 +559,23 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     # Records that can't be read or decoded
 
+    def _note_unread(self, here: SamplePosition, parts: Sequence[Rows]) -> None:
+        """Says which records of a batch could not be read, and are masked in it."""
+        if any(rows.read.errors for rows in parts):
+            self._note_masked(here, self._unread(here, parts))
+
+    def _unread(self, here: SamplePosition, parts: Sequence[Rows]) -> BatchError:
+        """The error of a batch with records that could not be read."""
+        bad = [(rows, row) for rows in parts for row in sorted(rows.read.errors)]
+        first = bad[0][0].read.errors[bad[0][1]]
+        error = self._described(here, bad, f"{type(first).__name__}: {first}", "read")
+        error.__cause__ = first
+        return error
+
+    def _note_masked(self, here: SamplePosition, error: BatchError) -> None:
+        failed = FailedBatch(here.epoch, self._samples.step(here), str(error), error.files)
+        self.errors.append(log_failure("masked", failed))
+
     def _undecoded(
         self, here: SamplePosition, runner: Runner, feed: Feed, run: int, error: RuntimeError
     ) -> Outcome[SamplePosition]:
@@ -572,10 +586,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         described.__cause__ = error
         masks = self._config.on_error == "mask" and self._can_stand_at(here)
         if masks and self._replaced(feed, bad):
-            failed = FailedBatch(
-                here.epoch, self._samples.step(here), str(described), described.files
-            )
-            self.errors.append(log_failure("masked", failed))
+            self._note_masked(here, described)
             self._go_back(runner, feed, here)
             return self._outcome_at(here)
         feed.forget(run)

@@ -14,6 +14,7 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from ..hashing import Bits
 from ..pipeline.draw import DrawFunction, DrawRows
+from ..pipeline.riff import check_whole, check_whole_file
 from .order import Indices
 from .reuse import ReuseCheck
 from .source import Source, Values
@@ -84,6 +85,24 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
     return {name: columns[name] for name in names}
 
 
+def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Exception]:
+    """An error for each record with a file that was cut off, by its place."""
+    errors: dict[int, Exception] = {}
+    for name, values in columns.items():
+        field = source.fields[name]
+        if field.dtype != np.uint8 or field.ndim != 1:
+            continue
+        for place, value in enumerate(values):
+            try:
+                if field.is_path:
+                    check_whole_file(bytes(value))
+                else:
+                    check_whole(value)
+            except ValueError as error:
+                errors.setdefault(place, error)
+    return errors
+
+
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     """Reads records, and each alone where they can't be read together."""
     try:
@@ -92,7 +111,8 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
         if len(records) == 1:
             return Chunk({name: [None] for name in names}, {0: error})
     else:
-        return Chunk(_checked(source, len(records), names, columns))
+        checked = _checked(source, len(records), names, columns)
+        return Chunk(checked, _cut_off(source, checked))
     values: dict[str, list[Any]] = {name: [] for name in names}
     errors = {}
     for place in range(len(records)):

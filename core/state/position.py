@@ -46,13 +46,13 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class FailedBatch:
-    """A batch that ``on_error="skip"`` skipped.
+    """A batch that ``on_error="skip"`` skipped, or of which ``"mask"`` masks records.
 
     Attributes:
         epoch: Its epoch.
         step: Its number in the epoch.
-        message: DALI's error message.
-        files: Files that DALI can't decode, as far as they are known.
+        message: What the error says.
+        files: Files or records that can't be read or decoded, as far as they are known.
     """
 
     epoch: int

@@ -54,7 +54,8 @@ def mixing(config: Config, classes: int) -> Callable[..., Any]:
 
     @jax.jit
     def mix(images: jax.Array, labels: jax.Array, *, key: jax.Array) -> Any:
-        hot = jax.nn.one_hot(labels, classes)
+        known = (labels >= 0) & (labels < classes)  # others would be of no class, and none saw it
+        hot = jnp.where(known[:, None], jax.nn.one_hot(labels, classes), jnp.nan)
         hot = hot * (1 - config.smoothing) + config.smoothing / classes
         if not (config.mixup or config.cutmix):
             return images, hot

@@ -77,7 +77,7 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
     out, first = options.out.resolve(), jax.process_index() == 0
     mesh = Mesh(np.array(jax.devices()), ("data",))
     everything, rows = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
-    classes = options.classes or len(data.classes)
+    classes = options.classes
     steps_per_epoch = max(1, len(data) // config.batch)
     steps = min(options.steps or sys.maxsize, config.epochs * steps_per_epoch)
     begin, step_fn, count = steps_of(config, classes, steps_per_epoch)
@@ -85,8 +85,9 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
 
     call = {"batch_size": config.batch, "num_threads": options.threads}
     train_fn = training(config, classes, rows, data)
-    iterator = train_fn.stream(None, seed=options.seed, **call)  # without end
-    batches = evaluation(config, rows, held_out)(**call)
+    bad, held_out_bad = ("skip", "mask") if options.on_error == "skip" else ("raise", "raise")
+    iterator = train_fn.stream(None, seed=options.seed, on_error=bad, **call)  # without end
+    batches = evaluation(config, rows, held_out)(on_error=held_out_bad, **call)
     manager = ocp.CheckpointManager(out / "checkpoints")
     start = manager.latest_step() or 0
     if start:  # a checkpoint is whole or not there; its input is alike on all processes
@@ -104,6 +105,10 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
             save_picture(batch, out / "batch.png")
         state, loss = step_fn(state, batch["images"], batch["labels"])
         if step % options.log_every == 0 and first:
+            if not np.isfinite(float(loss)):
+                raise SystemExit(
+                    f"step {step} has a loss of {loss}: is a label above {classes - 1}?"
+                )
             losses.add(step, float(loss))
             bar.set_postfix(loss=f"{float(loss):.3f}")
         report(step)
@@ -127,6 +132,19 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
         losses.save_picture(out / "losses.png")
 
 
+def number_of_classes(data: Any, held_out: Any, given: int | None) -> int:
+    """The number of classes; a label is the place of a class folder in their order."""
+    names, others = (list(getattr(one, "classes", ())) for one in (data, held_out))
+    if names and others and names != others:
+        raise SystemExit(
+            "--data and --val have other class folders, by whose places labels are numbers: alone "
+            f"in --data {sorted({*names} - {*others})}, in --val {sorted({*others} - {*names})}"
+        )
+    if not (given or names):
+        raise SystemExit("--classes says how many classes there are, where --data has no folders")
+    return given or len(names)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Trains a classifier of pictures.")
     parser.add_argument("--config", default="vit_s16", help="a file of configs/")
@@ -134,6 +152,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--val", help="the same, of held-out pictures")
     parser.add_argument("--classes", type=int, help="number of classes; of folders, it is known")
     parser.add_argument("--policy", choices=("rand", "auto", "none"), help="of the augmentation")
+    parser.add_argument(
+        "--on-error", choices=("raise", "skip"), default="raise",
+        help="skip: batches with pictures that can't be decoded; evaluation masks the pictures",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, help="pictures of a batch over all devices")
     parser.add_argument("--steps", type=int, help="stop after so many; default: all epochs")
     parser.add_argument("--threads", type=int, default=8, help="of DALI, for each device")
@@ -171,6 +193,7 @@ def main() -> None:
         options.classes = len(names)
     elif options.data and options.val:
         data, held_out = open_source(options.data), open_source(options.val)
+        options.classes = number_of_classes(data, held_out, options.classes)
     else:
         raise SystemExit("--data and --val say where the pictures are; --smoke draws some")
     config = importlib.import_module(f"configs.{options.config}").config

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from nvidia.dali import fn, pipeline_def
+from nvidia.dali import fn, pipeline_def, types
 
 from conftest import NUM_FILES
 from dalijax import DALIGenericIterator, data_iterator
@@ -269,6 +269,10 @@ def encoded(paths=()):
     return fn.readers.file(files=list(paths))[0]
 
 
+def bfloat16():
+    return fn.cast(fn.random.uniform(shape=[2]), dtype=getattr(types, "BFLOAT16"))
+
+
 def seven_inputs():
     many = [fn.random.uniform(shape=[2]) for _ in range(7)]
     example = [np.zeros(2, np.float32)] * 7
@@ -305,6 +309,7 @@ GRAPHS = [
     (of(lambda x: x if x > 0 else -x), TypeError, "enable_conditionals=True", "where the iterator"),
     (unpacked, TypeError, "num_outputs=2"),
     (misspelt, TypeError, r'"shap" is not defined', "Did you mean 'shape'", "'range'"),
+    (bfloat16, AttributeError, r"bfloat16\(\)", "no bfloat16: cast to types.FLOAT", "in the step"),
     (seven_inputs, ValueError, "7 inputs", "1 to 6", "fn.cat or fn.stack"),
     (on_gpu, RuntimeError, "needs a GPU", r"sees none", r"no \.gpu\(\)", "leave device_id out"),
     (gpu_operator, RuntimeError, "needs a GPU", "device='cpu'"),
@@ -325,6 +330,22 @@ def test_an_error_of_the_users_own_is_left_alone():
 
     with pytest.raises(Mine, match="^of mine$"):
         data_iterator(broken, ["x"])(batch_size=2)
+
+
+@pytest.mark.parametrize(
+    "value,words",
+    [
+        (np.array("text"), ("4w", r"np\.frombuffer\(text\.encode\(\)", "pass the graph by")),
+        (np.zeros(2, jnp.bfloat16), (r"astype\('float32'\)", "cast it back", "pass the graph by")),
+    ],
+)
+def test_what_a_source_in_the_graph_can_not_give(value, words):
+    def given():
+        return fn.external_source(lambda: [value] * 2)
+
+    iterator = data_iterator(given, ["x"], size=4)(batch_size=2)
+    refused(lambda: next(iterator), TypeError, "external_source takes numbers", *words)
+    iterator.close()
 
 
 def test_files_that_nobody_decodes(jpegs):

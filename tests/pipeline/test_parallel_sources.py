@@ -38,6 +38,47 @@ def test_workers_are_spawned(tmp_path):
     assert done.stdout.strip() == "[[0, 1, 2], [3, 4, 5]]"
 
 
+HANDMADE = """
+import numpy as np
+from nvidia.dali import fn, pipeline_def
+from dalijax import DALIGenericIterator
+
+
+def number(info):
+    if info.iteration == 2:
+        raise StopIteration
+    return np.array([info.idx_in_epoch], np.int32)
+
+
+@pipeline_def(batch_size=3, num_threads=1, device_id=None)
+def numbers():
+    return fn.external_source(number, parallel=True, batch=False)
+
+
+def main(**call):
+    pipeline = numbers(**call)
+    if STARTED:
+        pipeline.start_py_workers()
+    batches = DALIGenericIterator(pipeline, ["number"])
+    print([np.ravel(batch["number"]).tolist() for batch in batches])
+
+
+if __name__ == '__main__':
+"""
+
+
+@pytest.mark.parametrize(
+    "call,started,warned",
+    [("", False, True), ("", True, False), ("py_start_method='spawn'", False, False)],
+)
+def test_a_fork_is_warned_of(tmp_path, call, started, warned):
+    program = tmp_path / "handmade.py"
+    program.write_text(f"STARTED = {started}\n{HANDMADE}    main({call})\n")
+    done = run_python(program)
+    assert done.stdout.strip() == "[[0, 1, 2], [3, 4, 5]]"
+    assert ("Pass py_start_method='spawn' to pipeline_def" in done.stderr) == warned
+
+
 def test_a_missing_guard_is_an_error_that_shows_it(tmp_path):
     program = tmp_path / "unguarded.py"
     program.write_text(PROGRAM + "main()\n")

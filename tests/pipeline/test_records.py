@@ -435,6 +435,19 @@ def test_a_value_of_a_nested_record_that_the_graph_uses_is_named():
     assert [batch["mask"].tolist() for batch in iterator] == [[True, True], [False, True]]
 
 
+def test_a_file_that_is_cut_off_is_named_or_masked():
+    wav = b"RIFF" + (36).to_bytes(4, "little") + b"WAVE" + bytes(32)
+    records = [{"data": one} for one in (wav, wav[:-1], wav, wav)]
+
+    def graph(data):
+        return data.shape()
+
+    with pytest.raises(ValueError, match="data in record 1 of the batch: it is cut off.*44.*43"):
+        next(through(records, graph, ["n"]))
+    iterator = through(records, graph, ["n"], on_error="mask", pad="mask")
+    assert [batch["mask"].tolist() for batch in iterator] == [[True, False], [True, True]]
+
+
 Pair = collections.namedtuple("Pair", "x label")
 
 

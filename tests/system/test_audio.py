@@ -167,19 +167,19 @@ def test_show_draws_spectrograms_with_their_labels(folder):
 
 @pytest.mark.parametrize("suffix", ("flac", "ogg", "wav"))
 def test_bad_recordings_are_named_masked_and_skipped(folder, tmp_path, suffix):
-    """A FLAC that is cut in its middle, others of which only the first bytes are left."""
+    """Cut in their middles; of an OGG only the first bytes are left."""
     source = sources.Files(folder)
     paths = [source.name(index) for index in range(N)]
     bad = next(number for number, path in enumerate(paths) if path.endswith(suffix))
     data = pathlib.Path(paths[bad]).read_bytes()
     file = tmp_path / f"bad.{suffix}"
-    file.write_bytes(data[: len(data) // 2] if suffix == "flac" else data[:30])
+    file.write_bytes(data[:30] if suffix == "ogg" else data[: len(data) // 2])
     paths[bad] = str(file)
     source = sources.Files(paths=paths, labels=range(N))
     call = {"shuffle": False, "last_batch_padded": True}
     iterator = batches_of(source, **call)
     good = []
-    with pytest.raises(BatchError, match=rf"bad\.{suffix} can't be decoded") as error:
+    with pytest.raises(BatchError, match=rf"bad\.{suffix} can't be (read|decoded)") as error:
         for batch in iterator:
             good += batch["label"].tolist()
     assert bad // BATCH == len(good) // BATCH
@@ -191,10 +191,9 @@ def test_bad_recordings_are_named_masked_and_skipped(folder, tmp_path, suffix):
     assert rows["label"].tolist() == [k for k in range(N) if k // BATCH != bad // BATCH]
 
 
-@pytest.mark.parametrize("suffix", ("ogg", "wav"))
-def test_an_ogg_or_wav_that_is_cut_is_a_shorter_recording(tmp_path, suffix):
+def test_an_ogg_that_is_cut_is_a_shorter_recording(tmp_path):
     """DALI says nothing of it, as docs/audio.md has it."""
-    path = tmp_path / f"cut.{suffix}"
+    path = tmp_path / "cut.ogg"
     soundfile.write(path, np.random.default_rng(0).normal(size=5 * RATE) * 0.1, RATE)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
     rows = rows_of(batches_of(sources.Files(paths=[path], labels=[0]), batch_size=1))

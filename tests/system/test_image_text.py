@@ -84,6 +84,15 @@ def test_a_bad_picture_is_named(folder):
     assert errors == 1 and batches >= 1
 
 
+@pytest.mark.parametrize("text", (None, "", 7))
+def test_a_picture_without_a_text_is_named(folder, text):
+    captions = json.loads((folder / "captions.json").read_text())
+    name = list(captions)[7]
+    (folder / "captions.json").write_text(json.dumps(captions | {name: text}))
+    with pytest.raises(ValueError, match=f"no text for .'{name}'."):
+        image_text.dataset(folder)
+
+
 def test_the_example_draws_a_picture(tmp_path):
     said = run_python(image_text.__file__, "--out", tmp_path).stdout
     assert said.count("['a ") == image_text.ROWS

@@ -191,3 +191,132 @@ def test_labels_have_the_shares_of_the_mixed_pictures(recipe, changes):
             assert set(np.unique(first)) <= {0, 200}
             assert box.mean() == pytest.approx(1 - share, abs=1e-6)
             assert np.array_equal(box, box.any(1)[:, None] & box.any(0))
+
+
+PLAIN = {"jitter": 0.0, "policy": "none", "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0}
+SIDE, BATCH = 32, 12
+TEN = jnp.eye(10) * 0.9 + 0.01  # soft labels, by a smoothing of 0.1
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """24 smooth pictures of many colours, of ten classes."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(5)
+    for number in range(24):
+        rough = Image.fromarray(rng.integers(20, 236, (4, 5, 3), np.uint8))
+        rough.resize((90, 72), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+    return [str(folder / f"{number}.png") for number in range(24)]
+
+
+def batch_of(recipe, photos, **changes):
+    """Images and labels of the first batch, as float64."""
+    module, config = recipe
+    config = dataclasses.replace(config, side=SIDE, **{**PLAIN, **changes})
+    source = module.sources.Files(paths=photos, labels=[k % 10 for k in range(24)])
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with module.training(config, 10, sharding, source)(batch_size=BATCH, seed=3) as batches:
+        batch = next(batches)
+    return [np.asarray(batch[name]).astype(np.float64) for name in ("images", "labels")]
+
+
+def test_a_plain_recipe_crops_and_smooths_labels(recipe, photos):
+    images, labels = batch_of(recipe, photos)
+    assert images.shape == (BATCH, SIDE, SIDE, 3) and np.ptp(images) > 100
+    np.testing.assert_allclose(labels, TEN[labels.argmax(1)], atol=1e-6)
+
+
+@pytest.mark.parametrize("change", ({"jitter": 0.3}, {"policy": "rand"}, {"policy": "auto"}))
+def test_the_recipe_has_the_augmentation_that_it_names(recipe, photos, change):
+    """Windows and labels stay, since each draw has numbers of its own; most pictures change."""
+    images, labels = batch_of(recipe, photos)
+    changed, same = batch_of(recipe, photos, **change)
+    np.testing.assert_array_equal(same, labels)
+    differ = np.abs(changed - images).mean((1, 2, 3)) > 1
+    assert differ.sum() >= BATCH // 2
+
+
+def test_the_recipe_erases_rectangles(recipe, photos):
+    images, _ = batch_of(recipe, photos)
+    erased, _ = batch_of(recipe, photos, erasing=1.0)
+    for before, after in zip(images, erased):
+        rows, columns = np.nonzero((after != before).any(-1))
+        box = after[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+        assert len(rows) > 0.015 * SIDE * SIDE
+        assert (box == recipe[0].MEAN).all()
+
+
+def test_the_recipe_mixes_pictures_and_labels_alike(recipe, photos):
+    images, labels = batch_of(recipe, photos)
+    other_images, other_labels = np.roll(images, 1, 0), np.roll(labels, 1, 0)
+    mixed, soft = batch_of(recipe, photos, mixup=0.8)
+    (share,) = np.linalg.lstsq(
+        (labels - other_labels).reshape(-1, 1), (soft - other_labels).ravel(), rcond=None
+    )[0]
+    assert 0.01 < share < 0.99
+    np.testing.assert_allclose(soft, share * labels + (1 - share) * other_labels, atol=1e-5)
+    assert np.abs(mixed - share * images - (1 - share) * other_images).max() <= 0.51
+
+    cut, soft = batch_of(recipe, photos, cutmix=1.0)
+    pasted = (cut == other_images).all((0, 3)) & (images != other_images).any((0, 3))
+    assert 0 < pasted.sum() < SIDE * SIDE
+    rows, columns = np.nonzero(pasted)
+    assert pasted[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
+    np.testing.assert_array_equal(cut[:, ~pasted], images[:, ~pasted])
+    share = 1 - pasted.mean()
+    np.testing.assert_allclose(soft, share * labels + (1 - share) * other_labels, atol=1e-5)
+
+
+def test_a_label_that_is_no_class_is_no_number(recipe):
+    module, config = recipe
+    for mixup in (0.0, 0.8):
+        mix = module.mixing(dataclasses.replace(config, mixup=mixup, cutmix=0.0), 10)
+        labels = jnp.array([0, 9, 10, -1])
+        _, soft = mix(jnp.zeros((4, 8, 8, 3), jnp.uint8), labels, key=jax.random.key(0))
+        assert not np.isfinite(soft[2:]).any()
+        assert np.isfinite(soft[:2]).all() == (mixup == 0)  # mixed with the one before
+
+
+def test_evaluation_resizes_and_cuts_out_the_centre(recipe, tmp_path):
+    """A ramp stays one: a pixel's value says which point of the picture it is."""
+    module, config = recipe
+    ramp = np.arange(120)[:, None, None] + np.arange(160)[None, :, None] * np.array([0.5, 1.0, 0.0])
+    Image.fromarray(ramp.astype(np.uint8)).save(tmp_path / "ramp.png")
+    source = module.sources.Files(paths=[str(tmp_path / "ramp.png")], labels=[3])
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    config = dataclasses.replace(config, side=40, eval_resize=60)
+    with module.evaluation(config, sharding, source)(batch_size=2) as batches:
+        batch = next(batches)
+    assert batch["mask"].tolist() == [True, False] and batch["labels"].tolist()[0] == 3
+    # 160 x 120 becomes 80 x 60, whose middle 40 x 40 begins at (20, 10).
+    y, x = (2 * (np.arange(40) + first + 0.5) - 0.5 for first in (10, 20))
+    wanted = y[:, None, None] + x[None, :, None] * np.array([0.5, 1.0, 0.0])
+    assert np.abs(np.asarray(batch["images"][0]) - wanted).max() < 1.1
+
+
+@pytest.mark.parametrize(
+    "held_out,said", [("bc", r"alone in --data \['a'\], in --val \[\]"), ("abc", "")]
+)
+def test_other_class_folders_are_refused(recipe, monkeypatch, tmp_path, held_out, said):
+    for part, names in (("train", "abc"), ("val", held_out)):
+        for name in names:
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / part / name / "0.png")
+    data, val = (recipe[0].open_source(str(tmp_path / part)) for part in ("train", "val"))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    train = importlib.import_module("train")
+    if not said:
+        assert train.number_of_classes(data, val, None) == 3
+        return
+    for given in (None, 3):
+        with pytest.raises(SystemExit, match=said):
+            train.number_of_classes(data, val, given)
+
+
+def test_tars_need_a_number_of_classes(recipe, tmp_path):
+    train = importlib.import_module("train")
+    write_tar(tmp_path / "some.tar", labelled(range(3)))
+    source = recipe[0].open_source(f"{tmp_path}/some.tar")
+    assert train.number_of_classes(source, source, 6) == 6
+    with pytest.raises(SystemExit, match="--classes says how many"):
+        train.number_of_classes(source, source, None)

@@ -129,21 +129,26 @@ def test_show_draws_rows_of_frames(folder, tmp_path):
         assert sheet.width > 8 * 64  # eight frames stand beside one another
 
 
-BAD = {"mp4": ("mjpeg.mp4", 0.9), "avi": (None, 0.5), "webm": ("vp8.webm", 0.02)}
+# Of an AVI that was cut DALI may give memory that nothing was written to.
+BAD = [
+    ("mp4", "mjpeg.mp4", 0.9),
+    *(("avi", None, share) for share in (0.1, 0.35, 0.5, 0.7, 0.95)),
+    ("webm", "vp8.webm", 0.02),
+]
 
 
-@pytest.mark.parametrize("suffix", BAD)
-def test_clips_that_are_cut_off_are_named_masked_and_skipped(folder, tmp_path, suffix):
+@pytest.mark.parametrize("suffix,name,share", BAD)
+def test_clips_that_are_cut_off_are_named_masked_and_skipped(folder, tmp_path, suffix, name, share):
     source = opened(folder)
     paths, bad = [source.name(index) for index in range(N)], 4
-    name, share = BAD[suffix]
+    verb = "read" if suffix == "avi" else "decoded"
     data = (FOLDER / name if name else folder / "rising" / "0000.avi").read_bytes()
     paths[bad] = str(tmp_path / f"cut.{suffix}")
     (tmp_path / f"cut.{suffix}").write_bytes(data[: int(share * len(data))])
     source = sources.Files(paths=paths, labels=range(N))
     iterator = batches_of(source, shuffle=False)
     assert next(iterator)["label"].tolist() == [0, 1, 2]
-    with pytest.raises(BatchError, match=rf"cut\.{suffix} can't be decoded") as error:
+    with pytest.raises(BatchError, match=rf"cut\.{suffix} can't be {verb}") as error:
         next(iterator)
     assert error.value.files == (paths[bad],)
     assert next(iterator)["label"].tolist() == [6, 6, 6]
