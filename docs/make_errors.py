@@ -37,6 +37,7 @@ PAGES = {
     "core/functions": ("Functions in the graph", "functions.md"),
     "core/pipeline/draw": ("Randomness and augmentation", "randomness.md"),
     "core/placement": ("Devices and processes", "sharding.md"),
+    "core/pipeline/riff": ("Sources", "sources.md"),
     "core/pipeline/shards": ("Devices and processes", "sharding.md"),
     "core/records": ("Grain", "grain.md"),
     "core/show": ("Seeing and profiling", "seeing.md"),

@@ -314,7 +314,7 @@ class DALIGenericIterator:
 
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
-        """The batches that were skipped, or have masked records, by ``on_error``, in this process."""
+        """The batches that ``on_error`` skipped, or masked records of, in this process."""
         return tuple(self._engine.errors)
 
     @property

@@ -118,7 +118,7 @@ def of_fed(error: Exception) -> Exception:
     if "unknown format string" not in text and "cannot include dtype" not in text:
         return error
     fed = TypeError(
-        f"{text}: fn.external_source takes numbers that DALI has. Give it text as bytes, "
+        f"fn.external_source takes numbers that DALI has ({text}). Give it text as bytes, "
         "np.frombuffer(text.encode(), np.uint8), and bfloat16 as .astype('float32'), to cast it "
         "back behind the iterator. Or have it pass the graph by: the fields of a dalijax.sources "
         "record that the graph does not take reach the batch as they are"

@@ -50,5 +50,6 @@ def _check(head: bytes, count: int) -> None:
     begin, size, kind = struct.unpack("<4sI4s", head)
     if begin != b"RIFF" or kind not in _KINDS or not 0 < size < _UNKNOWN:
         return
-    if count < 8 + size - size % 2:  # some programs leave out the byte that fills up an odd size
-        raise ValueError(f"it is cut off: by its header it has {8 + size} bytes, and not {count}")
+    whole = 8 + size
+    if count < whole - size % 2:  # some programs leave out the byte that fills up an odd size
+        raise ValueError(f"it is cut off: by its header it has {whole} bytes, and not {count}")
