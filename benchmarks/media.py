@@ -233,7 +233,7 @@ def batch_in(
 
 
 def fastest(one: Callable[[str], Batch], paths: list[str], threads: int) -> int:
-    """Of 1, 2, 4 and so on up to so many threads, how many do it in the shortest time.
+    """Of 1, 2, 4 and so on, and so many threads, how many do it in the shortest time.
 
     More of them do less where they wait for Python's lock.
     """
@@ -245,7 +245,8 @@ def fastest(one: Callable[[str], Batch], paths: list[str], threads: int) -> int:
             batch_in(pool, one, [paths], 0)
             return time.perf_counter() - begin
 
-    return min((2**power for power in range(threads.bit_length())), key=seconds)
+    counts = {*(2**power for power in range(threads.bit_length())), threads}
+    return min(sorted(counts), key=seconds)
 
 
 def variants(
@@ -282,13 +283,14 @@ def main() -> None:
     lines = []
     with tempfile.TemporaryDirectory() as scratch, report.ended_by_ctrl_c(results):
 
-        def measure(task: str, turn: dict[str, Turn]) -> None:
+        def measure(task: str, turn: dict[str, Turn], threads: Mapping[str, int]) -> None:
             micros = turns.time_pipelines(turn, arguments.rounds, arguments.batches)
             results[task] = {name: [one / 1e3 for one in values] for name, values in micros.items()}
             for name, times in results[task].items():
                 speed = arguments.batch / statistics.median(times) * 1e3
                 share = turns.share(times, results[task]["dalijax"])
-                lines.append((task, name, report.spread(times, 1), f"{speed:,.0f}", share))
+                count = threads.get(name, arguments.threads)
+                lines.append((task, name, count, report.spread(times, 1), f"{speed:,.0f}", share))
                 print(*lines[-1], sep=" | ", flush=True)
 
         def measure_files(
@@ -299,15 +301,13 @@ def main() -> None:
             paths = write(folder, 2 * arguments.batch)
             halves = paths[: arguments.batch], paths[arguments.batch :]
             with contextlib.ExitStack() as pools:
-                each = {}
+                each, threads = {}, {}
                 for name, one in others.items():
-                    count = fastest(one, halves[0], arguments.threads)
-                    pool = pools.enter_context(ThreadPoolExecutor(count))
-                    each[f"{name}, {count} thread{'s' * (count > 1)}"] = functools.partial(
-                        batch_in, pool, one, halves
-                    )
+                    threads[name] = fastest(one, halves[0], arguments.threads)
+                    pool = pools.enter_context(ThreadPoolExecutor(threads[name]))
+                    each[name] = functools.partial(batch_in, pool, one, halves)
                 first = loop(sources.Files(paths=paths), graph, *sizes)
-                measure(task, variants(first, each, limit))
+                measure(task, variants(first, each, limit), threads)
 
         if soundfile is not None and threadpoolctl is not None:
             # Threads of NumPy's matrix products beside those of the pool are six times as slow.
@@ -338,8 +338,17 @@ def main() -> None:
             return (rows[indices % len(rows)] - np.float32(0.5)) * np.float32(2)
 
         first = loop(sources.Arrays({"row": rows}), normalized, *sizes)
-        measure("rows of a table", variants(first, {"NumPy": by_indexing}, limit=1e-6))
-    heads = ("", "", f"ms of a batch of {arguments.batch}", "a second", "share of dalijax's time")
+        measure(
+            "rows of a table", variants(first, {"NumPy": by_indexing}, limit=1e-6), {"NumPy": 1}
+        )
+    heads = (
+        "",
+        "",
+        "threads",
+        f"ms of a batch of {arguments.batch}",
+        "a second",
+        "share of dalijax's time",
+    )
     report.table(heads, lines)
     groups = {
         task: {name: statistics.median(values) for name, values in times.items()}

@@ -6,7 +6,8 @@ In each round the step runs over one batch that lies on the devices, then over t
 
 A round's steps last about as long as its share of the seconds; building pipelines and compiling
 come on top. With ``--processes 2`` two processes of ``jax.distributed`` share the GPUs of this
-machine, and the figures are of the first. Ctrl-C ends the rounds, and what was measured is written.
+machine, and the figures are of the first. Ctrl-C ends the rounds of one process, and what was
+measured is written.
 """
 
 from __future__ import annotations

@@ -105,26 +105,27 @@ def of_workers(error: Exception) -> str:
 
 
 FORKED = (
-    "fn.external_source(parallel=True) forks its workers from this process, where JAX is up: they "
-    "may hang. Pass py_start_method='spawn' to pipeline_def, and start the program under "
-    "if __name__ == '__main__'; or decorate the plain function with dalijax.data_iterator, which "
-    "spawns them"
+    "fn.external_source(parallel=True) forks its workers from a process that has JAX, whose "
+    "threads they lack: they may hang. Pass py_start_method='spawn' to pipeline_def, and start the "
+    "program under if __name__ == '__main__'; or decorate the plain function with "
+    "dalijax.data_iterator, which spawns them"
 )
 
 
-def of_fed(error: Exception) -> Exception:
-    """The error for a value that a graph's own source gave, with its cure where DALI names none."""
+def of_fed(error: BaseException) -> str:
+    """The cure for a value of ``fn.external_source`` that DALI can't take, or ""."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Not of the caller's own function, which DALI called.
+    of_dali = frames and str(frames[-1].f_globals.get("__name__", "")).startswith("nvidia.dali")
     text = str(error)
-    if "unknown format string" not in text and "cannot include dtype" not in text:
-        return error
-    fed = TypeError(
+    if not of_dali or not ("unknown format string" in text or "cannot include dtype" in text):
+        return ""
+    return (
         f"fn.external_source takes numbers that DALI has ({text}). Give it text as bytes, "
         "np.frombuffer(text.encode(), np.uint8), and bfloat16 as .astype('float32'), to cast it "
         "back behind the iterator. Or have it pass the graph by: the fields of a dalijax.sources "
         "record that the graph does not take reach the batch as they are"
     )
-    fed.__cause__ = error
-    return fed
 
 
 def of_readers(error: Exception, pipeline: Pipeline) -> str:

@@ -87,7 +87,10 @@ def _forks_workers(pipeline: Pipeline) -> bool:
     """Whether building a pipeline forks workers of ``fn.external_source(parallel=True)``."""
     if pipeline.py_start_method != "fork" or getattr(pipeline, "_py_pool_started", False):
         return False
-    groups = (getattr(operator, "_group", None) for operator in operators(pipeline))
+    try:
+        groups = [getattr(operator, "_group", None) for operator in operators(pipeline)]
+    except AttributeError:  # outputs that are none: building it says so
+        return False
     return any(getattr(group, "parallel", False) for group in groups)
 
 

@@ -15,7 +15,6 @@ from nvidia.dali import Pipeline
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from ..stats import span
-from . import advice
 from .dali_pipeline import can_checkpoint, queue_depth
 from .deferred import deferred_of
 from .function_notes import release
@@ -68,7 +67,7 @@ class _PipelineQueue:
             try:
                 self.pipeline.schedule_run()
             except Exception as error:  # the source's own: said when its batch is due
-                self.error = advice.of_fed(error)
+                self.error = error
                 return
             # Where the source has ended nothing more is scheduled: empty() tells the truth.
             self._scheduled += runs

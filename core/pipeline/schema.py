@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import KINDS, cast_to
-from .riff import check_whole
+from .riff import cut_off
 
 _LONGEST_TEXT = 160  # characters of a record's text in an error
 
@@ -127,12 +127,9 @@ class Schema:
                     f"{place} of the batch, and nothing that a pipeline takes in the first one: "
                     "say what it is by element_spec"
                 )
-            if ndim == 1 and dtype == np.uint8:
-                try:
-                    check_whole(array)
-                except ValueError as error:
-                    name = "/".join(path) or "the record"
-                    raise ValueError(f"{name} in record {place} of the batch: {error}") from None
+            if ndim == 1 and dtype == np.uint8 and (said := cut_off(array)):
+                where = "/".join(path) or "the record"
+                raise ValueError(f"{where} in record {place} of the batch: {said}")
             arrays.append(array)
         return arrays if ndim or not arrays else np.stack(arrays)
 

@@ -118,7 +118,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self._feed: Feed | None = None
         self._runner: Runner | None = None
         self._taken = 0  # runs of the present pipelines
-        self._num_failed = 0
+        self._num_failed = 0  # batches that were not delivered
+        self._masked: dict[tuple[int, int], set[str]] = {}  # records by epoch and step
         self._operators: tuple[str, ...] = ()
         # A first state stays what it was before the pipelines were built.
         self._graph_in_state = False
@@ -142,8 +143,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     @property
     def num_failed(self) -> int:
-        """Number of batches that failed in this process."""
-        return self._num_failed
+        """Number of batches of this process that failed, or have masked records."""
+        return self._num_failed + len(self._masked)
 
     def length(self) -> int:
         """Number of batches of the epoch: those behind the consumer, and those to come."""
@@ -320,7 +321,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         rows = sum(len(part.valid) for part in parts)
         valid = sum(int(part.valid.sum()) for part in parts)
         counts = count_rows(rows, valid, self._samples.policy, self._samples.padded)
-        stats.delivered(here.epoch, self.step, *counts, self._num_failed)
+        stats.delivered(here.epoch, self.step, *counts, self.num_failed)
 
     def _runner_at(self, here: SamplePosition) -> tuple[Runner, Feed]:
         if self.closed:
@@ -516,12 +517,12 @@ class SourceEngine(EpochEngine[SamplePosition]):
         run, self._taken = self._taken, self._taken + 1  # whatever comes of it, it is used up
         try:
             batch = runner.take(lambda outputs: self._batch(outputs, runner, feed, run))
-            self._note_unread(here, [feed.rows(run, part) for part in range(len(self._parts))])
         except (SourceError, SourceEnded) as failed:
             self.drop()
             raise failed.__cause__ or failed from None
         except _UnreadRecords as failed:
-            error = self._unread(here, [failed.rows])
+            bad = [(failed.rows, row) for row in sorted(failed.rows.read.errors)]
+            error = self._unread(here, bad)
         except FunctionError as failed:
             error = self._described(here, (), str(failed))
             error.__cause__ = failed.__cause__
@@ -529,6 +530,9 @@ class SourceEngine(EpochEngine[SamplePosition]):
             return self._undecoded(here, runner, feed, run, failed)
         except Exception as failed:  # no array can be made of it
             error = failed
+        if error is None:
+            self._note_unread(here, [feed.rows(run, part) for part in range(len(self._parts))])
+        self._num_failed += isinstance(error, BatchError)
         if self._feed is feed:
             feed.forget(run)
         if self._random:
@@ -561,20 +565,25 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     def _note_unread(self, here: SamplePosition, parts: Sequence[Rows]) -> None:
         """Says which records of a batch could not be read, and are masked in it."""
-        if any(rows.read.errors for rows in parts):
-            self._note_masked(here, self._unread(here, parts))
+        bad = [(rows, row) for rows in parts for row in sorted(rows.read.errors) if rows.valid[row]]
+        if bad:
+            self._note_masked(here, self._unread(here, bad))
 
-    def _unread(self, here: SamplePosition, parts: Sequence[Rows]) -> BatchError:
+    def _unread(self, here: SamplePosition, bad: Sequence[tuple[Rows, int]]) -> BatchError:
         """The error of a batch with records that could not be read."""
-        bad = [(rows, row) for rows in parts for row in sorted(rows.read.errors)]
         first = bad[0][0].read.errors[bad[0][1]]
         error = self._described(here, bad, f"{type(first).__name__}: {first}", "read")
         error.__cause__ = first
         return error
 
     def _note_masked(self, here: SamplePosition, error: BatchError) -> None:
-        failed = FailedBatch(here.epoch, self._samples.step(here), str(error), error.files)
-        self.errors.append(log_failure("masked", failed))
+        """Logs a batch with masked records; once, however often it is made."""
+        step = self._samples.step(here)
+        known = self._masked.setdefault((here.epoch, step), set())
+        if not known.issuperset(error.files):
+            known.update(error.files)
+            failed = FailedBatch(here.epoch, step, str(error), error.files)
+            self.errors.append(log_failure("masked", failed))
 
     def _undecoded(
         self, here: SamplePosition, runner: Runner, feed: Feed, run: int, error: RuntimeError
@@ -590,13 +599,14 @@ class SourceEngine(EpochEngine[SamplePosition]):
             self._go_back(runner, feed, here)
             return self._outcome_at(here)
         feed.forget(run)
+        self._num_failed += 1
         return Outcome(self._samples.skip(here, 1), error=described)
 
     def _replaced(self, feed: Feed, bad: Sequence[tuple[Rows, int]]) -> bool:
         """Has other records stand for bad rows from now on; False where that does not help."""
         stand_ins: dict[int, int] = {}
         for rows, row in bad:
-            others = {k for of, k in bad if of is rows}
+            others = {*rows.read.errors, *(k for of, k in bad if of is rows)}
             good = [k for k in range(len(rows.samples)) if k not in others]
             sample, end = int(rows.samples[row]), int(rows.samples[-1]) + 1
             if good:
@@ -614,16 +624,22 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self, here: SamplePosition, bad: Sequence[tuple[Rows, int]], why: str, verb: str = "decoded"
     ) -> BatchError:
         """The error of a batch with records that can't be read or decoded, by their names."""
-        names = [self._source.name(int(rows.read.records[row])) for rows, row in bad]
+        names = [self._name(int(rows.read.records[row])) for rows, row in bad]
         shown = ", ".join(names[:_MOST_NAMED]) + " and more" * (len(names) > _MOST_NAMED)
         failure = f": {shown} can't be {verb}" if names else ""
         error = BatchError(
             f"batch {self._samples.step(here)} of epoch {here.epoch} failed, and counts as "
             f"delivered{failure}. {why}"
         )
-        error.files = tuple(names)
-        self._num_failed += 1
+        error.files = tuple(dict.fromkeys(names))
         return error
+
+    def _name(self, record: int) -> str:
+        """A record's name, even if its source looks into the record for it."""
+        try:
+            return self._source.name(record)
+        except Exception:
+            return f"record {record}"
 
     def _undecodable(self, feed: Feed, rows: Rows) -> list[int]:
         """The rows that fail by themselves."""

@@ -14,7 +14,7 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from ..hashing import Bits
 from ..pipeline.draw import DrawFunction, DrawRows
-from ..pipeline.riff import check_whole, check_whole_file
+from ..pipeline.riff import cut_off, file_cut_off
 from .order import Indices
 from .reuse import ReuseCheck
 from .source import Source, Values
@@ -93,13 +93,8 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
         if field.dtype != np.uint8 or field.ndim != 1:
             continue
         for place, value in enumerate(values):
-            try:
-                if field.is_path:
-                    check_whole_file(bytes(value))
-                else:
-                    check_whole(value)
-            except ValueError as error:
-                errors.setdefault(place, error)
+            if said := file_cut_off(bytes(value)) if field.is_path else cut_off(value):
+                errors.setdefault(place, ValueError(f"{name}: {said}"))
     return errors
 
 

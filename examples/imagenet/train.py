@@ -104,15 +104,15 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
         if step == 1 and first:
             save_picture(batch, out / "batch.png")
         state, loss = step_fn(state, batch["images"], batch["labels"])
-        if step % options.log_every == 0 and first:
-            if not np.isfinite(float(loss)):
-                raise SystemExit(
-                    f"step {step} has a loss of {loss}: is a label above {classes - 1}?"
-                )
+        saves = step % options.save_every == 0 or step == steps
+        logs = step % options.log_every == 0
+        if (saves or logs) and not np.isfinite(float(loss)):  # in all processes, and not saved
+            raise SystemExit(f"step {step}: the loss is {loss}. Are labels 0 to {classes - 1}?")
+        if logs and first:
             losses.add(step, float(loss))
             bar.set_postfix(loss=f"{float(loss):.3f}")
         report(step)
-        if step % options.save_every == 0 or step == steps:
+        if saves:
             position = ocp.args.JsonSave(iterator.get_state())
             both = ocp.args.Composite(state=ocp.args.StandardSave(state), input=position)
             manager.save(step, args=both)
@@ -140,8 +140,9 @@ def number_of_classes(data: Any, held_out: Any, given: int | None) -> int:
             "--data and --val have other class folders, by whose places labels are numbers: alone "
             f"in --data {sorted({*names} - {*others})}, in --val {sorted({*others} - {*names})}"
         )
-    if not (given or names):
-        raise SystemExit("--classes says how many classes there are, where --data has no folders")
+    known = max(len(names), len(others))
+    if (given or len(names)) < max(known, 1):
+        raise SystemExit(f"--classes must be {known or 'the number of classes'}, not {given}")
     return given or len(names)
 
 
@@ -154,7 +155,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--policy", choices=("rand", "auto", "none"), help="of the augmentation")
     parser.add_argument(
         "--on-error", choices=("raise", "skip"), default="raise",
-        help="skip: batches with pictures that can't be decoded; evaluation masks the pictures",
+        help="skip: batches with pictures that can't be decoded, in one process; "
+        "evaluation masks the pictures",
     )  # fmt: skip
     parser.add_argument("--batch", type=int, help="pictures of a batch over all devices")
     parser.add_argument("--steps", type=int, help="stop after so many; default: all epochs")

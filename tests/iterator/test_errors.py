@@ -333,18 +333,31 @@ def test_an_error_of_the_users_own_is_left_alone():
 
 
 @pytest.mark.parametrize(
-    "value,words",
+    "value,error,words",
     [
-        (np.array("text"), ("4w", r"np\.frombuffer\(text\.encode\(\)", "pass the graph by")),
-        (np.zeros(2, jnp.bfloat16), (r"astype\('float32'\)", "cast it back", "pass the graph by")),
+        (np.array("text"), RuntimeError, ("4w", r"frombuffer\(text\.encode\(\)", "pass the graph")),
+        (np.zeros(2, jnp.bfloat16), ValueError, (r"astype\('float32'\)", "back", "pass the graph")),
     ],
 )
-def test_what_a_source_in_the_graph_can_not_give(value, words):
+def test_what_a_source_in_the_graph_can_not_give(value, error, words):
     def given():
         return fn.external_source(lambda: [value] * 2)
 
     iterator = data_iterator(given, ["x"], size=4)(batch_size=2)
-    refused(lambda: next(iterator), TypeError, "external_source takes numbers", *words)
+    refused(lambda: next(iterator), error, "external_source takes numbers", *words)
+    iterator.close()
+
+
+def test_an_error_of_the_source_itself_is_left_alone():
+    def broken():
+        raise ValueError("cannot include dtype 'E' in a buffer")
+
+    def given():
+        return fn.external_source(broken)
+
+    iterator = data_iterator(given, ["x"], size=4)(batch_size=2)
+    with pytest.raises(ValueError, match="^cannot include dtype 'E' in a buffer$"):
+        next(iterator)
     iterator.close()
 
 

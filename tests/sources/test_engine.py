@@ -163,6 +163,34 @@ def test_bad_records(how, shards):
     assert [sorted(error.files) for error in engine.errors] == first * 2
 
 
+@pytest.mark.parametrize("name", ("number", None))
+def test_each_masked_record_is_named_once(name):
+    """However often its batch is made, beside others that can't be decoded, and in padding."""
+
+    class Named(Numbers):
+        def name(self, index):
+            return f"{name} {index}" if name else {}[index]  # which looks into the record
+
+    name = name or "record"
+    source = Named(6, unreadable={0, 1}, undecodable={3})
+    more = {"graph": decode, "output_map": ["number", "images", "drawn"], "on_error": "mask"}
+    engine = make(source, 4, **more, shuffle=False)
+    start = engine.position
+    for _ in range(2):
+        masks = []
+        while not (outcome := engine.peek()).ended:
+            masks.append(outcome.batch["mask"].tolist())
+            engine.advance()
+        assert masks == [[False, False, True, False], [True, True, False, False]]
+        engine.go_to(start)
+    assert sorted(file for error in engine.errors for file in error.files) == [
+        f"{name} {number}" for number in (0, 1, 3)
+    ]
+    assert {(error.epoch, error.step) for error in engine.errors} == {(0, 0)}
+    assert engine.num_failed == 1
+    engine.close()
+
+
 def test_a_source_that_is_gone_loses_no_batch():
     source = Numbers(8)
     engine = make(source, 4, graph=decode, output_map=["number", "images", "drawn"], shuffle=False)

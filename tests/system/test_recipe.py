@@ -318,5 +318,13 @@ def test_tars_need_a_number_of_classes(recipe, tmp_path):
     write_tar(tmp_path / "some.tar", labelled(range(3)))
     source = recipe[0].open_source(f"{tmp_path}/some.tar")
     assert train.number_of_classes(source, source, 6) == 6
-    with pytest.raises(SystemExit, match="--classes says how many"):
+    with pytest.raises(SystemExit, match="--classes must be the number of classes, not None"):
         train.number_of_classes(source, source, None)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
+    folders = recipe[0].open_source(str(tmp_path))
+    for data, held_out in ((folders, folders), (source, folders), (folders, source)):
+        assert train.number_of_classes(data, held_out, 5) == 5
+        with pytest.raises(SystemExit, match="--classes must be 3, not 2"):
+            train.number_of_classes(data, held_out, 2)
