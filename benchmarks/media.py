@@ -198,14 +198,15 @@ def write_clips(folder: pathlib.Path, count: int, codec: str) -> list[str]:
     rng = np.random.default_rng(0)
     suffix = ".avi" if codec == "mjpeg" else ".mp4"
     for number in range(min(count, DRAWN)):
+        path = folder / f"{number}{suffix}"
         frames = clips.draw_clip("turning", rng, (320, 240)).astype(int)
         frames = np.concatenate([frames, frames[::-1]])
         noise = rng.integers(-12, 13, (12, *frames.shape[1:]))
         frames = (frames + np.tile(noise, (4, 1, 1, 1))).clip(0, 255).astype(np.uint8)
         if codec == "mjpeg":
-            clips.write_avi(folder / f"{number}{suffix}", list(frames))
+            clips.write_avi(path, list(frames))
             continue
-        with av.open(str(folder / f"{number}{suffix}"), "w") as container:
+        with av.open(str(path), "w") as container:
             stream = container.add_stream(codec, rate=clips.RATE)
             stream.height, stream.width = frames.shape[1:3]
             for frame in frames:

@@ -75,8 +75,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-vit_b16",
         "As before, while the other GPU of the machine ran tests on other cores. tf.data is the "
         "cheapest here: it leaves the GPU alone, and 11.5 cores decode 2,700 images a second. On "
-        "another machine jitter cost 1.2 and 1.5 % in two rounds, "
-        "RandAugment 2.1 % and everything 2.9 %.",
+        "another machine jitter cost 1.2 and 1.5 % in two rounds, RandAugment 2.1 % and "
+        "everything 2.9 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",

@@ -112,6 +112,7 @@ class Schema:
         arrays = []
         column, values = self.columns[index], records
         dtype, ndim, path = column.dtype, column.ndim, column.path
+        may_be_file = ndim == 1 and dtype == np.uint8
         for key in path:
             values = values_of(values, key, "/".join(path))
         for place, value in enumerate(values):
@@ -127,7 +128,7 @@ class Schema:
                     f"{place} of the batch, and nothing that a pipeline takes in the first one: "
                     "say what it is by element_spec"
                 )
-            if ndim == 1 and dtype == np.uint8 and (said := cut_off(array)):
+            if may_be_file and (said := cut_off(array)):
                 where = "/".join(path) or "the record"
                 raise ValueError(f"{where} in record {place} of the batch: {said}")
             arrays.append(array)

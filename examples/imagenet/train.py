@@ -140,10 +140,10 @@ def number_of_classes(data: Any, held_out: Any, given: int | None) -> int:
             "--data and --val have other class folders, by whose places labels are numbers: alone "
             f"in --data {sorted({*names} - {*others})}, in --val {sorted({*others} - {*names})}"
         )
-    known = max(len(names), len(others))
-    if (given or len(names)) < max(known, 1):
+    known, count = len(names or others), given or len(names)
+    if count < max(known, 1):
         raise SystemExit(f"--classes must be {known or 'the number of classes'}, not {given}")
-    return given or len(names)
+    return count
 
 
 def parse_arguments() -> argparse.Namespace:
