@@ -55,18 +55,20 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-resnet50",
         "The steps of `examples/imagenet` with more and more augmentation, beside the model "
         "alone. AutoAugment has RandAugment's place; the row below it reads one tar. OpenCV and "
-        "tf.data have 16 cores, and neither RandAugment nor erasing nor mixing. RandAugment has a "
-        "faster contrast since: on another machine jitter cost 2.9 %, RandAugment 3.5 % and "
-        "everything 4.3 %. Minutes later the cores there were slower, tf.data took 77 ms a step, "
-        "and they cost 3.8, 6.1 and 6.6 %.",
+        "tf.data have 16 cores, and neither RandAugment nor erasing nor mixing. Machines "
+        "differ, and so do minutes. On a second one jitter cost 3.3 %, everything 5.2 %, OpenCV "
+        "8.2 % and tf.data 16 %. On a third jitter cost 2.9 %, RandAugment 3.5 % and everything "
+        "4.3 %. Minutes later the cores there were slower, tf.data took 77 ms a step, and the "
+        "three cost 3.8, 6.1 and 6.6 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
         "h100",
         "recipe-vit_s16",
-        "As before, on the other GPU of that machine and at the same time. With today's contrast, "
-        "on another machine: jitter 2.5 and 2.8 %, RandAugment 4.5 and 4.6 %, everything 4.4 %. "
-        "With the slower cores RandAugment cost 6.3 %, everything 6.5 %, and jitter 4.7 and "
+        "As before, on the other GPU of that machine and at the same time. On the second "
+        "machine jitter cost 3.3 %, everything 5.0 %, OpenCV 68 % and tf.data 16 %. On the third "
+        "jitter cost 2.5 and 2.8 % in two runs, RandAugment 4.5 and 4.6 %, everything 4.4 %. With "
+        "the slower cores there RandAugment cost 6.3 %, everything 6.5 %, and jitter 4.7 and "
         "10.4 % in two rounds.",
     ),
     (
@@ -82,9 +84,10 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost on two GPUs in one process?",
         "h100x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. On another "
-        "machine everything cost 2.4 and 5.5 % in two rounds. There it was 4.8 and 5.5 % without "
-        "CUDA graphs, see [performance](performance.md#cuda-graphs).",
+        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. On the second "
+        "machine jitter cost 1.8 %, everything 6.0 %, OpenCV 38 % and tf.data 30 %. On another "
+        "everything cost 2.4 and 5.5 % in two rounds. There it was 4.8 and 5.5 % without CUDA "
+        "graphs, see [performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
@@ -98,7 +101,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-vit_s16",
         "Its step has more and smaller kernels than a ResNet-50's. Without CUDA graphs it waits "
         "for the host. On another machine the model alone then took 51.4 ms, with them 43.5. "
-        "Everything cost 31 and 34 % without them, and 4.4 and 4.0 % with them.",
+        "Everything cost 31 and 34 % without them, and 4.4 and 4.0 % with them. OpenCV and "
+        "tf.data have 32 cores.",
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
@@ -174,12 +178,19 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
     ),
     (
         "Recordings, clips and arrays beside the usual libraries?",
+        "h100",
+        "media",
+        "16 cores, and each in its fastest number of threads. The GPU makes spectrograms and cuts "
+        "volumes; reading and decoding FLAC and Motion JPEG are work for the cores. **H.264 is "
+        "slower than on 16 cores**: DALI took 11 ms for a clip on the GPU's video engines. Another "
+        "run of 15 rounds had 5.7 for soundfile, 3.2 for PyAV and 1.2 for OpenCV with Motion JPEG.",
+    ),
+    (
+        "And on a CPU?",
         "cpu",
         "media",
-        "Two cores, two threads each. DALI is the faster one for sound alone. PyAV seeks to the "
-        "frames, and NumPy copies less: rows of a table that need no work cost it a tenth. On one "
-        "H200 with 32 cores, 16 threads each and batches of 64, soundfile with NumPy took 6.7 "
-        "times as long as DALI, PyAV 3.3 times and OpenCV 1.25 times.",
+        "Two cores. DALI is the faster one for sound alone. PyAV seeks to the frames, and NumPy "
+        "copies less: rows of a table that need no work cost it a tenth.",
     ),
 ]
 # Those of the first page; the others are on the second.
