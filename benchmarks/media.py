@@ -5,18 +5,22 @@ or librosa. Clips are Motion JPEGs of 320x240, decoded on the CPU, and on a GPU 
 frames with a stride of 2 are resized to 112x112: PyAV or OpenCV, resized by OpenCV. Volumes are
 .npy files of 96x96x96 f32, cropped to 64x64x64 and mirrored: NumPy, which reads the whole file as
 DALI does, or maps it and reads the crop alone. Rows are 1,024 f32 of one mapped .npy, normalised:
-NumPy. These work in up to as many threads as DALI has, in as many as each is fastest in, but for
-rows, which NumPy takes in one call. All read the same files and take turns, in another order each
-round; before the first round their results are compared. What is not installed is left out; all is
-in the extra `bench`. Ctrl-C ends it, and what was measured is written.
+NumPy, in one call.
+
+The other libraries work one batch ahead, in threads or in worker processes, in as many as each is
+fastest in, up to as many as DALI has threads; each decoder has one thread. All batches end on JAX's
+first device. All read the same files and take turns, in another order each round; before the first
+round their results are compared. What is not installed is left out; all is in the extra `bench`.
+Ctrl-C ends it, and what was measured is written.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import functools
 import importlib
 import itertools
+import multiprocessing
 import pathlib
 import shutil
 import statistics
@@ -24,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -61,14 +65,26 @@ soundfile, librosa, av, cv2 = map(module, ("soundfile", "librosa", "av", "cv2"))
 threadpoolctl = module("threadpoolctl")
 
 
+def prepare() -> None:
+    """Prepares this process for the libraries' work in threads, or as one of several processes."""
+    if threadpoolctl is not None:
+        # Those of NumPy's matrix products, beside those of a pool, are six times as slow.
+        threadpoolctl.threadpool_limits(1, "blas")
+    if cv2 is not None:
+        cv2.setNumThreads(0)
+    # Once so much was freed, malloc keeps blocks below it instead of giving them back. Else NumPy
+    # waits for the kernel at each array: spectrograms took 1.7 times as long.
+    np.empty(31 << 20, np.uint8)
+
+
 class Turn:
-    """A variant as `turns.time_pipelines` has it: `run` makes the next batch."""
+    """A variant as `turns.time_pipelines` has it: `run` has the next batch on the device."""
 
     def __init__(self, take: Callable[[], Any]):
         self.take = take
 
     def run(self) -> Any:
-        return jax.block_until_ready(self.take())
+        return jax.block_until_ready(jax.device_put(self.take(), jax.devices()[0]))
 
 
 # Recordings
@@ -132,6 +148,7 @@ def by_pyav(path: str) -> Batch:
     frames = []
     with av.open(path) as container:
         stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
         container.seek(int(START / clips.RATE / stream.time_base), stream=stream)
         for frame in container.decode(stream):
             number = round(float(frame.pts * stream.time_base) * clips.RATE)
@@ -143,7 +160,7 @@ def by_pyav(path: str) -> Batch:
 
 
 def by_opencv(path: str) -> Batch:
-    capture = cv2.VideoCapture(path)
+    capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
     capture.set(cv2.CAP_PROP_POS_FRAMES, START)
     frames = []
     for number in range((LENGTH - 1) * STRIDE + 1):
@@ -227,48 +244,196 @@ def loop(source: sources.Source, graph: Callable[..., Any], threads: int, batch:
     return Turn(lambda: next(iterator)["out"])
 
 
-def batch_in(
-    pool: ThreadPoolExecutor, one: Callable[[str], Batch], halves: Sequence[list[str]], number: int
+def in_threads(pool: Executor, one: Callable[[str], Batch], paths: Sequence[str]) -> Batch:
+    """A batch, whose rows the threads write."""
+    first = one(paths[0])
+    batch = np.empty((len(paths), *first.shape), first.dtype)
+    batch[0] = first
+
+    def write(row: int) -> None:
+        batch[row] = one(paths[row])
+
+    list(pool.map(write, range(1, len(paths))))
+    return batch
+
+
+def stacked(one: Callable[[str], Batch], paths: Sequence[str]) -> Batch:
+    """What a process makes of its share of a batch."""
+    return np.stack([one(path) for path in paths])
+
+
+def in_processes(
+    pool: Executor, one: Callable[[str], Batch], paths: Sequence[str], count: int
 ) -> Batch:
-    return np.stack(list(pool.map(one, halves[number % 2])))
+    """A batch, of which each process makes a part."""
+    edges = [len(paths) * number // count for number in range(count + 1)]
+    parts = [paths[begin:end] for begin, end in itertools.pairwise(edges) if begin < end]
+    return np.concatenate(list(pool.map(functools.partial(stacked, one), parts)))
 
 
-def fastest(one: Callable[[str], Batch], paths: list[str], threads: int) -> int:
-    """Of 1, 2, 4 and so on, and so many threads, how many do it in the shortest time.
-
-    More of them do less where they wait for Python's lock.
-    """
-
-    def seconds(count: int) -> float:
-        with ThreadPoolExecutor(count) as pool:
-            batch_in(pool, one, [paths], 0)
-            begin = time.perf_counter()
-            batch_in(pool, one, [paths], 0)
-            return time.perf_counter() - begin
-
-    counts = {*(2**power for power in range(threads.bit_length())), threads}
-    return min(sorted(counts), key=seconds)
-
-
-def variants(
-    first: Turn, others: Mapping[str, Callable[[int], Batch]], limit: float
-) -> dict[str, Turn]:
-    """Every variant of a task, and a check that they make about the same of the first batch.
+class Ahead:
+    """Batches of two halves of the files in turn, of which one is made while another is used.
 
     Args:
-        first: dalijax.
-        others: What makes a batch of the others, of its number, by their names.
+        make: Makes a batch of paths.
+        paths: The files of two batches.
+    """
+
+    def __init__(self, make: Callable[[Sequence[str]], Batch], paths: Sequence[str]):
+        self._make = make
+        middle = len(paths) // 2
+        self._halves = itertools.cycle([paths[:middle], paths[middle:]])
+        self._thread = ThreadPoolExecutor(1)
+        self._following = self._start()
+
+    def _start(self) -> Any:
+        half = next(self._halves)
+        return self._thread.submit(lambda: jax.device_put(self._make(half), jax.devices()[0]))
+
+    def __call__(self) -> jax.Array:
+        batch, self._following = self._following, self._start()
+        return batch.result()
+
+
+def fastest(
+    one: Callable[[str], Batch], paths: Sequence[str], most: int, processes: Executor
+) -> tuple[str, Callable[[Sequence[str]], Batch]]:
+    """How a library makes a batch in the shortest time, and its name.
+
+    Threads do less where they wait for Python's lock, and processes where their results are large.
+
+    Args:
+        one: Makes a row of a path.
+        paths: The files of a batch.
+        most: As many threads or processes at most: it tries 1, 2, 4 and so on of each.
+        processes: A pool of so many.
+    """
+
+    def seconds(name: str) -> float:
+        times = []
+        for _ in range(4):
+            begin = time.perf_counter()
+            ways[name](paths)
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times[1:])
+
+    ways: dict[str, Callable[[Sequence[str]], Batch]] = {}
+    for count in sorted({*(2**power for power in range(most.bit_length())), most}):
+        pool = ThreadPoolExecutor(count)
+        ways[f"{count} threads"] = functools.partial(in_threads, pool, one)
+    ways["1 thread"] = ways.pop("1 threads")
+    ways[f"{most} processes"] = functools.partial(in_processes, processes, one, count=most)
+    best = min(ways, key=seconds)
+    return best, ways[best]
+
+
+def check(first: Any, other: Any, name: str, limit: float) -> None:
+    """That a library makes about the same batch.
+
+    Args:
+        first: dalijax's.
+        other: The library's.
+        name: Its name.
         limit: The mean difference that decoders may have.
     """
-    wanted = np.asarray(first.run()).astype(float)
-    turn = {"dalijax": first}
-    for name, one in others.items():
-        off = np.abs(one(0).astype(float) - wanted).mean()
-        if off > limit:
-            sys.exit(f"{name} makes something else of the first batch: {off:.2f} off")
-        numbers = itertools.count(1)
-        turn[name] = Turn(lambda one=one, numbers=numbers: jax.device_put(one(next(numbers))))
-    return turn
+    off = np.abs(np.asarray(first).astype(float) - np.asarray(other).astype(float)).mean()
+    if off > limit:
+        sys.exit(f"{name} makes something else of the first batch: {off:.2f} off")
+
+
+class Run:
+    """Tasks that are measured one after the other, and what they took.
+
+    Args:
+        arguments: Of the command line.
+        folder: Where files may be written.
+        processes: As many worker processes as DALI has threads.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, folder: pathlib.Path, processes: Executor):
+        self.results: dict[str, Any] = {}
+        self.lines: list[tuple[str, ...]] = []
+        self._arguments = arguments
+        self._folder = folder
+        self._processes = processes
+
+    def over(self, source: sources.Source, graph: Callable[..., Any]) -> tuple[str, Turn]:
+        """dalijax over a source, in order."""
+        make = data_iterator(graph, ["out"], source=source, shuffle=False, auto_reset=True)
+        threads = self._arguments.threads
+        iterator = turns.endless(make(batch_size=self._arguments.batch, num_threads=threads))
+        return f"{threads} threads", Turn(lambda: next(iterator)["out"])
+
+    def measure(
+        self, task: str, variants: Mapping[str, tuple[str, Turn]], limit: float = 1e-6
+    ) -> None:
+        """Compares the first batches of all with those of the first, and measures them in turns."""
+        (own, (_, first)), *others = variants.items()
+        wanted = first.run()
+        for name, (_, turn) in others:
+            check(wanted, turn.run(), name, limit)
+        batches = {name: turn for name, (_, turn) in variants.items()}
+        rounds, count = self._arguments.rounds, self._arguments.batches
+        micros = turns.time_pipelines(batches, rounds, count)
+        taken = {name: [one / 1e3 for one in values] for name, values in micros.items()}
+        for name, times in taken.items():
+            speed = self._arguments.batch / statistics.median(times) * 1e3
+            share = turns.share(times, taken[own])
+            way, _ = variants[name]
+            self.lines.append((task, name, way, report.spread(times, 1), f"{speed:,.0f}", share))
+            print(*self.lines[-1], sep=" | ", flush=True)
+        self.results[task] = taken
+
+    def measure_files(
+        self,
+        task: str,
+        write: Callable[..., list[str]],
+        graph: Callable[..., Any],
+        others: Mapping[str, Callable[[str], Batch]],
+        limit: float,
+    ) -> None:
+        """Writes the files of two batches, and measures dalijax and the others over them."""
+        folder = self._folder / task.replace(" ", "-")
+        folder.mkdir()
+        batch, threads = self._arguments.batch, self._arguments.threads
+        paths = write(folder, 2 * batch)
+        variants = {}
+        for name, one in others.items():
+            way, make = fastest(one, paths[:batch], threads, self._processes)
+            variants[name] = way, Turn(Ahead(make, paths))
+        variants = {"dalijax": self.over(sources.Files(paths=paths), graph), **variants}
+        self.measure(task, variants, limit)
+
+    def recordings(self) -> None:
+        others = {"soundfile + NumPy": by_numpy}
+        others |= {"librosa": by_librosa} if librosa is not None else {}
+        self.measure_files("recordings", write_recordings, by_dali, others, 4)
+
+    def clips(self, name: str, codec: str, device: str) -> None:
+        others = {"PyAV": by_pyav} if av is not None and cv2 is not None else {}
+        others |= {"OpenCV": by_opencv} if cv2 is not None else {}
+        write = functools.partial(write_clips, codec=codec)
+        graph = functools.partial(sequences, device=device)
+        self.measure_files(f"clips of {name}", write, graph, others, 4)
+
+    def volumes(self) -> None:
+        mapped = functools.partial(by_slicing, mmap_mode="r")
+        others = {"NumPy": by_slicing, "NumPy, mapped": mapped}
+        self.measure_files("volumes", write_volumes, cropped, others, 1e-6)
+
+    def rows(self) -> None:
+        batch, numbers = self._arguments.batch, itertools.count()
+        file = self._folder / "rows.npy"
+        np.save(file, np.random.default_rng(0).random((64 * batch, COLUMNS), np.float32))
+        rows = np.load(file, mmap_mode="r")
+
+        def by_indexing() -> Batch:
+            indices = (next(numbers) * batch + np.arange(batch)) % len(rows)
+            return (rows[indices] - np.float32(0.5)) * np.float32(2)
+
+        own = self.over(sources.Arrays({"row": rows}), normalized)
+        numpys = "1 thread", Turn(by_indexing)
+        self.measure("rows of a table", {"dalijax": own, "NumPy": numpys})
 
 
 def main() -> None:
@@ -279,83 +444,35 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=16 if GPU else 2)
     arguments = parser.parse_args()
     report.heading()
-    sizes = arguments.threads, arguments.batch
-    results: dict[str, Any] = {}
-    lines = []
-    with tempfile.TemporaryDirectory() as scratch, report.ended_by_ctrl_c(results):
-
-        def measure(task: str, turn: dict[str, Turn], threads: Mapping[str, int]) -> None:
-            micros = turns.time_pipelines(turn, arguments.rounds, arguments.batches)
-            results[task] = {name: [one / 1e3 for one in values] for name, values in micros.items()}
-            for name, times in results[task].items():
-                speed = arguments.batch / statistics.median(times) * 1e3
-                share = turns.share(times, results[task]["dalijax"])
-                count = threads.get(name, arguments.threads)
-                lines.append((task, name, count, report.spread(times, 1), f"{speed:,.0f}", share))
-                print(*lines[-1], sep=" | ", flush=True)
-
-        def measure_files(
-            task: str, write: Callable[..., Any], graph: Any, others: Any, limit: float = 4
-        ) -> None:
-            folder = pathlib.Path(scratch, task.replace(" ", "-"))
-            folder.mkdir()
-            paths = write(folder, 2 * arguments.batch)
-            halves = paths[: arguments.batch], paths[arguments.batch :]
-            with contextlib.ExitStack() as pools:
-                each, threads = {}, {}
-                for name, one in others.items():
-                    threads[name] = fastest(one, halves[0], arguments.threads)
-                    pool = pools.enter_context(ThreadPoolExecutor(threads[name]))
-                    each[name] = functools.partial(batch_in, pool, one, halves)
-                first = loop(sources.Files(paths=paths), graph, *sizes)
-                measure(task, variants(first, each, limit), threads)
-
-        if soundfile is not None and threadpoolctl is not None:
-            # Threads of NumPy's matrix products beside those of the pool are six times as slow.
-            threadpoolctl.threadpool_limits(1, "blas")
-            others = {"soundfile + NumPy": by_numpy}
-            others |= {"librosa": by_librosa} if librosa is not None else {}
-            measure_files("recordings", write_recordings, by_dali, others)
-        others = {"PyAV": by_pyav} if av is not None and cv2 is not None else {}
-        others |= {"OpenCV": by_opencv} if cv2 is not None else {}
-        kinds = [("Motion JPEG", "mjpeg", "cpu")]  # which GPUs do not decode
-        if GPU and av is not None:
-            kinds.append(("H.264", "libx264", "mixed"))
-        for name, codec, device in kinds:
-            write = functools.partial(write_clips, codec=codec)
-            graph = functools.partial(sequences, device=device)
-            measure_files(f"clips of {name}", write, graph, others)
-        others = {
-            "NumPy": by_slicing,
-            "NumPy, mapped": functools.partial(by_slicing, mmap_mode="r"),
-        }
-        measure_files("volumes", write_volumes, cropped, others, limit=1e-6)
-        file = pathlib.Path(scratch, "rows.npy")
-        np.save(file, np.random.default_rng(0).random((64 * arguments.batch, COLUMNS), np.float32))
-        rows = np.load(file, mmap_mode="r")
-
-        def by_indexing(number: int) -> Batch:
-            indices = np.arange(number * arguments.batch, (number + 1) * arguments.batch)
-            return (rows[indices % len(rows)] - np.float32(0.5)) * np.float32(2)
-
-        first = loop(sources.Arrays({"row": rows}), normalized, *sizes)
-        measure(
-            "rows of a table", variants(first, {"NumPy": by_indexing}, limit=1e-6), {"NumPy": 1}
-        )
+    prepare()
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(arguments.threads, spawn, initializer=prepare) as processes,
+    ):
+        run = Run(arguments, pathlib.Path(scratch), processes)
+        with report.ended_by_ctrl_c(run.results):
+            if soundfile is not None:
+                run.recordings()
+            run.clips("Motion JPEG", "mjpeg", "cpu")  # which GPUs do not decode
+            if GPU and av is not None:
+                run.clips("H.264", "libx264", "mixed")
+            run.volumes()
+            run.rows()
     heads = (
         "",
         "",
-        "threads",
+        "in",
         f"ms of a batch of {arguments.batch}",
         "a second",
         "share of dalijax's time",
     )
-    report.table(heads, lines)
+    report.table(heads, run.lines)
     groups = {
         task: {name: statistics.median(values) for name, values in times.items()}
-        for task, times in results.items()
+        for task, times in run.results.items()
     }
-    report.write(arguments.out, "media", results, groups, "ms of a batch")
+    report.write(arguments.out, "media", run.results, groups, "ms of a batch")
 
 
 if __name__ == "__main__":

@@ -55,39 +55,42 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-resnet50",
         "The steps of `examples/imagenet` with more and more augmentation, beside the model "
         "alone. AutoAugment has RandAugment's place; the row below it reads one tar. OpenCV and "
-        "tf.data have 16 cores, and neither RandAugment nor erasing nor mixing. Machines "
-        "differ, and so do minutes. On a second one jitter cost 3.3 %, everything 5.2 %, OpenCV "
-        "8.2 % and tf.data 16 %. On a third jitter cost 2.9 %, RandAugment 3.5 % and everything "
-        "4.3 %. Minutes later the cores there were slower, tf.data took 77 ms a step, and the "
-        "three cost 3.8, 6.1 and 6.6 %.",
+        "tf.data have neither RandAugment nor erasing nor mixing. They have 16 cores, and OpenCV "
+        "a worker for each, so that none is left for the training process. A ViT-S/16 ran on the "
+        "other GPU and its 16 cores at the same time. Machines differ. On a second one, with a "
+        "slower contrast in RandAugment, jitter cost 3.3 %, everything 5.2 %, OpenCV 5 and 12 %, "
+        "and tf.data 16 %. On a third jitter cost 2.9 %, RandAugment 3.5 % and everything 4.3 %. "
+        "Minutes later tf.data took 77 ms a step there, and jitter, RandAugment and everything "
+        "cost 3.8, 6.1 and 6.6 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
         "h100",
         "recipe-vit_s16",
-        "As before, on the other GPU of that machine and at the same time. On the second "
-        "machine jitter cost 3.3 %, everything 5.0 %, OpenCV 68 % and tf.data 16 %. On the third "
-        "jitter cost 2.5 and 2.8 % in two runs, RandAugment 4.5 and 4.6 %, everything 4.4 %. With "
-        "the slower cores there RandAugment cost 6.3 %, everything 6.5 %, and jitter 4.7 and "
-        "10.4 % in two rounds.",
+        "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
+        "of that machine. On the second machine jitter cost 3.3 %, everything 5.0 %, OpenCV 35 "
+        "and 100 %, and tf.data 16 %. On the third jitter cost 2.5 and 2.8 % in two runs, "
+        "RandAugment 4.5 and 4.6 %, everything 4.4 %. Minutes later RandAugment cost 6.3 % "
+        "there, everything 6.5 %, and jitter 4.7 and 10.4 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
         "h100",
         "recipe-vit_b16",
-        "As before, while the other GPU of the machine ran tests on other cores. tf.data is the "
-        "cheapest here: it leaves the GPU alone, and 11.5 cores decode 2,700 images a second. On "
-        "another machine jitter cost 1.2 and 1.5 % in two rounds, RandAugment 2.1 % and "
+        "The same inputs, while the other GPU of the machine ran tests on other cores. tf.data is "
+        "the cheapest here: it leaves the GPU alone, and 11.5 cores decode 2,700 images a second. "
+        "On another machine jitter cost 1.2 and 1.5 % in two rounds, RandAugment 2.1 % and "
         "everything 2.9 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
         "h100x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. On the second "
-        "machine jitter cost 1.8 %, everything 6.0 %, OpenCV 38 % and tf.data 30 %. On another "
-        "everything cost 2.4 and 5.5 % in two rounds. There it was 4.8 and 5.5 % without CUDA "
-        "graphs, see [performance](performance.md#cuda-graphs).",
+        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. tf.data kept 18 "
+        "of them busy, and why is not known: a ViT-S/16 had its batches in 67 ms. On a second "
+        "machine jitter cost 1.8 %, everything 6.0 %, OpenCV 23 and 54 %, and tf.data 30 %. On "
+        "another everything cost 2.4 and 5.5 % in two rounds. There it was 4.8 and 5.5 % without "
+        "CUDA graphs, see [performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
@@ -178,19 +181,10 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
     ),
     (
         "Recordings, clips and arrays beside the usual libraries?",
-        "h100",
-        "media",
-        "16 cores, and each in its fastest number of threads. The GPU makes spectrograms and cuts "
-        "volumes; reading and decoding FLAC and Motion JPEG are work for the cores. **H.264 is "
-        "slower than on 16 cores**: DALI took 11 ms for a clip on the GPU's video engines. Another "
-        "run of 15 rounds had 5.7 for soundfile, 3.2 for PyAV and 1.2 for OpenCV with Motion JPEG.",
-    ),
-    (
-        "And on a CPU?",
         "cpu",
         "media",
-        "Two cores. DALI is the faster one for sound alone. PyAV seeks to the frames, and NumPy "
-        "copies less: rows of a table that need no work cost it a tenth.",
+        "Two cores. DALI is the faster one for sound alone. Rows of a table need next to no work, "
+        "and take NumPy a tenth of the time.",
     ),
 ]
 # Those of the first page; the others are on the second.
@@ -265,11 +259,14 @@ HEAD = """# Benchmarks
 
 Every figure was printed by the command below its table. The runs are kept in `benchmarks/results`,
 and `python benchmarks/page.py` makes this page of the newest of each. Values are medians, with the
-least and the most of the rounds. Variants take turns in one process, so that what disturbs one
-disturbs all. [More benchmarks](benchmarks-more.md) are on a page of their own."""
+least and the most of the rounds. Shares and percent are medians over the rounds, too, of what each
+round had; those of media, augmentation and functions have their quartiles. Variants take turns in
+one process, so that what disturbs one disturbs all. What is said of other runs is in the history of
+this page, or was not kept. [More benchmarks](benchmarks-more.md) are on a page of their own."""
 HEAD_MORE = """# More benchmarks
 
-Grain's other ways, training, adapters, functions, augmentation, opening, memory, and CPUs.
+Grain's other ways, training, recipes, adapters, functions, augmentation, opening, memory, CPUs, and
+media that are not photographs.
 The first page says how all of them were [measured](benchmarks.md)."""
 
 

@@ -1,13 +1,14 @@
 """What the input of examples/imagenet costs its training step, with more and more augmentation.
 
-In each round the step runs over one batch that lies on the devices, then over the recipe's input::
+In each round the step runs over one batch that lies on the devices, then over the recipe's inputs,
+in another order each round::
 
     python benchmarks/recipe.py --config resnet50 --batch 256 --seconds 300
 
-A round's steps last about as long as its share of the seconds; building pipelines and compiling
-come on top. With ``--processes 2`` two processes of ``jax.distributed`` share the GPUs of this
-machine, and the figures are of the first. Ctrl-C ends the rounds of one process, and what was
-measured is written.
+A round's steps last about as long as its share of the seconds. Building pipelines, compiling, and
+as many steps before the timed ones, of 5 s at most, come on top. With ``--processes 2`` two
+processes of ``jax.distributed`` share the GPUs of this machine, and the figures are of the first.
+Ctrl-C ends the rounds of one process, and what was measured is written.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import socket
 import statistics
@@ -140,12 +142,14 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=4096)
     parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
     parser.add_argument("--threads", type=int, default=8, help="of DALI, for each device")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="of Grain")
+    parser.add_argument("--workers", type=int, help="of Grain (default: two less than cores)")
     parser.add_argument("--match", default="", help="only inputs whose name it is found in")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300, help="of all timed steps")
     parser.add_argument("--processes", type=int, default=1, help="that share the GPUs")
     args = parser.parse_args()
+    if args.workers is None:  # the loop and what it starts have the others
+        args.workers = max(1, len(os.sched_getaffinity(0)) // args.processes - 2)
     if args.processes > 1 and PROCESS not in os.environ:
         with tempfile.TemporaryDirectory() as spare:
             folder = args.folder or pathlib.Path(spare)
@@ -207,14 +211,15 @@ def main() -> None:
         state, alone = run(step, state, itertools.repeat(first), 10)
         seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
         with report.ended_by_ctrl_c(seen[MODEL]):
-            for _ in range(args.rounds):
-                for name, runs in seen.items():
+            for turn in range(args.rounds):
+                for name in (MODEL, *random.Random(turn).sample(list(inputs), len(inputs))):
                     iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-                    # What was prepared meanwhile is used up, and the time of a step is known.
-                    few = steps_in(min(3.0, each / 3), alone.step)
+                    # What was prepared meanwhile is used up, tf.data has found its threads, and
+                    # the time of a step is known.
+                    few = steps_in(min(5.0, each), alone.step)
                     state, one = run(step, state, iterator, few)
                     state, one = run(step, state, iterator, steps_in(each, one.step))
-                    runs.append(one)
+                    seen[name].append(one)
                     getattr(iterator, "close", lambda: None)()
                     del iterator
                     gc.collect()  # which ends Grain's workers
