@@ -95,6 +95,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
             raise ValueError(f"element must be 'numpy' or 'jax', not {element!r}")
         self._numpy = element == "numpy"
         iterator_fn = iterator_function(iterator_fn)
+        iterator_fn.check_names(DALIDatasetIterator, call)
         if num_epochs is not None:  # without an end, auto_reset changes nothing
             iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
         if self._numpy:

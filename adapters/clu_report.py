@@ -52,6 +52,11 @@ class ReportInput(periodic_actions.PeriodicAction):
         every_secs: float | None = 60.0,
         on_steps: Iterable[int] | None = None,
     ):
+        if not callable(getattr(iterator, "watch", None)):
+            raise TypeError(
+                f"ReportInput takes an iterator of dalijax, whose waiting it reports, not "
+                f"{iterator!r:.60}: pass the one that the loop takes its batches from"
+            )
         steps = set(on_steps or ())
         if num_train_steps is not None:
             steps.add(num_train_steps)

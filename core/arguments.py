@@ -7,6 +7,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -81,27 +82,41 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
         )
 
 
+def check_call(
+    pipeline_fn: Callable[..., Any],
+    names: Collection[str],
+    others: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> None:
+    """Raises TypeError for an argument of neither the function, pipeline_def nor the caller.
+
+    Args:
+        pipeline_fn: The graph's function.
+        names: The arguments' names.
+        others: Further names that the caller takes, by what they are: "those of DALITransform".
+    """
+    known = {"its own": function_parameters(pipeline_fn), **others}
+    known["those of nvidia.dali.pipeline_def"] = _DEF_ARGS
+    check_names(name_of(pipeline_fn), names, known)
+
+
 def checked_arguments(
-    pipeline_fn: Callable[..., Any], call: Mapping[str, Any], others: Collection[str] = ()
+    pipeline_fn: Callable[..., Any],
+    call: Mapping[str, Any],
+    others: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The keyword arguments of a call, with Python's numbers in place of NumPy's.
 
     Args:
         pipeline_fn: The graph's function; its own arguments are not checked.
         call: The arguments.
-        others: Further names that the caller takes.
+        others: As for `check_call`.
 
     Raises:
-        TypeError: For an argument of neither the function nor pipeline_def, or of a wrong type.
+        TypeError: For an argument of none of them, or of a wrong type.
         ValueError: For a number that is too small or too large.
     """
+    check_call(pipeline_fn, call, others)
     parameters = function_parameters(pipeline_fn)
-    known = {
-        "its own": parameters,
-        "those of dalijax.data_iterator": frozenset(others),
-        "those of nvidia.dali.pipeline_def": _DEF_ARGS,
-    }
-    check_names(name_of(pipeline_fn), call, known)
     checked = dict(call)
     for name in set(call) & _DEF_ARGS - parameters:
         if name in _NUMBERS and call[name] is not None:

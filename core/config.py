@@ -224,3 +224,4 @@ CONFIG_DEFAULTS = {
 }
 # The arguments that users pass.
 CONFIG_NAMES = frozenset(CONFIG_DEFAULTS) - {"epoch_rules", "on_host"}
+OF_DATA_ITERATOR = {"those of dalijax.data_iterator": CONFIG_NAMES}  # for messages

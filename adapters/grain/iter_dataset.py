@@ -81,6 +81,7 @@ class DALIIterDataset(grain.IterDataset):
                     "dalijax.data_iterator, or pass output_map= and reader_name= here"
                 )
             iterator_fn = data_iterator(iterator_fn, **names)
+        iterator_fn.check_names(DALIIterDataset, call)
         set_here = sorted(_SET_HERE & set(call) - function_parameters(iterator_fn.pipeline_fn))
         if set_here:
             raise ValueError(

@@ -14,7 +14,7 @@ import numpy as np
 from grain.experimental import ShapeDtypeStruct
 from numpy.typing import NDArray
 
-from ...core.arguments import checked_arguments, whole_number
+from ...core.arguments import checked_arguments, function_parameters, whole_number
 from ...core.config import IteratorConfig, difference_names
 from ...core.errors import StateError
 from ...core.pipeline.batch import choose_placement, writable
@@ -104,7 +104,11 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         pad: "mask" fills up the last batch with its last record, and adds an array "mask" to
             batches, bool of shape [batch], False at the padding.
         prefetch: Number of batches that DALI prepares ahead.
-        sharding: A jax.sharding.Sharding, or a dict of them by outputs, for global arrays.
+        sharding: A jax.sharding.Sharding, or a dict of them by outputs, for global arrays. Over
+            several processes each reads a slice of the records, by
+            ``ds[jax.process_index()::jax.process_count()]`` before the transform.
+        own_records: Whether each process has records of its own without such a slice, say of its
+            own files; else a dataset that nothing slices is refused.
         on_error: Handling of a record that DALI can't decode. "raise": a RuntimeError that names
             it, and the next call gives the next batch; "skip": the batch is left out; "mask" (with
             ``pad="mask"``): a neighbour replaces it, masked out; if no record of its batch and the
@@ -139,6 +143,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         pad: str | None = None,
         prefetch: int = 2,
         sharding: Any = None,
+        own_records: bool = False,
         on_error: str = "raise",
         element_spec: Any = None,
         read_options: grain.ReadOptions | None = None,
@@ -158,6 +163,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         self._fn = pipeline_fn
         self._on_error = on_error
         self._spec = element_spec
+        self._own_records = own_records
         if {*difference_names(allow_changes, "allow_changes")} - {"graph"}:
             raise ValueError(f"allow_changes may have 'graph' alone here, not {allow_changes}")
         # Mistakes raise here, not at the first batch.
@@ -165,18 +171,28 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             output_map, mask="mask" if pad else None, sharding=sharding, allow_changes=allow_changes
         )
         check_record_graph(pipeline_fn, self._config, on_error)
-        self._call = checked_arguments(pipeline_fn, {"prefetch_queue_depth": prefetch, **call})
+        own = {"those of DALITransform": function_parameters(DALITransform)}
+        call = {"prefetch_queue_depth": prefetch, **call}
+        self._call = checked_arguments(pipeline_fn, call, own)
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
         """The dataset of batches.
 
         Raises:
             TypeError: If ``ds`` is no dataset.
+            ValueError: If the sharding is over several processes, and each would read all records.
         """
+        if not isinstance(ds, (grain.IterDataset, grain.MapDataset)):
+            raise TypeError(f"a DALITransform takes a dataset, not {ds!r:.80}: {_PIPE}")
+        if self._config.over_processes and not self._own_records and not _is_sliced(ds):
+            raise ValueError(
+                f"the sharding is over {jax.process_count()} processes, and nothing slices {ds}: "
+                "each would read all records, and batches would have them several times. Write "
+                "ds[jax.process_index()::jax.process_count()] before the transform, or pass "
+                "own_records=True where each process has other records"
+            )
         if isinstance(ds, grain.IterDataset):
             return _DecodedDataset(ds, self, lists=False)
-        if not isinstance(ds, grain.MapDataset):
-            raise TypeError(f"a DALITransform takes a dataset, not {ds!r:.80}: {_PIPE}")
         options = self.read_options or READ_OPTIONS
         lists = RecordLists(ds, self.local_rows()).to_iter_dataset(options)
         return _DecodedDataset(lists, self, lists=True)
@@ -268,6 +284,13 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             self._spec,
             by_step,
         )
+
+
+def _is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
+    """Whether a dataset, or one that it is made of, has a slice of another's records."""
+    from grain._src.python.dataset.transformations.slice import SliceMapDataset
+
+    return isinstance(ds, SliceMapDataset) or any(map(_is_sliced, getattr(ds, "parents", ())))
 
 
 class _DecodedDataset(grain.IterDataset):
@@ -371,12 +394,17 @@ class DecodedIterator(RecordIterator):
                 first record, which has its inputs: until then the next call raises if the state is
                 of another graph, or its ``random`` is damaged.
         """
+        damaged = f"no state of a DALITransform, or a damaged one: {brief(state)}"
         if not self._may_be_state(state):
-            raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
+            raise StateError(damaged)
         seed = self._seed_of(state["made"])
         if state["made"] != self._identity and seed is None:
             difference = f"rows, last batch, seed: {state['made']} -> {self._identity}"
+            if state["made"].split(" ")[0] != str(self._rows):
+                difference += " (a source goes on in another batch size, a DALITransform does not)"
             raise StateError.of_other_data([difference])
+        if not self._may_be_place(state):
+            raise StateError(damaged)
         with self._engine.lock, self._with_seed(seed):
             self._engine.check(state["random"], state["graph"])
             try:
@@ -400,10 +428,13 @@ class DecodedIterator(RecordIterator):
             and all(type(number) is int for number in state["failed"])
             and all(0 <= count < 1 << 53 for count in (state["step"], state["records"]))
             and min(state["skip"], *state["failed"], 0) >= 0
-            and state["skip"] < self._rows
-            and self._reader.may_be_behind(state["step"], state["records"])
             and _is_like(state["parent"], self._reader.start.parent)
         )
+
+    def _may_be_place(self, state: Mapping[str, Any]) -> bool:
+        """Whether an iterator of the same batches may stand where a state says."""
+        reached = self._reader.may_be_behind(state["step"], state["records"])
+        return reached and state["skip"] < self._rows
 
     def _seed_of(self, identity: str) -> int | None:
         """The seed of a state that differs in nothing else, if the state may bring it."""

@@ -36,9 +36,8 @@ _IN_THE_GRAPH = {
     "rejection_resample": "repeat files in the reader's list",
     "save": "write the batches by a loop of yours",
     "scan": "use a loop over the dataset",
-    "shard": "let the pipeline function hand shard_id and num_shards to its reader, and pass "
-    "them to DALIDataset",
-    "shuffle": "pass random_shuffle=True to the reader (initial_fill is the buffer's size)",
+    "shuffle": "a source shuffles all of its records (shuffle=True); of a reader, pass "
+    "random_shuffle=True (initial_fill is the buffer's size)",
     "snapshot": "write the batches by a loop of yours",
     "sparse_batch": "use fn.pad in the pipeline function",
     "take_while": "use itertools.takewhile(predicate, ds)",
@@ -81,6 +80,7 @@ class DALIDataset:
                 "a DALIDataset gives arrays on the host, as tf.data does: leave sharding, devices "
                 "and pmap_compatible out, or use the iterator function itself, which places them"
             )
+        iterator_fn.check_names(DALIDataset, call)
         self._source = Source(iterator_fn, call)
         self._epochs: int | None = 1
         self._chain: tuple[Step, ...] = ()
@@ -121,6 +121,35 @@ class DALIDataset:
         if count < 0 or self._epochs is None:
             return self._derived(None, ())
         return self._derived(self._epochs * count, ())
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> DALIDataset:
+        """The share of one host, over one of `dalijax.sources`: call it first.
+
+        Each host makes batches of ``batch_size``, slices of a global batch of ``num_shards`` times
+        as many records, and all have as many batches. (tf.data's shard() would take every
+        ``num_shards``-th batch of all.)
+
+        Raises:
+            NotImplementedError: Over DALI's readers, which shard by themselves, or behind other
+                steps.
+            ValueError: If there is no such shard.
+        """
+        del name
+        source = self._source
+        if self._chain or self._epochs != 1 or not source.iterator_fn.has_source(source.call):
+            raise NotImplementedError(
+                "shard() is the first step of a DALIDataset over one of dalijax.sources. With a "
+                "reader, let the pipeline function hand shard_id and num_shards to it, and pass "
+                "them to DALIDataset"
+            )
+        num_shards = whole_number("num_shards", num_shards, "a number of shards, 1 or more", 1)
+        what = f"the number of one of {num_shards} shards, from 0"
+        index = whole_number("index", index, what, 0, num_shards)
+        seed = source.call.get("seed")
+        of_host = source.iterator_fn.of_shard(index, num_shards, seed, source.call)
+        dataset = self._derived(1, ())
+        dataset._source = Source(source.iterator_fn, {**source.call, **of_host})
+        return dataset
 
     def enumerate(self, start: int = 0, name: str | None = None) -> DALIDataset:
         """Pairs of a number (int64, counting from ``start``) and an element."""

@@ -13,13 +13,21 @@ import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..arguments import (
+    check_call,
     check_filled,
     checked_arguments,
     function_parameters,
     is_pipeline_def,
     knows_its_names,
 )
-from ..config import CONFIG_DEFAULTS, CONFIG_NAMES, IteratorConfig, OnError, Shardings
+from ..config import (
+    CONFIG_DEFAULTS,
+    CONFIG_NAMES,
+    OF_DATA_ITERATOR,
+    IteratorConfig,
+    OnError,
+    Shardings,
+)
 from ..pipeline.batch import choose_placement
 from ..pipeline.engine import EngineSource
 from ..pipeline.pipeline_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
@@ -177,6 +185,12 @@ class IteratorFunction:
                 )
         return type(self)(self.pipeline_fn, dataclasses.replace(self.config, **settings))
 
+    def check_names(self, adapter: type, call: Mapping[str, Any]) -> None:
+        """Raises TypeError for arguments of a call that neither this nor an adapter has."""
+        own = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}
+        others = {f"those of {adapter.__name__}": own, **OF_DATA_ITERATOR}
+        check_call(self.pipeline_fn, {*call} - {"hosts"}, others)
+
     def is_placed(self, call: Mapping[str, Any]) -> bool:
         """Whether a call with these arguments gives arrays over a sharding, or of pmap's layout."""
         names = ("sharding", "devices", "pmap_compatible")
@@ -260,7 +274,7 @@ class IteratorFunction:
             hosts = kwargs.pop("hosts", (0, 1))
             bound = config.source.bind(self.pipeline_fn, args, kwargs, config, hosts)
             return bound, config
-        kwargs = checked_arguments(self.pipeline_fn, kwargs, CONFIG_NAMES)
+        kwargs = checked_arguments(self.pipeline_fn, kwargs, OF_DATA_ITERATOR)
         shards = choose_placement(config).shards
         each: list[dict[str, Any]] = [{}]
         if shards:

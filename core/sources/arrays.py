@@ -11,7 +11,7 @@ from ..pipeline.dtypes import KINDS, cast_to
 from .base import BaseSource
 from .order import Indices
 from .source import Field, Values
-from .values import as_scalars, kind_of
+from .values import as_scalars, beyond, kind_of
 
 
 class Arrays(BaseSource):
@@ -78,7 +78,7 @@ class Arrays(BaseSource):
         try:
             return as_scalars(rows.astype(rows.dtype.newbyteorder("="), copy=False), dtype)
         except ValueError as error:
-            bad = indices[rows.astype(dtype) != rows]
+            bad = indices[beyond(rows, dtype)]
             raise ValueError(f"{name!r} of {self.name(int(bad[0]))} {error}") from None
 
     def name(self, index: int) -> str:
@@ -98,10 +98,9 @@ def _as_array(name: str, value: Any) -> np.ndarray:
 
 def _check_range(name: str, array: np.ndarray, dtype: np.dtype[Any] | None) -> None:
     """Raises ValueError where a number is beyond a dtype of fewer bits; files are not read."""
-    if dtype == array.dtype or dtype is None or dtype.kind == "f" or isinstance(array, np.memmap):
+    if dtype == array.dtype or dtype is None or isinstance(array, np.memmap):
         return
-    limits = np.iinfo(dtype)
-    bad = array[(array < limits.min) | (array > limits.max)]
+    bad = array[beyond(array, dtype)]
     if len(bad):
         raise ValueError(
             f"{name!r} has {bad[0]}, beyond {dtype}, which JAX makes of {array.dtype}: pass it by "

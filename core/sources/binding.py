@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..arguments import checked_arguments, function_parameters, name_of, whole_number
-from ..config import CONFIG_NAMES, IteratorConfig
+from ..config import OF_DATA_ITERATOR, IteratorConfig
 from ..pipeline.pipeline_source import default_device_id
 from .engine import SourceEngine
 from .graph import FieldGraph
@@ -72,7 +72,7 @@ def bind(
             "its size, and every pipeline makes its rows of the global batch: leave them out"
         )
     rest = {k: v for k, v in call.items() if k not in parameters}
-    rest = checked_arguments(function, rest, CONFIG_NAMES)
+    rest = checked_arguments(function, rest, OF_DATA_ITERATOR)
     if rest.get("batch_size") is None:
         raise ValueError(
             f"batch_size is missing: pass the number of samples of a batch, {name[:-2]}(..., "

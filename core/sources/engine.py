@@ -7,9 +7,11 @@ import dataclasses
 import functools
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -40,6 +42,12 @@ from .source import Source
 _MOST_NAMED = 5
 _MOST_TRIED = 64  # records behind a batch of which none can be decoded
 _READ_AHEAD = 2  # runs that are read before DALI asks for them
+
+
+def _is_one_of_several() -> bool:
+    """Whether there are other processes of `jax.distributed`; it starts no devices to know."""
+    started = getattr(jax.distributed, "is_initialized", lambda: False)  # of jax 0.4.36 and later
+    return started() and jax.process_count() > 1
 
 
 class _UnreadRecords(Exception):
@@ -80,6 +88,14 @@ class SourceEngine(EpochEngine[SamplePosition]):
             raise ValueError(
                 "on_error='skip' over several processes or hosts, one of which would then be a "
                 "batch ahead of the others: use 'mask'"
+            )
+        if hosts[1] == 1 and not config.over_processes and _is_one_of_several():
+            warnings.warn(
+                "several processes and no sharding over them: each gets all rows of the source. "
+                "Pass a sharding of a mesh over all devices, jax.make_mesh(...), for global "
+                "batches of which each process makes its rows",
+                RuntimeWarning,
+                stacklevel=2,
             )
         shards = self._data_shards
         each = shard_pipelines(shards, call["batch_size"], call)
@@ -483,8 +499,9 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     def __del__(self) -> None:
         # Rows refer to their feed: its threads would stay until Python's cyclic gc runs.
-        if getattr(self, "_feed", None) is not None:
-            self.drop()
+        feed: Feed | None = getattr(self, "_feed", None)
+        if feed is not None:
+            feed.abandon()
 
     # Batches
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
-import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,8 @@ from .plan import SamplePlan, SamplePosition
 from .read_rows import CHUNK, ReadRows, Wanted, read_chunk
 from .reuse import ReuseCheck
 from .source import Source, order_of
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Rows:
         if feed.stand_ins:
             self.valid = valid & ~np.isin(samples, list(feed.stand_ins))
         self._feed = feed
-        self._started = feed.pool.submit(self._start)
+        self._started = feed.submit(self._start)
         self._read: ReadRows | None = None
 
     def _start(self) -> concurrent.futures.Future[ReadRows]:
@@ -60,7 +61,7 @@ class Rows:
         # By number: a task reads of few files, or parts of a mixture, and onwards in each.
         order = np.argsort(records, kind="stable")
         tasks = [
-            feed.pool.submit(read_chunk, feed.wanted, records[order[k : k + CHUNK]])
+            feed.submit(read_chunk, feed.wanted, records[order[k : k + CHUNK]])
             for k in range(0, len(records), CHUNK)
         ]
         hashes = fold(feed.seed, epochs, records)
@@ -130,9 +131,9 @@ class Feed:
         self.seed = seed
         reuse = None if getattr(source, "gives_new_arrays", False) else ReuseCheck(source)
         self.wanted = Wanted(source, tuple(names), order_of(source, seed, shuffle), reuse)
-        self.pool = concurrent.futures.ThreadPoolExecutor(source.read_threads, "dalijax-read")
-        # Threads end with the last reference, not with the process.
-        self._end = weakref.finalize(self, self.pool.shutdown, wait=False, cancel_futures=True)
+        # Referred to from here alone: its threads end when it is freed.
+        self._pool: concurrent.futures.ThreadPoolExecutor | None
+        self._pool = concurrent.futures.ThreadPoolExecutor(source.read_threads, "dalijax-read")
         self.next_run = 0
         self.stand_ins: dict[int, int] = {}
         self._plan = plan
@@ -140,6 +141,17 @@ class Feed:
         self._depth = depth
         self._positions: dict[int, SamplePosition] = {0: SamplePosition()}
         self._rows: dict[tuple[int, int], Rows] = {}
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> concurrent.futures.Future[T]:
+        """Has a thread call a function.
+
+        Raises:
+            CancelledError: If the threads were ended.
+        """
+        pool = self._pool
+        if pool is None:
+            raise concurrent.futures.CancelledError
+        return pool.submit(function, *arguments)
 
     def start_at(self, position: SamplePosition) -> None:
         """Has the run that DALI asks for next begin at a position."""
@@ -176,7 +188,7 @@ class Feed:
         one that makes it.
         """
         taken = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
-        self.pool.submit(taken.clear)  # to free hundreds of buffers takes most of a millisecond
+        self.submit(taken.clear)  # to free hundreds of buffers takes most of a millisecond
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
@@ -196,7 +208,17 @@ class Feed:
 
     def close(self) -> None:
         """Ends the threads, and drops what was read."""
-        self._end()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Drops what was read, and the pool, so that its threads end once they have nothing to do.
+
+        It takes no lock, as `close` does: Python's cyclic gc may call it while another pool starts
+        a task, and so has the lock that the threads of this one wait for.
+        """
+        self._pool = None
         self._rows.clear()
 
 

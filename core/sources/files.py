@@ -32,12 +32,13 @@ class Files(BaseSource):
 
     Of class folders a record has ``data``, the bytes of the file, and ``label``, an int32 scalar:
     the number of its folder among the sorted ones, as with ``fn.readers.file``, whose order the
-    records are in. Of a flat folder, or a list without labels, it has ``data`` alone. DALI's
-    threads read local files (`dalijax.fn.read_file`), so that `read` gives their paths; of URLs,
-    where fsspec is installed, it gives the contents.
+    records are in. Files of deeper folders are records of the class folder, too, as in
+    torchvision's ``ImageFolder``; that reader leaves them out. Of a flat folder, or a list without
+    labels, it has ``data`` alone. DALI's threads read local files (`dalijax.fn.read_file`), so that
+    `read` gives their paths; of URLs, where fsspec is installed, it gives the contents.
 
     Args:
-        folder: The folder, or its URL. Links are followed; deeper folders are not looked at.
+        folder: The folder, or its URL. Links are followed.
         paths: Paths of files instead, or URLs of one file system, in their order.
         labels: Their labels, whole numbers of 32 bits.
         extensions: Which files of the folder are records, whatever the case; empty: all.
@@ -51,7 +52,7 @@ class Files(BaseSource):
         FileNotFoundError, NotADirectoryError: If the folder, or a file of the list, is not there;
             of long lists 1,000 evenly spread ones are looked at.
         ValueError: If there are no files, files beside class folders, or as many labels as paths
-            are missing.
+            are missing; for a link to a folder that it lies in.
     """
 
     gives_new_arrays = True  # nothing to check, see ReuseCheck
@@ -128,7 +129,7 @@ class Files(BaseSource):
 
         def below() -> Iterator[tuple[bytes, list[bytes]]]:
             for folder in folders:
-                names, _ = self._listed(folder, suffixes)
+                names = sorted(self._below(folder, b"", suffixes))
                 counts.append(len(names))
                 yield folder + b"/", names
 
@@ -175,6 +176,13 @@ class Files(BaseSource):
         labels = b"" if self._labels is None else self._labels
         return self._names.joined, self._names.ends, labels, sizes
 
+    def _below(self, folder: bytes, part: bytes, suffixes: tuple[bytes, ...]) -> Iterator[bytes]:
+        """The names of the files that are wanted in a class folder, and in those below it."""
+        names, deeper = self._listed(os.path.join(folder, part), suffixes)
+        yield from (part + name for name in names)
+        for name in deeper:
+            yield from self._below(folder, os.path.join(part + name, b""), suffixes)
+
     def _listed(
         self, folder: bytes, suffixes: tuple[bytes, ...]
     ) -> tuple[list[bytes], list[bytes]]:
@@ -195,6 +203,8 @@ class Files(BaseSource):
             with entries:
                 for entry in entries:
                     if entry.is_dir():
+                        if entry.is_symlink():
+                            _check_link(entry.path)
                         folders.append(entry.name)
                     elif not suffixes or entry.name.lower().endswith(suffixes):
                         files.append(entry.name)
@@ -209,6 +219,16 @@ class Files(BaseSource):
             if not os.path.isfile(path):
                 there = "no file" if os.path.exists(path) else "not there"
                 raise FileNotFoundError(f"paths[{index}] is {there}: {path}")
+
+
+def _check_link(link: bytes) -> None:
+    """Raises ValueError if a link's folder holds the link, and would be listed without end."""
+    target, place = (os.path.join(os.path.realpath(p), b"") for p in (link, os.path.dirname(link)))
+    if place.startswith(target):
+        raise ValueError(
+            f"{os.fsdecode(link)} is a link to {os.fsdecode(target)}, in which it lies: remove it, "
+            "or list what you want by paths= and labels="
+        )
 
 
 def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:

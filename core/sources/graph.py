@@ -104,6 +104,7 @@ class FieldGraph:
             # Without a copy: nobody writes to what was read, and DALI keeps it alive.
             node = fn.external_source(
                 source=_inputs(feeder, part, name),
+                name=f"field_{name}",  # by which a state knows what goes where
                 batch=True,
                 dtype=dali_type(field.dtype),  # type: ignore[arg-type]
                 ndim=field.ndim,

@@ -100,8 +100,9 @@ class Records(BaseSource):
                 try:
                     values.append(as_kind(value, field))
                 except (TypeError, ValueError) as error:
+                    like = ", as the first record has it" if number else ""
                     raise ValueError(
-                        f"{name!r} of {self.name(number)} {error}, as the first record has it: "
+                        f"{name!r} of {self.name(number)} {error}{like}: "
                         f"make them alike, or say what it is by kinds={{{name!r}: Field(...)}}"
                     ) from error
             columns[name] = values

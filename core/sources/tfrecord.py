@@ -58,6 +58,12 @@ class TFRecord(ByteRecords):
                 "features must say which ones are wanted, like {'image/encoded': 'data'}, not "
                 f"{features!r}"
             )
+        if unnamed := {k: v for k, v in features.items() if not isinstance(v, str)}:
+            raise TypeError(
+                f"features says the field of each feature by name, like {{'image/encoded': 'data'}}"
+                f", not {unnamed!r:.120}: the kinds are those of the first record, or say them by "
+                "kinds="
+            )
         if len(set(features.values())) < len(features):
             raise ValueError(f"features has a name twice: {list(features.values())}")
         kinds = dict(kinds or {})

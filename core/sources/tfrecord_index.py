@@ -71,7 +71,10 @@ class _Column:
         if self.kind == "value":
             values = example.numbers(take, feature)
             if len(values) != 1:
-                raise ValueError(f"has {len(values)} numbers, and the first record one")
+                raise ValueError(
+                    f"has {len(values)} numbers, and the first record one: say that it is a list "
+                    "by kinds={name: Field(dtype, ndim=1)}"
+                )
             self.values.extend(values)
             return
         if feature.loose:

@@ -33,7 +33,7 @@ def as_kind(value: Any, field: Field) -> Any:
 
     Raises:
         TypeError: If it is of another kind.
-        ValueError: If it is a whole number that does not fit.
+        ValueError: If it is a number that does not fit.
     """
     if field.dtype is None:
         return value
@@ -52,17 +52,24 @@ def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
     Raises:
         TypeError: If they are of another kind (numbers with a fraction for whole ones).
-        ValueError: If a whole number does not fit.
+        ValueError: If a number does not fit; fractions are rounded.
     """
     if values.dtype == dtype:
         return values
     whole = dtype.kind in "iu"
     if values.dtype.kind not in ("iu" if whole else "iuf") or dtype.kind not in "iuf":
         raise TypeError(f"is {values.dtype}, not {dtype}")
-    cast = values.astype(dtype)
-    if whole and not np.array_equal(cast, values):
+    if beyond(values, dtype).any():
         raise ValueError(f"has a number that does not fit into {dtype}")
-    return cast
+    return values.astype(dtype)
+
+
+def beyond(values: np.ndarray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+    """Which numbers are beyond a dtype, and would become others, or infinite."""
+    if dtype.kind == "f":
+        return np.asarray(np.isfinite(values) & (np.abs(values) > np.finfo(dtype).max))
+    limits = np.iinfo(dtype)
+    return np.asarray((values < limits.min) | (values > limits.max))
 
 
 def narrow(values: NDArray[np.int64]) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from nvidia.dali import Pipeline
 from ..epochs import EpochPlan
 from ..errors import Difference
 from . import reader_files
-from .operators import read_operators, serialized_operators
+from .operators import graph_outputs, read_operators, serialized_operators
 
 Fingerprint = dict[str, Any]
 
@@ -39,6 +39,7 @@ _IGNORED = frozenset(
 # Characters of an argument that is not hashed; operators have many arguments, sources few.
 _MOST_IN_SOURCE = 80
 _MOST_IN_OPERATOR = 16
+_CONNECTIONS = "connections"  # stands for an operator, behind the graph's own
 _AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI makes up: __Resize_3
 
 
@@ -98,8 +99,9 @@ def fingerprint(
 
     Returns:
         A dict of str, int and list of str. ``operators`` has the kind, name and arguments of each
-        operator in order, long arguments as a hash; ``sources`` the arguments of readers and
-        external sources, with the data behind paths; ``unchecked`` lists what can't be read.
+        operator in order, long arguments as a hash, and how they are connected; ``sources`` the
+        arguments of readers and external sources, with the data behind paths; ``unchecked`` lists
+        what can't be read.
     """
     first = pipelines[0]
     result = unknown()
@@ -119,11 +121,14 @@ def fingerprint(
         operators = list(serialized_operators(serialized[0]))
     else:
         operators, unchecked = read_operators(first)
+    outputs = graph_outputs(first, serialized[0] if serialized else b"")
     labels = _labels([(kind, drawn.get(name, name)) for kind, name, _ in operators])
     producers = {name: label for (_, name, _), label in zip(operators, labels)}
-    previous = ""
+    connections = []
     for (kind, name, arguments), label in zip(operators, labels):
         compared = {k: v for k, v in arguments.items() if k not in _IGNORED}
+        inputs = compared.pop("inputs", ())
+        connections.append([label, *([_produced(of, producers), k] for of, k in inputs)])
         if name in drawn:
             result["operators"].append(f"drawn {drawn[name]}")
         elif _is_source(kind):
@@ -138,14 +143,11 @@ def fingerprint(
         else:
             if "run_fn" in arguments:
                 unchecked.append(f"the Numba function of {name}")
-            # An input that is the operator before is left out: most graphs are chains.
-            if compared.get("inputs") in ([[previous, ""]], [[f"{previous}[0]", ""]]):
-                del compared["inputs"]
-            elif "inputs" in compared:
-                compared["inputs"] = [[_produced(of, producers), k] for of, k in compared["inputs"]]
             values = [f"{k}={_operator_text(v)}" for k, v in sorted(compared.items())]
             result["operators"].append(" ".join([kind, name, *values]))
-        previous = name
+    if operators:
+        connections.append([_CONNECTIONS, *(_produced(of, producers) for of in outputs)])
+        result["operators"].append(f"{_CONNECTIONS} __graph_0 inputs={_operator_text(connections)}")
     if deferred is not None:
         result["operators"] += deferred.described()
         unchecked += [f"the function {name}() of global arrays" for name in deferred.names]
@@ -279,8 +281,12 @@ def _paired(
 
 
 def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
-    for old, new in _paired(before, after):
+    pairs = _paired(before, after)
+    alike = all(old is not None and new is not None and old.kind == new.kind for old, new in pairs)
+    for old, new in pairs:
         if old is not None and new is not None and old.kind == new.kind:
+            if new.kind == _CONNECTIONS and not alike:
+                continue  # operators that came or went are named, and connected with others
             for argument in sorted(old.arguments.keys() | new.arguments.keys()):
                 was, now = (o.arguments.get(argument, _LEFT_OUT) for o in (old, new))
                 if was != now:

@@ -31,6 +31,9 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         originals = getattr(getattr(instance, "_op", None), "_init_args", {})
         paths = reader_files.READERS.get(reader_files.reader_of(kind), {})
         arguments |= {name: originals[name] for name in paths if originals.get(name)}
+        nodes = [n for one in instance.inputs for n in (one if isinstance(one, list) else [one])]
+        if nodes:
+            arguments["inputs"] = [[node.name, ""] for node in nodes]
         operators.append((kind, instance.name, arguments))
         if "function_id" in arguments or ("function" in kind and "run_fn" not in arguments):
             unchecked.append(f"the Python function of {instance.name}")
@@ -40,6 +43,19 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
 def operators_of(pipeline: Pipeline) -> list[Operator]:
     """The operators of a pipeline in order, as far as they can be read."""
     return read_operators(pipeline)[0]
+
+
+def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
+    """What a built pipeline gives, "__Resize_3" or "reader[1]" for each output, if that is known.
+
+    Args:
+        pipeline: The pipeline.
+        serialized: What it was made of, which it may not know itself.
+    """
+    if serialized:  # dali.proto: PipelineDef.pipe_outputs, InputOutput.name
+        outputs = [value for field, value in protobuf.fields(serialized) if field == 7]
+        return [dict(protobuf.fields(value)).get(1, b"").decode() for value in outputs]
+    return [name for name, _ in getattr(pipeline, "_names_and_devices", ())]  # not public
 
 
 def kind_of(instance: Any) -> str:

@@ -196,7 +196,11 @@ def state() -> None:
             "fingerprint",
             ("sizes, policy, seed, operators, and what", "the data is, wherever it lies"),
         ),
-        ("plain", "JSON", ("one dict, half a kilobyte to one; the same", "for every adapter")),
+        (
+            "plain",
+            "JSON",
+            ("one dict, half a kilobyte to one; the same", "but for Grain's transform"),
+        ),
         (
             "ask",
             "your checkpoint",

@@ -24,6 +24,8 @@ from dalijax.adapters.clu import (
     ReportInput,
     peekable_data_iterator,
 )
+from dalijax.adapters.tfdata import DALIDataset
+from dalijax.sources import Arrays
 from numbered import graph as numbers
 from numbered import read_files
 from programs import run_python
@@ -254,6 +256,28 @@ def test_a_graph_may_have_arguments_of_any_name(jpegs_many):
         assert isinstance(next(iterator)["x"], kind)
     with pytest.raises(TypeError, match="no argument.*on_host"):
         NUMBERS(jpegs_many, batch_size=B, on_host=True)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "wrong", "meant"),
+    [
+        (DALIDatasetIterator, "num_epoch", "num_epochs"),
+        (DALIDatasetIterator, "elemnt", "element"),
+        (DALIDatasetIterator, "last_batch_polcy", "last_batch_policy"),
+        (grain_adapter.DALIIterDataset, "drop_remaindr", "drop_remainder"),
+        (DALIDataset, "batch_sise", "batch_size"),
+    ],
+)
+def test_a_misspelt_argument_of_an_adapter_is_told_at_once(adapter, wrong, meant):
+    make = data_iterator(lambda x: x, ["x"], source=Arrays({"x": np.arange(8)}))
+    words = rf"no argument \['{wrong}'\] \(did you mean '{meant}'\?"
+    with pytest.raises(TypeError, match=words):
+        adapter(make, **{"batch_size": 2, wrong: 1})
+
+
+def test_what_gives_no_figures_is_no_input_to_report():
+    with pytest.raises(TypeError, match="ReportInput takes an iterator of dalijax.*list_iterator"):
+        ReportInput(iter([1]), writer=metric_writers.LoggingWriter(), every_steps=2)
 
 
 def test_auto_reset_is_what_endless_means_and_else_refused(jpegs_many):

@@ -165,6 +165,7 @@ def test_wrong_arguments_are_said_where_they_are_written(options, words):
     (dict(on_error="x"), "on_error must be one of"),
     (dict(on_error="mask"), "needs a mask to say which records are bad: pad='mask'"),
     (dict(nonsense=3), "has no argument"),
+    (dict(drop_remaindr=True), r"no argument \['drop_remaindr'\] \(did you mean 'drop_remainder'"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_wrong_arguments_are_said_when_iterating(options, words):
@@ -253,6 +254,14 @@ def test_a_state_of_another_graph_or_seed_is_refused_and_changes_nothing(name):
         iterator.set_state(other(name))
     assert iterator.get_state() == before
     assert walk(iterator) == whole[1:]
+
+
+@pytest.mark.parametrize("size", [B // 2, 2 * B])
+def test_another_batch_size_is_named_as_such(size):
+    iterator = iter(source(10).pipe(transform()))
+    next(iterator)
+    with pytest.raises(ValueError, match="a source goes on in another batch size, a DALITransf"):
+        iter(source(10).pipe(transform(batch_size=size))).set_state(iterator.get_state())
 
 
 def test_a_refused_state_stays_refused():

@@ -251,11 +251,11 @@ def test_leaves_are_dalis_buffers_and_stay_valid(jpegs):
 def test_graph_building_calls_say_where_they_belong(jpegs_many):
     ds = dataset(jpegs_many)
     theirs = {name for name in dir(tf.data.Dataset) if not name.startswith("_")}
-    for name in ("map", "batch", "unbatch", "shuffle", "shard", "filter", "interleave", "cache"):
+    for name in ("map", "batch", "unbatch", "shuffle", "filter", "interleave", "cache"):
         assert name in theirs
         with pytest.raises(NotImplementedError, match=rf"{name}\(\) builds.*to_tf_dataset"):
             getattr(ds, name)(lambda x: x)
-    with pytest.raises(NotImplementedError, match="random_shuffle=True to the reader"):
+    with pytest.raises(NotImplementedError, match="of a reader, pass random_shuffle=True"):
         ds.repeat().shuffle(10)
     with pytest.raises(AttributeError, match="'DALIDataset' object has no attribute 'maps'"):
         ds.maps()
@@ -266,6 +266,35 @@ def test_graph_building_calls_say_where_they_belong(jpegs_many):
     assert left == {"fingerprint", "options"}
     assert ds.apply(lambda own: own.take(1)).cardinality() == 1
     assert ds.with_options(tf.data.Options()) is ds
+    with pytest.raises(NotImplementedError, match="is the first step .* over one of dalijax.sour"):
+        ds.shard(2, 0)
+
+
+@pytest.mark.parametrize("policy", ["FILL", "DROP"])
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_shards_of_a_source_are_slices_of_global_batches(policy, num_shards):
+    source = sources.Arrays({"x": np.arange(N)})
+    iterator_fn = data_iterator(
+        lambda x, draw: (x, draw.uniform()),
+        ["x", "u"],
+        source=source,
+        last_batch_policy=LastBatchPolicy[policy],
+        mask="mask",
+    )
+    whole = list(DALIDataset(iterator_fn, batch_size=2 * num_shards, seed=1).repeat(2))
+    shards = [
+        DALIDataset(iterator_fn, batch_size=2, seed=1).shard(num_shards, index).repeat(2)
+        for index in range(num_shards)
+    ]
+    assert {len(one) for one in shards} == {len(whole)}
+    for batch, *parts in zip(whole, *shards, strict=True):
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], np.concatenate([p[name] for p in parts]))
+    ds = DALIDataset(iterator_fn, batch_size=2)
+    with pytest.raises(ValueError, match="index must be the number of one of 2 shards"):
+        ds.shard(2, 2)
+    with pytest.raises(NotImplementedError, match="is the first step"):
+        ds.take(1).shard(2, 0)
 
 
 def test_what_is_refused(jpegs_many):

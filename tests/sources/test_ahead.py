@@ -14,6 +14,7 @@ from dalijax.core.hashing import column_keys, fold, uniform
 from dalijax.core.sources.feed import Feed, RowRange
 from dalijax.core.sources.plan import SamplePlan
 from dalijax.sources import Field, Source
+from programs import run_python
 
 COUNT, BATCH, SEED = 24, 4, 3
 
@@ -124,7 +125,7 @@ def test_threads_read_ahead_once_a_batch_is_taken():
 
     def runs_read():
         for _ in range(3):  # a start, its reads, and what follows them
-            feed.pool.submit(int).result()
+            feed.submit(int).result()
         return len(read) // BATCH
 
     plan = SamplePlan(1024, BATCH, LastBatchPolicy.DROP, False)
@@ -183,3 +184,47 @@ def test_inputs_of_any_rank_and_size_reach_the_graph():
                 padded[place, :height, :width] = ragged[row]
             np.testing.assert_array_equal(batch["padded"], padded)
             np.testing.assert_array_equal(batch["doubled"], table[list(rows)] * 2)
+
+
+# While a pool starts a task, Python's cyclic gc may free an iterator whose threads start some, too.
+ABANDONED = """
+import concurrent.futures.thread as pools, gc, threading, time
+from dalijax import data_iterator
+from dalijax.sources import Records
+
+goes_on = threading.Event()
+
+class Held(Records):
+    read_threads = 3
+
+    def order(self, seed, shuffle):
+        def order(samples):
+            if samples[0]:  # not of the first run, which the iterator waits for
+                goes_on.wait()
+            return samples % len(self), samples // len(self)
+        return order
+
+def abandoned():
+    make = data_iterator(lambda x: x, ["x"], source=Held([{"x": k} for k in range(8)]))
+    iterator = make(batch_size=2, num_threads=1, prefetch_queue_depth=1)
+    iterator.cycle = iterator
+
+gc.disable()
+abandoned()
+(pool,) = [one for one in gc.get_objects() if isinstance(one, pools.ThreadPoolExecutor)]
+readers = [one for one in threading.enumerate() if one.name.startswith("dalijax-read")]
+assert readers
+with pools._global_shutdown_lock:  # as in submit()
+    goes_on.set()
+    while not pool._shutdown_lock.locked():
+        time.sleep(0.01)
+    del pool
+    gc.collect()
+for reader in readers:
+    reader.join(60)
+assert not any(one.is_alive() for one in readers)
+"""
+
+
+def test_an_iterator_may_be_freed_wherever_the_cyclic_gc_runs():
+    run_python("-c", ABANDONED, timeout=120)

@@ -10,13 +10,14 @@ from numbers_source import Numbers, expected
 from nvidia.dali import fn
 from shardings import rows_over
 
-from dalijax import LastBatchPolicy
+from dalijax import LastBatchPolicy, data_iterator
 from dalijax import fn as dali
 from dalijax.core.config import IteratorConfig
 from dalijax.core.errors import StateError
 from dalijax.core.sources.engine import SourceEngine
 from dalijax.core.sources.graph import FieldGraph
 from dalijax.core.sources.plan import SamplePlan, SamplePosition
+from dalijax.sources import Arrays
 
 FILL, DROP, PARTIAL = LastBatchPolicy.FILL, LastBatchPolicy.DROP, LastBatchPolicy.PARTIAL
 
@@ -428,3 +429,29 @@ def test_a_random_state_of_a_graph_without_random_operators_is_damaged():
     with pytest.raises(StateError, match="damaged.*random"):  # of no graph at all
         engine.set_state(state | {"random": "0-4/4 x", "operators": []}, (), ())
     assert engine.get_state() == state
+
+
+@pytest.mark.parametrize(
+    ("graph", "other"),
+    [
+        (lambda x, y: (x, y), lambda x, y: (y, x)),
+        (lambda x, y: (x - y, x), lambda x, y: (y - x, x)),
+        (lambda x, y: (x + 1, y + 1), lambda x, y: (y + 1, x + 1)),
+    ],
+)
+def test_graphs_that_are_connected_otherwise_are_refused(graph, other):
+    source = Arrays({"x": np.arange(8), "y": np.arange(8) * 10})
+
+    def make(definition, batch_size=2):
+        return data_iterator(definition, ["a", "b"], source=source)(batch_size=batch_size, seed=1)
+
+    first = make(graph)
+    next(first)
+    state = first.get_state()
+    two = make(other)
+    with pytest.raises(StateError, match=r"operators\.(connections|field)"):
+        two.set_state(state)
+        next(two)
+    again = make(graph, batch_size=4)
+    again.set_state(state)
+    np.testing.assert_array_equal(next(again)["a"][:2], next(first)["a"])

@@ -1,6 +1,7 @@
 """Files of folders and lists against DALI's own reader."""
 
 import os
+import pathlib
 import pickle
 import shutil
 
@@ -62,6 +63,30 @@ def test_class_folders_are_listed_as_by_dali(classes):
     assert source.classes == ("B", "a", "b", "c.d", "empty", "linked", "é")
     assert source.fields["data"].is_path and source.fields["label"].dtype == np.int32
     assert source.name(0) == str(classes / "B/y.jpg")
+
+
+def test_files_of_deeper_folders_are_of_their_class(classes):
+    for name in ("b/deep/3.jpg", "b/deep/er/4.jpg", "a/folder.jpg/5.jpg", "a/folder.jpg/no.txt"):
+        (classes / name).parent.mkdir(parents=True, exist_ok=True)
+        (classes / name).write_bytes(b"x")
+    source = Files(classes)
+    labels = source.read(np.arange(len(source)), ["label"])["label"]
+    found = [
+        (str(pathlib.Path(root, name)), classname)
+        for classname in source.classes
+        for root, _, names in os.walk(classes / classname, followlinks=True)
+        for name in names
+        if name.lower().endswith((".jpg", ".jpeg", ".png"))
+    ]
+    named = [source.classes[label] for label in labels]
+    assert sorted(zip(paths_of(source), named)) == sorted(found)
+    assert [path for path in paths_of(source) if "/b/" in path] == [
+        str(classes / "b" / name)
+        for name in ("1.PNG", "10.jpg", "2.jpg", "deep/3.jpg", "deep/er/4.jpg")
+    ]
+    os.symlink("..", classes / "b" / "deep" / "up")
+    with pytest.raises(ValueError, match=r"deep/up is a link to .*/b/, in which it lies"):
+        Files(classes)
 
 
 def test_records_are_read_in_the_order_of_the_indices_and_may_come_twice(classes):

@@ -112,6 +112,11 @@ def test_a_record_that_is_not_like_the_first_is_named(row, words):
     assert list(source.read(np.array([0]), ["x"])["x"]) == [1]
 
 
+def test_a_fraction_beyond_float32_is_named():
+    with pytest.raises(ValueError, match="'x' of record 1 has a number that does not fit into flo"):
+        Records([{"x": 0.5}, {"x": 1e300}]).read(np.array([1]), ["x"])
+
+
 def test_kinds_that_the_first_record_does_not_say():
     source = Records([{"x": 1}, {"x": 1 << 40}], kinds={"x": Field(np.dtype(np.int64))})
     equal(source.read(np.array([1]), ["x"])["x"], [np.array(1 << 40)])
@@ -180,10 +185,17 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path):
             Arrays(arrays)
     with pytest.raises(TypeError, match="'x' is an array of object"):
         Arrays({"x": np.array([None, 1])})
-    with pytest.raises(ValueError, match="'x' of row 1 has a number that does not fit into int32"):
-        np.save(tmp_path / "x.npy", np.array([1, 1 << 40]))
+    for values, dtype in (([1, 1 << 40], "int32"), ([0.1, -1e300, np.inf], "float32")):
+        np.save(tmp_path / "x.npy", np.array(values))
         in_file = np.load(tmp_path / "x.npy", mmap_mode="r")  # which is not read to look
-        Arrays({"x": in_file}).read(np.array([0, 1]), ["x"])
+        with pytest.raises(ValueError, match=f"'x' of row 1 has .* does not fit into {dtype}"):
+            Arrays({"x": in_file}).read(np.arange(len(values)), ["x"])
+
+
+def test_fractions_are_rounded_and_infinities_stay():
+    values = np.array([0.1, np.inf, -np.inf, np.nan, 3e38])
+    (read,) = Arrays({"x": values}).read(np.arange(5), ["x"]).values()
+    np.testing.assert_array_equal(read, values.astype(np.float32))
 
 
 FOREIGN = [

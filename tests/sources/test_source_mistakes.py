@@ -239,6 +239,11 @@ MISTAKES = {
         ValueError,
         "'x' has 1099511627776, beyond int32, .* as text",
     ),
+    "too large a float": (
+        lambda: Arrays({"x": np.array([1e300])}),
+        ValueError,
+        r"'x' has 1e\+300, beyond float32",
+    ),
     "too small": (lambda: Arrays({"x": np.array([-(1 << 31) - 1])}), ValueError, "beyond int32"),
     "unsigned": (
         lambda: Arrays({"x": np.array([1 << 32], np.uint64)}),

@@ -8,10 +8,11 @@ import zlib
 
 import numpy as np
 import pytest
-from nvidia.dali import fn, pipeline_def
+from nvidia.dali import fn, pipeline_def, types
 
 from conformance import TALLY, Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax.core.errors import StateError
 from dalijax.core.state import codec as state_lib
 from dalijax.core.state.fingerprint import unknown
 from dalijax.core.state.operators import serialized_operators
@@ -558,3 +559,27 @@ def test_states_of_dozens_of_operators_are_small_and_say_what_differs(jpegs_many
         1.0, batch_size=3, checkpoints=iterator.checkpoints()
     )
     assert again.get_state() == iterator.get_state()
+
+
+@pytest.mark.parametrize("python", [False, True])  # a graph that doesn't serialise
+def test_graphs_that_are_connected_otherwise_are_refused(jpegs_many, python):
+    def graph(swap, turn):
+        number = read_files(jpegs_many[:10])[1]
+        if python:
+            number = fn.python_function(number, function=lambda one: one)
+        student = fn.cast(number, dtype=types.FLOAT)
+        teacher = fn.reinterpret(student, shape=[1])
+        views = (teacher, student) if swap else (student, teacher)
+        return *views, student - number if turn else number - student
+
+    make = data_iterator(graph, ["student", "teacher", "x"], reader_name="reader")
+    iterator = make(False, False, batch_size=2)
+    next(iterator)
+    state = iterator.get_state()
+    for other in ((True, False), (False, True)):
+        with pytest.raises(StateError, match=r"operators\.connections"):
+            make(*other, batch_size=2).set_state(state)
+        make(*other, batch_size=2).set_state(state, allow=["operators.connections"])
+    again = make(False, False, batch_size=2)
+    again.set_state(state)
+    np.testing.assert_array_equal(next(again)["x"], next(iterator)["x"])

@@ -6,11 +6,16 @@ from processes import join, leave
 
 options = join()
 
+import warnings  # noqa: E402
+
+import grain  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from nvidia.dali import fn  # noqa: E402
 
 from dalijax import data_iterator  # noqa: E402
+from dalijax.adapters.grain import DALITransform  # noqa: E402
+from dalijax.sources import Arrays  # noqa: E402
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
 
@@ -43,6 +48,25 @@ def forgotten(shard_id=0, num_shards=1):
     return fn.readers.file(files=options["files"], name="reader")[1]
 
 
+def by_grain(step=1, process=0, **more):
+    """The numbers that this process has of global batches of Grain's records, sliced or not."""
+    records = grain.MapDataset.source([{"x": np.int32(k)} for k in range(8)])
+    records = records[process::step] if step > 1 else records
+    transform = DALITransform(
+        lambda x: x, batch_size=4, output_map=["x"], drop_remainder=True, sharding=SHARDING, **more
+    )
+    return [rows(batch) for batch in records.pipe(transform)]
+
+
+def without_sharding():
+    """The warnings for a source that each process reads whole."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        iterator = data_iterator(lambda x: x, ["x"], source=Arrays({"x": np.arange(8)}))
+        next(iterator(batch_size=4))
+    return [str(one.message) for one in warned if one.category is RuntimeWarning]
+
+
 def rows(batch):
     return [np.asarray(piece.data).ravel().tolist() for piece in batch["x"].addressable_shards]
 
@@ -59,7 +83,15 @@ def main():
     report["pipelines"] = len(iterator.shards)
     short = sources(1, **call)
     next(short), next(short)
-    for name, wrong in (("short", lambda: next(short)), ("forgotten", lambda: forgotten(**call))):
+    report["sliced"] = by_grain(jax.process_count(), jax.process_index())
+    report["own"] = by_grain(own_records=True)
+    report["warned"] = without_sharding()
+    wrong_calls = {
+        "short": lambda: next(short),
+        "forgotten": lambda: forgotten(**call),
+        "unsliced": by_grain,
+    }
+    for name, wrong in wrong_calls.items():
         try:
             wrong()
         except ValueError as error:

@@ -149,3 +149,9 @@ def test_a_source_that_ends_by_itself(tmp_path, jpegs_many):
         shard = f"made for shard {process} of 2"
         assert process == 0 or shard in report["forgotten"]
         assert "reads shard 0 of 1 in the pipeline" in report["forgotten"]
+        assert report["sliced"] == [[[process, 2 + process]], [[4 + process, 6 + process]]]
+        assert report["own"] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+        assert "nothing slices" in report["unsliced"]
+        assert [text[:45] for text in report["warned"]] == [
+            "several processes and no sharding over them: "
+        ]
