@@ -287,10 +287,19 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
 
 
 def _is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
-    """Whether a dataset, or one that it is made of, has a slice of another's records."""
+    """Whether all that a dataset is made of are slices of records that this process has alone.
+
+    Such a slice has a process's share at most, and begins at the first record in the first process
+    alone: others, of a part that is kept for evaluation say, are the same in every process.
+    """
     from grain._src.python.dataset.transformations.slice import SliceMapDataset
 
-    return isinstance(ds, SliceMapDataset) or any(map(_is_sliced, getattr(ds, "parents", ())))
+    parents: Sequence[Any] = getattr(ds, "parents", ())
+    if isinstance(ds, SliceMapDataset):
+        share = -(-len(parents[0]) // jax.process_count())
+        if len(ds) <= share and (ds._start > 0 or jax.process_index() == 0):  # not public
+            return True
+    return bool(parents) and all(map(_is_sliced, parents))
 
 
 class _DecodedDataset(grain.IterDataset):

@@ -136,7 +136,8 @@ class DALIDataset:
         """
         del name
         source = self._source
-        if self._chain or self._epochs != 1 or not source.iterator_fn.has_source(source.call):
+        first = not self._chain and self._epochs == 1 and "hosts" not in source.call
+        if not (first and source.iterator_fn.has_source(source.call)):
             raise NotImplementedError(
                 "shard() is the first step of a DALIDataset over one of dalijax.sources. With a "
                 "reader, let the pipeline function hand shard_id and num_shards to it, and pass "

@@ -151,7 +151,13 @@ class Feed:
         pool = self._pool
         if pool is None:
             raise concurrent.futures.CancelledError
-        return pool.submit(function, *arguments)
+        return pool.submit(self._unless_ended, function, *arguments)
+
+    def _unless_ended(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls a function, unless nobody waits for it any more."""
+        if self._pool is None:
+            raise concurrent.futures.CancelledError
+        return function(*arguments)
 
     def start_at(self, position: SamplePosition) -> None:
         """Has the run that DALI asks for next begin at a position."""

@@ -33,9 +33,10 @@ class Files(BaseSource):
     Of class folders a record has ``data``, the bytes of the file, and ``label``, an int32 scalar:
     the number of its folder among the sorted ones, as with ``fn.readers.file``, whose order the
     records are in. Files of deeper folders are records of the class folder, too, as in
-    torchvision's ``ImageFolder``; that reader leaves them out. Of a flat folder, or a list without
-    labels, it has ``data`` alone. DALI's threads read local files (`dalijax.fn.read_file`), so that
-    `read` gives their paths; of URLs, where fsspec is installed, it gives the contents.
+    torchvision's ``ImageFolder``; that reader leaves them out. (Those whose name begins with a dot
+    are left out.) Of a flat folder, or a list without labels, it has ``data`` alone. DALI's threads
+    read local files (`dalijax.fn.read_file`), so that `read` gives their paths; of URLs, where
+    fsspec is installed, it gives the contents.
 
     Args:
         folder: The folder, or its URL. Links are followed.
@@ -129,7 +130,7 @@ class Files(BaseSource):
 
         def below() -> Iterator[tuple[bytes, list[bytes]]]:
             for folder in folders:
-                names = sorted(self._below(folder, b"", suffixes))
+                names = sorted(self._below(folder, b"", suffixes, []))
                 counts.append(len(names))
                 yield folder + b"/", names
 
@@ -176,12 +177,32 @@ class Files(BaseSource):
         labels = b"" if self._labels is None else self._labels
         return self._names.joined, self._names.ends, labels, sizes
 
-    def _below(self, folder: bytes, part: bytes, suffixes: tuple[bytes, ...]) -> Iterator[bytes]:
-        """The names of the files that are wanted in a class folder, and in those below it."""
+    def _below(
+        self, folder: bytes, part: bytes, suffixes: tuple[bytes, ...], above: list[bytes]
+    ) -> Iterator[bytes]:
+        """The names of the files that are wanted in a class folder, and in those below it.
+
+        Args:
+            folder: The class folder.
+            part: The folder below it.
+            suffixes: What the files end in.
+            above: The folders that it lies in, without links.
+        """
         names, deeper = self._listed(os.path.join(folder, part), suffixes)
         yield from (part + name for name in names)
+        if self._system is None:
+            place = os.path.join(self._root, folder, part)
+            target = os.path.realpath(place)
+            if target in above:
+                raise ValueError(
+                    f"{os.fsdecode(place)} is a link to {os.fsdecode(target)}, in which it lies: "
+                    "remove it, or list what you want by paths= and labels="
+                )
+            above = [*above, target]
         for name in deeper:
-            yield from self._below(folder, os.path.join(part + name, b""), suffixes)
+            if not name.startswith(b"."):
+                below = os.path.join(part + name, b"")
+                yield from self._below(folder, below, suffixes, above)
 
     def _listed(
         self, folder: bytes, suffixes: tuple[bytes, ...]
@@ -203,8 +224,6 @@ class Files(BaseSource):
             with entries:
                 for entry in entries:
                     if entry.is_dir():
-                        if entry.is_symlink():
-                            _check_link(entry.path)
                         folders.append(entry.name)
                     elif not suffixes or entry.name.lower().endswith(suffixes):
                         files.append(entry.name)
@@ -219,16 +238,6 @@ class Files(BaseSource):
             if not os.path.isfile(path):
                 there = "no file" if os.path.exists(path) else "not there"
                 raise FileNotFoundError(f"paths[{index}] is {there}: {path}")
-
-
-def _check_link(link: bytes) -> None:
-    """Raises ValueError if a link's folder holds the link, and would be listed without end."""
-    target, place = (os.path.join(os.path.realpath(p), b"") for p in (link, os.path.dirname(link)))
-    if place.startswith(target):
-        raise ValueError(
-            f"{os.fsdecode(link)} is a link to {os.fsdecode(target)}, in which it lies: remove it, "
-            "or list what you want by paths= and labels="
-        )
 
 
 def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:

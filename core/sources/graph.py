@@ -12,6 +12,7 @@ from nvidia.dali.fn.io import file
 from ..arguments import name_of
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
+from ..state.operators import FIELD
 from .source import Field
 
 
@@ -104,7 +105,7 @@ class FieldGraph:
             # Without a copy: nobody writes to what was read, and DALI keeps it alive.
             node = fn.external_source(
                 source=_inputs(feeder, part, name),
-                name=f"field_{name}",  # by which a state knows what goes where
+                name=f"{FIELD}{name}",  # by which a state knows what goes where
                 batch=True,
                 dtype=dali_type(field.dtype),  # type: ignore[arg-type]
                 ndim=field.ndim,

@@ -67,7 +67,8 @@ def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 def beyond(values: np.ndarray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     """Which numbers are beyond a dtype, and would become others, or infinite."""
     if dtype.kind == "f":
-        return np.asarray(np.isfinite(values) & (np.abs(values) > np.finfo(dtype).max))
+        most = np.finfo(dtype).max
+        return np.asarray(np.isfinite(values) & ((values > most) | (values < -most)))
     limits = np.iinfo(dtype)
     return np.asarray((values < limits.min) | (values > limits.max))
 

@@ -21,7 +21,7 @@ from nvidia.dali import Pipeline
 from ..epochs import EpochPlan
 from ..errors import Difference
 from . import reader_files
-from .operators import graph_outputs, read_operators, serialized_operators
+from .operators import FIELD, graph_outputs, read_operators, serialized_operators
 
 Fingerprint = dict[str, Any]
 
@@ -121,6 +121,8 @@ def fingerprint(
         operators = list(serialized_operators(serialized[0]))
     else:
         operators, unchecked = read_operators(first)
+    # Which field is used first changes nothing.
+    operators.sort(key=lambda one: (0, one[1]) if one[1].startswith(FIELD) else (1, ""))
     outputs = graph_outputs(first, serialized[0] if serialized else b"")
     labels = _labels([(kind, drawn.get(name, name)) for kind, name, _ in operators])
     producers = {name: label for (_, name, _), label in zip(operators, labels)}
@@ -294,7 +296,7 @@ def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[D
         else:
             operators = [operator for operator in (new, old) if operator is not None]
             # A reader without its state would begin anew, beside others that go on.
-            source = any(_is_source(operator.kind) for operator in operators)
+            source = any(_is_source(o.kind) and not o.name.startswith(FIELD) for o in operators)
             was, now = ("(none)" if operator is None else str(operator) for operator in (old, new))
             yield Difference(f"operators.{operators[0].label}", was, now, source)
 

@@ -11,6 +11,7 @@ from nvidia.dali import Pipeline
 
 from . import protobuf, reader_files
 
+FIELD = "record_field_"  # and the field of a source's records: what feeds its values
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
 
 
@@ -31,6 +32,7 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         originals = getattr(getattr(instance, "_op", None), "_init_args", {})
         paths = reader_files.READERS.get(reader_files.reader_of(kind), {})
         arguments |= {name: originals[name] for name in paths if originals.get(name)}
+        # The names of keyword inputs are not kept.
         nodes = [n for one in instance.inputs for n in (one if isinstance(one, list) else [one])]
         if nodes:
             arguments["inputs"] = [[node.name, ""] for node in nodes]
@@ -52,10 +54,15 @@ def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
         pipeline: The pipeline.
         serialized: What it was made of, which it may not know itself.
     """
-    if serialized:  # dali.proto: PipelineDef.pipe_outputs, InputOutput.name
-        outputs = [value for field, value in protobuf.fields(serialized) if field == 7]
+    known = getattr(pipeline, "_names_and_devices", None)  # not public; None for deserialised ones
+    if known and not serialized:
+        return [name for name, _ in known]
+    with contextlib.suppress(RuntimeError):  # a graph with Python operators doesn't serialise
+        # dali.proto: PipelineDef.pipe_outputs, InputOutput.name
+        fields = protobuf.fields(serialized or pipeline.serialize())
+        outputs = [value for field, value in fields if field == 7]
         return [dict(protobuf.fields(value)).get(1, b"").decode() for value in outputs]
-    return [name for name, _ in getattr(pipeline, "_names_and_devices", ())]  # not public
+    return []
 
 
 def kind_of(instance: Any) -> str:

@@ -66,7 +66,13 @@ def test_class_folders_are_listed_as_by_dali(classes):
 
 
 def test_files_of_deeper_folders_are_of_their_class(classes):
-    for name in ("b/deep/3.jpg", "b/deep/er/4.jpg", "a/folder.jpg/5.jpg", "a/folder.jpg/no.txt"):
+    for name in (
+        "b/deep/3.jpg",
+        "b/deep/er/4.jpg",
+        "a/folder.jpg/5.jpg",
+        "a/folder.jpg/no.txt",
+        "b/.hidden/6.jpg",
+    ):
         (classes / name).parent.mkdir(parents=True, exist_ok=True)
         (classes / name).write_bytes(b"x")
     source = Files(classes)
@@ -76,6 +82,7 @@ def test_files_of_deeper_folders_are_of_their_class(classes):
         for classname in source.classes
         for root, _, names in os.walk(classes / classname, followlinks=True)
         for name in names
+        if "/.hidden" not in root
         if name.lower().endswith((".jpg", ".jpeg", ".png"))
     ]
     named = [source.classes[label] for label in labels]
@@ -85,7 +92,12 @@ def test_files_of_deeper_folders_are_of_their_class(classes):
         for name in ("1.PNG", "10.jpg", "2.jpg", "deep/3.jpg", "deep/er/4.jpg")
     ]
     os.symlink("..", classes / "b" / "deep" / "up")
-    with pytest.raises(ValueError, match=r"deep/up is a link to .*/b/, in which it lies"):
+    with pytest.raises(ValueError, match=r"deep/up/ is a link to .*/b, in which it lies"):
+        Files(classes)
+    os.unlink(classes / "b" / "deep" / "up")
+    os.symlink("../c.d", classes / "b" / "other")
+    os.symlink("../b", classes / "c.d" / "other")
+    with pytest.raises(ValueError, match=r"other/other/ is a link to .*, in which it lies"):
         Files(classes)
 
 

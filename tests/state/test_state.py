@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import Pipeline, fn, pipeline_def, types
 
 from conformance import TALLY, Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
@@ -583,3 +583,17 @@ def test_graphs_that_are_connected_otherwise_are_refused(jpegs_many, python):
     again = make(False, False, batch_size=2)
     again.set_state(state)
     np.testing.assert_array_equal(next(again)["x"], next(iterator)["x"])
+
+
+def test_a_deserialised_pipeline_has_states(jpegs_many):
+    @pipeline_def(batch_size=2, num_threads=1, device_id=None, enable_checkpointing=True)
+    def graph():
+        return read_files(jpegs_many[:10])[1]
+
+    text = graph().serialize()
+
+    pipeline = Pipeline.deserialize(text, enable_checkpointing=True)
+    iterator = DALIGenericIterator(pipeline, ["x"], reader_name="reader")
+    next(iterator)
+    assert iterator.get_state()["step"] == 1
+    assert len(iterator.checkpoints()) == 1

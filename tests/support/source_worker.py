@@ -51,7 +51,7 @@ def forgotten(shard_id=0, num_shards=1):
 def by_grain(step=1, process=0, **more):
     """The numbers that this process has of global batches of Grain's records, sliced or not."""
     records = grain.MapDataset.source([{"x": np.int32(k)} for k in range(8)])
-    records = records[process::step] if step > 1 else records
+    records = records[process::step] if step > 1 else records[: 8 - more.pop("kept_back", 0)]
     transform = DALITransform(
         lambda x: x, batch_size=4, output_map=["x"], drop_remainder=True, sharding=SHARDING, **more
     )
@@ -90,6 +90,7 @@ def main():
         "short": lambda: next(short),
         "forgotten": lambda: forgotten(**call),
         "unsliced": by_grain,
+        "part": lambda: by_grain(kept_back=5),
     }
     for name, wrong in wrong_calls.items():
         try:
