@@ -237,13 +237,6 @@ def write_clips(folder: pathlib.Path, count: int, codec: str) -> list[str]:
 # Measuring
 
 
-def loop(source: sources.Source, graph: Callable[..., Any], threads: int, batch: int) -> Turn:
-    """dalijax over a source, in order."""
-    make = data_iterator(graph, ["out"], source=source, shuffle=False, auto_reset=True)
-    iterator = turns.endless(make(batch_size=batch, num_threads=threads))
-    return Turn(lambda: next(iterator)["out"])
-
-
 def in_threads(pool: Executor, one: Callable[[str], Batch], paths: Sequence[str]) -> Batch:
     """A batch, whose rows the threads write."""
     first = one(paths[0])
@@ -305,8 +298,8 @@ def fastest(
     Args:
         one: Makes a row of a path.
         paths: The files of a batch.
-        most: As many threads or processes at most: it tries 1, 2, 4 and so on of each.
-        processes: A pool of so many.
+        most: It tries 1, 2, 4 and so on threads, so many at most, and so many processes.
+        processes: A pool of these.
     """
 
     def seconds(name: str) -> float:
@@ -320,8 +313,8 @@ def fastest(
     ways: dict[str, Callable[[Sequence[str]], Batch]] = {}
     for count in sorted({*(2**power for power in range(most.bit_length())), most}):
         pool = ThreadPoolExecutor(count)
-        ways[f"{count} threads"] = functools.partial(in_threads, pool, one)
-    ways["1 thread"] = ways.pop("1 threads")
+        name = f"{count} threads" if count > 1 else "1 thread"
+        ways[name] = functools.partial(in_threads, pool, one)
     ways[f"{most} processes"] = functools.partial(in_processes, processes, one, count=most)
     best = min(ways, key=seconds)
     return best, ways[best]

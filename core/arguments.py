@@ -82,6 +82,12 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
         )
 
 
+def own_arguments(adapter: type) -> dict[str, frozenset[str]]:
+    """Names of the arguments that an adapter takes itself, as `check_call` has others."""
+    own = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}
+    return {f"those of {adapter.__name__}": own}
+
+
 def check_call(
     pipeline_fn: Callable[..., Any],
     names: Collection[str],

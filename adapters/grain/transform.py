@@ -14,7 +14,7 @@ import numpy as np
 from grain.experimental import ShapeDtypeStruct
 from numpy.typing import NDArray
 
-from ...core.arguments import checked_arguments, function_parameters, whole_number
+from ...core.arguments import checked_arguments, own_arguments, whole_number
 from ...core.config import IteratorConfig, difference_names
 from ...core.errors import StateError
 from ...core.pipeline.batch import choose_placement, writable
@@ -171,9 +171,8 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             output_map, mask="mask" if pad else None, sharding=sharding, allow_changes=allow_changes
         )
         check_record_graph(pipeline_fn, self._config, on_error)
-        own = {"those of DALITransform": function_parameters(DALITransform)}
         call = {"prefetch_queue_depth": prefetch, **call}
-        self._call = checked_arguments(pipeline_fn, call, own)
+        self._call = checked_arguments(pipeline_fn, call, own_arguments(DALITransform))
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
         """The dataset of batches.
@@ -403,17 +402,15 @@ class DecodedIterator(RecordIterator):
                 first record, which has its inputs: until then the next call raises if the state is
                 of another graph, or its ``random`` is damaged.
         """
-        damaged = f"no state of a DALITransform, or a damaged one: {brief(state)}"
-        if not self._may_be_state(state):
-            raise StateError(damaged)
-        seed = self._seed_of(state["made"])
-        if state["made"] != self._identity and seed is None:
+        is_state = self._may_be_state(state)
+        seed = self._seed_of(state["made"]) if is_state else None
+        if is_state and state["made"] != self._identity and seed is None:
             difference = f"rows, last batch, seed: {state['made']} -> {self._identity}"
             if state["made"].split(" ")[0] != str(self._rows):
                 difference += " (a source goes on in another batch size, a DALITransform does not)"
             raise StateError.of_other_data([difference])
-        if not self._may_be_place(state):
-            raise StateError(damaged)
+        if not (is_state and self._may_be_place(state)):
+            raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
         with self._engine.lock, self._with_seed(seed):
             self._engine.check(state["random"], state["graph"])
             try:

@@ -19,6 +19,7 @@ from ..arguments import (
     function_parameters,
     is_pipeline_def,
     knows_its_names,
+    own_arguments,
 )
 from ..config import (
     CONFIG_DEFAULTS,
@@ -187,8 +188,7 @@ class IteratorFunction:
 
     def check_names(self, adapter: type, call: Mapping[str, Any]) -> None:
         """Raises TypeError for arguments of a call that neither this nor an adapter has."""
-        own = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}
-        others = {f"those of {adapter.__name__}": own, **OF_DATA_ITERATOR}
+        others = {**own_arguments(adapter), **OF_DATA_ITERATOR}
         check_call(self.pipeline_fn, {*call} - {"hosts"}, others)
 
     def is_placed(self, call: Mapping[str, Any]) -> bool:

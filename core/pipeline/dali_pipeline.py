@@ -15,7 +15,7 @@ from nvidia.dali import Pipeline, backend
 from ..environment import cuda_queues
 from ..errors import StateError
 from ..state.fingerprint import fingerprint
-from ..state.operators import kind_of
+from ..state.operators import kind_of, operator_inputs
 from ..state.random_state import to_other_device
 from . import advice, function_notes
 from .deferred import deferred_of
@@ -147,11 +147,6 @@ def operators(pipeline: Pipeline) -> list[Any]:
         inputs = [getattr(node, "source", None) for node in operator_inputs(operator)]
         todo += [(operator, True), *((one, False) for one in reversed(inputs))]
     return list(ordered.values())
-
-
-def operator_inputs(operator: Any) -> list[Any]:
-    """The nodes that an operator takes; several sets of inputs are lists in DALI's own list."""
-    return [n for one in operator.inputs for n in (one if isinstance(one, list) else [one])]
 
 
 def operator_name(operator: Any) -> str:

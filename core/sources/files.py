@@ -190,7 +190,7 @@ class Files(BaseSource):
         """
         names, deeper = self._listed(os.path.join(folder, part), suffixes)
         yield from (part + name for name in names)
-        if self._system is None:
+        if deeper and self._system is None:
             place = os.path.join(self._root, folder, part)
             target = os.path.realpath(place)
             if target in above:

@@ -33,8 +33,7 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         paths = reader_files.READERS.get(reader_files.reader_of(kind), {})
         arguments |= {name: originals[name] for name in paths if originals.get(name)}
         # The names of keyword inputs are not kept.
-        nodes = [n for one in instance.inputs for n in (one if isinstance(one, list) else [one])]
-        if nodes:
+        if nodes := operator_inputs(instance):
             arguments["inputs"] = [[node.name, ""] for node in nodes]
         operators.append((kind, instance.name, arguments))
         if "function_id" in arguments or ("function" in kind and "run_fn" not in arguments):
@@ -45,6 +44,11 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
 def operators_of(pipeline: Pipeline) -> list[Operator]:
     """The operators of a pipeline in order, as far as they can be read."""
     return read_operators(pipeline)[0]
+
+
+def operator_inputs(operator: Any) -> list[Any]:
+    """The nodes that an operator takes; several sets of inputs are lists in DALI's own list."""
+    return [n for one in operator.inputs for n in (one if isinstance(one, list) else [one])]
 
 
 def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
