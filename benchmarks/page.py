@@ -55,23 +55,20 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-resnet50",
         "The steps of `examples/imagenet` with more and more augmentation, beside the model "
         "alone. AutoAugment has RandAugment's place; the row below it reads one tar. OpenCV and "
-        "tf.data have neither RandAugment nor erasing nor mixing. They have 16 cores, and OpenCV "
-        "a worker for each, so that none is left for the training process. A ViT-S/16 ran on the "
-        "other GPU and its 16 cores at the same time. Machines differ. On a second one, with a "
-        "slower contrast in RandAugment, jitter cost 3.3 %, everything 5.2 %, OpenCV 5 and 12 %, "
-        "and tf.data 16 %. On a third jitter cost 2.9 %, RandAugment 3.5 % and everything 4.3 %. "
-        "Minutes later tf.data took 77 ms a step there, and jitter, RandAugment and everything "
-        "cost 3.8, 6.1 and 6.6 %.",
+        "tf.data have neither RandAugment nor erasing nor mixing. They have 16 cores, of which "
+        "OpenCV's workers have 14. A ViT-S/16 ran on the other GPU and its 16 cores at the same "
+        "time. Machines and minutes differ. In four other runs on H100s jitter cost 2.9 to 4.1 %, "
+        "everything 4.3 to 6.6 %, and in three of them RandAugment 3.5 to 6.1 %. In rounds of two "
+        "of them OpenCV, with 16 workers, cost 5 to 26 %, and tf.data 16 to 34 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
         "h100",
         "recipe-vit_s16",
         "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
-        "of that machine. On the second machine jitter cost 3.3 %, everything 5.0 %, OpenCV 35 "
-        "and 100 %, and tf.data 16 %. On the third jitter cost 2.5 and 2.8 % in two runs, "
-        "RandAugment 4.5 and 4.6 %, everything 4.4 %. Minutes later RandAugment cost 6.3 % "
-        "there, everything 6.5 %, and jitter 4.7 and 10.4 %.",
+        "of that machine. In five other runs jitter cost 2.5 to 4.7 %, and 10.4 % in one round, "
+        "RandAugment 4.5 to 6.3 %, and everything 4.4 to 6.5 %. In rounds of two of them OpenCV, "
+        "with 16 workers, cost 27 to 100 %, and tf.data 16 to 42 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
@@ -86,23 +83,26 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost on two GPUs in one process?",
         "h100x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. tf.data kept 18 "
-        "of them busy, and why is not known: a ViT-S/16 had its batches in 67 ms. On a second "
-        "machine jitter cost 1.8 %, everything 6.0 %, OpenCV 23 and 54 %, and tf.data 30 %. On "
-        "another everything cost 2.4 and 5.5 % in two rounds. There it was 4.8 and 5.5 % without "
-        "CUDA graphs, see [performance](performance.md#cuda-graphs).",
+        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
+        "ended in the third round, before two of its rows. In rounds of three other runs "
+        "everything cost 2.4 to 9.8 %, and in two of them jitter 0.2 to 5.5 %, OpenCV 23 to 54 %, "
+        "and tf.data 30 to 126 %. Why it kept 18 cores busy in the slow ones is not known. On one "
+        "of those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
+        "[performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
         "h100x2",
         "recipe-resnet50-2-processes",
-        "On the same machine, batches of 256 in each process.",
+        "Batches of 256 in each process. It ran on another machine than the rows above, where "
+        "everything cost 5.4 to 9.8 % in rounds of one process.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
         "h100x2",
         "recipe-vit_s16",
-        "Its step has more and smaller kernels than a ResNet-50's. Without CUDA graphs it waits "
+        "Its step has more and smaller kernels than a ResNet-50's. In another run jitter cost 2.9 "
+        "% and everything 5.4 %, OpenCV 56 % and tf.data 53 %. Without CUDA graphs the step waits "
         "for the host. On another machine the model alone then took 51.4 ms, with them 43.5. "
         "Everything cost 31 and 34 % without them, and 4.4 and 4.0 % with them. OpenCV and "
         "tf.data have 32 cores.",
@@ -111,7 +111,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does it cost a ViT-S/16 with a process for each?",
         "h100x2",
         "recipe-vit_s16-2-processes",
-        "On the same machine, batches of 256 in each process.",
+        "Batches of 256 in each process. It ran on another machine than the rows above, where "
+        "everything cost 4.7 to 6.3 % in rounds of one process.",
     ),
     (
         "What does the recipe cost a ViT-B/16 on two GPUs in one process?",
@@ -181,6 +182,14 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
     ),
     (
         "Recordings, clips and arrays beside the usual libraries?",
+        "h100",
+        "media",
+        "16 cores. The GPU makes spectrograms, and crops volumes; FLAC and Motion JPEG are "
+        "decoded on the cores. DALI is the slowest for H.264 on the GPU's video engines. Motion "
+        "JPEG goes faster by OpenCV, and rows of a table by NumPy, too.",
+    ),
+    (
+        "And on a CPU?",
         "cpu",
         "media",
         "Two cores. DALI is the faster one for sound alone. Rows of a table need next to no work, "
