@@ -156,7 +156,7 @@ def main() -> None:
             }
             micros = turns.time_pipelines(
                 pipelines, arguments.rounds, arguments.batches, to_host=True
-            )
+            ).micros
             times = {key: [one / 1e3 for one in values] for key, values in micros.items()}
             over = turns.over(times, "none")
             results[name] = times

@@ -233,7 +233,7 @@ def main() -> None:
             {k: pipeline for k, (pipeline, _) in pipelines.items()},
             arguments.rounds,
             arguments.batches,
-        )
+        ).micros
         over = turns.over(times, "none")
         result[name] = {
             key: {

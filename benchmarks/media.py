@@ -7,19 +7,23 @@ frames with a stride of 2 are resized to 112x112: PyAV or OpenCV, resized by Ope
 DALI does, or maps it and reads the crop alone. Rows are 1,024 f32 of one mapped .npy, normalised:
 NumPy, in one call.
 
-The other libraries work one batch ahead, in threads or in worker processes, in as many as each is
-fastest in, up to as many as DALI has threads; each decoder has one thread. All batches end on JAX's
-first device. All read the same files and take turns, in another order each round; before the first
-round their results are compared. What is not installed is left out; all is in the extra `bench`.
-Ctrl-C ends it, and what was measured is written.
+The other libraries work two batches ahead, as DALI does, in threads or in worker processes, in as
+many as each is fastest in, up to as many as DALI has threads; each decoder has one thread. Rows are
+made when they are taken. All batches end on JAX's first device. All read the same files and take
+turns, in another order each round; before the first round their results are compared. What is not
+installed is left out; all is in the extra `bench`. Ctrl-C ends it, and what was measured is
+written.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import ctypes
 import functools
 import importlib
 import itertools
+import math
 import multiprocessing
 import pathlib
 import shutil
@@ -47,6 +51,7 @@ import clips  # of examples/
 RATE, BANDS, SECONDS = 16_000, 64, 10
 HOP, WINDOW, FFT = 160, 400, 512  # samples
 START, LENGTH, STRIDE, SIDE = 12, 8, 2, 112  # of sequences
+AHEAD = 2  # batches
 DRAWN = 16  # clips; the other files are copies of these
 VOLUME, CROP = 96, 64  # voxels of a side
 COLUMNS = 1024  # of a table
@@ -72,9 +77,12 @@ def prepare() -> None:
         threadpoolctl.threadpool_limits(1, "blas")
     if cv2 is not None:
         cv2.setNumThreads(0)
-    # Once so much was freed, malloc keeps blocks below it instead of giving them back. Else NumPy
-    # waits for the kernel at each array: spectrograms took 1.7 times as long.
-    np.empty(31 << 20, np.uint8)
+    # malloc keeps what is freed, instead of giving it back. Else NumPy waits for the kernel at each
+    # large array: spectrograms took 1.7 times as long, and volumes up to 1.4.
+    libc = ctypes.CDLL(None)
+    m_trim_threshold, m_mmap_max = -1, -4  # of malloc.h
+    libc.mallopt(m_mmap_max, 0)
+    libc.mallopt(m_trim_threshold, 1 << 30)
 
 
 class Turn:
@@ -136,6 +144,8 @@ def sequences(data: Any, device: str) -> Any:
     frames = fn.decoders.video(
         data, device=device, start_frame=START, sequence_length=LENGTH, stride=STRIDE
     )
+    if GPU:
+        frames = frames.gpu()
     return fn.resize(frames, size=[SIDE, SIDE], antialias=False)
 
 
@@ -265,7 +275,7 @@ def in_processes(
 
 
 class Ahead:
-    """Batches of two halves of the files in turn, of which one is made while another is used.
+    """Batches of two halves of the files in turn, which are made ahead of time.
 
     Args:
         make: Makes a batch of paths.
@@ -276,16 +286,17 @@ class Ahead:
         self._make = make
         middle = len(paths) // 2
         self._halves = itertools.cycle([paths[:middle], paths[middle:]])
-        self._thread = ThreadPoolExecutor(1)
-        self._following = self._start()
+        self._threads = ThreadPoolExecutor(AHEAD)
+        self._following = collections.deque(self._start() for _ in range(AHEAD))
 
     def _start(self) -> Any:
         half = next(self._halves)
-        return self._thread.submit(lambda: jax.device_put(self._make(half), jax.devices()[0]))
+        return self._threads.submit(lambda: jax.device_put(self._make(half), jax.devices()[0]))
 
     def __call__(self) -> jax.Array:
-        batch, self._following = self._following, self._start()
-        return batch.result()
+        batch = self._following.popleft().result()
+        self._following.append(self._start())
+        return batch
 
 
 def fastest(
@@ -298,8 +309,9 @@ def fastest(
     Args:
         one: Makes a row of a path.
         paths: The files of a batch.
-        most: It tries 1, 2, 4 and so on threads, so many at most, and so many processes.
-        processes: A pool of these.
+        most: It tries 1, 2, 4 and so on threads, so many at most, and so many processes, half and a
+            quarter of these.
+        processes: A pool of processes.
     """
 
     def seconds(name: str) -> float:
@@ -315,13 +327,14 @@ def fastest(
         pool = ThreadPoolExecutor(count)
         name = f"{count} threads" if count > 1 else "1 thread"
         ways[name] = functools.partial(in_threads, pool, one)
-    ways[f"{most} processes"] = functools.partial(in_processes, processes, one, count=most)
+    for count in {most, most // 2, most // 4} - {0, 1}:
+        ways[f"{count} processes"] = functools.partial(in_processes, processes, one, count=count)
     best = min(ways, key=seconds)
     return best, ways[best]
 
 
 def check(first: Any, other: Any, name: str, limit: float) -> None:
-    """That a library makes about the same batch.
+    """That a library makes about the same batch, whose rows are no others, nor moved by one.
 
     Args:
         first: dalijax's.
@@ -329,9 +342,13 @@ def check(first: Any, other: Any, name: str, limit: float) -> None:
         name: Its name.
         limit: The mean difference that decoders may have.
     """
-    off = np.abs(np.asarray(first).astype(float) - np.asarray(other).astype(float)).mean()
-    if off > limit:
-        sys.exit(f"{name} makes something else of the first batch: {off:.2f} off")
+    wanted, made = np.asarray(first).astype(float), np.asarray(other).astype(float)
+    off = np.abs(wanted - made).mean()
+    moved = min(np.abs(wanted - np.roll(made, 1, axis)).mean() for axis in (0, 1))
+    if off > limit or off > moved / 2:
+        sys.exit(
+            f"{name} makes something else of the first batch: {off:.2f} off, {moved:.2f} moved"
+        )
 
 
 class Run:
@@ -366,16 +383,23 @@ class Run:
         for name, (_, turn) in others:
             check(wanted, turn.run(), name, limit)
         batches = {name: turn for name, (_, turn) in variants.items()}
-        rounds, count = self._arguments.rounds, self._arguments.batches
-        micros = turns.time_pipelines(batches, rounds, count)
+        count = self._arguments.batches
+        begin = time.perf_counter()
+        for _ in range(count):
+            first.run()
+        longer = self._arguments.seconds / (time.perf_counter() - begin)
+        count = max(count, math.ceil(count * longer))
+        micros, cores = turns.time_pipelines(batches, self._arguments.rounds, count)
         taken = {name: [one / 1e3 for one in values] for name, values in micros.items()}
         for name, times in taken.items():
             speed = self._arguments.batch / statistics.median(times) * 1e3
             share = turns.share(times, taken[own])
             way, _ = variants[name]
-            self.lines.append((task, name, way, report.spread(times, 1), f"{speed:,.0f}", share))
+            busy = f"{statistics.median(cores[name]):.1f}"
+            spread = report.spread(times, 1)
+            self.lines.append((task, name, way, spread, f"{speed:,.0f}", busy, share))
             print(*self.lines[-1], sep=" | ", flush=True)
-        self.results[task] = taken
+        self.results[task] = {"ms": taken, "cores": cores}
 
     def measure_files(
         self,
@@ -433,7 +457,8 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--batch", type=int, default=64 if GPU else 16)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batches", type=int, default=6, help="batches of a round")
+    parser.add_argument("--batches", type=int, default=4, help="of a round at least")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of dalijax in a round at least")
     parser.add_argument("--threads", type=int, default=16 if GPU else 2)
     arguments = parser.parse_args()
     report.heading()
@@ -458,12 +483,13 @@ def main() -> None:
         "in",
         f"ms of a batch of {arguments.batch}",
         "a second",
+        "cores busy",
         "share of dalijax's time",
     )
     report.table(heads, run.lines)
     groups = {
-        task: {name: statistics.median(values) for name, values in times.items()}
-        for task, times in run.results.items()
+        task: {name: statistics.median(values) for name, values in seen["ms"].items()}
+        for task, seen in run.results.items()
     }
     report.write(arguments.out, "media", run.results, groups, "ms of a batch")
 

@@ -56,28 +56,31 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "The steps of `examples/imagenet` with more and more augmentation, beside the model "
         "alone. AutoAugment has RandAugment's place; the row below it reads one tar. OpenCV and "
         "tf.data have neither RandAugment nor erasing nor mixing. They have 16 cores, of which "
-        "OpenCV's workers have 14. A ViT-S/16 ran on the other GPU and its 16 cores at the same "
-        "time. Machines and minutes differ. In four other runs on H100s jitter cost 2.9 to 4.1 %, "
-        "everything 4.3 to 6.6 %, and in three of them RandAugment 3.5 to 6.1 %. In rounds of two "
-        "of them OpenCV, with 16 workers, cost 5 to 26 %, and tf.data 16 to 34 %.",
+        "OpenCV's workers have 14. Some 20 to 30 of OpenCV's steps were timed in a round. A "
+        "ViT-S/16 ran on the other GPU and its 16 cores at the same time. Machines and minutes "
+        "differ. In four other runs on H100s jitter cost 2.9 to 4.1 %, everything 4.3 to 6.6 %, "
+        "and in three of them RandAugment 3.5 to 6.1 %. Two of them had a worker for each core, "
+        "and timed fewer steps: OpenCV cost 5 to 26 % in a round, and tf.data 13 to 34 %. In a "
+        "third tf.data took 77 ms a step.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
         "h100",
         "recipe-vit_s16",
         "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
-        "of that machine. In five other runs jitter cost 2.5 to 4.7 %, and 10.4 % in one round, "
-        "RandAugment 4.5 to 6.3 %, and everything 4.4 to 6.5 %. In rounds of two of them OpenCV, "
-        "with 16 workers, cost 27 to 100 %, and tf.data 16 to 42 %.",
+        "of that machine. Jitter cost 2.5 to 3.8 % in four other runs, and 4.7 and 10.4 % in the "
+        "rounds of a fifth. RandAugment cost 4.5 to 6.3 %, and everything 4.4 to 6.5 %. Two of "
+        "them had a worker for each core, and timed fewer steps: OpenCV cost 27 to 100 % in a "
+        "round, and tf.data 15 to 42 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
         "h100",
         "recipe-vit_b16",
-        "The same inputs, while the other GPU of the machine ran tests on other cores. tf.data is "
-        "the cheapest here: it leaves the GPU alone, and 11.5 cores decode 2,700 images a second. "
-        "On another machine jitter cost 1.2 and 1.5 % in two rounds, RandAugment 2.1 % and "
-        "everything 2.9 %.",
+        "The same inputs, in a fixed order, with a worker of OpenCV's for each core, while the "
+        "other GPU of the machine ran tests on other cores. tf.data is the cheapest here: it "
+        "leaves the GPU alone, and 11.5 cores decode 2,700 images a second. On another machine "
+        "jitter cost 1.2 and 1.5 % in two rounds, RandAugment 2.1 % and everything 2.9 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
@@ -86,39 +89,39 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
         "ended in the third round, before two of its rows. In rounds of three other runs "
         "everything cost 2.4 to 9.8 %, and in two of them jitter 0.2 to 5.5 %, OpenCV 23 to 54 %, "
-        "and tf.data 30 to 126 %. Why it kept 18 cores busy in the slow ones is not known. On one "
-        "of those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
+        "and tf.data 25 to 126 %. Why it kept 18 to 22 cores busy in the slow ones is not known. "
+        "On one of those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
         "[performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
         "h100x2",
         "recipe-resnet50-2-processes",
-        "Batches of 256 in each process. It ran on another machine than the rows above, where "
-        "everything cost 5.4 to 9.8 % in rounds of one process.",
+        "Batches of 256 in each process, the inputs in a fixed order. On this machine, which is "
+        "not that of the rows above, everything cost 5.4 to 9.8 % in rounds of one process.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
         "h100x2",
         "recipe-vit_s16",
-        "Its step has more and smaller kernels than a ResNet-50's. In another run jitter cost 2.9 "
-        "% and everything 5.4 %, OpenCV 56 % and tf.data 53 %. Without CUDA graphs the step waits "
-        "for the host. On another machine the model alone then took 51.4 ms, with them 43.5. "
-        "Everything cost 31 and 34 % without them, and 4.4 and 4.0 % with them. OpenCV and "
-        "tf.data have 32 cores.",
+        "OpenCV and tf.data have 32 cores. In two other runs everything cost 5.4 and 6.0 %, and "
+        "in one of them jitter 2.9 %, OpenCV 56 % and tf.data 53 %. Without CUDA graphs the model "
+        "alone took 51.4 ms a step on another machine, with them 43.5. Everything cost 31 and 34 "
+        "% without them, and 4.4 and 4.0 % with them.",
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
         "h100x2",
         "recipe-vit_s16-2-processes",
-        "Batches of 256 in each process. It ran on another machine than the rows above, where "
-        "everything cost 4.7 to 6.3 % in rounds of one process.",
+        "Batches of 256 in each process, the inputs in a fixed order. On this machine, which is "
+        "not that of the rows above, everything cost 4.7 to 6.3 % in rounds of one process.",
     ),
     (
         "What does the recipe cost a ViT-B/16 on two GPUs in one process?",
         "h100x2",
         "recipe-vit_b16",
-        "Batches of 512 over both, and 32 cores for OpenCV and tf.data.",
+        "Batches of 512 over both, the inputs in a fixed order, and 32 cores for OpenCV and "
+        "tf.data.",
     ),
     (
         "How do several GPUs scale?",
@@ -131,17 +134,18 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "And over a tar, on two GPUs?",
         "h200x2",
         "scaling",
-        "Two threads read for both GPUs. On another machine, in five rounds, they gave 1.27 (1.18 "
-        "to 1.34) of the raw loops, one thread 1.06 and four 1.08. Each call that reads gives up "
-        "Python's lock, and waits to have it back. With an advice to the kernel before each read, "
-        "as it was before, two gave 1.08, one 0.97 and four 0.85.",
+        "Two threads read for both GPUs. On other machines they gave 1.08 of the raw loops and, "
+        "in five rounds, 1.27 (1.18 to 1.34); there one thread gave 1.06 and four 1.08. Each call "
+        "that reads gives up Python's lock, and waits to have it back. With an advice to the "
+        "kernel before each read, as it was before, two gave 1.08, one 0.97 and four 0.85.",
     ),
     (
         "What does next() cost?",
         "h200",
         "overhead",
-        "Microseconds over a raw loop of DALI's own calls. It is level with DALI's plugin on a "
-        "GPU. On a CPU `jax.Array`s are dearer than the plugin's (119 and 80 us), since these are "
+        "Microseconds over a raw loop of DALI's own calls. On a GPU a batch takes 19 to 70 us "
+        "more than DALI's plugin. In another run three of six were level. On a CPU `jax.Array`s "
+        "take up to 1.8 times what the plugin does over the raw loop (490 and 265 us): these are "
         "not committed to their device.",
     ),
     (
@@ -177,7 +181,7 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "How many images a second on a CPU?",
         "cpu",
         "throughput",
-        "Two cores. tf.data is the fastest there: it decodes only what is cropped, and resizes "
+        "Two cores. tf.data is the fastest there. It decodes only what is cropped, and resizes "
         "without antialiasing.",
     ),
     (
@@ -185,8 +189,9 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h100",
         "media",
         "16 cores. The GPU makes spectrograms, and crops volumes; FLAC and Motion JPEG are "
-        "decoded on the cores. DALI is the slowest for H.264 on the GPU's video engines. Motion "
-        "JPEG goes faster by OpenCV, and rows of a table by NumPy, too.",
+        "decoded on the cores. DALI is the slowest for H.264 on the GPU's video engines. Its last "
+        "batches still ran in two turns of PyAV and two of OpenCV; in the others these had 211 to "
+        "234 and 132 ms. Motion JPEG goes faster by OpenCV, and rows of a table by NumPy, too.",
     ),
     (
         "And on a CPU?",
@@ -268,7 +273,8 @@ HEAD = """# Benchmarks
 
 Every figure was printed by the command below its table. The runs are kept in `benchmarks/results`,
 and `python benchmarks/page.py` makes this page of the newest of each. Values are medians, with the
-least and the most of the rounds. Shares and percent are medians over the rounds, too, of what each
+least and the most of the rounds. Of runs before 2026-11-23, and of some of that day, the tables
+alone are kept. Shares and percent are medians over the rounds, too, of what each
 round had; those of media, augmentation and functions have their quartiles. Variants take turns in
 one process, so that what disturbs one disturbs all. What is said of other runs is in the history of
 this page, or was not kept. [More benchmarks](benchmarks-more.md) are on a page of their own."""

@@ -6,14 +6,13 @@ in another order each round::
     python benchmarks/recipe.py --config resnet50 --batch 256 --seconds 300
 
 A round's steps last about as long as its share of the seconds. Building pipelines, compiling, and
-as many steps before the timed ones, of 5 s at most, come on top. With ``--processes 2`` two
+steps of some seconds before the timed ones, come on top. With ``--processes 2`` two
 processes of ``jax.distributed`` share the GPUs of this machine, and the figures are of the first.
 Ctrl-C ends the rounds of one process, and what was measured is written.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -39,7 +38,6 @@ os.environ["XLA_FLAGS"] = " ".join(  # of a flag given twice the last one counts
 
 import jax
 import numpy as np
-import psutil
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import backend
@@ -47,6 +45,7 @@ from nvidia.dali import backend
 import other_inputs
 import photos
 import report
+from report import cpu_seconds
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples" / "imagenet"))
 CLASSES = 1000
@@ -74,16 +73,6 @@ class Seen:
     step: float
     next: float
     cores: float
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process and of those that it started."""
-    process, total = psutil.Process(), 0.0
-    for one in (process, *process.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = one.cpu_times()
-            total += times.user + times.system
-    return total
 
 
 def run(step: Any, state: Any, batches: Any, count: int) -> tuple[Any, Seen]:
@@ -214,10 +203,11 @@ def main() -> None:
             for turn in range(args.rounds):
                 for name in (MODEL, *random.Random(turn).sample(list(inputs), len(inputs))):
                     iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-                    # What was prepared meanwhile is used up, tf.data has found its threads, and
-                    # the time of a step is known.
-                    few = steps_in(min(5.0, each), alone.step)
-                    state, one = run(step, state, iterator, few)
+                    # Workers have begun, what was prepared meanwhile is used up, and tf.data has
+                    # found its threads. Then the time of a step is looked at.
+                    few = max(steps_in(min(5.0, each), alone.step), 2 * args.workers + 8)
+                    state, _ = run(step, state, iterator, few)
+                    state, one = run(step, state, iterator, max(3, few // 5))
                     state, one = run(step, state, iterator, steps_in(each, one.step))
                     seen[name].append(one)
                     getattr(iterator, "close", lambda: None)()

@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 import nvidia.dali
+import psutil
 from nvidia.dali import backend
 
 import dalijax  # noqa: F401  # sets CUDA's queues, before GPU below starts CUDA
@@ -65,6 +66,16 @@ def machine() -> dict[str, Any]:
         "dali": nvidia.dali.__version__,
         "numpy": np.__version__,
     }
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that it started."""
+    process, total = psutil.Process(), 0.0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def kind_of(gpus: Sequence[str]) -> str:

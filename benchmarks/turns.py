@@ -9,12 +9,20 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from report import GPU
+from report import GPU, cpu_seconds
 
 WARM = 4  # batches of a pipeline before it is timed: more than DALI prefetches
+REST = 3  # batches for whose time it rests then, so that no work ahead disturbs the next one
 Times = dict[str, list[float]]  # of each variant, a time for each round
+
+
+class Turns(NamedTuple):
+    """What batches took, in microseconds, and how many cores were busy meanwhile."""
+
+    micros: Times
+    cores: Times
 
 
 def small_files(folder: str, count: int) -> list[str]:
@@ -71,7 +79,7 @@ def time_iterators(
 
 def time_pipelines(
     pipelines: Mapping[str, Any], rounds: int, batches: int, to_host: bool = False
-) -> Times:
+) -> Turns:
     """Microseconds of a batch of each pipeline, for each round; in another order in each.
 
     Args:
@@ -80,7 +88,8 @@ def time_pipelines(
         batches: Batches of each pipeline in a round.
         to_host: Whether to wait for the last batch of a GPU, by copying it.
     """
-    times: Times = {name: [] for name in pipelines}
+    micros: Times = {name: [] for name in pipelines}
+    cores: Times = {name: [] for name in pipelines}
     order, shuffled = list(pipelines), random.Random(0)
     cuda: Any = importlib.import_module("numba.cuda") if GPU else None
     gc.collect()
@@ -93,14 +102,18 @@ def time_pipelines(
                 pipelines[name].run()
             if GPU:
                 cuda.synchronize()
+            busy = cpu_seconds()
             begin = time.perf_counter()
             for _ in range(batches):
                 outputs = pipelines[name].run()
             if GPU and to_host:
                 outputs[0].as_cpu()
-            times[name].append((time.perf_counter() - begin) / batches * 1e6)
+            seconds = time.perf_counter() - begin
+            cores[name].append((cpu_seconds() - busy) / seconds)
+            micros[name].append(seconds / batches * 1e6)
+            time.sleep(REST * seconds / batches)
     gc.unfreeze()
-    return times
+    return Turns(micros, cores)
 
 
 def over(times: Times, base: str) -> Times:
