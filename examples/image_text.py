@@ -49,9 +49,9 @@ def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
 
 
 def captions_of(batch: dict[str, Any], row: int) -> list[str]:
-    """The captions of a row, in the order of its pictures."""
-    tokens, segments = (np.asarray(batch[key][row]) for key in ("tokens", "segments"))
-    return [bytes(tokens[segments == k].tolist()).decode() for k in range(1, segments.max() + 1)]
+    """The captions of a row, in the order of its pictures; a character that was cut is left out."""
+    tokens, of = (np.asarray(batch[key][row]) for key in ("tokens", "segments"))
+    return [bytes(tokens[of == k].tolist()).decode(errors="ignore") for k in range(1, of.max() + 1)]
 
 
 class Slots(FlatMapTransform):
@@ -67,11 +67,11 @@ class Slots(FlatMapTransform):
     def flat_map(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         texts, segments = (np.split(row[k], SLOTS) for k in ("tokens", "tokens_segment_ids"))
         records = []
-        for slot, number in enumerate(row["number"].tolist()):
+        for text, segment, number in zip(texts, segments, row["number"].tolist()):
             name = self._names[number - 1] if number else ""  # an error says it
             image = (self._folder / name).read_bytes() if number else self._blank
             record = {"image": image, "name": name, "used": np.bool_(number > 0)}
-            records.append(record | {"tokens": texts[slot], "segments": segments[slot]})
+            records.append(record | {"tokens": text, "segments": segment})
         return records
 
 
@@ -93,7 +93,7 @@ def dataset(folder: Path, epochs: int | None = None, seed: int = 1) -> grain.Ite
     """Shuffled batches of rows; the last one is dropped where it is not whole."""
     captions = json.loads((folder / "captions.json").read_text())
     if bad := [name for name, text in captions.items() if not (isinstance(text, str) and text)]:
-        raise ValueError(f"captions.json has no text for {bad}: write one, or leave them out")
+        raise ValueError(f"captions.json has no text for {bad}: write it, or leave them out")
     pairs = [  # the tokens are bytes; number 0 is no picture
         {"tokens": np.array([*text.encode()[:ROOM]], np.int32), "number": np.array([k], np.int32)}
         for k, text in enumerate(captions.values(), 1)

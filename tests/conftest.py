@@ -36,9 +36,9 @@ def write_jpegs(folder: pathlib.Path, count: int) -> list[str]:
 
 
 def corrupt(path: str) -> None:
-    """Cuts a JPEG inside its header, so that no decoder reads it."""
+    """Cuts a JPEG where its pixels begin, so that no decoder reads it."""
     data = pathlib.Path(path).read_bytes()
-    pathlib.Path(path).write_bytes(data[:60] + b"garbage" * 5)
+    pathlib.Path(path).write_bytes(data[: data.index(b"\xff\xda") + 12])
 
 
 @pytest.fixture(scope="session")

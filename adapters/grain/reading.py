@@ -11,6 +11,7 @@ from grain import experimental
 from grain._src.python.dataset.transformations import prefetch
 
 from ...core.records.record_queue import ReadError, RecordBatch, RecordPosition
+from .packed_records import PackedRecords
 from .packing import unpacked
 
 __all__: list[str] = []
@@ -51,6 +52,11 @@ class RecordLists(grain.MapDataset):
                 record = self._parent[epoch * size + at]
             except Exception as error:
                 record = _Failure(error)
+            if isinstance(record, PackedRecords):
+                raise TypeError(
+                    "a MapDataset's batches can't be batched again: pass its records, or write "
+                    ".batch(..., batch_fn=pack_records).to_iter_dataset() before the transform"
+                )
             if record is not None:
                 records.append(record)
         return records or None  # an empty list is a hole, which Grain counts and passes over

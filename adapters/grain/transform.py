@@ -31,6 +31,7 @@ from .record_iterator import RecordIterator
 
 __all__ = ["DALITransform"]
 
+_INTERLEAVED = "iterators_in_use_indices"  # a key of Grain's states: one for each iterator
 _DEEPEST = 100  # a state's levels; each transformation of Grain's adds one
 
 
@@ -348,6 +349,23 @@ def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
     return True
 
 
+def _interleaved(saved: Any, now: Any) -> tuple[int, int] | None:
+    """How many iterators a saved state interleaves, and the present one; None where it is the same.
+
+    Grain does not compare them, and goes on with other records. Behind an interleaving its parts
+    may be of any datasets, and are left to it.
+    """
+    if isinstance(saved, (list, tuple)) and isinstance(now, (list, tuple)):
+        return next(filter(None, map(_interleaved, saved, now)), None)
+    if not (isinstance(saved, dict) and isinstance(now, dict)):
+        return None
+    found = [state.get(_INTERLEAVED, ()) for state in (saved, now)]
+    before, after = (len(one) if isinstance(one, (list, tuple)) else 0 for one in found)
+    if before or after:
+        return None if before == after else (before, after)
+    return next(filter(None, (_interleaved(saved[k], now[k]) for k in saved if k in now)), None)
+
+
 # Keys of a state and their types; the parent's state is of any.
 _STATE = {
     "parent": None,
@@ -409,6 +427,9 @@ class DecodedIterator(RecordIterator):
             if state["made"].split(" ")[0] != str(self._rows):
                 difference += " (a source goes on in another batch size, a DALITransform does not)"
             raise StateError.of_other_data([difference])
+        if is_state and (counts := _interleaved(state["parent"], self._reader.start.parent)):
+            difference = "iterators that Grain interleaves (num_workers of mp_prefetch): {} -> {}"
+            raise StateError.of_other_data([difference.format(*counts)])
         if not (is_state and self._may_be_place(state)):
             raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
         with self._engine.lock, self._with_seed(seed):

@@ -16,7 +16,8 @@ def read_file(path: DataNode, **arguments: Any) -> DataNode:
     DALI's own threads read the files, several times faster than Python does.
 
     Args:
-        path: Paths as UTF-8, uint8 of shape [length] for each sample: a text of a record.
+        path: Paths as UTF-8, uint8 of shape [length] for each sample: a text of Grain's records, or
+            ``path.encode()`` in those of `dalijax.sources.Records`.
         **arguments: Arguments of ``nvidia.dali.fn.io.file.read``.
 
     Returns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -159,7 +159,11 @@ class BatchMaker:
         return self._placement.finish(batch)
 
     def add_columns(
-        self, batch: Batch, columns: Mapping[str, Sequence[Any]], rows: Sequence[int]
+        self,
+        batch: Batch,
+        columns: Mapping[str, Sequence[Any]],
+        rows: Sequence[int],
+        column_of: Callable[[Sequence[Any], str], Any] = schema.stacked,
     ) -> None:
         """Adds fields that pass the graph by; with a sharding, numbers are placed as outputs are.
 
@@ -167,6 +171,7 @@ class BatchMaker:
             batch: The batch of one run.
             columns: For each name the values of all rows.
             rows: Rows of each pipeline's batch.
+            column_of: Batches the values of a name.
 
         Raises:
             ValueError: If the batch has the name already, or the values don't stack.
@@ -178,7 +183,7 @@ class BatchMaker:
                     f"the records' key {name!r} passes the graph by, and an output or the mask has "
                     "that name, too: name the output otherwise"
                 )
-            column = schema.stacked(values, name)
+            column = column_of(values, name)
             numeric = isinstance(column, np.ndarray) and column.dtype.kind in "biufc"
             if numeric and isinstance(self._placement, GlobalPlacement):
                 pieces = np.split(narrowed(column, name), np.cumsum(rows)[:-1])

@@ -1,4 +1,4 @@
-"""Heights and widths of encoded pictures, from their headers alone."""
+"""Heights and widths of encoded pictures, from their headers alone, and whether these are whole."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 
 _HEAD = 1024  # bytes of a file that are read at once
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap height and width
+_GIF = b"GIF8"
+# What files of other kinds begin with that DALI may decode: JPEG 2000, PNM, BigTIFF.
+_UNKNOWN = (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51", *(b"P%d" % n for n in range(1, 7)))
+_UNKNOWN += (b"II+\0", b"MM\0+")
 _NO_LENGTH = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a segment
 _NO_FRAME = (0xC4, 0xC8, 0xCC)  # in the range of the frame headers' markers, but none
 _WHOLE = {1: "B", 3: "H", 4: "I"}  # TIFF's whole numbers
@@ -21,13 +25,14 @@ _Take = Callable[[int, int], bytes]
 def picture_size(data: Any) -> Size | None:
     """Height and width of a picture as DALI's decoders give it.
 
-    JPEG, PNG, WebP, BMP, TIFF and GIF. An EXIF orientation that turns the picture swaps them.
+    JPEG, PNG, WebP, BMP and TIFF. An EXIF orientation that turns the picture swaps them.
 
     Args:
         data: The bytes of the picture; anything with the buffer protocol.
 
     Returns:
-        None if the format is another one, or the header is damaged or cut off.
+        None if the format is another one, or the header is damaged or cut off. A PNG's goes on to
+        its last chunk, and a WebP's to its EXIF data.
     """
     view = memoryview(data).cast("B")
 
@@ -53,6 +58,40 @@ def path_size(path: Any) -> Size | None:
         return _file_size(bytes(path))
     except OSError:
         return None
+
+
+def picture_fault(data: Any) -> str:
+    """Why no decoder of DALI's can take a file for a picture; "" where one may.
+
+    DALI 2.4 ends the process where one of 32 pictures or more has such a header: the error is
+    raised while other threads still read theirs.
+
+    Args:
+        data: The bytes of the file; anything with the buffer protocol.
+    """
+    size = len(memoryview(data).cast("B"))
+    return _fault(picture_size(data), bytes(memoryview(data).cast("B")[:12]), size)
+
+
+def file_picture_fault(path: bytes) -> str:
+    """`picture_fault` of a file; one that can't be read passes: reading all of it says why."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return _fault(_file_size(path), file.read(12), os.fstat(file.fileno()).st_size)
+    except (OSError, ValueError):  # of a path with a zero
+        return ""
+
+
+def _fault(pixels: Size | None, start: bytes, size: int) -> str:
+    if not size:
+        return "it is empty, and no picture"
+    if start.startswith(_GIF):
+        return "it is a GIF, which DALI's decoders don't take"
+    if start.startswith(_UNKNOWN):
+        return ""
+    if not any(start.startswith(magic) for magic, _ in _FORMATS):
+        return f"it is no picture that DALI's decoders take: it begins with {start!r}"
+    return "" if pixels else f"its header is damaged or cut off, and it has {size} bytes"
 
 
 def _file_size(path: bytes) -> Size | None:
@@ -87,8 +126,9 @@ def _turned(height: int, width: int, orientation: int) -> Size:
 
 
 def _jpeg(take: _Take) -> Size | None:
-    """Walks the segments up to the frame header, which is behind the EXIF data."""
+    """Walks the segments up to the pixels; the frame header is behind the EXIF data."""
     at, orientation = 2, 1
+    size: Size | None = None
     while True:
         fill, marker = take(at, 2)
         if fill != 0xFF:
@@ -102,30 +142,25 @@ def _jpeg(take: _Take) -> Size | None:
         (length,) = struct.unpack(">H", take(at, 2))
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
             height, width = struct.unpack(">HH", take(at + 3, 4))
-            return _turned(height, width, orientation)
+            size = size or _turned(height, width, orientation)
         if marker in (0xD9, 0xDA) or length < 2:  # the end, or the scan
-            return None
+            return size if marker == 0xDA else None
         if marker == 0xE1 and length >= 16 and take(at + 2, 6) == b"Exif\0\0":
             orientation = _orientation(take, at + 8)
         at += length
 
 
 def _png(take: _Take) -> Size | None:
-    """The orientation may be in any chunk, so that the others are passed."""
+    """The orientation may be in any chunk; DALI's parser, too, goes through them to the last."""
     width, height = struct.unpack(">II", take(16, 8))
     at, orientation = 8, 1
-    try:
-        while True:
-            length, kind = struct.unpack(">I4s", take(at, 8))
-            if kind == b"IEND":
-                break
-            if kind == b"eXIf":
-                orientation = _orientation(take, at + 8)
-                break
-            at += 12 + length
-    except EOFError:  # the pixels are cut off, which the decoder says
-        pass
-    return _turned(height, width, orientation)
+    while True:
+        length, kind = struct.unpack(">I4s", take(at, 8))
+        if kind == b"IEND":
+            return _turned(height, width, orientation)
+        if kind == b"eXIf":
+            orientation = _orientation(take, at + 8)
+        at += 12 + length
 
 
 def _webp(take: _Take) -> Size | None:
@@ -143,27 +178,21 @@ def _webp(take: _Take) -> Size | None:
     # The canvas, in 24 bits each less one; EXIF data is behind the pixels.
     width, height = (int.from_bytes(take(at, 3), "little") + 1 for at in (24, 27))
     at, orientation = 30, 1
-    try:
-        while take(20, 1)[0] & 8:
-            kind, length = struct.unpack("<4sI", take(at, 8))
-            if kind == b"EXIF":
-                orientation = _orientation(take, at + 8)
-                break
-            at += 8 + length + length % 2
-    except EOFError:
-        pass
+    while take(20, 1)[0] & 8:
+        kind, length = struct.unpack("<4sI", take(at, 8))
+        if kind == b"EXIF":
+            take(at + 8 + length - 1, 1)
+            orientation = _orientation(take, at + 8)
+            break
+        at += 8 + length + length % 2
     return _turned(height, width, orientation)
 
 
 def _bmp(take: _Take) -> Size | None:
     old = struct.unpack("<I", take(14, 4))[0] == 12
+    take(0, 26 if old else 54)
     width, height = struct.unpack(*("<HH", take(18, 4)) if old else ("<ii", take(18, 8)))
     return abs(height), width  # below 0 where the top row comes first
-
-
-def _gif(take: _Take) -> Size | None:
-    width, height = struct.unpack("<HH", take(6, 4))
-    return height, width
 
 
 def _tiff(take: _Take) -> Size | None:
@@ -200,7 +229,6 @@ _FORMATS: tuple[tuple[bytes, Callable[[_Take], Size | None]], ...] = (
     (b"\x89PNG\r\n\x1a\n", _png),
     (b"RIFF", _webp),
     (b"BM", _bmp),
-    (b"GIF8", _gif),
     (b"II*\0", _tiff),
     (b"MM\0*", _tiff),
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .dtypes import KINDS, cast_to
 from .riff import cut_off
@@ -242,10 +243,33 @@ def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) 
     return Column(path, array.dtype, array.ndim)
 
 
+def of_fields(values: Sequence[Any], name: str) -> Any:
+    """Batches the values of a source's field: numbers and arrays are stacked.
+
+    All else, text and what JSON has, is as it was read in an object array of shape [batch].
+
+    Raises:
+        ValueError: If arrays have several shapes.
+    """
+    numbers = (np.ndarray, np.generic, bool, int, float)
+    if all(isinstance(one, numbers) and np.asarray(one).dtype != object for one in values):
+        return stacked(values, name)
+    return _objects(values)
+
+
+def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
+    array = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        if isinstance(value, np.ndarray) and not value.ndim:
+            value = value.item()
+        array[row] = bytes(value) if isinstance(value, memoryview) else value
+    return array
+
+
 def stacked(values: Sequence[Any], name: str) -> Any:
     """Batches values that pass a graph by: [batch, ...], dicts or tuples of these, object arrays.
 
-    Bytes and texts become an object array of shape [batch], which keeps trailing NULs.
+    Bytes, texts and None become an object array of shape [batch], which keeps trailing NULs.
 
     Raises:
         ValueError: If the shapes differ.
@@ -270,27 +294,22 @@ def stacked(values: Sequence[Any], name: str) -> Any:
         each = [stacked(part, f"{name}/{i}") for i, part in enumerate(parts)]
         return type(first)(*each) if hasattr(first, "_fields") else type(first)(each)
     text = (str, bytes, bytearray, memoryview)
-    objects = [
-        isinstance(value, text) or (isinstance(value, np.ndarray) and value.dtype == object)
-        for value in values
-    ]
-    if any(objects):
-        if not all(objects):
-            raise ValueError(f"{name!r} is text in some records of a batch only: make them alike")
-        array = np.empty(len(values), object)
-        for i, value in enumerate(values):
-            if isinstance(value, np.ndarray) and not value.ndim:
-                value = value.item()
-            array[i] = bytes(value) if isinstance(value, memoryview) else value
-        return array
-    arrays = [np.asarray(value) for value in values]
-    kinds = {(str(array.dtype), array.shape) for array in arrays}
-    if len(kinds) > 1 and arrays[0].dtype.kind not in "US":
+    arrays = [np.asarray(None if isinstance(value, text) else value) for value in values]
+    if any(array.dtype == object for array in arrays):
+        return _objects(values)
+    if len(shapes := {array.shape for array in arrays}) > 1:
         raise ValueError(
-            f"{name!r} passes the graph by and has several dtypes or shapes, {sorted(kinds)[:4]}: "
-            "make them alike, leave the key out of the records, or have the graph take it"
+            f"{name!r} passes the graph by and has several shapes, {sorted(shapes)[:4]}: make them "
+            "alike, leave the key out of the records, or have the graph take it"
         )
-    return np.stack(arrays)
+    result = np.stack(arrays)
+    if result.dtype.kind == "f" and all(array.dtype.kind in "iu" for array in arrays):
+        kinds = sorted({str(array.dtype) for array in arrays})
+        raise ValueError(
+            f"{name!r} passes the graph by and has whole numbers of {kinds}, which no dtype holds: "
+            "make them alike"
+        )
+    return result
 
 
 def described(record: Any) -> str:

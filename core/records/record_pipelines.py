@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from ..pipeline.bad_record import failing, runs_alone
 from ..pipeline.dali_pipeline import check_outputs, graph_lines
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
-from ..pipeline.picture_size import picture_size
+from ..pipeline.picture_size import file_picture_fault, picture_fault, picture_size
 from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
 from ..state import random_state
 from ..state.fingerprint import digest
+from ..state.operators import Operator, operators_of, picture_inputs
 from .record_queue import Numbers, PipelineRows, RecordBatch, RecordQueue, no_more
 
 ON_ERROR = ("raise", "skip", "mask")
@@ -149,6 +150,7 @@ class RecordPipelines:
                 )
         runner = self.stand(None)
         check_outputs(runner.pipelines[0], self._output_map)
+        self._record_graph.find_pictures(operators_of(runner.pipelines[0]))
         self.first = runner.checkpoints() or ()
         if not self.graph:
             text = json.dumps([list(self._output_map), graph_lines(runner.pipelines)])
@@ -250,6 +252,8 @@ class _RecordGraph:
         self._fn = pipeline_fn
         self._arguments = arguments
         self._used: set[int] = set()  # columns that pipelines have asked for
+        self._nodes: dict[str, int] = {}  # the column of each input of the graph
+        self._pictures: dict[int, bool] = {}  # columns that are pictures; True: their paths
 
     def learn(self, record: Any, spec: Any) -> Schema:
         """Finds the columns by the first record, or by ``spec`` where there is one."""
@@ -271,8 +275,9 @@ class _RecordGraph:
         feed = _Feed(self, queue, pipeline)
         nodes = _sources(schema, feed)
         args, kwargs = schema.arguments(nodes)
+        self._nodes = {node.name: k for k, node in enumerate(nodes)}
         if self.draws:
-            columns = {node.name: str(k) for k, node in enumerate(nodes)}
+            columns = {name: str(k) for name, k in self._nodes.items()}
             kwargs[DRAW] = Draw(feed.draw_rows, columns)
         try:
             return self._fn(*args, **kwargs, **self._arguments)
@@ -293,14 +298,31 @@ class _RecordGraph:
                 "like the keys that it takes, or index the dict"
             ) from error
 
+    def find_pictures(self, operators: Sequence[Operator]) -> None:
+        """Finds the columns that are pictures, by the pipeline that was defined last."""
+        nodes = picture_inputs(operators)
+        self._pictures = {k: nodes[name] for name, k in self._nodes.items() if name in nodes}
+
     def columns(self, columns: Sequence[int], records: Sequence[Any]) -> list[Any]:
         """Some columns of records, as DALI takes them."""
         self._used.update(columns)
         try:
             schema = self._known()
-            return [schema.column(k, records) for k in columns]
+            arrays = [schema.column(k, records) for k in columns]
+            for k, values in zip(columns, arrays):
+                if k in self._pictures:
+                    self._check_pictures(k, values)
+            return arrays
         except StopIteration as error:  # which DALI would take for the end
             raise RuntimeError(f"a record raised StopIteration: {error}") from error
+
+    def _check_pictures(self, column: int, values: Iterable[NDArray[Any]]) -> None:
+        are_paths = self._pictures[column]
+        for place, value in enumerate(values):
+            data = np.ascontiguousarray(value)
+            if said := file_picture_fault(data.tobytes()) if are_paths else picture_fault(data):
+                where = "/".join(self._known().columns[column].path) or "the record"
+                raise ValueError(f"{where} in record {place} of the batch: {said}")
 
     def _known(self) -> Schema:
         if self.schema is None:

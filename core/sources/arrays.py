@@ -74,7 +74,7 @@ class Arrays(BaseSource):
         if dtype is None:
             return rows.tolist()
         if rows.ndim > 1:
-            return rows.astype(dtype, copy=False)
+            return np.ascontiguousarray(rows, dtype)  # DALI refuses other orders of axes
         try:
             return as_scalars(rows.astype(rows.dtype.newbyteorder("="), copy=False), dtype)
         except ValueError as error:

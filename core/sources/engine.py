@@ -27,9 +27,11 @@ from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, EpochEngine, Outcome, log_failure
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
+from ..pipeline.schema import of_fields
 from ..pipeline.shards import shard_pipelines
 from ..seeds import ShardSeed
 from ..state import random_state
+from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from . import state as states
@@ -92,7 +94,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         if hosts[1] == 1 and not config.over_processes and _is_one_of_several():
             warnings.warn(
                 "several processes and no sharding over them: each gets all rows of the source. "
-                "Pass a sharding of a mesh over all devices, jax.make_mesh(...), for global "
+                "Pass a sharding of a mesh over all devices, jax.sharding.Mesh(...), for global "
                 "batches of which each process makes its rows",
                 RuntimeWarning,
                 stacklevel=2,
@@ -321,9 +323,16 @@ class SourceEngine(EpochEngine[SamplePosition]):
             feed.close()
 
     def _new_feed(self) -> Feed:
-        names, config = self._graph.names, self._config
+        graph, shuffle = self._graph, self._config.shuffle
         return Feed(
-            self._source, self._samples, self._parts, names, self._seed, config.shuffle, _READ_AHEAD
+            self._source,
+            self._samples,
+            self._parts,
+            graph.names,
+            self._seed,
+            shuffle,
+            _READ_AHEAD,
+            graph.pictures,
         )
 
     def _sample(self) -> Batch:
@@ -349,10 +358,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
             self._go_back(self._runner, self._feed, here)
         return self._runner, self._feed
 
-    def _go_back(self, runner: Runner, feed: Feed, here: SamplePosition) -> None:
+    def _go_back(
+        self, runner: Runner, feed: Feed, here: SamplePosition, failed: bool = False
+    ) -> None:
         """Has the next run be that of a position; what DALI has prepared is dropped."""
-        # Pipelines that have drawn numbers, or whose source raised for a run that nobody takes.
-        if self._random or runner.source_failed():
+        # Pipelines that have drawn numbers, or whose source raised for a run that nobody takes, or
+        # in which an operator may have learnt from a bad record what all others must be like.
+        if self._random or failed or runner.source_failed():
             self._check_can_stand_at(here)
             runner.close()
             self._runner = None  # should building new ones fail
@@ -400,6 +412,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         stateful = [random_state.operators(one) for one in checkpoints[:1]]
         self._random = [name for operators in stateful for name, has in operators.items() if has]
         self._operators = states.operator_lines(graph_lines(runner.pipelines))
+        self._graph.learn(operators_of(runner.pipelines[0]))
 
     # DALI's own random operators, whose numbers follow from the runs before on this layout
 
@@ -575,7 +588,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
             name: [value for rows in parts for value in rows.read.column(name)]
             for name in self._graph.passed
         }
-        self.make_batch.add_columns(batch, columns, [len(rows.valid) for rows in parts])
+        rows_of_parts = [len(rows.valid) for rows in parts]
+        self.make_batch.add_columns(batch, columns, rows_of_parts, of_fields)
         return batch
 
     # Records that can't be read or decoded
@@ -613,9 +627,12 @@ class SourceEngine(EpochEngine[SamplePosition]):
         masks = self._config.on_error == "mask" and self._can_stand_at(here)
         if masks and self._replaced(feed, bad):
             self._note_masked(here, described)
-            self._go_back(runner, feed, here)
+            self._go_back(runner, feed, here, failed=True)
             return self._outcome_at(here)
-        feed.forget(run)
+        if self._random:  # which only go on as they are
+            feed.forget(run)
+        else:
+            self.drop()
         self._num_failed += 1
         return Outcome(self._samples.skip(here, 1), error=described)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -111,6 +112,8 @@ class Feed:
         seed: The seed.
         shuffle: Whether each epoch has an order of its own.
         depth: Runs that are read ahead of the one that DALI asks for next.
+        pictures: The fields that the graph's decoders take for pictures, once it is built; True:
+            the paths of these.
 
     Attributes:
         next_run: The run that DALI asks for next.
@@ -127,10 +130,12 @@ class Feed:
         seed: int,
         shuffle: bool,
         depth: int,
+        pictures: Mapping[str, bool] = MappingProxyType({}),
     ):
         self.seed = seed
         reuse = None if getattr(source, "gives_new_arrays", False) else ReuseCheck(source)
-        self.wanted = Wanted(source, tuple(names), order_of(source, seed, shuffle), reuse)
+        order = order_of(source, seed, shuffle)
+        self.wanted = Wanted(source, tuple(names), order, reuse, pictures)
         # Referred to from here alone: its threads end when it is freed.
         self._pool: concurrent.futures.ThreadPoolExecutor | None
         self._pool = concurrent.futures.ThreadPoolExecutor(source.read_threads, "dalijax-read")

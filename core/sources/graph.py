@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from nvidia.dali import fn
@@ -12,7 +12,7 @@ from nvidia.dali.fn.io import file
 from ..arguments import name_of
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
-from ..state.operators import FIELD
+from ..state.operators import FIELD, Operator, picture_inputs
 from .source import Field
 
 
@@ -39,6 +39,8 @@ class FieldGraph:
     Attributes:
         taken: The fields that it takes.
         passed: Those that pass it by: text, dicts and the like.
+        pictures: Those that its decoders take for pictures; True: the paths of these. Empty until
+            `learn` has seen it built.
 
     Raises:
         TypeError: If a parameter is neither a field nor among the settings, or it takes no field
@@ -71,13 +73,15 @@ class FieldGraph:
             )
         self.taken = [k for k in fields if k in parameters and k not in settings]
         self.passed = [k for k, field in fields.items() if field.dtype is None]
+        self.pictures: dict[str, bool] = {}
         self._draws = DRAW in parameters and DRAW not in settings
         for field in self.taken:
             if fields[field].dtype is None:
                 raise TypeError(
                     f"{name}() takes the field {field!r}, for which DALI has no type: it is text, "
                     "an object, or of a dtype like bfloat16. Such fields pass the graph by, into "
-                    "the batch. Leave the parameter out, or have the records give arrays of numbers"
+                    "the batch. Leave the parameter out, or have the records give arrays of "
+                    "numbers, or bytes: path.encode()"
                 )
         if not self.taken and not self._draws:
             raise TypeError(
@@ -90,6 +94,12 @@ class FieldGraph:
     def names(self) -> list[str]:
         """The fields that are read."""
         return [*self.taken, *self.passed]
+
+    def learn(self, operators: Sequence[Operator]) -> None:
+        """Finds its pictures among the operators of a pipeline that was built of it."""
+        nodes = picture_inputs(operators)
+        own = {f"{FIELD}{name}": name for name in self.taken}
+        self.pictures.update({own[node]: path for node, path in nodes.items() if node in own})
 
     def __call__(self, feeder: Feeder, part: int = 0) -> Any:
         """Defines the graph of one pipeline.

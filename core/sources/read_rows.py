@@ -14,6 +14,7 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from ..hashing import Bits
 from ..pipeline.draw import DrawFunction, DrawRows
+from ..pipeline.picture_size import file_picture_fault, picture_fault
 from ..pipeline.riff import cut_off, file_cut_off
 from .order import Indices
 from .reuse import ReuseCheck
@@ -31,6 +32,8 @@ class Wanted:
         source: The source.
         names: The fields.
         order: The record and the epoch of each of some samples of the stream.
+        pictures: The fields that the graph's decoders take for pictures, once it is built; True:
+            the paths of these.
         reuse: Checks the memory of what is read; None where the source gives new arrays by itself.
         sized: The fields of pictures whose sizes the graph has asked for.
         draws: What the graph has drawn, by name.
@@ -40,6 +43,7 @@ class Wanted:
     names: tuple[str, ...]
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
+    pictures: Mapping[str, bool]
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
 
@@ -98,6 +102,23 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
     return errors
 
 
+def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Exception]:
+    """An error for each record that was read, and has no picture where the graph decodes one."""
+    errors: dict[int, Exception] = {}
+    places = np.array([k for k in range(len(records)) if k not in chunk.errors], np.int64)
+    for name, is_path in list(wanted.pictures.items()) if len(places) else ():
+        values = [chunk.columns[name][place] for place in places.tolist()]
+        fault = file_picture_fault if is_path else picture_fault
+        rows = range(len(values))
+        if is_path == wanted.source.fields[name].is_path:  # a source knows most sizes already
+            sizes = np.asarray(wanted.source.sizes(records[places], name, values))
+            rows = np.flatnonzero(sizes[:, 0] < 1).tolist()
+        for row in rows:
+            if said := fault(bytes(values[row])):
+                errors.setdefault(int(places[row]), ValueError(f"{name}: {said}"))
+    return errors
+
+
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     """Reads records, and each alone where they can't be read together."""
     try:
@@ -123,6 +144,7 @@ def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
     """Reads records, and makes of each what it takes a while to make."""
     source, names, sized = wanted.source, wanted.names, list(wanted.sized)
     chunk = _read(source, records, names)
+    chunk.errors.update(_no_pictures(wanted, records, chunk))
     if wanted.reuse is not None and not chunk.errors:
         wanted.reuse.check(records, chunk.columns)
     if not chunk.errors:

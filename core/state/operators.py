@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nvidia.dali import Pipeline
 
 from . import protobuf, reader_files
 
+_PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder")  # kinds of operators
 FIELD = "record_field_"  # and the field of a source's records: what feeds its values
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
 
@@ -49,6 +51,25 @@ def operators_of(pipeline: Pipeline) -> list[Operator]:
 def operator_inputs(operator: Any) -> list[Any]:
     """The nodes that an operator takes; several sets of inputs are lists in DALI's own list."""
     return [n for one in operator.inputs for n in (one if isinstance(one, list) else [one])]
+
+
+def picture_inputs(operators: Sequence[Operator]) -> dict[str, bool]:
+    """The inputs of a graph that its decoders take for pictures, and whether they are paths.
+
+    Args:
+        operators: The graph's, with what they take.
+
+    Returns:
+        Names of operators; True where the decoders get the files that they are paths of.
+    """
+    taken = {name: next(iter(given.get("inputs", ())), [""])[0] for _, name, given in operators}
+    kinds = {name: kind for kind, name, _ in operators}
+    pictures = {}
+    for name, kind in kinds.items():
+        if _PICTURES.search(kind):
+            is_path = kinds.get(taken[name]) == "io.file.read"
+            pictures[taken[taken[name]] if is_path else taken[name]] = is_path
+    return pictures
 
 
 def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:

@@ -27,7 +27,9 @@ DECODER = {"device": "mixed", "hw_decoder_load": 1.0} if GPU else {"device": "cp
 def open_source(path: str) -> Any:
     """A folder of class folders, or tars of WebDataset by a pattern ("train/*.tar")."""
     if path.endswith(".tar"):
-        return sources.Tar(sorted(glob.glob(path)), FIELDS)
+        if not (tars := sorted(glob.glob(path))):
+            raise FileNotFoundError(f"there is no tar {path}")
+        return sources.Tar(tars, FIELDS)
     return sources.Files(path)
 
 

@@ -65,6 +65,7 @@ def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callab
         variables = {"params": state["ema"], "batch_stats": state["stats"]}
         logits = model.apply(variables, normalize(images, config.dtype), train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        losses = jnp.where((labels >= 0) & (labels < classes), losses, jnp.nan)
         right = logits.argmax(-1) == labels
         return mask.sum(), (right & mask).sum(), jnp.where(mask, losses, 0).sum()
 

@@ -39,7 +39,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from losses import Losses
 from pictures import CACHE, make_pictures, split
 
-OUT = Path(__file__).resolve().parents[1] / "out" / "imagenet"
+HERE = Path(__file__).resolve().parent
+OUT = HERE.parent / "out" / "imagenet"
+CONFIGS = sorted({path.stem for path in (HERE / "configs").glob("*.py")} - {"base"})
+KEPT = 3  # checkpoints
 
 
 def evaluate(count: Callable[..., Any], state: Any, batches: Any) -> tuple[int, float, float]:
@@ -88,7 +91,8 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
     bad, held_out_bad = ("skip", "mask") if options.on_error == "skip" else ("raise", "raise")
     iterator = train_fn.stream(None, seed=options.seed, on_error=bad, **call)  # without end
     batches = evaluation(config, rows, held_out)(on_error=held_out_bad, **call)
-    manager = ocp.CheckpointManager(out / "checkpoints")
+    kept = ocp.CheckpointManagerOptions(max_to_keep=KEPT)
+    manager = ocp.CheckpointManager(out / "checkpoints", options=kept)
     start = manager.latest_step() or 0
     if start:  # a checkpoint is whole or not there; its input is alike on all processes
         wanted = ocp.args.Composite(
@@ -112,24 +116,30 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
             losses.add(step, float(loss))
             bar.set_postfix(loss=f"{float(loss):.3f}")
         report(step)
-        if saves:
-            position = ocp.args.JsonSave(iterator.get_state())
-            both = ocp.args.Composite(state=ocp.args.StandardSave(state), input=position)
-            manager.save(step, args=both)
         if step % (options.evaluate_every or steps_per_epoch) == 0 or step == steps:
             seen, accuracy, loss = evaluate(count, state, batches)
+            if not np.isfinite(loss):
+                raise SystemExit(
+                    f"step {step}: the evaluation's loss is {loss}. Are labels 0 to {classes - 1}?"
+                )
             if writer:
                 writer.write_scalars(step, {"eval/accuracy": accuracy, "eval/loss": loss})
             if first:
                 losses.add(step, loss, kind="evaluation", accuracy=accuracy, pictures=seen)
                 tqdm.write(f"step {step}: {100 * accuracy:.1f} % of {seen} pictures are right")
+        if saves:  # behind the evaluation, which a run that goes on would leave out
+            position = ocp.args.JsonSave(iterator.get_state())
+            both = ocp.args.Composite(state=ocp.args.StandardSave(state), input=position)
+            manager.save(step, args=both)
     manager.close()  # waits for the last checkpoint
     iterator.close()
     batches.close()
     if writer:
         writer.close()
-    if first and start < steps:
+    if first:
         losses.save_picture(out / "losses.png")
+    if first and start >= steps:
+        print(f"The run of {steps} steps has ended before; --fresh begins anew.")
 
 
 def number_of_classes(data: Any, held_out: Any, given: int | None) -> int:
@@ -142,13 +152,16 @@ def number_of_classes(data: Any, held_out: Any, given: int | None) -> int:
         )
     known, count = len(names or others), given or len(names)
     if count < max(known, 1):
-        raise SystemExit(f"--classes must be {known or 'the number of classes'}, not {given}")
+        lacks = "" if names else "--data has no class folders: "
+        raise SystemExit(
+            f"{lacks}--classes must be {known or 'the number of classes'}, not {given}"
+        )
     return count
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Trains a classifier of pictures.")
-    parser.add_argument("--config", default="vit_s16", help="a file of configs/")
+    parser.add_argument("--config", choices=CONFIGS, default="vit_s16", help="a file of configs/")
     parser.add_argument("--data", help="a folder of class folders, or a pattern of tars")
     parser.add_argument("--val", help="the same, of held-out pictures")
     parser.add_argument("--classes", type=int, help="number of classes; of folders, it is known")
@@ -181,6 +194,8 @@ def main() -> None:
     # CUDA graphs of XLA's own kernels alone: DALI's threads would spoil those that it records.
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer=FUSION {flags}"
+    if options.on_error == "skip" and (options.processes or 1) > 1:
+        raise SystemExit("--on-error skip is of one process: others would be a batch behind it")
     if options.coordinator:
         jax.distributed.initialize(options.coordinator, options.processes, options.process)
     if options.fresh and jax.process_index() == 0:

@@ -38,7 +38,8 @@ def jpegs(count, bad):
     for i in range(count):
         file = io.BytesIO()
         Image.fromarray(np.full((16, 16, 3), 8 * i, np.uint8)).save(file, "JPEG", quality=100)
-        made.append({"image": file.getvalue() if i != bad else file.getvalue()[:60] + b"garbage"})
+        data = file.getvalue()
+        made.append({"image": data if i != bad else data[: data.index(b"\xff\xda") + 12]})
     return made
 
 

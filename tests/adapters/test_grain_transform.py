@@ -24,7 +24,6 @@ from dalijax.adapters.grain import DALIBatch, DALITransform, pack_records
 from full import in_full
 
 B = 4
-BAD = b"\xff\xd8\xffgarbage" * 4
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import this file
 
 
@@ -35,12 +34,18 @@ def jpeg(i):
     return file.getvalue()
 
 
-def records(count=10, bad=()):
-    return [{"image": BAD if i in bad else jpeg(i), "i": i, "key": f"k{i}"} for i in range(count)]
+BAD = jpeg(1)[: jpeg(1).index(b"\xff\xda") + 12]  # its pixels are missing
+NO_PICTURE = b"<html>"
 
 
-def source(count=10, bad=()):
-    return grain.MapDataset.source(records(count, bad))
+def records(count=10, bad=(), instead=BAD):
+    return [
+        {"image": instead if i in bad else jpeg(i), "i": i, "key": f"k{i}"} for i in range(count)
+    ]
+
+
+def source(count=10, bad=(), instead=BAD):
+    return grain.MapDataset.source(records(count, bad, instead))
 
 
 def graph(image):
@@ -264,6 +269,43 @@ def test_another_batch_size_is_named_as_such(size):
         iter(source(10).pipe(transform(batch_size=size))).set_state(iterator.get_state())
 
 
+def interleaved(cycle_length):
+    """Lists of eight records, by as many iterators in turn as workers would be."""
+    parts = [source(8).batch(2, batch_fn=list)[k::4].to_iter_dataset() for k in range(4)]
+    if not cycle_length:
+        return experimental.ZipIterDataset(parts[:1]).map(lambda lists: lists[0])
+    return experimental.InterleaveIterDataset(parts, cycle_length=cycle_length).map(
+        lambda each: each
+    )
+
+
+@pytest.mark.parametrize("now", (0, 1, 2, 3, 4))
+def test_a_state_of_another_number_of_workers_is_refused_and_changes_nothing(now):
+    saved = iter(interleaved(2).pipe(transform()))
+    next(saved)
+    state = saved.get_state()
+    iterator = iter(interleaved(now).pipe(transform()))
+    before = iterator.get_state()
+    if now == 2:
+        iterator.set_state(state)
+        assert numbers(walk(iterator)) == numbers(walk(saved))
+        return
+    refusal = (
+        f"(?s)Grain interleaves .num_workers of mp_prefetch.: 2 -> {now}.*Make the iterator as"
+    )
+    with pytest.raises(ValueError, match=refusal if now else "parent refuses|2 -> 0"):
+        iterator.set_state(state)
+    assert iterator.get_state() == before
+    fresh = iter(interleaved(now).pipe(transform()))
+    assert numbers(walk(iterator)) == numbers(walk(fresh))
+
+
+def test_packed_batches_of_a_map_dataset_say_what_to_do():
+    packed = source(10).batch(B, batch_fn=pack_records)
+    with pytest.raises(TypeError, match=r"to_iter_dataset\(\) before the transform"):
+        next(iter(packed.pipe(transform())))
+
+
 def test_a_refused_state_stays_refused():
     iterator = iter(source(20).pipe(transform()))
     iterator.set_state(other("graph"))  # which is not known before the pipelines are built
@@ -387,11 +429,16 @@ def compare(got, want, how):
 
 
 @pytest.mark.parametrize("how", ("raise", "skip", "mask"))
-@pytest.mark.parametrize("bad,step", ONE + SEVERAL)
-def test_a_corrupt_record_costs_no_other_batch_and_no_random_number(how, bad, step, caplog):
+@pytest.mark.parametrize(
+    ("bad", "step", "instead"),
+    [(*one, BAD) for one in ONE + SEVERAL] + [(*one, NO_PICTURE) for one in ONE[3:] + SEVERAL],
+)
+def test_a_corrupt_record_costs_no_other_batch_and_no_random_number(
+    how, bad, step, instead, caplog
+):
     clean = walk(iter(source(10).pipe(transform(pad="mask"))))
     want = without(clean, bad, how == "mask")
-    ds = source(10, bad).pipe(transform(pad="mask", on_error=how))
+    ds = source(10, bad, instead).pipe(transform(pad="mask", on_error=how))
     iterator = iter(ds)
     got, states = [], [iterator.get_state()]
     while len(got) < 3 - (how == "skip"):
@@ -400,8 +447,13 @@ def test_a_corrupt_record_costs_no_other_batch_and_no_random_number(how, bad, st
     assert walk(iterator) == []
     compare(got, want, how)
     told = [got[step]] if how == "raise" else [one.message for one in iterator.errors]
-    head = f"DALI can't decode record {bad[0]} of the stream (image of 40 bytes, first {BAD[:12]!r}"
-    assert len(told) == 1 and told[0].startswith(head) and f"key 'k{bad[0]}'" in told[0]
+    does = "decode" if instead is BAD else "take"
+    head = f"DALI can't {does} record {bad[0]} of the stream (image of {len(instead)} bytes, first "
+    assert (
+        len(told) == 1
+        and told[0].startswith(f"{head}{instead[:12]!r}")
+        and f"key 'k{bad[0]}'" in told[0]
+    )
     assert all(f"record {i} of the stream" in told[0] for i in bad)
     if how != "raise":
         assert [one.step for one in iterator.errors] == [step]
@@ -605,7 +657,7 @@ def test_graphs_that_draw_are_refused_in_an_operation_each_time():
 
 def test_an_operation_names_or_masks_a_corrupt_record_and_goes_on():
     own = operation()
-    with pytest.raises(RuntimeError, match=r"record 2 of the batch \(image of 40 bytes.*'k2'"):
+    with pytest.raises(RuntimeError, match=r"record 2 of the batch \(image of \d+ bytes.*'k2'"):
         own.batch_fn(records(4, (2,)))
     assert own.batch_fn(records(4))["x"].tolist() == [0, 8, 16, 24]
     masks = operation(on_error="mask", pad="mask")

@@ -7,6 +7,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
+from dalijax import data_iterator
 from dalijax.sources import Arrays, Files, Records, Tar
 from tars import write_tar
 
@@ -80,3 +81,14 @@ def test_rows_of_arrays_are_taken(tmp_path):
     pipeline = graph()
     pipeline.build()
     np.testing.assert_array_equal(pipeline.run()[0].as_array(), rows[[5, 1]] * 2)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2), (4, 3, 2, 2)])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_rows_of_fortran_order_are_as_they_are(shape, mapped, tmp_path):
+    rows = np.asfortranarray(np.random.default_rng(0).random(shape, np.float32))
+    np.save(tmp_path / "rows.npy", rows)
+    table = np.load(tmp_path / "rows.npy", mmap_mode="r") if mapped else rows
+    make = data_iterator(lambda x: x + 0, ["x"], source=Arrays({"x": table}), shuffle=False)
+    batches = [np.asarray(batch["x"]) for batch in make(batch_size=2)]
+    np.testing.assert_array_equal(np.concatenate(batches), rows)

@@ -76,7 +76,7 @@ def test_a_bad_picture_is_named(folder):
             next(iterator)
             batches += 1
         except RecordError as error:
-            assert "can't decode record" in str(error) and f"name {name!r}" in str(error)
+            assert "can't take record" in str(error) and f"name {name!r}" in str(error)
             errors += 1
         except StopIteration:
             break

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 
@@ -50,6 +51,22 @@ def test_the_smoke_run_learns_and_evaluates_each_picture_once(tmp_path):
     for name in ("batch.png", "losses.png"):
         low, high = Image.open(tmp_path / "out" / name).convert("L").getextrema()
         assert high - low > 50, name
+
+
+def test_a_run_that_was_killed_behind_an_evaluation_has_it_and_an_ended_one_says_so(tmp_path):
+    options = ("--steps", 3, "--save-every", 2, "--evaluate-every", 2, "--batch", 8)
+    run_python(*command(tmp_path, "out", *options), env=environment(1))
+    evaluated = lines(tmp_path, "out", "evaluation")
+    assert sorted(evaluated) == [2, 3]
+    # A checkpoint is written once its step was evaluated: without the last one, a run repeats it.
+    shutil.rmtree(tmp_path / "out" / "checkpoints" / "3")
+    run_python(*command(tmp_path, "out", *options), env=environment(1))
+    again = lines(tmp_path, "out", "evaluation")
+    assert again[3]["loss"] == pytest.approx(evaluated[3]["loss"], abs=1e-5)
+    (tmp_path / "out" / "losses.png").unlink()
+    said = run_python(*command(tmp_path, "out", *options), env=environment(1)).stdout
+    assert "The run of 3 steps has ended before" in said
+    assert (tmp_path / "out" / "losses.png").exists()
 
 
 @pytest.mark.skipif(not FULL, reason="a minute: make test-full")
@@ -157,6 +174,25 @@ def test_mixing_has_no_loop_for_which_the_host_waits(recipe, changes):
     images, labels = jnp.zeros((8, 32, 32, 3), jnp.uint8), jnp.zeros(8, jnp.int32)
     traced = mix.trace(images, labels, key=jax.random.key(0))
     assert "while" not in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_tar_that_is_not_there_is_named(recipe, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no tar .*/none-\*\.tar"):
+        recipe[0].open_source(f"{tmp_path}/none-*.tar")
+
+
+@pytest.mark.parametrize(("labels", "mask", "finite"), [
+    ([0, 5], [True, True], True),
+    ([0, 6], [True, True], False),
+    ([-1, 5], [True, True], False),
+    ([-1, 5], [False, True], True),
+])  # fmt: skip
+def test_the_loss_of_a_label_that_is_no_class_is_no_number(recipe, labels, mask, finite):
+    steps, smoke = map(importlib.import_module, ("steps", "configs.smoke"))
+    begin, _, count = steps.steps_of(smoke.config, 6, 10)
+    images = np.zeros((2, smoke.config.side, smoke.config.side, 3), np.uint8)
+    seen, _, loss = count(begin(), images, np.array(labels, np.int32), np.array(mask))
+    assert int(seen) == sum(mask) and bool(np.isfinite(loss)) == finite
 
 
 def test_normalization_is_about_imagenets_mean(recipe):

@@ -1,0 +1,92 @@
+"""A program that decodes batches of 64 pictures, of which one is none, for which DALI would crash.
+
+python picture_worker.py HOW BAD
+
+It prints which rows of the batches are valid, as JSON.
+"""
+
+import io
+import json
+import pathlib
+import sys
+import tempfile
+
+import grain
+import numpy as np
+from nvidia.dali import fn
+from PIL import Image
+
+from dalijax import data_iterator, sources
+from dalijax.adapters.grain import DALITransform
+from dalijax.fn import read_file
+
+BATCH, COUNT, WRONG = 64, 128, 70  # which is in the second batch, with 57 pictures behind it
+
+
+def encoded(form):
+    file = io.BytesIO()
+    Image.fromarray(np.full((20, 30, 3), 90, np.uint8)).save(file, form)
+    return file.getvalue()
+
+
+GOOD = encoded("JPEG")
+BAD = {
+    "empty": b"",
+    "text": b"<html>404</html>",
+    "zeros": bytes(300),
+    "cut": GOOD[:40],
+    "gif": encoded("GIF"),
+    "png": encoded("PNG")[:20],
+}
+CALL = dict(batch_size=BATCH, num_threads=4)
+
+
+def of_source(source, function):
+    make = data_iterator(function, ["x"], source=source, mask="mask", shuffle=False)
+    return make(**CALL, on_error="mask")
+
+
+def of_records(records, function):
+    options = dict(output_map=["x"], pad="mask", on_error="mask")
+    return iter(grain.MapDataset.source(records).pipe(DALITransform(function, **CALL, **options)))
+
+
+def decode(data):
+    return fn.decoders.image(data)[0, 0, 0]
+
+
+def crop(data):
+    return fn.decoders.image_random_crop(data)[0, 0, 0]
+
+
+def read(path):
+    return fn.decoders.image(read_file(path))[0, 0, 0]
+
+
+HOWS = {
+    "records": lambda bytes_, paths: of_source(
+        sources.Records([{"data": b} for b in bytes_]), crop
+    ),
+    "record paths": lambda bytes_, paths: of_source(
+        sources.Records([{"path": path.encode()} for path in paths]), read
+    ),
+    "files": lambda bytes_, paths: of_source(sources.Files(paths=paths), decode),
+    "grain": lambda bytes_, paths: of_records([{"data": b} for b in bytes_], decode),
+    "grain paths": lambda bytes_, paths: of_records([{"path": p} for p in paths], read),
+}
+
+
+def main(how, bad):
+    contents = [GOOD] * COUNT
+    contents[WRONG] = BAD[bad]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [f"{folder}/{number}.jpg" for number in range(COUNT)]
+        for path, data in zip(paths, contents):
+            pathlib.Path(path).write_bytes(data)
+        iterator = HOWS[how](contents, paths)
+        masks = [np.asarray(batch["mask"]).tolist() for batch in iterator]
+    sys.stdout.write(json.dumps(masks))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
