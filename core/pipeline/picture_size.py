@@ -13,7 +13,10 @@ _GIF = b"GIF8"
 # What files of other kinds begin with that DALI may decode: JPEG 2000, PNM, BigTIFF.
 _UNKNOWN = (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51", *(b"P%d" % n for n in range(1, 7)))
 _UNKNOWN += (b"II+\0", b"MM\0+")
-_NO_LENGTH = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a segment
+_NO_LENGTH = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a segment, none in a header
+_COMPONENTS = (1, 3, 4)  # of a JPEG
+_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # of a PNG
+_BITS = 0x102  # a TIFF's tag, without which DALI refuses it
 _NO_FRAME = (0xC4, 0xC8, 0xCC)  # in the range of the frame headers' markers, but none
 _WHOLE = {1: "B", 3: "H", 4: "I"}  # TIFF's whole numbers
 
@@ -55,7 +58,7 @@ def path_size(path: Any) -> Size | None:
         None, too, if it can't be read: reading the whole file says why.
     """
     try:
-        return _file_size(bytes(path))
+        return _of_file(bytes(path))[0]
     except OSError:
         return None
 
@@ -69,15 +72,15 @@ def picture_fault(data: Any) -> str:
     Args:
         data: The bytes of the file; anything with the buffer protocol.
     """
-    size = len(memoryview(data).cast("B"))
-    return _fault(picture_size(data), bytes(memoryview(data).cast("B")[:12]), size)
+    view = memoryview(data).cast("B")
+    return _fault(picture_size(data), bytes(view[:12]), len(view))
 
 
 def file_picture_fault(path: bytes) -> str:
     """`picture_fault` of a file; one that can't be read passes: reading all of it says why."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            return _fault(_file_size(path), file.read(12), os.fstat(file.fileno()).st_size)
+        pixels, start, size = _of_file(path)
+        return _fault(pixels, start, size)
     except (OSError, ValueError):  # of a path with a zero
         return ""
 
@@ -94,7 +97,8 @@ def _fault(pixels: Size | None, start: bytes, size: int) -> str:
     return "" if pixels else f"its header is damaged or cut off, and it has {size} bytes"
 
 
-def _file_size(path: bytes) -> Size | None:
+def _of_file(path: bytes) -> tuple[Size | None, bytes, int]:
+    """The size of a file's picture, the file's first bytes, and their number."""
     with open(path, "rb", buffering=0) as file:
         head = file.read(_HEAD)
 
@@ -106,7 +110,7 @@ def _file_size(path: bytes) -> Size | None:
                 raise EOFError
             return piece
 
-        return _size(take)
+        return _size(take), head[:12], os.fstat(file.fileno()).st_size
 
 
 def _size(take: _Take) -> Size | None:
@@ -115,7 +119,7 @@ def _size(take: _Take) -> Size | None:
         for magic, of in _FORMATS:
             if start.startswith(magic):
                 size = of(take)
-                return size if size is not None and min(size) > 0 else None
+                return size if size is not None and 0 < min(size) <= max(size) < 1 << 31 else None
     except (EOFError, struct.error):  # cut off
         pass
     return None
@@ -138,13 +142,15 @@ def _jpeg(take: _Take) -> Size | None:
             continue
         at += 2
         if marker in _NO_LENGTH:
-            continue
+            return None
         (length,) = struct.unpack(">H", take(at, 2))
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
-            height, width = struct.unpack(">HH", take(at + 3, 4))
-            size = size or _turned(height, width, orientation)
-        if marker in (0xD9, 0xDA) or length < 2:  # the end, or the scan
-            return size if marker == 0xDA else None
+            height, width, components = struct.unpack(">HHB", take(at + 3, 5))
+            size = size or (height, width) if components in _COMPONENTS else None
+        if marker == 0xDA and size is not None:  # the scan
+            return _turned(*size, orientation)
+        if marker in (0xD9, 0xDA) or length < 2:
+            return None
         if marker == 0xE1 and length >= 16 and take(at + 2, 6) == b"Exif\0\0":
             orientation = _orientation(take, at + 8)
         at += length
@@ -152,7 +158,9 @@ def _jpeg(take: _Take) -> Size | None:
 
 def _png(take: _Take) -> Size | None:
     """The orientation may be in any chunk; DALI's parser, too, goes through them to the last."""
-    width, height = struct.unpack(">II", take(16, 8))
+    length, kind, width, height, depth, colour = struct.unpack(">I4sIIBB", take(8, 18))
+    if (length, kind) != (13, b"IHDR") or depth not in _DEPTHS.get(colour, ()):
+        return None
     at, orientation = 8, 1
     while True:
         length, kind = struct.unpack(">I4s", take(at, 8))
@@ -167,10 +175,10 @@ def _webp(take: _Take) -> Size | None:
     if take(8, 4) != b"WEBP":
         return None
     form = take(12, 4)
-    if form == b"VP8L":
+    if form == b"VP8L" and take(20, 1) == b"\x2f":
         (bits,) = struct.unpack("<I", take(21, 4))
         return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
-    if form == b"VP8 ":
+    if form == b"VP8 " and take(23, 3) == b"\x9d\x01\x2a":
         width, height = struct.unpack("<HH", take(26, 4))
         return height & 0x3FFF, width & 0x3FFF
     if form != b"VP8X":
@@ -189,7 +197,10 @@ def _webp(take: _Take) -> Size | None:
 
 
 def _bmp(take: _Take) -> Size | None:
-    old = struct.unpack("<I", take(14, 4))[0] == 12
+    length = struct.unpack("<I", take(14, 4))[0]
+    old = length == 12
+    if length < 40 and not old:
+        return None
     take(0, 26 if old else 54)
     width, height = struct.unpack(*("<HH", take(18, 4)) if old else ("<ii", take(18, 8)))
     return abs(height), width  # below 0 where the top row comes first
@@ -197,6 +208,8 @@ def _bmp(take: _Take) -> Size | None:
 
 def _tiff(take: _Take) -> Size | None:
     tags = _tags(take, 0)
+    if _BITS not in tags:
+        return None
     return _turned(tags.get(0x101, 0), tags.get(0x100, 0), tags.get(0x112, 1))
 
 

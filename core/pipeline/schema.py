@@ -244,15 +244,14 @@ def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) 
 
 
 def of_fields(values: Sequence[Any], name: str) -> Any:
-    """Batches the values of a source's field: numbers and arrays are stacked.
+    """Batches the values of a source's field: NumPy's arrays and numbers are stacked.
 
     All else, text and what JSON has, is as it was read in an object array of shape [batch].
 
     Raises:
         ValueError: If arrays have several shapes.
     """
-    numbers = (np.ndarray, np.generic, bool, int, float)
-    if all(isinstance(one, numbers) and np.asarray(one).dtype != object for one in values):
+    if all(isinstance(one, (np.ndarray, np.generic)) and one.dtype != object for one in values):
         return stacked(values, name)
     return _objects(values)
 
@@ -275,6 +274,12 @@ def stacked(values: Sequence[Any], name: str) -> Any:
         ValueError: If the shapes differ.
     """
     first = values[0]
+    nested = [isinstance(value, (Mapping, tuple, list)) for value in values]
+    if any(nested) and not nested[0]:
+        raise ValueError(
+            f"{name!r} of record {nested.index(True)} of the batch has parts, and the first one is "
+            f"{first!r:.60}: make them alike"
+        )
     if isinstance(first, Mapping):
         for place, value in enumerate(values):
             if not isinstance(value, Mapping) or set(value) != set(first):

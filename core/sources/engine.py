@@ -647,7 +647,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
                 nearest: int | None = int(rows.samples[min(good, key=lambda k: abs(k - row))])
             else:
                 behind = end + np.arange(_MOST_TRIED)[:, None]
-                nearest = next((int(t[0]) for t in behind if self._decodes(feed.alone(t))), None)
+                nearest = next((int(t[0]) for t in behind if self._stands(feed.alone(t))), None)
             if nearest is None or sample in feed.stand_ins:
                 return False
             stand_ins[sample] = feed.stand_ins.get(nearest, nearest)
@@ -680,6 +680,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
         return failing(
             len(rows.samples), lambda some: self._decodes(feed.alone(rows.samples[list(some)]))
         )
+
+    def _stands(self, rows: SomeRows) -> bool:
+        """Whether these rows may stand for others: they are read, and run by themselves."""
+        try:
+            return not rows.rows.read.errors and self._decodes(rows)
+        except Exception:  # nor can one behind them be read
+            return False
 
     def _decodes(self, rows: SomeRows) -> bool:
         """Whether a pipeline of its own runs these rows."""

@@ -35,6 +35,7 @@ class Wanted:
         pictures: The fields that the graph's decoders take for pictures, once it is built; True:
             the paths of these.
         reuse: Checks the memory of what is read; None where the source gives new arrays by itself.
+        whole: The records whose pictures have a whole header, by field: they are looked at once.
         sized: The fields of pictures whose sizes the graph has asked for.
         draws: What the graph has drawn, by name.
     """
@@ -44,6 +45,7 @@ class Wanted:
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
     pictures: Mapping[str, bool]
+    whole: dict[str, NDArray[np.bool_]] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
 
@@ -105,17 +107,20 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
 def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Exception]:
     """An error for each record that was read, and has no picture where the graph decodes one."""
     errors: dict[int, Exception] = {}
-    places = np.array([k for k in range(len(records)) if k not in chunk.errors], np.int64)
-    for name, is_path in list(wanted.pictures.items()) if len(places) else ():
-        values = [chunk.columns[name][place] for place in places.tolist()]
-        fault = file_picture_fault if is_path else picture_fault
-        rows = range(len(values))
-        if is_path == wanted.source.fields[name].is_path:  # a source knows most sizes already
-            sizes = np.asarray(wanted.source.sizes(records[places], name, values))
-            rows = np.flatnonzero(sizes[:, 0] < 1).tolist()
-        for row in rows:
-            if said := fault(bytes(values[row])):
-                errors.setdefault(int(places[row]), ValueError(f"{name}: {said}"))
+    for name, is_path in list(wanted.pictures.items()):
+        whole = wanted.whole.get(name, np.zeros(len(wanted.source), bool))
+        if len(whole) <= max(records):  # a mixture has more records than places
+            whole = np.append(whole, np.zeros(max(records) + 1, bool))
+        wanted.whole[name] = whole
+        for place in np.flatnonzero(~whole[records]).tolist():
+            if place in chunk.errors:
+                continue
+            value = np.asarray(chunk.columns[name][place], order="C")
+            said = file_picture_fault(value.tobytes()) if is_path else picture_fault(value)
+            if said:
+                errors.setdefault(place, ValueError(f"{name}: {said}"))
+            else:
+                whole[records[place]] = True
     return errors
 
 
@@ -149,7 +154,7 @@ def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
         wanted.reuse.check(records, chunk.columns)
     if not chunk.errors:
         chunk.inputs = {
-            name: [TensorCPU(value) for value in chunk.columns[name]]
+            name: [TensorCPU(np.asarray(value, order="C")) for value in chunk.columns[name]]
             for name in names
             if source.fields[name].dtype is not None
             and not isinstance(chunk.columns[name], np.ndarray)
@@ -254,9 +259,9 @@ class ReadRows:
         else:
             values = self.column(name)
             if not isinstance(values, np.ndarray):
-                values = [TensorCPU(np.asarray(value)) for value in values]
+                values = [TensorCPU(np.asarray(value, order="C")) for value in values]
         if isinstance(values, np.ndarray):
-            return TensorListCPU(values)
+            return TensorListCPU(np.asarray(values, order="C"))
         make: Any = TensorListCPU  # whose stub lacks `contiguous`
         tensors: TensorListCPU = make(values, contiguous=False)  # which copies nothing
         return tensors
@@ -287,7 +292,8 @@ class ReadRows:
     def _spare(self, first: int) -> dict[str, Values]:
         """A record of the samples behind, where none of these can be read."""
         for record in self._wanted.order(first + np.arange(_MOST_TRIED))[0]:
-            chunk = _read(self._wanted.source, np.array([record]), self._wanted.names)
-            if not chunk.errors:
+            records = np.array([record])
+            chunk = _read(self._wanted.source, records, self._wanted.names)
+            if not chunk.errors and not _no_pictures(self._wanted, records, chunk):
                 return chunk.columns
         raise next(iter(self.errors.values()))

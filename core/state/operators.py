@@ -12,7 +12,8 @@ from nvidia.dali import Pipeline
 
 from . import protobuf, reader_files
 
-_PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder")  # kinds of operators
+# Kinds of operators, by nvidia.dali.fn and nvidia.dali.ops.
+_PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)")
 FIELD = "record_field_"  # and the field of a source's records: what feeds its values
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
 

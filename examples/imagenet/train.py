@@ -103,6 +103,24 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
         iterator.set_state(saved["input"])
     writer, report = reporting(out, iterator, steps, options.report_every)
     losses = Losses(out / "losses.jsonl")
+
+    def evaluate_at(step: int) -> None:
+        if step % (options.evaluate_every or steps_per_epoch) and step < steps:
+            return
+        seen, accuracy, loss = evaluate(count, state, batches)
+        if not np.isfinite(loss):
+            manager.close()
+            raise SystemExit(
+                f"step {step}: the evaluation's loss is {loss}. Are labels 0 to {classes - 1}?"
+            )
+        if writer:
+            writer.write_scalars(step, {"eval/accuracy": accuracy, "eval/loss": loss})
+        if first:
+            losses.add(step, loss, kind="evaluation", accuracy=accuracy, pictures=seen)
+            tqdm.write(f"step {step}: {100 * accuracy:.1f} % of {seen} pictures are right")
+
+    if start:  # the run may have been killed before it
+        evaluate_at(start)
     bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, disable=not first)
     for step, batch in zip(bar, iterator):
         if step == 1 and first:
@@ -116,21 +134,11 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
             losses.add(step, float(loss))
             bar.set_postfix(loss=f"{float(loss):.3f}")
         report(step)
-        if step % (options.evaluate_every or steps_per_epoch) == 0 or step == steps:
-            seen, accuracy, loss = evaluate(count, state, batches)
-            if not np.isfinite(loss):
-                raise SystemExit(
-                    f"step {step}: the evaluation's loss is {loss}. Are labels 0 to {classes - 1}?"
-                )
-            if writer:
-                writer.write_scalars(step, {"eval/accuracy": accuracy, "eval/loss": loss})
-            if first:
-                losses.add(step, loss, kind="evaluation", accuracy=accuracy, pictures=seen)
-                tqdm.write(f"step {step}: {100 * accuracy:.1f} % of {seen} pictures are right")
-        if saves:  # behind the evaluation, which a run that goes on would leave out
+        if saves:
             position = ocp.args.JsonSave(iterator.get_state())
             both = ocp.args.Composite(state=ocp.args.StandardSave(state), input=position)
             manager.save(step, args=both)
+        evaluate_at(step)
     manager.close()  # waits for the last checkpoint
     iterator.close()
     batches.close()

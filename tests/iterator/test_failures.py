@@ -1,7 +1,7 @@
 """Runs that fail: raised each time, counted, and nothing else is lost or changed."""
 
 import contextlib
-import os
+import pathlib
 
 import jax
 import numpy as np
@@ -84,7 +84,8 @@ def of_files(paths, random=False, shard_id=0, num_shards=1, pad=False):
 @pytest.mark.parametrize("random,size", [(False, 3), (True, 3), (True, 5)])
 def test_the_files_that_fail_are_named(broken, depth, random, size, caplog):
     paths, _ = broken
-    bad = {path for path in paths if os.path.getsize(path) < 100}
+    end = b"\xff\xd9"  # of a whole JPEG
+    bad = {path for path in paths if not pathlib.Path(path).read_bytes().endswith(end)}
     make = data_iterator(of_files, NAMES, reader_name="reader")
     call = dict(random=random, pad=True, batch_size=size, prefetch_queue_depth=depth)
     raising, skipping = make(paths, **call), make(paths, on_error="skip", **call)
@@ -175,7 +176,7 @@ def test_without_checkpoints_or_a_reader_the_error_is_dalis(broken):
     for iterator in (made, DALIGenericIterator(pipeline, NAMES, reader_name="reader")):
         with pytest.raises(RuntimeError, match="batch 0 of epoch 0 failed") as caught:
             next(iterator)
-        assert caught.value.files == () and "jpg" not in str(caught.value)
+        assert caught.value.files == ()
 
 
 @pytest.mark.parametrize("broken", [tuple(range(NUM_FILES))], indirect=True)

@@ -10,7 +10,12 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
-from dalijax.core.pipeline.picture_size import path_size, picture_size
+from dalijax.core.pipeline.picture_size import (
+    file_picture_fault,
+    path_size,
+    picture_fault,
+    picture_size,
+)
 from dalijax.sources import Arrays, Files, Mixture, Records
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 61, 3), np.uint8)
@@ -162,3 +167,69 @@ def test_sources_have_the_sizes_of_their_pictures(tmp_path):
     other = Arrays({"x": np.zeros((3, 4), np.uint8)})
     rows = other.read(np.arange(2), ["x"])["x"]
     np.testing.assert_array_equal(other.sizes(np.arange(2), "x", rows), [[-1, -1]] * 2)
+
+
+WHOLE = encoded("JPEG")
+PNG = encoded("PNG")
+FRAME = WHOLE.index(b"\xff\xc0")
+WEBP = encoded("WEBP")
+DAMAGED = {
+    "nothing": b"",
+    "a text": b"<html>404</html>",
+    "zeros": bytes(300),
+    "a GIF": encoded("GIF"),
+    "a marker of pixels": WHOLE[:FRAME] + b"\xff\xd0" + WHOLE[FRAME:],
+    "two beginnings": WHOLE[:2] + WHOLE,
+    "two components": WHOLE[: FRAME + 9] + b"\x02" + WHOLE[FRAME + 10 :],
+    "no frame": WHOLE[:FRAME] + WHOLE[WHOLE.index(b"\xff\xda") :],
+    "a chunk before": PNG[:8] + b"\0\0\0\x04CgBI" + bytes(8) + PNG[8:],
+    "a colour type": PNG[:25] + b"\x05" + PNG[26:],
+    "a bit depth": PNG[:24] + b"\x03" + PNG[25:],
+    "a sync code": WEBP[:23] + b"\0" + WEBP[24:],
+    "a short header": encoded("BMP")[:14] + struct.pack("<I", 16) + encoded("BMP")[18:],
+}
+
+
+def parsed_by_dali(data):
+    """Whether DALI's parser takes a picture; it is no decoder, which may crash."""
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    def peek():
+        return fn.peek_image_shape(fn.external_source(lambda: [np.frombuffer(data, np.uint8)]))
+
+    pipeline = peek()
+    pipeline.build()
+    try:
+        pipeline.run()
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_what_dali_does_not_parse_is_no_picture(name, tmp_path):
+    data = DAMAGED[name]
+    assert not parsed_by_dali(data)
+    (tmp_path / "picture").write_bytes(data)
+    assert picture_fault(data) == file_picture_fault(os.fsencode(tmp_path / "picture")) != ""
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_pictures_and_a_cut_is_one_where_dali_parses_it(name, tmp_path):
+    data = PICTURES[name]
+    assert picture_fault(data) == "" and parsed_by_dali(data)
+    known = name.split()[0] in ("JPEG", "PNG", "WEBP", "BMP")
+    cuts = {*range(5, min(len(data), 700), 60), len(data) // 2, len(data) - 20, len(data) - 1}
+    for end in cuts if known else ():
+        parsed = parsed_by_dali(data[:end])
+        # Behind JPEG's last marker DALI wants no more; without its two bytes there are no pixels.
+        assert bool(picture_fault(data[:end])) != parsed or data[:end].endswith(b"\xff\xda"), end
+
+
+def test_exif_behind_the_frame_header_turns_a_picture():
+    exif = EXIF + directory("<", 6)
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
+    at = WHOLE.index(b"\xff\xda")
+    data = WHOLE[:at] + segment + WHOLE[at:]
+    assert picture_size(data) == (61, 37)
+    assert shape_by_dali(data) == ((61, 37), (61, 37))

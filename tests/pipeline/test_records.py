@@ -397,6 +397,9 @@ def test_what_passes_keeps_its_structure():
     for values, words in (
         ([{"a": 1}, {"a": 1, "b": 2}], "has not the keys"),
         ([{"a": 1}, {}], "has not the keys"),
+        ([{"a": 1}, None], "has not the keys"),
+        ([None, {"a": 1}], "has parts, and the first one is None"),
+        ([1, [1, 2]], "has parts, and the first one is 1"),
         ([np.zeros(1), np.zeros(2)], "several shapes"),
         ([(1,), (1, 2)], "several lengths"),
     ):

@@ -351,7 +351,7 @@ def test_a_readers_iterator_has_no_seek(jpegs):
     iterator.close()
 
 
-METAS = [{"box": [1, 2], "by": None}, {"box": []}, None, "text", [3, 4], {"box": [5, 6, 7]}]
+METAS = [{"box": [1, 2], "by": None}, {"box": []}, None, "text", [3, 4], 0.5]
 
 
 @pytest.mark.parametrize("make_source", ["tar", "records"])
@@ -373,23 +373,8 @@ def test_what_json_has_is_an_object_of_its_row(make_source, tmp_path):
     assert [one for batch in batches for one in batch["meta"]] == METAS
 
 
-@pytest.mark.parametrize(
-    ("numbers", "dtype"), [((1, 2), "int64"), ((1, 0.5), "float64"), ((1, None), "object")]
-)
-def test_numbers_of_json_are_stacked(numbers, dtype, tmp_path):
-    entries = [
-        entry
-        for k, number in enumerate(numbers)
-        for entry in ((f"{k}.jpg", bytes([k])), (f"{k}.json", json.dumps(number).encode()))
-    ]
-    source = sources.Tar(write_tar(tmp_path / "a.tar", entries), {"jpg": "data", "json": "meta"})
-    make = data_iterator(lambda data: data + 0, ["data"], source=source, shuffle=False)
-    meta = next(make(batch_size=2, num_threads=1))["meta"]
-    assert meta.dtype == dtype and meta.tolist() == list(numbers)
-
-
 @pytest.mark.parametrize("shape", (None, (4,), (2, 2)), ids=("host", "4", "2x2"))
-def test_numbers_and_texts_that_pass_the_graph_by(shape, tmp_path):
+def test_json_and_texts_that_pass_the_graph_by(shape, tmp_path):
     names = [f"{k}" for k in range(N)]
     entries = [
         entry
@@ -417,7 +402,5 @@ def test_numbers_and_texts_that_pass_the_graph_by(shape, tmp_path):
     for step, batch in enumerate(iterator):
         rows = [k % N for k in range(BATCH * step, BATCH * (step + 1))]
         assert batch["text"].tolist() == [names[k] for k in rows]
-        assert np.asarray(batch["meta"]).tolist() == [10 * k for k in rows]
-        if sharding:
-            assert batch["meta"].sharding.is_equivalent_to(sharding, 1)
+        assert batch["meta"].dtype == object and batch["meta"].tolist() == [10 * k for k in rows]
         assert np.asarray(batch["data"]).tolist() == [[k] for k in rows]

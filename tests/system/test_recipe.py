@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pathlib
-import shutil
 import sys
 import time
 
@@ -53,19 +52,19 @@ def test_the_smoke_run_learns_and_evaluates_each_picture_once(tmp_path):
         assert high - low > 50, name
 
 
-def test_a_run_that_was_killed_behind_an_evaluation_has_it_and_an_ended_one_says_so(tmp_path):
+def test_a_run_that_was_killed_before_an_evaluation_makes_it_and_an_ended_one_says_so(tmp_path):
     options = ("--steps", 3, "--save-every", 2, "--evaluate-every", 2, "--batch", 8)
     run_python(*command(tmp_path, "out", *options), env=environment(1))
     evaluated = lines(tmp_path, "out", "evaluation")
     assert sorted(evaluated) == [2, 3]
-    # A checkpoint is written once its step was evaluated: without the last one, a run repeats it.
-    shutil.rmtree(tmp_path / "out" / "checkpoints" / "3")
-    run_python(*command(tmp_path, "out", *options), env=environment(1))
-    again = lines(tmp_path, "out", "evaluation")
-    assert again[3]["loss"] == pytest.approx(evaluated[3]["loss"], abs=1e-5)
-    (tmp_path / "out" / "losses.png").unlink()
+    # As if the run had been killed behind its last checkpoint, before the evaluation.
+    for name in ("losses.jsonl", "losses.png"):
+        (tmp_path / "out" / name).unlink()
     said = run_python(*command(tmp_path, "out", *options), env=environment(1)).stdout
     assert "The run of 3 steps has ended before" in said
+    again = lines(tmp_path, "out", "evaluation")
+    assert sorted(again) == [3]
+    assert again[3]["loss"] == pytest.approx(evaluated[3]["loss"], abs=1e-5)
     assert (tmp_path / "out" / "losses.png").exists()
 
 
