@@ -130,6 +130,8 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
         logs = step % options.log_every == 0
         if (saves or logs) and not np.isfinite(float(loss)):  # in all processes, and not saved
             raise SystemExit(f"step {step}: the loss is {loss}. Are labels 0 to {classes - 1}?")
+        if logs and writer:
+            writer.write_scalars(step, {"train/loss": float(loss)})
         if logs and first:
             losses.add(step, float(loss))
             bar.set_postfix(loss=f"{float(loss):.3f}")

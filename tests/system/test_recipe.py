@@ -47,6 +47,12 @@ def test_the_smoke_run_learns_and_evaluates_each_picture_once(tmp_path):
     assert len(evaluated) == 8
     assert {row["pictures"] for row in evaluated.values()} == {HELD_OUT}
     assert evaluated[max(evaluated)]["accuracy"] > 0.3  # chance is a sixth
+    tensorflow = pytest.importorskip("tensorflow")
+    read = tensorflow.compat.v1.train.summary_iterator
+    events = [event for path in (tmp_path / "out").glob("events.*") for event in read(str(path))]
+    tags = {value.tag for event in events for value in event.summary.value}
+    assert tags >= {"train/loss", "eval/loss", "eval/accuracy"}
+    assert any(tag.startswith("input/") for tag in tags)
     for name in ("batch.png", "losses.png"):
         low, high = Image.open(tmp_path / "out" / name).convert("L").getextrema()
         assert high - low > 50, name
