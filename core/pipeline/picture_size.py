@@ -79,8 +79,7 @@ def picture_fault(data: Any) -> str:
 def file_picture_fault(path: bytes) -> str:
     """`picture_fault` of a file; one that can't be read passes: reading all of it says why."""
     try:
-        pixels, start, size = _of_file(path)
-        return _fault(pixels, start, size)
+        return _fault(*_of_file(path))
     except (OSError, ValueError):  # of a path with a zero
         return ""
 

@@ -150,9 +150,9 @@ class RecordPipelines:
                 )
         runner = self.stand(None)
         check_outputs(runner.pipelines[0], self._output_map)
-        self._record_graph.find_pictures(operators_of(runner.pipelines[0]))
         self.first = runner.checkpoints() or ()
         if not self.graph:
+            self._record_graph.find_pictures(operators_of(runner.pipelines[0]))
             text = json.dumps([list(self._output_map), graph_lines(runner.pipelines)])
             self.graph = digest(text.encode(), length=8)
         return runner

@@ -108,10 +108,12 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
     """An error for each record that was read, and has no picture where the graph decodes one."""
     errors: dict[int, Exception] = {}
     for name, is_path in list(wanted.pictures.items()):
-        whole = wanted.whole.get(name, np.zeros(len(wanted.source), bool))
-        if len(whole) <= max(records):  # a mixture has more records than places
-            whole = np.append(whole, np.zeros(max(records) + 1, bool))
-        wanted.whole[name] = whole
+        whole, last = wanted.whole.get(name), int(np.max(records))
+        if whole is None or len(whole) <= last:
+            # A mixture may have more records than places. What another thread has noted in the old
+            # one is looked at again.
+            whole = np.zeros(max(len(wanted.source), 2 * last + 1), bool)
+            wanted.whole[name] = whole
         for place in np.flatnonzero(~whole[records]).tolist():
             if place in chunk.errors:
                 continue
