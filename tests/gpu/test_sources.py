@@ -2,15 +2,18 @@
 
 import itertools
 import json
+import pathlib
 
 import jax
 import numpy as np
+import picture_worker
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import backend, fn
 
 from dalijax import augment, data_iterator, sources
 from photographs import photos  # noqa: F401 - a fixture
+from programs import run_python
 
 pytestmark = pytest.mark.skipif(
     backend.GetCUDADeviceCount() == 0 or jax.default_backend() != "gpu",
@@ -108,3 +111,12 @@ def test_moves_flush_what_a_gpu_has_prepared(photos):
         part = {k: v[step * BATCH : (step + 1) * BATCH] for k, v in every.items()}
         check(rows, part)
     iterator.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "bad"),
+    [("records", "empty"), ("files", "text"), ("record paths", "cut"), ("grain", "gif")],
+)
+def test_a_record_that_is_no_picture_is_masked_in_a_large_batch(how, bad):
+    done = run_python(pathlib.Path(picture_worker.__file__), how, bad, "mixed")
+    assert json.loads(done.stdout) == picture_worker.MASKS

@@ -1,8 +1,8 @@
 """A program that decodes batches of 64 pictures, of which one is none, for which DALI would crash.
 
-python picture_worker.py HOW BAD
+python picture_worker.py HOW BAD [DEVICE]
 
-It prints which rows of the batches are valid, as JSON.
+DEVICE is that of DALI's decoders. It prints which rows of the batches are valid, as JSON.
 """
 
 import io
@@ -21,6 +21,8 @@ from dalijax.adapters.grain import DALITransform
 from dalijax.fn import read_file
 
 BATCH, COUNT, WRONG = 64, 128, 70  # which is in the second batch, with 57 pictures behind it
+MASKS = [[row != WRONG for row in range(begin, begin + BATCH)] for begin in (0, BATCH)]
+device = "cpu"
 
 
 def encoded(form):
@@ -52,15 +54,15 @@ def of_records(records, function):
 
 
 def decode(data):
-    return fn.decoders.image(data)[0, 0, 0]
+    return fn.decoders.image(data, device=device)[0, 0, 0]
 
 
 def crop(data):
-    return fn.decoders.image_random_crop(data)[0, 0, 0]
+    return fn.decoders.image_random_crop(data, device=device)[0, 0, 0]
 
 
 def read(path):
-    return fn.decoders.image(read_file(path))[0, 0, 0]
+    return fn.decoders.image(read_file(path), device=device)[0, 0, 0]
 
 
 HOWS = {
@@ -76,7 +78,9 @@ HOWS = {
 }
 
 
-def main(how, bad):
+def main(how, bad, device_="cpu"):
+    global device
+    device = device_
     contents = [GOOD] * COUNT
     contents[WRONG] = BAD[bad]
     with tempfile.TemporaryDirectory() as folder:
