@@ -54,42 +54,47 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h100",
         "recipe-resnet50",
         "The steps of `examples/imagenet` with more and more augmentation, beside the model "
-        "alone. AutoAugment has RandAugment's place; the row below it reads one tar. OpenCV and "
-        "tf.data have neither RandAugment nor erasing nor mixing. They have 16 cores, of which "
-        "OpenCV's workers have 14. Some 20 to 30 of OpenCV's steps were timed in a round. A "
-        "ViT-S/16 ran on the other GPU and its 16 cores at the same time. Machines and minutes "
-        "differ. In four other runs on H100s jitter cost 2.9 to 4.1 %, everything 4.3 to 6.6 %, "
-        "and in three of them RandAugment 3.5 to 6.1 %. Two of them had a worker for each core, "
-        "and timed fewer steps: OpenCV cost 5 to 26 % in a round, and tf.data 13 to 34 %. In a "
-        "third tf.data took 77 ms a step.",
+        "alone. AutoAugment has RandAugment's place; the row below it reads one tar. A ViT-S/16 "
+        "ran on the other GPU and its 16 cores at the same time. OpenCV and tf.data have neither "
+        "RandAugment nor erasing nor mixing. They have 16 cores, of which OpenCV's workers have "
+        "14. Here they keep up, with nearly all of the cores, and cost the GPU less than DALI "
+        "does. OpenCV's workers had batches ready, of which its steps may have lived: the program "
+        "uses them up now, before the timed steps. An image takes tf.data 2.5 ms of a core, OpenCV "
+        "2.7, and dalijax 0.4, the loop included. On another machine it took 3.5, 4.0 and 0.5 ms. "
+        "There tf.data cost 27 to 40 % "
+        "in a round, and OpenCV 32 to 60 %. In two runs with a worker for each core, and fewer "
+        "steps, these were 13 to 34 % and 5 to 26 %. In five other runs on H100s jitter cost 2.8 "
+        "to 4.1 %, everything 4.3 to 6.6 %, and in four of them RandAugment 3.5 to 6.1 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
         "h100",
         "recipe-vit_s16",
         "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
-        "of that machine. Jitter cost 2.5 to 3.8 % in four other runs, and 4.7 and 10.4 % in the "
-        "rounds of a fifth. RandAugment cost 4.5 to 6.3 %, and everything 4.4 to 6.5 %. Two of "
-        "them had a worker for each core, and timed fewer steps: OpenCV cost 27 to 100 % in a "
-        "round, and tf.data 15 to 42 %.",
+        "of that machine. Jitter cost 2.5 to 3.8 % in five other runs, and 4.7 and 10.4 % in the "
+        "rounds of a sixth. RandAugment cost 4.5 to 6.3 %, and everything 4.4 to 6.5 %. On the "
+        "other machine of that page OpenCV cost 54 to 60 % in a round, and tf.data 31 to 42 %. In "
+        "two runs with a worker for each core, and fewer steps, OpenCV cost 27 to 100 %, and "
+        "tf.data 15 to 42 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
         "h100",
         "recipe-vit_b16",
-        "The same inputs, in a fixed order, with a worker of OpenCV's for each core, while the "
-        "other GPU of the machine ran tests on other cores. tf.data is the cheapest here: it "
-        "leaves the GPU alone, and 11.5 cores decode 2,700 images a second. On another machine "
-        "jitter cost 1.2 and 1.5 % in two rounds, RandAugment 2.1 % and everything 2.9 %.",
+        "The same, while the media below were measured on the other GPU and its cores. Decoding "
+        "on the cores is the cheapest here: it leaves the GPU alone, and eight cores decode 2,700 "
+        "images a second. On two other machines jitter cost 1.1 to 2.3 % in a "
+        "round, RandAugment 2.1 to 3.0 %, and everything 2.9 to 3.5 %. On one of them tf.data "
+        "took 11.5 cores, and OpenCV cost 6 and 13 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
         "h100x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
-        "ended in the third round, before two of its rows. In rounds of three other runs "
-        "everything cost 2.4 to 9.8 %, and in two of them jitter 0.2 to 5.5 %, OpenCV 23 to 54 %, "
-        "and tf.data 25 to 126 %. Why it kept 18 to 22 cores busy in the slow ones is not known. "
+        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. In rounds of "
+        "four other runs everything cost 2.4 to 9.8 %, and in three of them jitter 0.2 to 5.5 %, "
+        "OpenCV 8 to 54 %, and tf.data 25 to 126 %. Why it kept 18 to 22 cores busy in the slow "
+        "ones is not known. "
         "On one of those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
         "[performance](performance.md#cuda-graphs).",
     ),
@@ -104,8 +109,9 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
         "h100x2",
         "recipe-vit_s16",
-        "OpenCV and tf.data have 32 cores. In two other runs everything cost 5.4 and 6.0 %, and "
-        "in one of them jitter 2.9 %, OpenCV 56 % and tf.data 53 %. Without CUDA graphs the model "
+        "OpenCV and tf.data have 32 cores. The run's time ended in the second round, before its "
+        "last row. In three other runs everything cost 4.5 to 6.0 %, and in two of them jitter "
+        "2.4 and 2.9 %, OpenCV 47 and 56 %, and tf.data 42 and 53 %. Without CUDA graphs the model "
         "alone took 51.4 ms a step on another machine, with them 43.5. Everything cost 31 and 34 "
         "% without them, and 4.4 and 4.0 % with them.",
     ),
@@ -188,10 +194,11 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "Recordings, clips and arrays beside the usual libraries?",
         "h100",
         "media",
-        "16 cores. The GPU makes spectrograms, and crops volumes; FLAC and Motion JPEG are "
-        "decoded on the cores. DALI is the slowest for H.264 on the GPU's video engines. Its last "
-        "batches still ran in two turns of PyAV and two of OpenCV; in the others these had 211 to "
-        "234 and 132 ms. Motion JPEG goes faster by OpenCV, and rows of a table by NumPy, too.",
+        "16 cores, while a ViT-B/16 was trained on the other GPU and its cores. The GPU makes "
+        "spectrograms, and crops volumes; FLAC and Motion JPEG are decoded on the cores. DALI is "
+        "the slowest for H.264 on the GPU's video engines, which don't spare the cores either: 26 "
+        "ms of a core for each clip, and OpenCV 22. Motion JPEG goes faster by OpenCV, and rows of "
+        "a table by NumPy, too.",
     ),
     (
         "And on a CPU?",

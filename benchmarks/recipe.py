@@ -6,7 +6,7 @@ in another order each round::
     python benchmarks/recipe.py --config resnet50 --batch 256 --seconds 300
 
 A round's steps last about as long as its share of the seconds. Building pipelines, compiling, and
-steps of some seconds before the timed ones, come on top. With ``--processes 2`` two
+using up what an input has prepared before the timed steps, come on top. With ``--processes 2`` two
 processes of ``jax.distributed`` share the GPUs of this machine, and the figures are of the first.
 Ctrl-C ends the rounds of one process, and what was measured is written.
 """
@@ -203,11 +203,13 @@ def main() -> None:
             for turn in range(args.rounds):
                 for name in (MODEL, *random.Random(turn).sample(list(inputs), len(inputs))):
                     iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-                    # Workers have begun, what was prepared meanwhile is used up, and tf.data has
-                    # found its threads. Then the time of a step is looked at.
-                    few = max(steps_in(min(5.0, each), alone.step), 2 * args.workers + 8)
-                    state, _ = run(step, state, iterator, few)
-                    state, one = run(step, state, iterator, max(3, few // 5))
+                    # Workers begin, and tf.data finds its threads. What they have prepared is used
+                    # up, of which slow ones could live for some seconds: each of Grain's workers
+                    # has up to four batches. Then the time of a step is looked at.
+                    for _ in range(4 * args.workers + 8):
+                        jax.block_until_ready(next(iterator))
+                    few = steps_in(min(1.0, each), alone.step)
+                    state, one = run(step, state, iterator, few)
                     state, one = run(step, state, iterator, steps_in(each, one.step))
                     seen[name].append(one)
                     getattr(iterator, "close", lambda: None)()
