@@ -501,7 +501,10 @@ class Draw:
         if known is not None:
             return known
         if kind.endswith("decoders__Image"):
-            field = self._fields.get(operator.inputs[0].name)
+            encoded = operator.inputs[0]
+            if encoded.name not in self._fields and _kind(encoded.source) == "io__file__Read":
+                encoded = encoded.source.inputs[0]  # paths of files
+            field = self._fields.get(encoded.name)
             turned = getattr(operator._op, "_init_args", {}).get("adjust_orientation", True)
             if field is not None and turned:
                 return field

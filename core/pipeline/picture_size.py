@@ -63,8 +63,8 @@ def path_size(path: Any) -> Size | None:
         return None
 
 
-def picture_fault(data: Any) -> str:
-    """Why no decoder of DALI's can take a file for a picture; "" where one may.
+def look_at(data: Any) -> tuple[Size | None, str]:
+    """`picture_size`, and why no decoder of DALI's can take a file for a picture; "" where one may.
 
     DALI 2.4 ends the process where one of 32 pictures or more has such a header: the error is
     raised while other threads still read theirs.
@@ -73,15 +73,17 @@ def picture_fault(data: Any) -> str:
         data: The bytes of the file; anything with the buffer protocol.
     """
     view = memoryview(data).cast("B")
-    return _fault(picture_size(data), bytes(view[:12]), len(view))
+    size = picture_size(data)
+    return size, _fault(size, bytes(view[:12]), len(view))
 
 
-def file_picture_fault(path: bytes) -> str:
-    """`picture_fault` of a file; one that can't be read passes: reading all of it says why."""
+def look_at_file(path: Any) -> tuple[Size | None, str]:
+    """`look_at` of a file; one that can't be read passes: reading all of it says why."""
     try:
-        return _fault(*_of_file(path))
+        size, start, length = _of_file(bytes(path))
     except (OSError, ValueError):  # of a path with a zero
-        return ""
+        return None, ""
+    return size, _fault(size, start, length)
 
 
 def _fault(pixels: Size | None, start: bytes, size: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..pipeline.bad_record import failing, runs_alone
 from ..pipeline.dali_pipeline import check_outputs, graph_lines
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
-from ..pipeline.picture_size import file_picture_fault, picture_fault, picture_size
+from ..pipeline.picture_size import Size, look_at, look_at_file
 from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
@@ -303,26 +303,28 @@ class _RecordGraph:
         nodes = picture_inputs(operators)
         self._pictures = {k: nodes[name] for name, k in self._nodes.items() if name in nodes}
 
-    def columns(self, columns: Sequence[int], records: Sequence[Any]) -> list[Any]:
-        """Some columns of records, as DALI takes them."""
-        self._used.update(columns)
+    def column(self, number: int, records: Sequence[Any]) -> tuple[Any, list[Size | None]]:
+        """A column of records, as DALI takes it, and the sizes where it has pictures.
+
+        Raises:
+            ValueError, TypeError: If a record has no such column, or no picture there.
+        """
+        self._used.add(number)
         try:
-            schema = self._known()
-            arrays = [schema.column(k, records) for k in columns]
-            for k, values in zip(columns, arrays):
-                if k in self._pictures:
-                    self._check_pictures(k, values)
-            return arrays
+            values = self._known().column(number, records)
         except StopIteration as error:  # which DALI would take for the end
             raise RuntimeError(f"a record raised StopIteration: {error}") from error
-
-    def _check_pictures(self, column: int, values: Iterable[NDArray[Any]]) -> None:
-        are_paths = self._pictures[column]
+        if number not in self._pictures:
+            return values, []
+        look = look_at_file if self._pictures[number] else look_at
+        sizes = []
         for place, value in enumerate(values):
-            data = np.ascontiguousarray(value)
-            if said := file_picture_fault(data.tobytes()) if are_paths else picture_fault(data):
-                where = "/".join(self._known().columns[column].path) or "the record"
-                raise ValueError(f"{where} in record {place} of the batch: {said}")
+            size, fault = look(np.ascontiguousarray(value))
+            if fault:
+                where = "/".join(self._known().columns[number].path) or "the record"
+                raise ValueError(f"{where} in record {place} of the batch: {fault}")
+            sizes.append(size)
+        return values, sizes
 
     def _known(self) -> Schema:
         if self.schema is None:
@@ -334,7 +336,8 @@ class _RecordGraph:
         rows: list[int] = []
         for row, record in enumerate(records):
             try:
-                self.columns(sorted(self._used), [record])
+                for column in sorted(self._used):
+                    self.column(column, [record])
             except (ValueError, TypeError):
                 rows.append(row)
         return rows
@@ -349,11 +352,17 @@ class _Feed:
         self._pipeline = pipeline
         self._asked: set[int | str] = set()  # columns and draws that this run has
         self._rows: PipelineRows | None = None
-        self._sizes: dict[str, NDArray[np.int32]] = {}
+        self._made: dict[int, tuple[Any, list[Size | None]]] = {}  # columns of this run
 
     def columns(self, *columns: int) -> list[Any]:
         """Some columns of the next run."""
-        return self._graph.columns(columns, self._rows_for(columns).records)
+        rows = self._rows_for(columns)
+        return [self._column(column, rows)[0] for column in columns]
+
+    def _column(self, number: int, rows: PipelineRows) -> tuple[Any, list[Size | None]]:
+        if number not in self._made:
+            self._made[number] = self._graph.column(number, rows.records)
+        return self._made[number]
 
     def source_of(self, column: int) -> Callable[[int], Any]:
         """A source of ``fn.external_source``: one column."""
@@ -363,32 +372,28 @@ class _Feed:
         """The rows of the next run, for one draw."""
         rows = self._rows_for((name,))
         hashes = fold(self._graph.seed, 0, rows.numbers)
-        return DrawRows(hashes, self._sizes_of, rows.refuse)
+        return DrawRows(hashes, functools.partial(self._sizes_of, rows), rows.refuse)
 
     def _rows_for(self, names: Sequence[int | str]) -> PipelineRows:
         """The rows of the run that asks: a name that comes again is asked for by the next run."""
         if self._rows is None or self._asked.intersection(names):
             self._asked.clear()
-            self._sizes.clear()
+            self._made.clear()
             self._rows = None  # where the stream has ended the next run asks anew
             self._rows = self._queue.read(self._pipeline)
         self._asked.update(names)
         return self._rows
 
-    def _sizes_of(self, column: str) -> NDArray[np.int32]:
+    def _sizes_of(self, rows: PipelineRows, column: str) -> NDArray[np.int32]:
         """Heights and widths of the pictures of a column in this run, int32 [rows, 2].
 
         A record whose picture's header can't be read is refused; 1 x 1 stands there.
         """
-        rows = self._rows
-        if rows is not None and column not in self._sizes:
-            (pictures,) = self._graph.columns([int(column)], rows.records)
-            known = [picture_size(one) for one in pictures]
-            unknown = ValueError("the size of the picture can't be read from its header")
-            for row in [row for row, size in enumerate(known) if size is None]:
-                rows.refuse(row, unknown)
-            self._sizes[column] = np.array([size or (1, 1) for size in known], np.int32)
-        return self._sizes[column]
+        _, sizes = self._column(int(column), rows)
+        unknown = ValueError("the size of the picture can't be read from its header")
+        for row in [row for row, size in enumerate(sizes) if size is None]:
+            rows.refuse(row, unknown)
+        return np.array([size or (1, 1) for size in sizes], np.int32)
 
 
 def _sources(schema: Schema, feed: _Feed) -> Any:

@@ -14,7 +14,7 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from ..hashing import Bits
 from ..pipeline.draw import DrawFunction, DrawRows
-from ..pipeline.picture_size import file_picture_fault, picture_fault
+from ..pipeline.picture_size import look_at, look_at_file, path_size
 from ..pipeline.riff import cut_off, file_cut_off
 from .order import Indices
 from .reuse import ReuseCheck
@@ -108,6 +108,7 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
     """An error for each record that was read, and has no picture where the graph decodes one."""
     errors: dict[int, Exception] = {}
     for name, is_path in list(wanted.pictures.items()):
+        look = look_at_file if is_path else look_at
         whole, last = wanted.whole.get(name), int(np.max(records))
         if whole is None or len(whole) <= last:
             # A mixture may have more records than places. What another thread has noted in the old
@@ -117,13 +118,20 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
         for place in np.flatnonzero(~whole[records]).tolist():
             if place in chunk.errors:
                 continue
-            value = np.asarray(chunk.columns[name][place], order="C")
-            said = file_picture_fault(value.tobytes()) if is_path else picture_fault(value)
+            _, said = look(np.asarray(chunk.columns[name][place], order="C"))
             if said:
                 errors.setdefault(place, ValueError(f"{name}: {said}"))
             else:
                 whole[records[place]] = True
     return errors
+
+
+def _sizes_of(wanted: Wanted, records: Indices, name: str, values: Values) -> NDArray[np.int32]:
+    """As `Source.sizes`, which takes a field for paths only where it says so itself."""
+    if wanted.pictures.get(name) and not wanted.source.fields[name].is_path:
+        sizes = [path_size(np.asarray(value, order="C")) or (-1, -1) for value in values]
+        return np.array(sizes, np.int32).reshape(-1, 2)
+    return wanted.source.sizes(records, name, values)
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
@@ -161,7 +169,9 @@ def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
             if source.fields[name].dtype is not None
             and not isinstance(chunk.columns[name], np.ndarray)
         }
-        chunk.sizes = {name: source.sizes(records, name, chunk.columns[name]) for name in sized}
+        chunk.sizes = {
+            name: _sizes_of(wanted, records, name, chunk.columns[name]) for name in sized
+        }
     return chunk
 
 
@@ -248,7 +258,7 @@ class ReadRows:
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
             sizes = np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
         else:
-            found = self._wanted.source.sizes(self.records, name, self.column(name))
+            found = _sizes_of(self._wanted, self.records, name, self.column(name))
             sizes = np.array(found, np.int32)
         for row in np.flatnonzero((sizes < 1).any(axis=1)).tolist():
             sizes[row] = 1

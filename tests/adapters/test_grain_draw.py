@@ -15,6 +15,8 @@ from dalijax import augment, data_iterator, fn, sources
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform
 from dalijax.core.errors import RecordError
 from dalijax.core.hashing import column_keys, fold, uniform
+from dalijax.core.pipeline.picture_size import look_at
+from dalijax.core.records import record_pipelines
 
 N, BATCH, SEED = 22, 4, 7
 SIZES = [(20 + 3 * k, 24 + 2 * k) for k in range(N)]
@@ -169,6 +171,63 @@ def test_augmented_pictures_are_those_of_a_source():
         valid = one["mask"]
         np.testing.assert_array_equal(one["image"][valid], other["image"][valid])
         assert one["i"][valid].tolist() == other["i"][valid].tolist()
+
+
+def of_paths(path, i, draw):
+    return pictures(fn.read_file(path), i, draw)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    for k, data in enumerate(JPEGS):
+        (tmp_path / f"{k}.jpg").write_bytes(data)
+    return [{"path": f"{tmp_path}/{k}.jpg", "i": np.int32(k)} for k in range(N)]
+
+
+@pytest.mark.parametrize("shape", (None, (2,)), ids=str)
+def test_pictures_of_paths_are_those_of_their_bytes(paths, shape):
+    options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": rows_over(*shape)}
+    bytes_, files = grain.MapDataset.source(records()), grain.MapDataset.source(paths)
+    want = on_host(bytes_.pipe(transform(pictures, ("image", "i"), **options)))
+    got = on_host(files.pipe(transform(of_paths, ("image", "i"), **options)))
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one["mask"], other["mask"])
+        valid = one["mask"]
+        np.testing.assert_array_equal(one["image"][valid], other["image"][valid])
+    encoded = [{**record, "path": record["path"].encode()} for record in paths]
+    make = data_iterator(of_paths, ["image", "i"], source=sources.Records(encoded), shuffle=False)
+    for one, other in zip(make(batch_size=BATCH, num_threads=1, seed=SEED), want):
+        valid = other["mask"]
+        np.testing.assert_array_equal(np.asarray(one["image"])[valid], other["image"][valid])
+
+
+def test_a_path_of_no_file_is_a_bad_record_that_is_named(paths):
+    paths[5]["path"] += "x"
+    options = {"seed": SEED, "prefetch": 1}
+    ds = grain.MapDataset.source(paths)
+    masks = on_host(ds.pipe(transform(of_paths, ("image", "i"), on_error="mask", **options)))
+    assert [np.flatnonzero(~batch["mask"]).tolist() for batch in masks] == [
+        *([], [1], [], [], []),
+        [2, 3],
+    ]
+    raises = iter(ds.pipe(transform(of_paths, ("image", "i"), **options)))
+    next(raises)
+    with pytest.raises(RecordError, match="record 5 of the stream") as raised:
+        next(raises)
+    assert "5.jpgx" in str(raised.value)
+
+
+def test_a_header_is_parsed_once_in_a_run(monkeypatch):
+    parsed = []
+
+    def counted(data):
+        parsed.append(bytes(data))
+        return look_at(data)
+
+    monkeypatch.setattr(record_pipelines, "look_at", counted)
+    ds = grain.MapDataset.source(records()[: 4 * BATCH]).seed(SEED)
+    assert len(on_host(ds.pipe(transform(pictures, ("image", "i"))))) == 4
+    assert parsed == JPEGS[: 4 * BATCH]
 
 
 @pytest.mark.parametrize("shape", (None, (2,)), ids=str)

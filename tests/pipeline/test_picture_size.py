@@ -10,12 +10,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
-from dalijax.core.pipeline.picture_size import (
-    file_picture_fault,
-    path_size,
-    picture_fault,
-    picture_size,
-)
+from dalijax.core.pipeline.picture_size import look_at, look_at_file, path_size, picture_size
 from dalijax.sources import Arrays, Files, Mixture, Records
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (37, 61, 3), np.uint8)
@@ -211,19 +206,21 @@ def test_what_dali_does_not_parse_is_no_picture(name, tmp_path):
     data = DAMAGED[name]
     assert not parsed_by_dali(data)
     (tmp_path / "picture").write_bytes(data)
-    assert picture_fault(data) == file_picture_fault(os.fsencode(tmp_path / "picture")) != ""
+    size, fault = look_at(data)
+    assert look_at_file(os.fsencode(tmp_path / "picture")) == (size, fault)
+    assert fault != ""
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_are_pictures_and_a_cut_is_one_where_dali_parses_it(name, tmp_path):
     data = PICTURES[name]
-    assert picture_fault(data) == "" and parsed_by_dali(data)
+    assert look_at(data) == (picture_size(data), "") and parsed_by_dali(data)
     known = name.split()[0] in ("JPEG", "PNG", "WEBP", "BMP")
     cuts = {*range(5, min(len(data), 700), 60), len(data) // 2, len(data) - 20, len(data) - 1}
     for end in cuts if known else ():
         parsed = parsed_by_dali(data[:end])
         # Behind JPEG's last marker DALI wants no more; without its two bytes there are no pixels.
-        assert bool(picture_fault(data[:end])) != parsed or data[:end].endswith(b"\xff\xda"), end
+        assert bool(look_at(data[:end])[1]) != parsed or data[:end].endswith(b"\xff\xda"), end
 
 
 def test_exif_behind_the_frame_header_turns_a_picture():
