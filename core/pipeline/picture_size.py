@@ -13,7 +13,10 @@ _GIF = b"GIF8"
 # What files of other kinds begin with that DALI may decode: JPEG 2000, PNM, BigTIFF.
 _UNKNOWN = (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51", *(b"P%d" % n for n in range(1, 7)))
 _UNKNOWN += (b"II+\0", b"MM\0+")
-_NO_LENGTH = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a segment, none in a header
+_SEGMENT = struct.Struct(">BBH")
+_NO_LENGTH = frozenset(
+    (0x01, *range(0xD0, 0xD9))
+)  # JPEG markers without a segment, none in a header
 _COMPONENTS = (1, 3, 4)  # of a JPEG
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # of a PNG
 _BITS = 0x102  # a TIFF's tag, without which DALI refuses it
@@ -37,15 +40,7 @@ def picture_size(data: Any) -> Size | None:
         None if the format is another one, or the header is damaged or cut off. A PNG's goes on to
         its last chunk, and a WebP's to its EXIF data.
     """
-    view = memoryview(data).cast("B")
-
-    def take(at: int, count: int) -> bytes:
-        piece = bytes(view[at : at + count])
-        if len(piece) < count:
-            raise EOFError
-        return piece
-
-    return _size(take)
+    return _of_bytes(data)[0]
 
 
 def path_size(path: Any) -> Size | None:
@@ -72,18 +67,17 @@ def look_at(data: Any) -> tuple[Size | None, str]:
     Args:
         data: The bytes of the file; anything with the buffer protocol.
     """
-    view = memoryview(data).cast("B")
-    size = picture_size(data)
-    return size, _fault(size, bytes(view[:12]), len(view))
+    found = _of_bytes(data)
+    return found[0], _fault(*found)
 
 
 def look_at_file(path: Any) -> tuple[Size | None, str]:
     """`look_at` of a file; one that can't be read passes: reading all of it says why."""
     try:
-        size, start, length = _of_file(bytes(path))
+        found = _of_file(bytes(path))
     except (OSError, ValueError):  # of a path with a zero
         return None, ""
-    return size, _fault(size, start, length)
+    return found[0], _fault(*found)
 
 
 def _fault(pixels: Size | None, start: bytes, size: int) -> str:
@@ -94,27 +88,34 @@ def _fault(pixels: Size | None, start: bytes, size: int) -> str:
     if start.startswith(_UNKNOWN):
         return ""
     if not any(start.startswith(magic) for magic, _ in _FORMATS):
-        return f"it is no picture that DALI's decoders take: it begins with {start!r}"
+        return f"it is no picture that DALI's decoders take: it begins with {start[:12]!r}"
     return "" if pixels else f"its header is damaged or cut off, and it has {size} bytes"
 
 
-def _of_file(path: bytes) -> tuple[Size | None, bytes, int]:
+def _of_bytes(data: Any) -> tuple[Size | None, bytes, int]:
     """The size of a file's picture, the file's first bytes, and their number."""
+    view = memoryview(data).cast("B")
+    head = bytes(view[:_HEAD])  # whose slices are made in less time than those of a view
+    return _size(head, lambda at, count: bytes(view[at : at + count])), head, len(view)
+
+
+def _of_file(path: bytes) -> tuple[Size | None, bytes, int]:
+    """`_of_bytes` of the file of a path."""
     with open(path, "rb", buffering=0) as file:
-        head = file.read(_HEAD)
-
-        def take(at: int, count: int) -> bytes:
-            piece = head[at : at + count]
-            if len(piece) < count:
-                piece = os.pread(file.fileno(), count, at)
-            if len(piece) < count:
-                raise EOFError
-            return piece
-
-        return _size(take), head[:12], os.fstat(file.fileno()).st_size
+        head, number = file.read(_HEAD), file.fileno()
+        size = _size(head, lambda at, count: os.pread(number, count, at))
+        return size, head, os.fstat(number).st_size
 
 
-def _size(take: _Take) -> Size | None:
+def _size(head: bytes, read: _Take) -> Size | None:
+    """The size of a picture, of which ``read`` gives bytes behind the head, or fewer at the end."""
+
+    def take(at: int, count: int) -> bytes:
+        piece = head[at : at + count]
+        if len(piece) < count and len(piece := read(at, count)) < count:
+            raise EOFError
+        return piece
+
     try:
         start = take(0, 12)
         for magic, of in _FORMATS:
@@ -135,16 +136,15 @@ def _jpeg(take: _Take) -> Size | None:
     at, orientation = 2, 1
     size: Size | None = None
     while True:
-        fill, marker = take(at, 2)
+        fill, marker, length = _SEGMENT.unpack(take(at, 4))
         if fill != 0xFF:
             return None
         if marker == 0xFF:  # any number of them may fill up
             at += 1
             continue
-        at += 2
         if marker in _NO_LENGTH:
             return None
-        (length,) = struct.unpack(">H", take(at, 2))
+        at += 2
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
             height, width, components = struct.unpack(">HHB", take(at + 3, 5))
             size = size or (height, width) if components in _COMPONENTS else None
