@@ -32,11 +32,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
 import numpy as np
+import threadpoolctl
 from numpy.typing import NDArray
 from nvidia.dali import fn, types
 
@@ -52,10 +53,12 @@ RATE, BANDS, SECONDS = 16_000, 64, 10
 HOP, WINDOW, FFT = 160, 400, 512  # samples
 START, LENGTH, STRIDE, SIDE = 12, 8, 2, 112  # of sequences
 AHEAD = 2  # batches
+TRIED = 6  # batches of each way in which a library may work
 DRAWN = 16  # clips; the other files are copies of these
 VOLUME, CROP = 96, 64  # voxels of a side
 COLUMNS = 1024  # of a table
 Batch = NDArray[Any]
+Make = Callable[[Sequence[str]], Batch]  # a batch of paths
 
 
 def module(name: str) -> Any:
@@ -67,14 +70,12 @@ def module(name: str) -> Any:
 
 
 soundfile, librosa, av, cv2 = map(module, ("soundfile", "librosa", "av", "cv2"))
-threadpoolctl = module("threadpoolctl")
 
 
 def prepare() -> None:
     """Prepares this process for the libraries' work in threads, or as one of several processes."""
-    if threadpoolctl is not None:
-        # Those of NumPy's matrix products, beside those of a pool, are six times as slow.
-        threadpoolctl.threadpool_limits(1, "blas")
+    # Those of NumPy's matrix products, beside those of a pool, are six times as slow.
+    threadpoolctl.threadpool_limits(1, "blas")
     if cv2 is not None:
         cv2.setNumThreads(0)
     # malloc keeps what is freed, instead of giving it back. Else NumPy waits for the kernel at each
@@ -282,7 +283,7 @@ class Ahead:
         paths: The files of two batches.
     """
 
-    def __init__(self, make: Callable[[Sequence[str]], Batch], paths: Sequence[str]):
+    def __init__(self, make: Make, paths: Sequence[str]):
         self._make = make
         middle = len(paths) // 2
         self._halves = itertools.cycle([paths[:middle], paths[middle:]])
@@ -298,39 +299,60 @@ class Ahead:
         self._following.append(self._start())
         return batch
 
+    def close(self) -> None:
+        """Waits for what is being made."""
+        self._threads.shutdown()
+
 
 def fastest(
     one: Callable[[str], Batch], paths: Sequence[str], most: int, processes: Executor
-) -> tuple[str, Callable[[Sequence[str]], Batch]]:
-    """How a library makes a batch in the shortest time, and its name.
+) -> tuple[str, Make, dict[str, float]]:
+    """How a library makes batches in the shortest time, its name, and the times of all ways.
 
     Threads do less where they wait for Python's lock, and processes where their results are large.
 
     Args:
         one: Makes a row of a path.
-        paths: The files of a batch.
+        paths: The files of two batches.
         most: It tries 1, 2, 4 and so on threads, so many at most, and so many processes, half and a
             quarter of these.
-        processes: A pool of processes.
+        processes: A pool of processes, which run.
+
+    Returns:
+        Milliseconds of a batch by each way, ahead of time; of one batch alone where that took three
+        times what the fastest way did.
     """
-
-    def seconds(name: str) -> float:
-        times = []
-        for _ in range(4):
-            begin = time.perf_counter()
-            ways[name](paths)
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times[1:])
-
-    ways: dict[str, Callable[[Sequence[str]], Batch]] = {}
-    for count in sorted({*(2**power for power in range(most.bit_length())), most}):
+    ways: dict[str, Make] = {}
+    for count in sorted({most, most // 2, most // 4} - {0, 1}, reverse=True):
+        ways[f"{count} processes"] = functools.partial(in_processes, processes, one, count=count)
+    for count in sorted({*(2**power for power in range(most.bit_length())), most}, reverse=True):
         pool = ThreadPoolExecutor(count)
         name = f"{count} threads" if count > 1 else "1 thread"
         ways[name] = functools.partial(in_threads, pool, one)
-    for count in {most, most // 2, most // 4} - {0, 1}:
-        ways[f"{count} processes"] = functools.partial(in_processes, processes, one, count=count)
-    best = min(ways, key=seconds)
-    return best, ways[best]
+    times: dict[str, float] = {}
+    for name, make in ways.items():
+        for _ in range(2):  # the first one imports and allocates
+            begin = time.perf_counter()
+            make(paths[: len(paths) // 2])
+            alone = 1e3 * (time.perf_counter() - begin)
+        times[name] = alone
+        if alone <= 3 * min(times.values()):
+            times[name] = _milliseconds_ahead(make, paths)
+    best = min(times, key=lambda name: times[name])
+    return best, ways[best], times
+
+
+def _milliseconds_ahead(make: Make, paths: Sequence[str]) -> float:
+    """Of a batch, made ahead of time."""
+    batches = Ahead(make, paths)
+    for _ in range(AHEAD + 1):
+        batches()
+    begin = time.perf_counter()
+    for _ in range(TRIED):
+        batches()
+    milliseconds = 1e3 * (time.perf_counter() - begin) / TRIED
+    batches.close()
+    return milliseconds
 
 
 def check(first: Any, other: Any, name: str, limit: float) -> None:
@@ -375,7 +397,11 @@ class Run:
         return f"{threads} threads", Turn(lambda: next(iterator)["out"])
 
     def measure(
-        self, task: str, variants: Mapping[str, tuple[str, Turn]], limit: float = 1e-6
+        self,
+        task: str,
+        variants: Mapping[str, tuple[str, Turn]],
+        limit: float = 1e-6,
+        tried: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         """Compares the first batches of all with those of the first, and measures them in turns."""
         (own, (_, first)), *others = variants.items()
@@ -383,12 +409,13 @@ class Run:
         for name, (_, turn) in others:
             check(wanted, turn.run(), name, limit)
         batches = {name: turn for name, (_, turn) in variants.items()}
-        count = self._arguments.batches
-        begin = time.perf_counter()
-        for _ in range(count):
-            first.run()
-        longer = self._arguments.seconds / (time.perf_counter() - begin)
-        count = max(count, math.ceil(count * longer))
+        count, shortest = self._arguments.batches, math.inf
+        for turn in batches.values():
+            begin = time.perf_counter()
+            for _ in range(count + AHEAD):
+                turn.run()
+            shortest = min(shortest, (time.perf_counter() - begin) / (count + AHEAD))
+        count = max(count, math.ceil(self._arguments.seconds / shortest))
         micros, cores = turns.time_pipelines(batches, self._arguments.rounds, count)
         taken = {name: [one / 1e3 for one in values] for name, values in micros.items()}
         for name, times in taken.items():
@@ -399,7 +426,7 @@ class Run:
             spread = report.spread(times, 1)
             self.lines.append((task, name, way, spread, f"{speed:,.0f}", busy, share))
             print(*self.lines[-1], sep=" | ", flush=True)
-        self.results[task] = {"ms": taken, "cores": cores}
+        self.results[task] = {"ms": taken, "cores": cores, "tried_ms": tried or {}}
 
     def measure_files(
         self,
@@ -414,12 +441,12 @@ class Run:
         folder.mkdir()
         batch, threads = self._arguments.batch, self._arguments.threads
         paths = write(folder, 2 * batch)
-        variants = {}
+        variants, tried = {}, {}
         for name, one in others.items():
-            way, make = fastest(one, paths[:batch], threads, self._processes)
+            way, make, tried[name] = fastest(one, paths, threads, self._processes)
             variants[name] = way, Turn(Ahead(make, paths))
         variants = {"dalijax": self.over(sources.Files(paths=paths), graph), **variants}
-        self.measure(task, variants, limit)
+        self.measure(task, variants, limit, tried)
 
     def recordings(self) -> None:
         others = {"soundfile + NumPy": by_numpy}
@@ -458,7 +485,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64 if GPU else 16)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batches", type=int, default=4, help="of a round at least")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of dalijax in a round at least")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each in a round at least")
     parser.add_argument("--threads", type=int, default=16 if GPU else 2)
     arguments = parser.parse_args()
     report.heading()
@@ -468,6 +495,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as scratch,
         ProcessPoolExecutor(arguments.threads, spawn, initializer=prepare) as processes,
     ):
+        wait([processes.submit(time.sleep, 1) for _ in range(arguments.threads)])  # they begin
         run = Run(arguments, pathlib.Path(scratch), processes)
         with report.ended_by_ctrl_c(run.results):
             if soundfile is not None:

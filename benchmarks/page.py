@@ -54,17 +54,20 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h100",
         "recipe-resnet50",
         "The steps of `examples/imagenet` with more and more augmentation, beside the model "
-        "alone. AutoAugment has RandAugment's place; the row below it reads one tar. A ViT-S/16 "
-        "ran on the other GPU and its 16 cores at the same time. OpenCV and tf.data have neither "
-        "RandAugment nor erasing nor mixing. They have 16 cores, of which OpenCV's workers have "
-        "14. Here they keep up, with nearly all of the cores, and cost the GPU less than DALI "
-        "does. OpenCV's workers had batches ready, of which its steps may have lived: the program "
-        "uses them up now, before the timed steps. An image takes tf.data 2.5 ms of a core, OpenCV "
-        "2.7, and dalijax 0.4, the loop included. On another machine it took 3.5, 4.0 and 0.5 ms. "
-        "There tf.data cost 27 to 40 % "
-        "in a round, and OpenCV 32 to 60 %. In two runs with a worker for each core, and fewer "
-        "steps, these were 13 to 34 % and 5 to 26 %. In five other runs on H100s jitter cost 2.8 "
-        "to 4.1 %, everything 4.3 to 6.6 %, and in four of them RandAugment 3.5 to 6.1 %.",
+        "alone. Each row has what is above it, too, and the one with erasing and mixing has "
+        "everything. AutoAugment has RandAugment's place; the row below it reads one tar. DALI "
+        "decodes on the GPU, by eight threads. OpenCV and tf.data decode on 16 cores, and have "
+        "crop, flip and jitter alone. A ViT-S/16 ran on the other GPU and its 16 cores at the same "
+        "time. OpenCV and tf.data keep up here, with nearly all of the cores, and cost the GPU "
+        "less than DALI does. tf.data was at its limit: in one round 36 % of its time was waiting. "
+        "OpenCV's 14 workers were still filling their buffers, and may need fewer cores. On "
+        "another machine tf.data cost 26 to 40 % in a round, and OpenCV 32 to 60 %, where some 20 "
+        "to 30 of its steps were timed. An image took tf.data 3.5 ms of a core there, and 2.5 "
+        "here; dalijax took 0.5 and 0.4 with jitter, the loop included. In two runs with a worker "
+        "for each core, and fewer steps, tf.data cost 13 to 34 % and OpenCV 5 to 26 %. In five "
+        "other runs on H100s jitter cost 2.8 to 4.1 %, everything 4.3 to 6.6 %, and in four of "
+        "them RandAugment 3.5 to 6.1 %. The program has changed since: Grain's buffers are "
+        "smaller, and more steps go before.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
@@ -73,9 +76,9 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
         "of that machine. Jitter cost 2.5 to 3.8 % in five other runs, and 4.7 and 10.4 % in the "
         "rounds of a sixth. RandAugment cost 4.5 to 6.3 %, and everything 4.4 to 6.5 %. On the "
-        "other machine of that page OpenCV cost 54 to 60 % in a round, and tf.data 31 to 42 %. In "
-        "two runs with a worker for each core, and fewer steps, OpenCV cost 27 to 100 %, and "
-        "tf.data 15 to 42 %.",
+        "other machine that is named there OpenCV cost 54 to 60 % in a round, and tf.data 31 to "
+        "42 %. In two runs with a worker for each core, and fewer steps, OpenCV cost 27 to 100 %, "
+        "and tf.data 15 to 42 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
@@ -83,9 +86,10 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-vit_b16",
         "The same, while the media below were measured on the other GPU and its cores. Decoding "
         "on the cores is the cheapest here: it leaves the GPU alone, and eight cores decode 2,700 "
-        "images a second. On two other machines jitter cost 1.1 to 2.3 % in a "
+        "images a second. On two other machines jitter cost 1.2 to 2.3 % in a "
         "round, RandAugment 2.1 to 3.0 %, and everything 2.9 to 3.5 %. On one of them tf.data "
-        "took 11.5 cores, and OpenCV cost 6 and 13 %.",
+        "took 11.5 cores. OpenCV, which had a worker for each core there and a second of steps "
+        "before, cost 6 and 13 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
@@ -93,8 +97,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-resnet50",
         "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. In rounds of "
         "four other runs everything cost 2.4 to 9.8 %, and in three of them jitter 0.2 to 5.5 %, "
-        "OpenCV 8 to 54 %, and tf.data 25 to 126 %. Why it kept 18 to 22 cores busy in the slow "
-        "ones is not known. "
+        "OpenCV 8 to 54 %, and tf.data 25 to 126 %. Why tf.data kept but 18 to 22 cores busy in "
+        "the slow ones is not known. "
         "On one of those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
         "[performance](performance.md#cuda-graphs).",
     ),
@@ -110,10 +114,10 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h100x2",
         "recipe-vit_s16",
         "OpenCV and tf.data have 32 cores. The run's time ended in the second round, before its "
-        "last row. In three other runs everything cost 4.5 to 6.0 %, and in two of them jitter "
-        "2.4 and 2.9 %, OpenCV 47 and 56 %, and tf.data 42 and 53 %. Without CUDA graphs the model "
-        "alone took 51.4 ms a step on another machine, with them 43.5. Everything cost 31 and 34 "
-        "% without them, and 4.4 and 4.0 % with them.",
+        "turn of RandAugment. In three other runs jitter cost 2.4 to 3.3 % and everything 4.5 to "
+        "6.0 %, and in two of them OpenCV 47 and 56 %, and tf.data 42 and 53 %. Without CUDA "
+        "graphs the model alone took 51.4 ms a step on another machine, with them 43.5. Everything "
+        "cost 31 and 34 % without them, and 4.4 and 4.0 % with them.",
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
@@ -127,7 +131,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h100x2",
         "recipe-vit_b16",
         "Batches of 512 over both, the inputs in a fixed order, and 32 cores for OpenCV and "
-        "tf.data.",
+        "tf.data. OpenCV's workers, one for each core, had a second of steps before, and were "
+        "still filling their buffers.",
     ),
     (
         "How do several GPUs scale?",
@@ -198,14 +203,16 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "spectrograms, and crops volumes; FLAC and Motion JPEG are decoded on the cores. DALI is "
         "the slowest for H.264 on the GPU's video engines, which don't spare the cores either: 26 "
         "ms of a core for each clip, and OpenCV 22. Motion JPEG goes faster by OpenCV, and rows of "
-        "a table by NumPy, too.",
+        "a table by NumPy, too. In how many threads or processes a library is fastest was tried "
+        "with one batch at a time; the program tries it ahead of time now. On two cores soundfile "
+        "and NumPy are faster than librosa, so that something may hold them up here.",
     ),
     (
         "And on a CPU?",
         "cpu",
         "media",
         "Two cores. DALI is the faster one for sound alone. Rows of a table need next to no work, "
-        "and take NumPy a tenth of the time.",
+        "and take NumPy a fourteenth of the time.",
     ),
 ]
 # Those of the first page; the others are on the second.
@@ -278,13 +285,14 @@ def section(question: str, kind: str, name: str, remark: str) -> str:
 
 HEAD = """# Benchmarks
 
-Every figure was printed by the command below its table. The runs are kept in `benchmarks/results`,
-and `python benchmarks/page.py` makes this page of the newest of each. Values are medians, with the
-least and the most of the rounds. Of runs before 2026-11-23, and of some of that day, the tables
-alone are kept. Shares and percent are medians over the rounds, too, of what each
-round had; those of media, augmentation and functions have their quartiles. Variants take turns in
-one process, so that what disturbs one disturbs all. What is said of other runs is in the history of
-this page, or was not kept. [More benchmarks](benchmarks-more.md) are on a page of their own."""
+Every figure was printed by the command below its table, at that date. The runs are kept in
+`benchmarks/results`, and `python benchmarks/page.py` makes this page of the newest of each. Values
+are medians, with the least and the most of the rounds. Of runs before 2026-11-23, and of some of
+that day, the tables alone are kept. Shares and percent are medians over the rounds, too, of what
+each round had; those of media, augmentation and functions have their quartiles. Variants take
+turns in one process, so that what disturbs one disturbs all. What is said of other runs is in the
+history of this page, or was not kept. [More benchmarks](benchmarks-more.md) are on a page of their
+own."""
 HEAD_MORE = """# More benchmarks
 
 Grain's other ways, training, recipes, adapters, functions, augmentation, opening, memory, CPUs, and

@@ -1,12 +1,12 @@
 """What the input of examples/imagenet costs its training step, with more and more augmentation.
 
-In each round the step runs over one batch that lies on the devices, then over the recipe's inputs,
+In each round the step runs over one batch that lies on the devices, and over the recipe's inputs,
 in another order each round::
 
     python benchmarks/recipe.py --config resnet50 --batch 256 --seconds 300
 
 A round's steps last about as long as its share of the seconds. Building pipelines, compiling, and
-using up what an input has prepared before the timed steps, come on top. With ``--processes 2`` two
+steps of some seconds before the timed ones, come on top. With ``--processes 2`` two
 processes of ``jax.distributed`` share the GPUs of this machine, and the figures are of the first.
 Ctrl-C ends the rounds of one process, and what was measured is written.
 """
@@ -61,7 +61,7 @@ INPUTS = {
     "crop, flip": PLAIN,
     "+ jitter": JITTER,
     "+ RandAugment": POLICY,
-    "+ erasing, mixing": ALL,
+    "+ erasing, mixing: everything": ALL,
     "everything, by AutoAugment": {**ALL, "policy": "auto"},
 }
 
@@ -201,15 +201,13 @@ def main() -> None:
         seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
         with report.ended_by_ctrl_c(seen[MODEL]):
             for turn in range(args.rounds):
-                for name in (MODEL, *random.Random(turn).sample(list(inputs), len(inputs))):
+                for name in random.Random(turn).sample(list(seen), len(seen)):
                     iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-                    # Workers begin, and tf.data finds its threads. What they have prepared is used
-                    # up, of which slow ones could live for some seconds: each of Grain's workers
-                    # has up to four batches. Then the time of a step is looked at.
-                    for _ in range(4 * args.workers + 8):
-                        jax.block_until_ready(next(iterator))
-                    few = steps_in(min(1.0, each), alone.step)
-                    state, one = run(step, state, iterator, few)
+                    # Workers begin, fill their buffers, of which Grain's have some four batches
+                    # each, and tf.data finds its threads. Then the time of a step is looked at.
+                    few = max(steps_in(min(5.0, each), alone.step), 4 * args.workers + 8)
+                    state, _ = run(step, state, iterator, few)
+                    state, one = run(step, state, iterator, max(3, few // 5))
                     state, one = run(step, state, iterator, steps_in(each, one.step))
                     seen[name].append(one)
                     getattr(iterator, "close", lambda: None)()
@@ -223,7 +221,10 @@ def main() -> None:
         for name, runs in seen.items()
     }
     report.table(
-        ("input", "ms a step", "over the model, %", "in next(), % of it", "images/s", "cores"),
+        (
+            *("input", "ms a step", "over the model, %", "in next(), % of it", "images/s", "cores"),
+            "ms of a core, an image",
+        ),
         [
             (
                 name,
@@ -232,6 +233,7 @@ def main() -> None:
                 report.spread([100 * one.next / one.step for one in runs], 1),
                 f"{1e3 * args.batch / medians[name]:,.0f}",
                 f"{statistics.median(one.cores for one in runs):.1f}",
+                f"{statistics.median(one.cores * one.step for one in runs) / args.batch:.2f}",
             )
             for name, runs in seen.items()
         ],

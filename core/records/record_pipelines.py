@@ -319,10 +319,10 @@ class _RecordGraph:
         look = look_at_file if self._pictures[number] else look_at
         sizes = []
         for place, value in enumerate(values):
-            size, fault = look(np.ascontiguousarray(value))
-            if fault:
+            size, said = look(np.ascontiguousarray(value))
+            if said:
                 where = "/".join(self._known().columns[number].path) or "the record"
-                raise ValueError(f"{where} in record {place} of the batch: {fault}")
+                raise ValueError(f"{where} in record {place} of the batch: {said}")
             sizes.append(size)
         return values, sizes
 
