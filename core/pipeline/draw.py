@@ -196,11 +196,19 @@ class Draw:
     Args:
         rows: Gives the rows of a run of the pipeline, by the run's number, for the draw of a name.
         fields: The field of each input of the graph, by the name of its node.
+        sized: Gets each field whose pictures' sizes are asked for; True: those of the files that it
+            has paths of.
     """
 
-    def __init__(self, rows: Callable[[int, str], DrawRows], fields: Mapping[str, str]):
+    def __init__(
+        self,
+        rows: Callable[[int, str], DrawRows],
+        fields: Mapping[str, str],
+        sized: dict[str, bool] | None = None,
+    ):
         self._rows = rows
         self._fields = fields
+        self._sized = {} if sized is None else sized
         self._draws: dict[str, Mapping[str, Any]] = {}  # settings, by the draw's name
         self._inputs: dict[str, str] = {}  # labels of the operators that give them
         # By the name of a node of images: a field whose pictures have their sizes, or one size.
@@ -502,17 +510,24 @@ class Draw:
             return known
         if kind.endswith("decoders__Image"):
             encoded = operator.inputs[0]
-            if encoded.name not in self._fields and _kind(encoded.source) == "io__file__Read":
-                encoded = encoded.source.inputs[0]  # paths of files
+            are_paths = encoded.name not in self._fields and _is_read(encoded)
+            if are_paths:
+                encoded = encoded.source.inputs[0]
             field = self._fields.get(encoded.name)
             turned = getattr(operator._op, "_init_args", {}).get("adjust_orientation", True)
             if field is not None and turned:
+                self._sized[field] = are_paths
                 return field
         raise TypeError(
             "the sizes of pictures are known for what fn.decoders.image gives of a record's field, "
             f"with adjust_orientation=True, and not behind {kind}: call it right behind the "
             "decoder, or say their size by draw.sized(images, (height, width))"
         )
+
+
+def _is_read(node: DataNode) -> bool:
+    """Whether a node has the contents of files, of which an input has the paths."""
+    return _kind(node.source) == "io__file__Read"
 
 
 def _kind(operator: Any) -> str:

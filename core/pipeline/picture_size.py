@@ -53,7 +53,7 @@ def path_size(path: Any) -> Size | None:
         None, too, if it can't be read: reading the whole file says why.
     """
     try:
-        return _of_file(bytes(path))[0]
+        return _of_file(path)[0]
     except OSError:
         return None
 
@@ -74,8 +74,8 @@ def look_at(data: Any) -> tuple[Size | None, str]:
 def look_at_file(path: Any) -> tuple[Size | None, str]:
     """`look_at` of a file; one that can't be read passes: reading all of it says why."""
     try:
-        found = _of_file(bytes(path))
-    except (OSError, ValueError):  # of a path with a zero
+        found = _of_file(path)
+    except OSError:
         return None, ""
     return found[0], _fault(*found)
 
@@ -99,9 +99,9 @@ def _of_bytes(data: Any) -> tuple[Size | None, bytes, int]:
     return _size(head, lambda at, count: bytes(view[at : at + count])), head, len(view)
 
 
-def _of_file(path: bytes) -> tuple[Size | None, bytes, int]:
-    """`_of_bytes` of the file of a path."""
-    with open(path, "rb", buffering=0) as file:
+def _of_file(path: Any) -> tuple[Size | None, bytes, int]:
+    """`_of_bytes` of the file of a path, which ends at its first zero, as it does for DALI."""
+    with open(bytes(path).partition(b"\0")[0], "rb", buffering=0) as file:
         head, number = file.read(_HEAD), file.fileno()
         size = _size(head, lambda at, count: os.pread(number, count, at))
         return size, head, os.fstat(number).st_size

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn
+from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import function_parameters, is_pipeline_def
 from ..config import IteratorConfig
@@ -152,7 +153,7 @@ class RecordPipelines:
         check_outputs(runner.pipelines[0], self._output_map)
         self.first = runner.checkpoints() or ()
         if not self.graph:
-            self._record_graph.find_pictures(operators_of(runner.pipelines[0]))
+            self._record_graph.find_inputs(operators_of(runner.pipelines[0]))
             text = json.dumps([list(self._output_map), graph_lines(runner.pipelines)])
             self.graph = digest(text.encode(), length=8)
         return runner
@@ -251,7 +252,7 @@ class _RecordGraph:
         self.seed = seed
         self._fn = pipeline_fn
         self._arguments = arguments
-        self._used: set[int] = set()  # columns that pipelines have asked for
+        self._used: set[int] = set()  # columns that pipelines ask for
         self._nodes: dict[str, int] = {}  # the column of each input of the graph
         self._pictures: dict[int, bool] = {}  # columns that are pictures; True: their paths
 
@@ -274,13 +275,16 @@ class _RecordGraph:
         schema = self._known()
         feed = _Feed(self, queue, pipeline)
         nodes = _sources(schema, feed)
-        args, kwargs = schema.arguments(nodes)
+        args, kwargs = do_not_convert(schema.arguments)(nodes)
         self._nodes = {node.name: k for k, node in enumerate(nodes)}
+        sized: dict[str, bool] = {}
         if self.draws:
             columns = {name: str(k) for name, k in self._nodes.items()}
-            kwargs[DRAW] = Draw(feed.draw_rows, columns)
+            kwargs[DRAW] = Draw(feed.draw_rows, columns, sized)
         try:
-            return self._fn(*args, **kwargs, **self._arguments)
+            outputs = self._fn(*args, **kwargs, **self._arguments)
+            self._pictures.update({int(column): paths for column, paths in sized.items()})
+            return outputs
         except StopIteration as error:
             raise RuntimeError(f"the graph's function raised StopIteration: {error}") from error
         except KeyError as error:
@@ -298,10 +302,11 @@ class _RecordGraph:
                 "like the keys that it takes, or index the dict"
             ) from error
 
-    def find_pictures(self, operators: Sequence[Operator]) -> None:
-        """Finds the columns that are pictures, by the pipeline that was defined last."""
-        nodes = picture_inputs(operators)
-        self._pictures = {k: nodes[name] for name, k in self._nodes.items() if name in nodes}
+    def find_inputs(self, operators: Sequence[Operator]) -> None:
+        """Finds the columns that are taken, and pictures, by the pipeline that was built last."""
+        nodes, names = picture_inputs(operators), {name for _, name, _ in operators}
+        self._pictures |= {k: nodes[name] for name, k in self._nodes.items() if name in nodes}
+        self._used.update(k for name, k in self._nodes.items() if name in names)
 
     def column(self, number: int, records: Sequence[Any]) -> tuple[Any, list[Size | None]]:
         """A column of records, as DALI takes it, and the sizes where it has pictures.

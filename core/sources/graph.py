@@ -124,10 +124,13 @@ class FieldGraph:
             # Mapping small files takes twice as long as reading them.
             nodes[name] = file.read(node, dont_use_mmap=True) if field.is_path else node
             names[nodes[name].name] = name
-        draw = Draw(lambda run, _: feeder.draw_rows(run, part), names)
+        sized: dict[str, bool] = {}
+        draw = Draw(lambda run, _: feeder.draw_rows(run, part), names, sized)
         if self._draws:
             nodes[DRAW] = draw
-        return self._function(**nodes, **self._settings)
+        outputs = self._function(**nodes, **self._settings)
+        self.pictures.update({name: True for name, are_paths in sized.items() if are_paths})
+        return outputs
 
 
 def _inputs(feeder: Feeder, part: int, name: str) -> Callable[[int], Any]:

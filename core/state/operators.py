@@ -14,6 +14,7 @@ from . import protobuf, reader_files
 
 # Kinds of operators, by nvidia.dali.fn and nvidia.dali.ops.
 _PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)")
+_READ = ("io.file.read", "Read")
 FIELD = "record_field_"  # and the field of a source's records: what feeds its values
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
 
@@ -68,7 +69,7 @@ def picture_inputs(operators: Sequence[Operator]) -> dict[str, bool]:
     pictures = {}
     for name, kind in kinds.items():
         if _PICTURES.search(kind):
-            is_path = kinds.get(taken[name]) == "io.file.read"
+            is_path = kinds.get(taken[name]) in _READ
             pictures[taken[taken[name]] if is_path else taken[name]] = is_path
     return pictures
 

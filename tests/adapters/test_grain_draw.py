@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from nvidia.dali import fn as dali_fn
+from nvidia.dali import ops
 from PIL import Image
 from shardings import rows_over
 
@@ -215,6 +216,108 @@ def test_a_path_of_no_file_is_a_bad_record_that_is_named(paths):
     with pytest.raises(RecordError, match="record 5 of the stream") as raised:
         next(raises)
     assert "5.jpgx" in str(raised.value)
+
+
+def padded(path):
+    """A path as DALI opens it, up to the first zero."""
+    return np.frombuffer(path.encode().ljust(256, b"\0"), np.uint8)
+
+
+def test_paths_may_be_padded_by_zeros(paths):
+    want = on_host(grain.MapDataset.source(paths).pipe(transform(of_paths, ("image", "i"), seed=1)))
+    with_zeros = [{**record, "path": padded(record["path"])} for record in paths]
+    ds = grain.MapDataset.source(with_zeros)
+    got = on_host(ds.pipe(transform(of_paths, ("image", "i"), seed=1)))
+    columns = {name: np.stack([record[name] for record in with_zeros]) for name in ("path", "i")}
+    make = data_iterator(of_paths, ["image", "i"], source=sources.Arrays(columns), shuffle=False)
+    own = on_host(make(batch_size=BATCH, num_threads=1, seed=1))
+    for one, other, wanted in zip(got, own, want, strict=True):
+        valid = wanted["mask"]
+        np.testing.assert_array_equal(one["image"][valid], wanted["image"][valid])
+        np.testing.assert_array_equal(other["image"][valid], wanted["image"][valid])
+
+
+def read_by_operator(path, i, draw):
+    return pictures(ops.io.file.Read()(path), i, draw)
+
+
+def sizes_alone(image, i, draw):
+    images = dali_fn.decoders.image(image)  # which DALI drops, since it is no output
+    return draw.compute(lambda _, sizes: sizes, (2,), np.int32, images=images, columns=1), i + 0
+
+
+def sizes_of_paths(path, i, draw):
+    return sizes_alone(fn.read_file(path), i, draw)
+
+
+@pytest.mark.parametrize("graph", [sizes_alone, sizes_of_paths])
+def test_sizes_may_be_drawn_of_what_is_not_decoded(paths, graph):
+    taken = records() if graph is sizes_alone else paths
+    got = on_host(grain.MapDataset.source(taken).pipe(transform(graph, ("size", "i"))))
+    encoded = [{k: v.encode() if k == "path" else v for k, v in one.items()} for one in taken]
+    make = data_iterator(graph, ["size", "i"], source=sources.Records(encoded), shuffle=False)
+    for batches in (got, on_host(make(batch_size=BATCH, num_threads=1))):
+        sizes = np.concatenate([batch["size"] for batch in batches])[:N]
+        assert sizes.tolist() == [list(size) for size in SIZES]
+
+
+def test_files_may_be_read_by_dalis_operators(paths):
+    ds = grain.MapDataset.source(paths)
+    want = on_host(ds.pipe(transform(of_paths, ("image", "i"), seed=1)))
+    got = on_host(ds.pipe(transform(read_by_operator, ("image", "i"), seed=1)))
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one["image"], other["image"])
+
+
+def test_a_graph_of_records_may_have_conditions():
+    def graph(image, i, *, draw):
+        images = augment.random_resized_crop(dali_fn.decoders.image(image), size=16, draw=draw)
+        if i > 5:
+            images = dali_fn.cast_like(images * 0, images)
+        return images, i + 0
+
+    ds = grain.MapDataset.source(records()).seed(SEED)
+    want = on_host(ds.pipe(transform(pictures, ("image", "i"))))
+    got = on_host(ds.pipe(transform(graph, ("image", "i"), enable_conditionals=True)))
+    for one, other in zip(got, want, strict=True):
+        assert one["i"].tolist() == other["i"].tolist()
+        assert one["image"].any(axis=(1, 2, 3)).tolist() == (one["i"] <= 5).tolist()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_state_before_two_bad_pictures_of_a_batch_goes_on(on_error, nested):
+    def graph(a, b, i):
+        pictures_ = [dali_fn.resize(dali_fn.decoders.image(one), size=8) for one in (a, b)]
+        return *pictures_, dali_fn.random.uniform(), i + 0
+
+    def graph_nested(x, i):
+        return graph(x["a"], x["b"], i)
+
+    def run(state=None):
+        names = ("a", "b", "u", "i")
+        pipe = transform(graph_nested if nested else graph, names, on_error=on_error, seed=SEED)
+        iterator = iter(grain.MapDataset.source(taken).pipe(pipe))
+        if state is not None:
+            iterator.set_state(state)
+        seen = []
+        while True:
+            try:
+                batch = {name: np.asarray(array).tolist() for name, array in next(iterator).items()}
+                seen.append((batch, iterator.get_state()))
+            except StopIteration:
+                return seen
+            except RecordError as error:
+                seen.append((str(error), iterator.get_state()))
+
+    taken = [{"a": JPEGS[k], "b": JPEGS[k], "i": np.int32(k)} for k in range(N)]
+    taken[9]["a"] = taken[10]["b"] = JPEGS[0][:40]
+    if nested:
+        taken = [{"x": {"a": one["a"], "b": one["b"]}, "i": one["i"]} for one in taken]
+    whole = run()
+    assert run(whole[1][1]) == whole[2:]
+    if on_error == "raise":
+        assert "record 9" in whole[2][0] and "record 10" in whole[2][0]
 
 
 def test_a_header_is_parsed_once_in_a_run(monkeypatch):

@@ -20,6 +20,8 @@ SHORT = [
     ("record paths", "zeros"),
     ("grain", "empty"),
     ("grain paths", "gif"),
+    ("operator", "text"),
+    ("padded paths", "cut"),
 ]
 
 

@@ -13,7 +13,7 @@ import tempfile
 
 import grain
 import numpy as np
-from nvidia.dali import fn
+from nvidia.dali import fn, ops
 from PIL import Image
 
 from dalijax import data_iterator, sources
@@ -65,6 +65,14 @@ def read(path):
     return fn.decoders.image(read_file(path), device=device)[0, 0, 0]
 
 
+def read_by_operator(path):
+    return fn.decoders.image(ops.io.file.Read()(path), device=device)[0, 0, 0]
+
+
+def padded(path):
+    return np.frombuffer(path.encode().ljust(256, b"\0"), np.uint8)
+
+
 HOWS = {
     "records": lambda bytes_, paths: of_source(
         sources.Records([{"data": b} for b in bytes_]), crop
@@ -75,6 +83,10 @@ HOWS = {
     "files": lambda bytes_, paths: of_source(sources.Files(paths=paths), decode),
     "grain": lambda bytes_, paths: of_records([{"data": b} for b in bytes_], decode),
     "grain paths": lambda bytes_, paths: of_records([{"path": p} for p in paths], read),
+    "operator": lambda bytes_, paths: of_records([{"path": p} for p in paths], read_by_operator),
+    "padded paths": lambda bytes_, paths: of_source(
+        sources.Arrays({"path": np.stack([padded(path) for path in paths])}), read
+    ),
 }
 
 
