@@ -12,6 +12,7 @@ from nvidia.dali import backend, fn
 
 from dalijax import augment
 from dalijax.adapters.grain import DALIDataLoader, DALITransform
+from dalijax.fn import read_file
 from photographs import photos  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(
@@ -28,6 +29,10 @@ def graph(image, id, *, draw, device="mixed"):
     window = draw.compute(lambda u, sizes: sizes + u, (2,), np.float32, images=images)
     images = augment.random_resized_crop(images, 32, draw=draw, name="crop")
     return augment.flip(images, draw=draw, name="flip"), id + 0, draw.uniform(name="u"), window
+
+
+def graph_of_paths(image, id, *, draw, device="mixed"):
+    return graph(read_file(image), id, draw=draw, device=device)
 
 
 def options(layout):
@@ -66,6 +71,19 @@ def test_a_transform_draws_what_it_draws_on_a_cpu(photos, layout):
         return iter(ds.pipe(DALITransform(graph, batch_size=BATCH, seed=7, **options(layout))))
 
     check(rows_of(over(layout)), rows_of(over("cpu")))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pictures_of_paths_are_those_of_their_bytes(photos, layout):
+    paths = [{"image": str(path), "id": np.int32(k)} for k, path in enumerate(photos)]
+
+    def over(records, graph, layout):
+        ds = grain.MapDataset.source(records)
+        return iter(ds.pipe(DALITransform(graph, batch_size=BATCH, seed=7, **options(layout))))
+
+    check(
+        rows_of(over(paths, graph_of_paths, layout)), rows_of(over(records(photos), graph, "cpu"))
+    )
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.product(LAYOUTS, LAYOUTS)])
