@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import grain
 import jax
@@ -308,7 +309,9 @@ def test_a_state_before_two_bad_pictures_of_a_batch_goes_on(on_error, nested):
             except StopIteration:
                 return seen
             except RecordError as error:
-                seen.append((str(error), iterator.get_state()))
+                # Which of the faults comes first DALI's threads say.
+                named = re.findall(r"record (\d+) of the stream", str(error))
+                seen.append((named, iterator.get_state()))
 
     taken = [{"a": JPEGS[k], "b": JPEGS[k], "i": np.int32(k)} for k in range(N)]
     taken[9]["a"] = taken[10]["b"] = JPEGS[0][:40]
@@ -317,7 +320,7 @@ def test_a_state_before_two_bad_pictures_of_a_batch_goes_on(on_error, nested):
     whole = run()
     assert run(whole[1][1]) == whole[2:]
     if on_error == "raise":
-        assert "record 9" in whole[2][0] and "record 10" in whole[2][0]
+        assert whole[2][0] == ["9", "10"]
 
 
 def test_a_header_is_parsed_once_in_a_run(monkeypatch):
