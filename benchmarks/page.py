@@ -86,10 +86,10 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-vit_b16",
         "The same, while the media below were measured on the other GPU and its cores. Decoding "
         "on the cores is the cheapest here: it leaves the GPU alone, and eight cores decode 2,700 "
-        "images a second. On two other machines jitter cost 1.2 to 2.3 % in a "
-        "round, RandAugment 2.1 to 3.0 %, and everything 2.9 to 3.5 %. On one of them tf.data "
-        "took 11.5 cores. OpenCV, which had a worker for each core there and a second of steps "
-        "before, cost 6 and 13 %.",
+        "images a second. On two other machines jitter cost 1.2 to 2.3 % in a round, RandAugment "
+        "2.1 to 3.0 %, and everything 2.9 to 3.5 %. On one of them tf.data took 11.5 cores. "
+        "OpenCV, which had a worker for each core there and a second of steps before, cost 6 and "
+        "13 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",

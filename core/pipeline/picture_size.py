@@ -13,10 +13,9 @@ _GIF = b"GIF8"
 # What files of other kinds begin with that DALI may decode: JPEG 2000, PNM, BigTIFF.
 _UNKNOWN = (b"\0\0\0\x0cjP", b"\xff\x4f\xff\x51", *(b"P%d" % n for n in range(1, 7)))
 _UNKNOWN += (b"II+\0", b"MM\0+")
-_SEGMENT = struct.Struct(">BBH")
-_NO_LENGTH = frozenset(
-    (0x01, *range(0xD0, 0xD9))
-)  # JPEG markers without a segment, none in a header
+_SEGMENT = struct.Struct(">BBH")  # the beginning of a JPEG's: 255, the marker, its length
+# JPEG's markers without a segment, none of them in a header.
+_NO_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
 _COMPONENTS = (1, 3, 4)  # of a JPEG
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # of a PNG
 _BITS = 0x102  # a TIFF's tag, without which DALI refuses it

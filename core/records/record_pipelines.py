@@ -396,8 +396,9 @@ class _Feed:
         """
         _, sizes = self._column(int(column), rows)
         unknown = ValueError("the size of the picture can't be read from its header")
-        for row in [row for row, size in enumerate(sizes) if size is None]:
-            rows.refuse(row, unknown)
+        for row, size in enumerate(sizes):
+            if size is None:
+                rows.refuse(row, unknown)
         return np.array([size or (1, 1) for size in sizes], np.int32)
 
 

@@ -14,11 +14,11 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from ..hashing import Bits
 from ..pipeline.draw import DrawFunction, DrawRows
-from ..pipeline.picture_size import look_at, look_at_file, path_size
+from ..pipeline.picture_size import look_at, look_at_file
 from ..pipeline.riff import cut_off, file_cut_off
 from .order import Indices
 from .reuse import ReuseCheck
-from .source import Source, Values
+from .source import Source, Values, picture_sizes
 
 CHUNK = 64  # records of a task
 _MOST_TRIED = 64  # records behind a batch of which none can be read, for one to stand there
@@ -129,8 +129,7 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
 def _sizes_of(wanted: Wanted, records: Indices, name: str, values: Values) -> NDArray[np.int32]:
     """As `Source.sizes`, which takes a field for paths only where it says so itself."""
     if wanted.pictures.get(name) and not wanted.source.fields[name].is_path:
-        sizes = [path_size(np.asarray(value, order="C")) or (-1, -1) for value in values]
-        return np.array(sizes, np.int32).reshape(-1, 2)
+        return picture_sizes(values, are_paths=True)
     return wanted.source.sizes(records, name, values)
 
 

@@ -86,9 +86,7 @@ class Source(Protocol):
         Returns:
             int32 of shape [records, 2]; -1 where the header doesn't say it.
         """
-        size_of = path_size if self.fields[name].is_path else picture_size
-        sizes = [size_of(value) or (-1, -1) for value in data]
-        return np.array(sizes, np.int32).reshape(-1, 2)
+        return picture_sizes(data, self.fields[name].is_path)
 
     def bind(self, *args: Any) -> Any:
         """What an iterator over it is made of; see `dalijax.core.sources.binding.bind`."""
@@ -103,6 +101,13 @@ class Source(Protocol):
     def identity(self) -> str:
         """A digest that is alike where the records are alike, wherever they lie."""
         ...
+
+
+def picture_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:
+    """`Source.sizes` of encoded pictures, or of those in the files that are named by paths."""
+    size_of = path_size if are_paths else picture_size
+    sizes = [size_of(value) or (-1, -1) for value in data]
+    return np.array(sizes, np.int32).reshape(-1, 2)
 
 
 def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
