@@ -51,88 +51,83 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
     ),
     (
         "What does a whole recipe cost a ResNet-50?",
-        "h100",
+        "h200",
         "recipe-resnet50",
         "The steps of `examples/imagenet` with more and more augmentation, beside the model "
         "alone. Each row has what is above it, too, and the one with erasing and mixing has "
         "everything. AutoAugment has RandAugment's place; the row below it reads one tar. DALI "
         "decodes on the GPU, by eight threads. OpenCV and tf.data decode on 16 cores, and have "
         "crop, flip and jitter alone. A ViT-S/16 ran on the other GPU and its 16 cores at the same "
-        "time. OpenCV and tf.data keep up here, with nearly all of the cores, and cost the GPU "
-        "less than DALI does. tf.data was at its limit: in one round 36 % of its time was waiting. "
-        "OpenCV's 14 workers were still filling their buffers, and may need fewer cores. On "
-        "another machine tf.data cost 26 to 40 % in a round, and OpenCV 32 to 60 %, where some 20 "
-        "to 30 of its steps were timed. An image took tf.data 3.5 ms of a core there, and 2.5 "
-        "here; dalijax took 0.5 and 0.4 with jitter, the loop included. In two runs with a worker "
-        "for each core, and fewer steps, tf.data cost 13 to 34 % and OpenCV 5 to 26 %. In five "
-        "other runs on H100s jitter cost 2.8 to 4.1 %, everything 4.3 to 6.6 %, and in four of "
-        "them RandAugment 3.5 to 6.1 %. The program has changed since: Grain's buffers are "
-        "smaller, and more steps go before.",
+        "time. The run's time ended in the third round, before its turns of RandAugment, "
+        "everything and the tar. In six runs on H100s, most of them by older programs, jitter cost "
+        "2.8 to 4.1 %, and everything 4.3 to 6.6 %. OpenCV and tf.data were at their limit here. "
+        "An H100 asks for a fifth fewer images. On one machine with such they kept up with nearly "
+        "all of the 16 cores, and cost 1.2 and 0.7 %: less than DALI did. On another they cost 32 "
+        "to 60 % and 26 to 40 % in a round. An image took tf.data 2.5 ms of a core on the first, "
+        "and 3.5 on the second.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
-        "h100",
+        "h200",
         "recipe-vit_s16",
         "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
-        "of that machine. Jitter cost 2.5 to 3.8 % in five other runs, and 4.7 and 10.4 % in the "
-        "rounds of a sixth. RandAugment cost 4.5 to 6.3 %, and everything 4.4 to 6.5 %. On the "
-        "other machine that is named there OpenCV cost 54 to 60 % in a round, and tf.data 31 to "
-        "42 %. In two runs with a worker for each core, and fewer steps, OpenCV cost 27 to 100 %, "
-        "and tf.data 15 to 42 %.",
+        "of that machine; the third round ended as there. In six runs on H100s jitter cost 2.5 to "
+        "3.8 %, and 4.7 and 10.4 % in the rounds of a seventh. RandAugment cost 4.4 to 6.3 %, and "
+        "everything 4.4 to 6.5 %. On the two machines with H100s that are named there OpenCV cost "
+        "0.9 %, and 54 to 60 % in a round, and tf.data 0.7 %, and 31 to 42 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
-        "h100",
+        "h200",
         "recipe-vit_b16",
         "The same, while the media below were measured on the other GPU and its cores. Decoding "
-        "on the cores is the cheapest here: it leaves the GPU alone, and eight cores decode 2,700 "
-        "images a second. On two other machines jitter cost 1.2 to 2.3 % in a round, RandAugment "
-        "2.1 to 3.0 %, and everything 2.9 to 3.5 %. On one of them tf.data took 11.5 cores. "
-        "OpenCV, which had a worker for each core there and a second of steps before, cost 6 and "
-        "13 %.",
+        "on the cores is the cheapest here: it leaves the GPU alone, and nine cores decode 2,900 "
+        "images a second. That it is faster than no input at all shows how well such a step is "
+        "known. On three machines with H100s jitter cost 0.6 to 2.3 % in a round, RandAugment 1.4 "
+        "to 3.0 %, and everything 1.4 to 3.5 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
-        "h100x2",
+        "h200x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. In rounds of "
-        "four other runs everything cost 2.4 to 9.8 %, and in three of them jitter 0.2 to 5.5 %, "
-        "OpenCV 8 to 54 %, and tf.data 25 to 126 %. Why tf.data kept but 18 to 22 cores busy in "
-        "the slow ones is not known. "
-        "On one of those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
-        "[performance](performance.md#cuda-graphs).",
+        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
+        "ended in the third round, before its turns of the first three. In rounds of five runs on "
+        "H100s everything cost 2.4 to 9.8 %, and in four of them jitter 0.2 to 5.5 %, OpenCV 3 to "
+        "54 %, and tf.data 3 to 126 %. Why tf.data kept but 18 to 22 cores busy in the slow ones "
+        "is not known. On one of those machines everything cost 4.8 and 5.5 % without CUDA "
+        "graphs, see [performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
         "h100x2",
         "recipe-resnet50-2-processes",
-        "Batches of 256 in each process, the inputs in a fixed order. On this machine, which is "
-        "not that of the rows above, everything cost 5.4 to 9.8 % in rounds of one process.",
+        "Batches of 256 in each process, by an older program, which had the inputs in a fixed "
+        "order. On this machine everything cost 5.4 to 9.8 % in rounds of one process.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
-        "h100x2",
+        "h200x2",
         "recipe-vit_s16",
-        "OpenCV and tf.data have 32 cores. The run's time ended in the second round, before its "
-        "turn of RandAugment. In three other runs jitter cost 2.4 to 3.3 % and everything 4.5 to "
-        "6.0 %, and in two of them OpenCV 47 and 56 %, and tf.data 42 and 53 %. Without CUDA "
-        "graphs the model alone took 51.4 ms a step on another machine, with them 43.5. Everything "
-        "cost 31 and 34 % without them, and 4.4 and 4.0 % with them.",
+        "OpenCV and tf.data have 32 cores. The run's time ended in the third round, which measured "
+        "tf.data and the model alone. In four runs on H100s jitter cost 2.0 to 3.3 % and "
+        "everything 4.5 to 6.0 %, and in three of them OpenCV 24 to 56 %, and tf.data 32 to 53 %. "
+        "Without CUDA graphs the model alone took 51.4 ms a step on one of those machines, with "
+        "them 43.5. Everything cost 31 and 34 % without them, and 4.4 and 4.0 % with them.",
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
         "h100x2",
         "recipe-vit_s16-2-processes",
-        "Batches of 256 in each process, the inputs in a fixed order. On this machine, which is "
-        "not that of the rows above, everything cost 4.7 to 6.3 % in rounds of one process.",
+        "Batches of 256 in each process, by an older program, which had the inputs in a fixed "
+        "order. On this machine everything cost 4.7 to 6.3 % in rounds of one process.",
     ),
     (
         "What does the recipe cost a ViT-B/16 on two GPUs in one process?",
         "h100x2",
         "recipe-vit_b16",
-        "Batches of 512 over both, the inputs in a fixed order, and 32 cores for OpenCV and "
-        "tf.data. OpenCV's workers, one for each core, had a second of steps before, and were "
-        "still filling their buffers.",
+        "Batches of 512 over both, by an older program, which had the inputs in a fixed order, and "
+        "32 cores for OpenCV and tf.data. OpenCV's workers, one for each core, had a second of "
+        "steps before, and were still filling their buffers.",
     ),
     (
         "How do several GPUs scale?",
@@ -197,15 +192,14 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
     ),
     (
         "Recordings, clips and arrays beside the usual libraries?",
-        "h100",
+        "h200",
         "media",
         "16 cores, while a ViT-B/16 was trained on the other GPU and its cores. The GPU makes "
         "spectrograms, and crops volumes; FLAC and Motion JPEG are decoded on the cores. DALI is "
         "the slowest for H.264 on the GPU's video engines, which don't spare the cores either: 26 "
-        "ms of a core for each clip, and OpenCV 22. Motion JPEG goes faster by OpenCV, and rows of "
-        "a table by NumPy, too. In how many threads or processes a library is fastest was tried "
-        "with one batch at a time; the program tries it ahead of time now. On two cores soundfile "
-        "and NumPy are faster than librosa, so that something may hold them up here.",
+        "ms of a core for each clip, and OpenCV 20. Motion JPEG goes faster by OpenCV, and rows of "
+        "a table by NumPy, too. Each library works in as many threads or processes as were the "
+        "fastest before the rounds.",
     ),
     (
         "And on a CPU?",
@@ -275,7 +269,7 @@ def section(question: str, kind: str, name: str, remark: str) -> str:
         return ""
     picture = f"pictures/benchmark-{kind}-{name}.svg"
     plot(run, DOCS / picture)
-    parts = [f"## {question}", textwrap.fill(remark, 98)]
+    parts = [f"## {question}", textwrap.fill(remark, 98, break_on_hyphens=False)]
     parts += [table(one["columns"], one["rows"]) for one in run["tables"]]
     parts.append(f"![{run['plot']['label']}]({picture})")
     where = f"{run['machine']['date']}, {describe(run['machine'])}: `{run['command']}`"
