@@ -114,7 +114,9 @@ Its first sentence has a [link](missing.md) and one to [a heading](#a-page).
     ```
 
 - An item of three words. Another sentence of `x = 1. y` five words
-  that goes on.
+  that goes on to [a
+  page](missing-
+  too.md).
 """
 
 
@@ -131,6 +133,6 @@ def test_a_page_is_read_as_it_is_meant(tmp_path, monkeypatch):
     file = tmp_path / "page.py"
     file.write_text(code)
     assert run_python(file).stdout == "line 13\n"
-    assert list(page.links()) == [(3, "missing.md"), (3, "#a-page")]
+    assert list(page.links()) == [(3, "missing.md"), (3, "#a-page"), (22, "missing-")]
     assert page.anchors() == {"a-page"}
-    assert [(n, words(s)) for n, s in page.sentences()] == [(3, 11), (20, 5), (20, 9)]
+    assert [(n, words(s)) for n, s in page.sentences()] == [(3, 11), (20, 5), (20, 12)]
