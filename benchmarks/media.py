@@ -1,6 +1,6 @@
 """Recordings, clips and arrays by DALI over a source, beside the usual libraries of Python.
 
-Recordings are FLACs of 10 s at 16 kHz, of which log-mel spectrograms are made: soundfile and NumPy,
+Recordings are FLACs of 10 s at 16 kHz, of which log-mel spectrograms are made: soundfile and SciPy,
 or librosa. Clips are Motion JPEGs of 320x240, decoded on the CPU, and on a GPU H.264, of which 8
 frames with a stride of 2 are resized to 112x112: PyAV or OpenCV, resized by OpenCV. Volumes are
 .npy files of 96x96x96 f32, cropped to 64x64x64 and mirrored: NumPy, which reads the whole file as
@@ -8,11 +8,11 @@ DALI does, or maps it and reads the crop alone. Rows are 1,024 f32 of one mapped
 NumPy, in one call.
 
 The other libraries work two batches ahead, as DALI does, in threads or in worker processes, in as
-many as each is fastest in, up to as many as DALI has threads; each decoder has one thread. Rows are
-made when they are taken. All batches end on JAX's first device. All read the same files and take
-turns, in another order each round; before the first round their results are compared. What is not
-installed is left out; all is in the extra `bench`. Ctrl-C ends it, and what was measured is
-written.
+many as each is fastest in, up to as many as DALI has threads; each decoder has one thread.
+Processes write into memory that they share. Rows of the table are made when they are taken. All
+batches end on JAX's first device. All read the same files and take turns, in another order each
+round; before the first round their results are compared. What is not installed is left out; all is
+in the extra `bench`. Ctrl-C ends it, and what was measured is written.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ import importlib
 import itertools
 import math
 import multiprocessing
+import os
 import pathlib
 import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -37,6 +39,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy.fft
 import threadpoolctl
 from numpy.typing import NDArray
 from nvidia.dali import fn, types
@@ -51,7 +54,9 @@ import clips  # of examples/
 
 RATE, BANDS, SECONDS = 16_000, 64, 10
 HOP, WINDOW, FFT = 160, 400, 512  # samples
+PIECE = 128  # windows that are transformed at once, and stay in a core's cache
 START, LENGTH, STRIDE, SIDE = 12, 8, 2, 112  # of sequences
+WANTED = range(START, START + LENGTH * STRIDE, STRIDE)  # frames
 AHEAD = 2  # batches
 TRIED = 6  # batches of each way in which a library may work
 DRAWN = 16  # clips; the other files are copies of these
@@ -120,12 +125,21 @@ def triangles() -> NDArray[np.float32]:
     return (weights.clip(0) * 2 / (high - low)).astype(np.float32)
 
 
-def by_numpy(path: str) -> Batch:
+@functools.cache
+def hann() -> NDArray[np.float32]:
+    """DALI's window, padded on both sides: of shape [FFT]."""
+    window = np.sin(np.pi * (np.arange(WINDOW) + 0.5) / WINDOW) ** 2
+    return np.pad(window, (FFT - WINDOW) // 2).astype(np.float32)
+
+
+def by_scipy(path: str) -> Batch:
     sound = np.pad(soundfile.read(path, dtype="float32")[0], FFT // 2, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(sound, FFT)[::HOP]
-    hann = np.pad(np.sin(np.pi * (np.arange(WINDOW) + 0.5) / WINDOW) ** 2, (FFT - WINDOW) // 2)
-    spectrum = np.fft.rfft(windows * hann.astype(np.float32), axis=1).T
-    mel = triangles() @ (spectrum.real**2 + spectrum.imag**2)
+    mel = np.empty((BANDS, len(windows)), np.float32)
+    for begin in range(0, len(windows), PIECE):
+        piece = slice(begin, begin + PIECE)
+        spectrum = scipy.fft.rfft(windows[piece] * hann(), axis=1)
+        mel[:, piece] = triangles() @ (spectrum.real**2 + spectrum.imag**2).T
     return 10 * np.log10(np.maximum(mel / mel.max(), 1e-8))
 
 
@@ -150,36 +164,40 @@ def sequences(data: Any, device: str) -> Any:
     return fn.resize(frames, size=[SIDE, SIDE], antialias=False)
 
 
-def resized(frames: list[Any]) -> Batch:
-    return np.stack([cv2.resize(frame, (SIDE, SIDE)) for frame in frames])
-
-
 def by_pyav(path: str) -> Batch:
-    wanted = range(START, START + LENGTH * STRIDE, STRIDE)
-    frames = []
+    frames = np.empty((LENGTH, SIDE, SIDE, 3), np.uint8)
     with av.open(path) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         container.seek(int(START / clips.RATE / stream.time_base), stream=stream)
-        for frame in container.decode(stream):
-            number = round(float(frame.pts * stream.time_base) * clips.RATE)
-            if number in wanted:
-                frames.append(frame.to_ndarray(format="rgb24"))
-            if number >= wanted[-1]:
-                break
-    return resized(frames)
+
+        def number(packet_or_frame: Any) -> int:
+            return round(float(packet_or_frame.pts * stream.time_base) * clips.RATE)
+
+        alone = stream.codec_context.codec.intra_only  # no frame needs another one
+        for packet in container.demux(stream):
+            if alone and packet.pts is not None and number(packet) not in WANTED:
+                continue
+            for frame in packet.decode():
+                if number(frame) in WANTED:
+                    picture = frame.to_ndarray(format="rgb24", threads=1)
+                    frames[WANTED.index(number(frame))] = cv2.resize(picture, (SIDE, SIDE))
+                if number(frame) >= WANTED[-1]:
+                    return frames
+    raise ValueError(f"{path} ends before frame {WANTED[-1]}")
 
 
 def by_opencv(path: str) -> Batch:
     capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
     capture.set(cv2.CAP_PROP_POS_FRAMES, START)
     frames = []
-    for number in range((LENGTH - 1) * STRIDE + 1):
+    for number in range(START, WANTED[-1] + 1):
         capture.grab()
-        if number % STRIDE == 0:
-            frames.append(cv2.cvtColor(capture.retrieve()[1], cv2.COLOR_BGR2RGB))
+        if number in WANTED:
+            frame = cv2.resize(capture.retrieve()[1], (SIDE, SIDE))
+            frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
     capture.release()
-    return resized(frames)
+    return np.stack(frames)
 
 
 # Arrays
@@ -187,10 +205,8 @@ def by_opencv(path: str) -> Batch:
 
 def cropped(data: Any) -> Any:
     volume = fn.decoders.numpy(data, dtype=types.FLOAT)
-    volume = fn.slice(
-        volume.gpu() if GPU else volume, [VOLUME - CROP] * 3, [CROP] * 3, axes=[0, 1, 2]
-    )
-    volume = fn.reshape(volume, shape=[CROP, CROP, CROP, 1], layout="DHWC")
+    volume = fn.slice(volume, [VOLUME - CROP] * 3, [CROP] * 3, axes=[0, 1, 2])
+    volume = fn.reshape(volume.gpu() if GPU else volume, shape=[CROP, CROP, CROP, 1], layout="DHWC")
     return fn.flip(volume, depthwise=1, vertical=1, horizontal=0)
 
 
@@ -261,18 +277,46 @@ def in_threads(pool: Executor, one: Callable[[str], Batch], paths: Sequence[str]
     return batch
 
 
-def stacked(one: Callable[[str], Batch], paths: Sequence[str]) -> Batch:
-    """What a process makes of its share of a batch."""
-    return np.stack([one(path) for path in paths])
+@functools.cache
+def mapped(file: str) -> Batch:
+    """The memory of a file, which processes share."""
+    return np.load(file, mmap_mode="r+")
 
 
-def in_processes(
-    pool: Executor, one: Callable[[str], Batch], paths: Sequence[str], count: int
-) -> Batch:
-    """A batch, of which each process makes a part."""
-    edges = [len(paths) * number // count for number in range(count + 1)]
-    parts = [paths[begin:end] for begin, end in itertools.pairwise(edges) if begin < end]
-    return np.concatenate(list(pool.map(functools.partial(stacked, one), parts)))
+def write_row(one: Callable[[str], Batch], file: str, row: int, path: str) -> None:
+    """What a process makes of a batch."""
+    mapped(file)[row] = one(path)
+
+
+class InProcesses:
+    """Makes batches in worker processes, which write into memory that they share.
+
+    Args:
+        pool: The processes.
+        one: Makes a row of a path.
+        count: Tasks of a batch.
+        folder: Where files are kept in memory.
+    """
+
+    def __init__(self, pool: Executor, one: Callable[[str], Batch], count: int, folder: str):
+        self._pool = pool
+        self._one = one
+        self._count = count
+        self._folder = folder
+        self._files = threading.local()  # one for each thread that makes batches
+
+    def __call__(self, paths: Sequence[str]) -> Batch:
+        if not hasattr(self._files, "name"):
+            first = self._one(paths[0])
+            descriptor, self._files.name = tempfile.mkstemp(".npy", dir=self._folder)
+            os.close(descriptor)
+            shape = len(paths), *first.shape
+            np.lib.format.open_memmap(self._files.name, "w+", first.dtype, shape)
+        write = functools.partial(write_row, self._one, self._files.name)
+        size = math.ceil(len(paths) / self._count)
+        list(self._pool.map(write, range(len(paths)), paths, chunksize=size))
+        batch = mapped(self._files.name)
+        return batch if GPU else batch.copy()  # JAX's arrays on a CPU may have NumPy's memory
 
 
 class Ahead:
@@ -292,7 +336,11 @@ class Ahead:
 
     def _start(self) -> Any:
         half = next(self._halves)
-        return self._threads.submit(lambda: jax.device_put(self._make(half), jax.devices()[0]))
+
+        def placed() -> jax.Array:  # then the memory of the batch may be written to again
+            return jax.block_until_ready(jax.device_put(self._make(half), jax.devices()[0]))
+
+        return self._threads.submit(placed)
 
     def __call__(self) -> jax.Array:
         batch = self._following.popleft().result()
@@ -305,7 +353,7 @@ class Ahead:
 
 
 def fastest(
-    one: Callable[[str], Batch], paths: Sequence[str], most: int, processes: Executor
+    one: Callable[[str], Batch], paths: Sequence[str], most: int, processes: Executor, folder: str
 ) -> tuple[str, Make, dict[str, float]]:
     """How a library makes batches in the shortest time, its name, and the times of all ways.
 
@@ -314,9 +362,10 @@ def fastest(
     Args:
         one: Makes a row of a path.
         paths: The files of two batches.
-        most: It tries 1, 2, 4 and so on threads, so many at most, and so many processes, half and a
-            quarter of these.
-        processes: A pool of processes, which run.
+        most: It tries 1, 2, 4 and so on threads, so many at most, and so many processes with one
+            task of a batch for each, for half, or for a quarter of them.
+        processes: A pool of so many processes, which run.
+        folder: Where files are kept in memory.
 
     Returns:
         Milliseconds of a batch by each way, ahead of time; of one batch alone where that took three
@@ -324,7 +373,8 @@ def fastest(
     """
     ways: dict[str, Make] = {}
     for count in sorted({most, most // 2, most // 4} - {0, 1}, reverse=True):
-        ways[f"{count} processes"] = functools.partial(in_processes, processes, one, count=count)
+        name = f"{most} processes, {count} a batch"
+        ways[name] = InProcesses(processes, one, count, folder)
     for count in sorted({*(2**power for power in range(most.bit_length())), most}, reverse=True):
         pool = ThreadPoolExecutor(count)
         name = f"{count} threads" if count > 1 else "1 thread"
@@ -379,14 +429,22 @@ class Run:
     Args:
         arguments: Of the command line.
         folder: Where files may be written.
+        shared: Where files are kept in memory.
         processes: As many worker processes as DALI has threads.
     """
 
-    def __init__(self, arguments: argparse.Namespace, folder: pathlib.Path, processes: Executor):
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        folder: pathlib.Path,
+        shared: str,
+        processes: Executor,
+    ):
         self.results: dict[str, Any] = {}
         self.lines: list[tuple[str, ...]] = []
         self._arguments = arguments
         self._folder = folder
+        self._shared = shared
         self._processes = processes
 
     def over(self, source: sources.Source, graph: Callable[..., Any]) -> tuple[str, Turn]:
@@ -443,13 +501,13 @@ class Run:
         paths = write(folder, 2 * batch)
         variants, tried = {}, {}
         for name, one in others.items():
-            way, make, tried[name] = fastest(one, paths, threads, self._processes)
+            way, make, tried[name] = fastest(one, paths, threads, self._processes, self._shared)
             variants[name] = way, Turn(Ahead(make, paths))
         variants = {"dalijax": self.over(sources.Files(paths=paths), graph), **variants}
         self.measure(task, variants, limit, tried)
 
     def recordings(self) -> None:
-        others = {"soundfile + NumPy": by_numpy}
+        others = {"soundfile + SciPy": by_scipy}
         others |= {"librosa": by_librosa} if librosa is not None else {}
         self.measure_files("recordings", write_recordings, by_dali, others, 4)
 
@@ -461,8 +519,8 @@ class Run:
         self.measure_files(f"clips of {name}", write, graph, others, 4)
 
     def volumes(self) -> None:
-        mapped = functools.partial(by_slicing, mmap_mode="r")
-        others = {"NumPy": by_slicing, "NumPy, mapped": mapped}
+        lazily = functools.partial(by_slicing, mmap_mode="r")
+        others = {"NumPy": by_slicing, "NumPy, mapped": lazily}
         self.measure_files("volumes", write_volumes, cropped, others, 1e-6)
 
     def rows(self) -> None:
@@ -493,10 +551,11 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as scratch,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as shared,
         ProcessPoolExecutor(arguments.threads, spawn, initializer=prepare) as processes,
     ):
         wait([processes.submit(time.sleep, 1) for _ in range(arguments.threads)])  # they begin
-        run = Run(arguments, pathlib.Path(scratch), processes)
+        run = Run(arguments, pathlib.Path(scratch), shared, processes)
         with report.ended_by_ctrl_c(run.results):
             if soundfile is not None:
                 run.recordings()

@@ -31,7 +31,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "throughput",
         "JPEGs of 500x375 are decoded, cropped at random to 224, mirrored and normalised to f16. "
         "Shares are of DALI's own loop in the same round. The run's time ended in the third round, "
-        "before its last row. On another machine `Tar` had 1.29 and `Mixture` 1.24; with four "
+        "before its last row. OpenCV's work takes half the cores' time since, and was not run "
+        "beside a GPU again. On another machine `Tar` had 1.29 and `Mixture` 1.24; with four "
         "threads that read, as they had before, 1.13 and 1.07.",
     ),
     (
@@ -56,46 +57,52 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "The steps of `examples/imagenet` with more and more augmentation, beside the model "
         "alone. Each row has what is above it, too, and the one with erasing and mixing has "
         "everything. AutoAugment has RandAugment's place; the row below it reads one tar. DALI "
-        "decodes on the GPU, by eight threads. OpenCV and tf.data decode on 16 cores, and have "
-        "crop, flip and jitter alone. A ViT-S/16 ran on the other GPU and its 16 cores at the same "
-        "time. The run's time ended in the third round, before its turns of RandAugment, "
-        "everything and the tar. In six runs on H100s, most of them by older programs, jitter cost "
-        "2.8 to 4.1 %, and everything 4.3 to 6.6 %. OpenCV and tf.data were at their limit here. "
-        "An H100 asks for a fifth fewer images. On one machine with such they kept up with nearly "
-        "all of the 16 cores, and cost 1.2 and 0.7 %: less than DALI did. On another they cost 32 "
-        "to 60 % and 26 to 40 % in a round. An image took tf.data 2.5 ms of a core on the first, "
-        "and 3.5 on the second.",
+        "decodes on the GPU, by eight threads. OpenCV, in 14 workers, and tf.data decode on 16 "
+        "cores, and have crop, flip and jitter alone. A ViT-S/16 ran on the other GPU and its 16 "
+        "cores at the same time. The run's time ended in the third round, before its turns of "
+        "RandAugment, everything and the tar. In six runs on H100s, all by older programs, jitter "
+        "cost 2.8 to 4.1 %, and everything 4.3 to 6.6 %. On an H200 they had cost 4.7 and 8.2 %, "
+        "before its JPEG engines decoded all pictures. OpenCV and tf.data were at their limit "
+        "here. Their programs are faster now: on two cores an image takes OpenCV 0.95 ms of a "
+        "core, 1.3 before, and tf.data 1.3, 1.7 before. A ResNet-50 takes a fifth fewer images a "
+        "second on an H100. On one machine with H100s they kept up, with nearly all of the 16 "
+        "cores, and cost 1.2 and 0.7 %: less than DALI did. OpenCV may have lived on its buffers "
+        "there, and in one round tf.data waited for 36 % of the time. On another machine they cost "
+        "32 to 60 % and 26 to 40 % in a round. In two runs with a worker for each core OpenCV cost "
+        "5 to 26 %, and tf.data 13 to 34 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
         "h200",
         "recipe-vit_s16",
         "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
-        "of that machine; the third round ended as there. In six runs on H100s jitter cost 2.5 to "
-        "3.8 %, and 4.7 and 10.4 % in the rounds of a seventh. RandAugment cost 4.4 to 6.3 %, and "
-        "everything 4.4 to 6.5 %. On the two machines with H100s that are named there OpenCV cost "
-        "0.9 %, and 54 to 60 % in a round, and tf.data 0.7 %, and 31 to 42 %.",
+        "of that machine, and in the same order. Its third round lacks the same three rows. In six "
+        "runs on H100s jitter cost 2.5 to 3.8 %, and 4.7 and 10.4 % in the rounds of a seventh. "
+        "RandAugment cost 4.4 to 6.3 %, and everything 4.4 to 6.5 %. Two machines with H100s "
+        "differed. On the first OpenCV cost 0.9 % and tf.data 0.7 %. On the second they cost 54 to "
+        "60 % and 31 to 42 % in a round. In two runs with a worker for each core OpenCV cost 27 to "
+        "100 %, and tf.data 15 to 42 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
         "h200",
         "recipe-vit_b16",
-        "The same, while the media below were measured on the other GPU and its cores. Decoding "
-        "on the cores is the cheapest here: it leaves the GPU alone, and nine cores decode 2,900 "
-        "images a second. That it is faster than no input at all shows how well such a step is "
-        "known. On three machines with H100s jitter cost 0.6 to 2.3 % in a round, RandAugment 1.4 "
-        "to 3.0 %, and everything 1.4 to 3.5 %.",
+        "The same inputs. Meanwhile the media below were measured on the other GPU and its cores. "
+        "Decoding on the cores is the cheapest here: it leaves the GPU alone, and about eight "
+        "cores decode 2,900 images a second. These rows are 0.4 % below the model alone, so "
+        "differences of half a percent mean nothing. On three machines with H100s jitter cost 0.6 "
+        "to 2.3 % in a round, RandAugment 1.4 to 3.0 %, and everything 1.4 to 3.5 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
         "h200x2",
         "recipe-resnet50",
         "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
-        "ended in the third round, before its turns of the first three. In rounds of five runs on "
-        "H100s everything cost 2.4 to 9.8 %, and in four of them jitter 0.2 to 5.5 %, OpenCV 3 to "
-        "54 %, and tf.data 3 to 126 %. Why tf.data kept but 18 to 22 cores busy in the slow ones "
-        "is not known. On one of those machines everything cost 4.8 and 5.5 % without CUDA "
-        "graphs, see [performance](performance.md#cuda-graphs).",
+        "ended in the third round, before its turns of crop and flip, jitter, and RandAugment. In "
+        "rounds of five runs on H100s everything cost 2.4 to 9.8 %, and in four of them jitter 0.2 "
+        "to 5.5 %, OpenCV 3 to 54 %, and tf.data 3 to 126 %. In one of them tf.data kept only 18 "
+        "to 22 cores busy; the reason is not known. On one of those machines everything cost 4.8 "
+        "and 5.5 % without CUDA graphs, see [performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
@@ -108,11 +115,11 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
         "h200x2",
         "recipe-vit_s16",
-        "OpenCV and tf.data have 32 cores. The run's time ended in the third round, which measured "
-        "tf.data and the model alone. In four runs on H100s jitter cost 2.0 to 3.3 % and "
-        "everything 4.5 to 6.0 %, and in three of them OpenCV 24 to 56 %, and tf.data 32 to 53 %. "
-        "Without CUDA graphs the model alone took 51.4 ms a step on one of those machines, with "
-        "them 43.5. Everything cost 31 and 34 % without them, and 4.4 and 4.0 % with them.",
+        "OpenCV and tf.data have 32 cores. The third round has two rows alone: tf.data and the "
+        "model. In four runs on H100s jitter cost 2.0 to 3.3 % and everything 4.5 to 6.0 %, and in "
+        "three of them OpenCV 24 to 56 %, and tf.data 32 to 53 %. Without CUDA graphs the model "
+        "alone took 51.4 ms a step on another machine, with them 43.5. Everything cost 31 and 34 % "
+        "without them, and 4.4 and 4.0 % with them.",
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
@@ -187,8 +194,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "How many images a second on a CPU?",
         "cpu",
         "throughput",
-        "Two cores. tf.data is the fastest there. It decodes only what is cropped, and resizes "
-        "without antialiasing.",
+        "Two cores. OpenCV and tf.data are the fastest there, and resize without antialiasing; "
+        "tf.data decodes only what is cropped.",
     ),
     (
         "Recordings, clips and arrays beside the usual libraries?",
@@ -197,16 +204,20 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "16 cores, while a ViT-B/16 was trained on the other GPU and its cores. The GPU makes "
         "spectrograms, and crops volumes; FLAC and Motion JPEG are decoded on the cores. DALI is "
         "the slowest for H.264 on the GPU's video engines, which don't spare the cores either: 26 "
-        "ms of a core for each clip, and OpenCV 20. Motion JPEG goes faster by OpenCV, and rows of "
-        "a table by NumPy, too. Each library works in as many threads or processes as were the "
-        "fastest before the rounds.",
+        "ms of a core for each clip, OpenCV 20 and PyAV 32. Motion JPEG goes faster by OpenCV, and "
+        "rows of a table by NumPy, too. Before the rounds each library was tried in several "
+        "numbers of threads and processes, and works in the fastest. The program has changed "
+        "since. PyAV made pictures of each frame in 16 threads here, and may be two or three times "
+        "as fast in one. Soundfile's results went through pipes: on two cores it is faster than "
+        "librosa. And DALI sent whole volumes to the GPU, where it sends what is cropped now.",
     ),
     (
         "And on a CPU?",
         "cpu",
         "media",
-        "Two cores. DALI is the faster one for sound alone. Rows of a table need next to no work, "
-        "and take NumPy a fourteenth of the time.",
+        "Two cores. DALI is not the fastest in any of these. PyAV decodes the wanted frames of "
+        "Motion JPEG alone. Rows of a table need next to no work, and take NumPy a tenth of the "
+        "time.",
     ),
 ]
 # Those of the first page; the others are on the second.
@@ -229,7 +240,8 @@ def describe(machine: Mapping[str, Any]) -> str:
     gpus = machine["gpus"]
     parts = [f"{len(gpus)} x {gpus[0]}"] if gpus else []
     parts.append(machine["cpu"])
-    parts += [f"{key} {machine[key]}" for key in ("python", "jax", "dali") if machine.get(key)]
+    versions = {k: v for k, v in machine.items() if k not in ("date", "cpu", "gpus", "queues")}
+    parts += [f"{name} {version}" for name, version in versions.items() if version]
     return ", ".join(parts)
 
 

@@ -201,7 +201,8 @@ def main() -> None:
         seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
         with report.ended_by_ctrl_c(seen[MODEL]):
             for turn in range(args.rounds):
-                for name in random.Random(turn).sample(list(seen), len(seen)):
+                order = random.Random(f"{args.config} {turn}")  # two on a machine differ
+                for name in order.sample(list(seen), len(seen)):
                     iterator = inputs[name]() if name in inputs else itertools.repeat(first)
                     # Workers begin, fill their buffers, of which Grain's have some four batches
                     # each, and tf.data finds its threads. Then the time of a step is looked at.

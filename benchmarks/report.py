@@ -65,6 +65,11 @@ def machine() -> dict[str, Any]:
         "jax": jax.__version__,
         "dali": nvidia.dali.__version__,
         "numpy": np.__version__,
+        **{
+            name: sys.modules[name].__version__
+            for name in ("grain", "cv2", "tensorflow", "librosa", "soundfile", "av", "scipy")
+            if hasattr(sys.modules.get(name), "__version__")
+        },
     }
 
 

@@ -38,15 +38,16 @@ RAW = "raw DALI loop"
 LOAD = 0.9
 MEAN = np.array([123.7, 116.3, 103.5], np.float32)
 STD = np.array([58.4, 57.1, 57.4], np.float32)
+NORMALISED = ((np.arange(256, dtype=np.float32)[:, None] - MEAN) / STD).astype(np.float16)[None]
 
 
-def augment(encoded: Any, hw_decoder_load: float = LOAD) -> Any:
+def augment(encoded: Any, hw_decoder_load: float = LOAD, antialias: bool = True) -> Any:
     """The work on an encoded image."""
     if GPU:
         images = fn.decoders.image(encoded, device="mixed", hw_decoder_load=hw_decoder_load)
     else:
         images = fn.decoders.image(encoded)
-    images = fn.random_resized_crop(images, size=(224, 224))
+    images = fn.random_resized_crop(images, size=(224, 224), antialias=antialias)
     return fn.crop_mirror_normalize(
         images,
         dtype=types.FLOAT16,
@@ -57,7 +58,9 @@ def augment(encoded: Any, hw_decoder_load: float = LOAD) -> Any:
     )
 
 
-def reading(files: list[str], shard_id: int = 0, num_shards: int = 1) -> Any:
+def reading(
+    files: list[str], shard_id: int = 0, num_shards: int = 1, antialias: bool = True
+) -> Any:
     """The graph over DALI's own reader."""
     encoded, labels = fn.readers.file(
         files=files,
@@ -68,7 +71,12 @@ def reading(files: list[str], shard_id: int = 0, num_shards: int = 1) -> Any:
         shard_id=shard_id,
         num_shards=num_shards,
     )
-    return augment(encoded), labels
+    return augment(encoded, antialias=antialias), labels
+
+
+def plainly(files: list[str]) -> Any:
+    """The same without antialiasing, as OpenCV and TensorFlow resize."""
+    return reading(files, antialias=False)
 
 
 def to_host(files: list[str]) -> Any:
@@ -147,8 +155,11 @@ class Decode(grain.transforms.RandomMap):
     """The same work by OpenCV, in Grain's worker processes."""
 
     def random_map(self, record: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        import cv2
+
         crop = other_inputs.opencv_crop(record["path"], rng)
-        pixels = ((crop - MEAN) * (1 / STD)).astype(np.float16)
+        # A table of float16's bits, since NumPy takes four times as long to compute the same.
+        pixels = cv2.LUT(crop, NORMALISED.view(np.int16)).view(np.float16)
         return {"images": pixels, "labels": record["label"]}
 
 
@@ -269,6 +280,7 @@ def variants(
     return {
         RAW: raw,
         **({f"{RAW}, to the host": lambda: raw(to_host)} if GPU else {}),
+        f"{RAW}, not antialiased": lambda: raw(plainly),
         "DALI's JAX plugin": plugin,
         "dalijax.data_iterator": core,
         **{
