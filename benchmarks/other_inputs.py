@@ -23,7 +23,10 @@ def opencv_crop(path: str, rng: np.random.Generator) -> Any:
     import cv2
 
     cv2.setNumThreads(0)  # each worker has a core
-    image = cv2.imread(path)
+    # imread takes a tenth longer.
+    with open(path, "rb") as file:
+        encoded = np.frombuffer(file.read(), np.uint8)
+    image = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
     height, width = image.shape[:2]
     for _ in range(10):
         area = rng.uniform(0.08, 1.0) * height * width
@@ -35,7 +38,6 @@ def opencv_crop(path: str, rng: np.random.Generator) -> Any:
         w, h = width, height
     left, top = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
     crop = cv2.resize(image[top : top + h, left : left + w], (SIDE, SIDE))
-    crop = cv2.cvtColor(crop, cv2.COLOR_BGR2RGB)
     return cv2.flip(crop, 1) if rng.random() < 0.5 else crop
 
 
@@ -58,7 +60,9 @@ def opencv_jitter(image: Any, strength: float, rng: np.random.Generator) -> Any:
 
 
 class Augment(grain.transforms.RandomMap):
-    """The recipe's augmentation of a record with a path, by OpenCV.
+    """The recipe's augmentation of a batch of records with paths, by OpenCV.
+
+    With a record for each picture, and rows to stack, Grain takes a fifth longer.
 
     Args:
         jitter: The strength of the jitter; 0: none.
@@ -68,10 +72,11 @@ class Augment(grain.transforms.RandomMap):
         self._jitter = jitter
 
     def random_map(self, record: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        image = opencv_crop(record["path"], rng)
-        if self._jitter:
-            image = opencv_jitter(image, self._jitter, rng)
-        return {"images": image, "labels": record["label"]}
+        images = np.empty((len(record["path"]), SIDE, SIDE, 3), np.uint8)
+        for row, path in zip(images, record["path"]):
+            image = opencv_crop(path, rng)
+            row[...] = opencv_jitter(image, self._jitter, rng) if self._jitter else image
+        return {"images": images, "labels": record["label"]}
 
 
 def grain_batches(
@@ -89,10 +94,11 @@ def grain_batches(
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain's worker processes ask for it
     records = [{"path": path, "label": np.int32(label)} for path, label in zip(files, labels)]
-    ds = grain.MapDataset.source(records).seed(1).shuffle().repeat().random_map(Augment(jitter))
+    ds = grain.MapDataset.source(records).seed(1).shuffle().repeat().batch(batch)
     options = grain.MultiprocessingOptions(workers, per_worker_buffer_size=1)
-    read = grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
-    return _ahead(iter(ds.to_iter_dataset(read).batch(batch).mp_prefetch(options)), sharding)
+    read = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    ds = ds.random_map(Augment(jitter)).to_iter_dataset(read)
+    return _ahead(iter(ds.mp_prefetch(options)), sharding)
 
 
 def tensorflow_crop(path: Any) -> Any:
@@ -118,19 +124,26 @@ def tensorflow_crop(path: Any) -> Any:
 
 
 def tensorflow_jitter(image: Any, strength: float) -> Any:
-    """Brightness, contrast and saturation of a picture, 0 to 255, in this order."""
+    """Brightness, contrast and saturation of a picture, 0 to 255, in this order.
+
+    Args:
+        image: float32 [SIDE, SIDE, 3].
+        strength: At most 1.
+    """
     import tensorflow as tf
 
     brightness, contrast, saturation = tf.unstack(
         tf.random.uniform([3], 1 - strength, 1 + strength)
     )
-    # The grey picture is made of a mean, and by one product of matrices: a tensordot for each takes
-    # a third longer.
-    pixels = tf.clip_by_value(tf.reshape(image, [-1, 3]) * brightness, 0, 255)
-    mean = tf.reduce_sum(tf.reduce_mean(pixels, 0) * GREY)
+    # Three channels as the last dimension take a tenth longer than long rows, of which the product
+    # of matrices takes eight pixels at once.
+    pixels = tf.minimum(tf.reshape(image, [SIDE, 3 * SIDE]) * brightness, 255.0)
+    mean = tf.reduce_sum(tf.reshape(tf.reduce_mean(pixels, 0), [SIDE, 3]) * (GREY / SIDE))
     pixels = tf.clip_by_value(pixels * contrast + mean * (1 - contrast), 0, 255)
-    mixing = saturation * tf.eye(3) + (1 - saturation) * tf.constant(GREY)[:, None]
-    return tf.reshape(tf.clip_by_value(tf.matmul(pixels, mixing), 0, 255), tf.shape(image))
+    greys = np.kron(np.eye(8), np.tile(GREY[:, None], 3)).astype(np.float32)
+    mixing = saturation * tf.eye(24) + (1 - saturation) * greys
+    mixed = tf.matmul(tf.reshape(pixels, [-1, 24]), mixing)
+    return tf.reshape(tf.clip_by_value(mixed, 0, 255), [SIDE, SIDE, 3])
 
 
 def tensorflow_batches(

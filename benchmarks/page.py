@@ -63,13 +63,13 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "RandAugment, everything and the tar. In six runs on H100s, all by older programs, jitter "
         "cost 2.8 to 4.1 %, and everything 4.3 to 6.6 %. On an H200 they had cost 4.7 and 8.2 %, "
         "before its JPEG engines decoded all pictures. OpenCV and tf.data were at their limit "
-        "here. Their programs are faster now: on two cores an image takes OpenCV 0.95 ms of a "
-        "core, 1.3 before, and tf.data 1.3, 1.7 before. A ResNet-50 takes a fifth fewer images a "
-        "second on an H100. On one machine with H100s they kept up, with nearly all of the 16 "
-        "cores, and cost 1.2 and 0.7 %: less than DALI did. OpenCV may have lived on its buffers "
-        "there, and in one round tf.data waited for 36 % of the time. On another machine they cost "
-        "32 to 60 % and 26 to 40 % in a round. In two runs with a worker for each core OpenCV cost "
-        "5 to 26 %, and tf.data 13 to 34 %.",
+        "here. Their programs take about a third less of the cores' time since, and were not run "
+        "beside a GPU again. A ResNet-50 takes a fifth fewer images a second on an H100. On one "
+        "machine with H100s they kept up, with nearly all of the 16 cores, and cost 1.2 and 0.7 "
+        "%: less than DALI did. OpenCV may have lived on its buffers there, and in one round "
+        "tf.data waited for 36 % of the time. On another machine they cost 32 to 60 % and 26 to "
+        "40 % in a round. In two runs with a worker for each core OpenCV cost 5 to 26 %, and "
+        "tf.data 13 to 34 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
@@ -195,7 +195,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "cpu",
         "throughput",
         "Two cores. OpenCV and tf.data are the fastest there, and resize without antialiasing; "
-        "tf.data decodes only what is cropped.",
+        "tf.data decodes only what is cropped. DALI's rows are antialiased but for two, and decode "
+        "whole pictures but for one.",
     ),
     (
         "Recordings, clips and arrays beside the usual libraries?",
@@ -208,8 +209,9 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "rows of a table by NumPy, too. Before the rounds each library was tried in several "
         "numbers of threads and processes, and works in the fastest. The program has changed "
         "since. PyAV made pictures of each frame in 16 threads here, and may be two or three times "
-        "as fast in one. Soundfile's results went through pipes: on two cores it is faster than "
-        "librosa. And DALI sent whole volumes to the GPU, where it sends what is cropped now.",
+        "as fast in one. Results of processes went through pipes: on two cores soundfile is "
+        "faster than librosa. And DALI sent whole volumes to the GPU, where it sends what is "
+        "cropped now.",
     ),
     (
         "And on a CPU?",
