@@ -25,13 +25,11 @@ import importlib
 import itertools
 import math
 import multiprocessing
-import os
 import pathlib
 import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -63,7 +61,7 @@ DRAWN = 16  # clips; the other files are copies of these
 VOLUME, CROP = 96, 64  # voxels of a side
 COLUMNS = 1024  # of a table
 Batch = NDArray[Any]
-Make = Callable[[Sequence[str]], Batch]  # a batch of paths
+Make = Callable[[Sequence[str]], Batch | jax.Array]  # a batch of paths
 
 
 def module(name: str) -> Any:
@@ -75,7 +73,6 @@ def module(name: str) -> Any:
 
 
 soundfile, librosa, av, cv2 = map(module, ("soundfile", "librosa", "av", "cv2"))
-video_reformatter = module("av.video.reformatter")
 
 
 def prepare() -> None:
@@ -167,7 +164,7 @@ def sequences(data: Any, device: str) -> Any:
 
 def by_pyav(path: str) -> Batch:
     frames = np.empty((LENGTH, SIDE, SIDE, 3), np.uint8)
-    converter = video_reformatter.VideoReformatter()
+    converter = av.video.reformatter.VideoReformatter()
     with av.open(path) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
@@ -295,6 +292,8 @@ def write_row(one: Callable[[str], Batch], file: str, row: int, path: str) -> No
 class InProcesses:
     """Makes batches in worker processes, which write into memory that they share.
 
+    A batch is on the device before the memory of its file is written to again.
+
     Args:
         pool: The processes.
         one: Makes a row of a path.
@@ -307,20 +306,28 @@ class InProcesses:
         self._one = one
         self._count = count
         self._folder = folder
-        self._files = threading.local()  # one for each thread that makes batches
+        self._free: list[str] = []  # files that no batch is being made in
 
-    def __call__(self, paths: Sequence[str]) -> Batch:
-        if not hasattr(self._files, "name"):
-            first = self._one(paths[0])
-            descriptor, self._files.name = tempfile.mkstemp(".npy", dir=self._folder)
-            os.close(descriptor)
-            shape = len(paths), *first.shape
-            np.lib.format.open_memmap(self._files.name, "w+", first.dtype, shape)
-        write = functools.partial(write_row, self._one, self._files.name)
+    def __call__(self, paths: Sequence[str]) -> jax.Array:
+        try:
+            file = self._free.pop()
+        except IndexError:
+            file = self._new_file(paths)
+        write = functools.partial(write_row, self._one, file)
         size = math.ceil(len(paths) / self._count)
         list(self._pool.map(write, range(len(paths)), paths, chunksize=size))
-        batch = mapped(self._files.name)
-        return batch if GPU else batch.copy()  # JAX's arrays on a CPU may have NumPy's memory
+        # Arrays on a CPU would have the memory of the file.
+        batch = jax.device_put(mapped(file) if GPU else mapped(file).copy(), jax.devices()[0])
+        batch.block_until_ready()
+        self._free.append(file)
+        return batch
+
+    def _new_file(self, paths: Sequence[str]) -> str:
+        first = self._one(paths[0])
+        with tempfile.NamedTemporaryFile(suffix=".npy", dir=self._folder, delete=False) as file:
+            shape = len(paths), *first.shape
+            np.lib.format.open_memmap(file.name, "w+", first.dtype, shape)
+        return file.name
 
 
 class Ahead:
@@ -340,11 +347,7 @@ class Ahead:
 
     def _start(self) -> Any:
         half = next(self._halves)
-
-        def placed() -> jax.Array:  # then the memory of the batch may be written to again
-            return jax.block_until_ready(jax.device_put(self._make(half), jax.devices()[0]))
-
-        return self._threads.submit(placed)
+        return self._threads.submit(lambda: jax.device_put(self._make(half), jax.devices()[0]))
 
     def __call__(self) -> jax.Array:
         batch = self._following.popleft().result()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import ops
+from picture_worker import padded
 from PIL import Image
 from shardings import rows_over
 
@@ -217,11 +218,6 @@ def test_a_path_of_no_file_is_a_bad_record_that_is_named(paths):
     with pytest.raises(RecordError, match="record 5 of the stream") as raised:
         next(raises)
     assert "5.jpgx" in str(raised.value)
-
-
-def padded(path):
-    """A path as DALI opens it, up to the first zero."""
-    return np.frombuffer(path.encode().ljust(256, b"\0"), np.uint8)
 
 
 def test_paths_may_be_padded_by_zeros(paths):

@@ -70,6 +70,7 @@ def read_by_operator(path):
 
 
 def padded(path):
+    """A path as DALI opens it, up to the first zero."""
     return np.frombuffer(path.encode().ljust(256, b"\0"), np.uint8)
 
 
