@@ -8,7 +8,7 @@ in another order each round::
 A round's steps last about as long as its share of the seconds. Building pipelines, compiling, and
 steps of some seconds before the timed ones, come on top. With ``--processes 2`` two
 processes of ``jax.distributed`` share the GPUs of this machine, and the figures are of the first.
-Ctrl-C ends the rounds of one process, and what was measured is written.
+After ``--limit`` seconds no turn begins, once each input had one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import gc
 import importlib.util
 import itertools
 import json
+import math
 import os
 import pathlib
-import random
 import re
 import socket
 import statistics
@@ -45,6 +45,7 @@ from nvidia.dali import backend
 import other_inputs
 import photos
 import report
+import turns
 from report import cpu_seconds
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples" / "imagenet"))
@@ -135,8 +136,15 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only inputs whose name it is found in")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300, help="of all timed steps")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds of the whole run")
     parser.add_argument("--processes", type=int, default=1, help="that share the GPUs")
     args = parser.parse_args()
+    ends = time.monotonic() + args.limit
+
+    def over() -> bool:
+        """Whether the time of the first process is over."""
+        return bool(multihost_utils.broadcast_one_to_all(time.monotonic() > ends))
+
     if args.workers is None:  # the loop and what it starts have the others
         args.workers = max(1, len(os.sched_getaffinity(0)) // args.processes - 2)
     if args.processes > 1 and PROCESS not in os.environ:
@@ -199,23 +207,20 @@ def main() -> None:
         state, _ = run(step, state, itertools.repeat(first), 3)  # compiles
         state, alone = run(step, state, itertools.repeat(first), 10)
         seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
-        with report.ended_by_ctrl_c(seen[MODEL]):
-            for turn in range(args.rounds):
-                order = random.Random(f"{args.config} {turn}")  # two on a machine differ
-                for name in order.sample(list(seen), len(seen)):
-                    iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-                    # Workers begin, fill their buffers, of which Grain's have some four batches
-                    # each, and tf.data finds its threads. Then the time of a step is looked at.
-                    few = max(steps_in(min(5.0, each), alone.step), 4 * args.workers + 8)
-                    state, _ = run(step, state, iterator, few)
-                    state, one = run(step, state, iterator, max(3, few // 5))
-                    state, one = run(step, state, iterator, steps_in(each, one.step))
-                    seen[name].append(one)
-                    getattr(iterator, "close", lambda: None)()
-                    del iterator
-                    gc.collect()  # which ends Grain's workers
-                    print(f"  {name}: {one}", flush=True)
-    seen = {name: runs for name, runs in seen.items() if runs}
+        # Two of them on a machine differ in their orders.
+        for name in turns.in_turn(seen, args.rounds, args.config, over):
+            iterator = inputs[name]() if name in inputs else itertools.repeat(first)
+            # Workers begin, fill their buffers, of which Grain's have some four batches each, and
+            # tf.data finds its threads. Then the time of a step is looked at.
+            few = max(steps_in(min(5.0, each), alone.step), 4 * args.workers + 8)
+            state, _ = run(step, state, iterator, few)
+            state, one = run(step, state, iterator, max(3, few // 5))
+            state, one = run(step, state, iterator, steps_in(each, one.step))
+            seen[name].append(one)
+            getattr(iterator, "close", lambda: None)()
+            del iterator
+            gc.collect()  # which ends Grain's workers
+            print(f"  {name}: {one}", flush=True)
     medians = {name: statistics.median(one.step for one in runs) for name, runs in seen.items()}
     over = {
         name: [100 * (one.step / base.step - 1) for one, base in zip(runs, seen[MODEL])]

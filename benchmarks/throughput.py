@@ -5,11 +5,14 @@ resized crop of 224, mirrored, normalised, f16, on the GPU (on the CPU without o
 medians over the rounds, ratios those of the same round::
 
     python benchmarks/throughput.py --threads 8 --workers 16
+
+After ``--limit`` seconds no turn begins, once each variant had one.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
 import statistics
 import tempfile
@@ -385,6 +388,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each variant in a round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds of the whole run")
     parser.add_argument("--threads", type=int, default=8, help="of DALI")
     parser.add_argument("--workers", type=int, default=16, help="of Grain")
     parser.add_argument(
@@ -392,6 +396,7 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
     args = parser.parse_args()
+    ends = time.monotonic() + args.limit
     report.heading()
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain's worker processes ask for it
@@ -400,21 +405,20 @@ def main() -> None:
         files = photos.make(args.folder or pathlib.Path(folder), args.files)
         makers = variants(files, args.batch, args.threads, args.workers)
         rates = {name: [] for name in makers if any(part in name for part in args.match.split("|"))}
-        for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
-            for name in list(rates):
-                try:
-                    # A fresh one each time: idle ones go on filling their buffers.
-                    iterator = makers[name]()
-                    ahead = 2 * args.workers + 8 if "Grain" in name or "worker" in name else 8
-                    rate = measure(iterator, args.batch, args.seconds, ahead)
-                    getattr(iterator, "close", lambda: None)()
-                    del iterator
-                except ImportError as error:
-                    print(f"  {name}: left out, {error}", flush=True)
-                    del rates[name]
-                    continue
-                rates[name].append(rate)
-                print(f"{name}: {rate:,.0f}", flush=True)
+        for name in turns.in_turn(rates, args.rounds, "", lambda: time.monotonic() > ends):
+            try:
+                # A fresh one each time: idle ones go on filling their buffers.
+                iterator = makers[name]()
+                ahead = 2 * args.workers + 8 if "Grain" in name or "worker" in name else 8
+                rate = measure(iterator, args.batch, args.seconds, ahead)
+                getattr(iterator, "close", lambda: None)()
+                del iterator
+            except ImportError as error:
+                print(f"  {name}: left out, {error}", flush=True)
+                del rates[name]
+                continue
+            rates[name].append(rate)
+            print(f"{name}: {rate:,.0f}", flush=True)
     raw = rates[RAW]
     shares = {name: [a / b for a, b in zip(values, raw)] for name, values in rates.items()}
     report.table(

@@ -8,7 +8,7 @@ import pathlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from report import GPU, cpu_seconds
@@ -43,6 +43,24 @@ def raw_loop(pipeline: Any) -> Iterator[Any]:
         del outputs
         pipeline.release_outputs()
         pipeline.schedule_run()
+
+
+def in_turn(
+    names: Collection[str], rounds: int, seed: str, over: Callable[[], bool]
+) -> Iterator[str]:
+    """Each name once a round, in another order each time; from the second on until it is over.
+
+    Args:
+        names: Those that are left as a round begins.
+        rounds: Number of rounds.
+        seed: Of the orders.
+        over: Says whether the time is over.
+    """
+    for turn in range(rounds):
+        for name in random.Random(f"{seed} {turn}").sample(list(names), len(names)):
+            if turn and over():
+                return
+            yield name
 
 
 def endless(iterator: Iterator[Any]) -> Iterator[Any]:
