@@ -30,10 +30,12 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h200",
         "throughput",
         "JPEGs of 500x375 are decoded, cropped at random to 224, mirrored and normalised to f16. "
-        "Shares are of DALI's own loop in the same round. The run's time ended in the third round, "
-        "before its last row. OpenCV's work takes half the cores' time since, and was not run "
-        "beside a GPU again. On another machine `Tar` had 1.29 and `Mixture` 1.24; with four "
-        "threads that read, as they had before, 1.13 and 1.07.",
+        "Shares are of DALI's own loop in the same round. The run was killed in its second round, "
+        "before its last two rows; its table was made of what it had printed. A ViT-B/16 was "
+        "trained on the other GPU and its cores meanwhile. OpenCV's row is one turn of 1.5 s; "
+        "slower programs of it gave 0.11 to 0.22. In a run two days before DALI's loop made "
+        "25,628, `Files` 1.27 of it, and packed bytes 0.94. On another machine `Tar` had 1.29 and "
+        "`Mixture` 1.24; with four threads that read, as they had before, 1.13 and 1.07.",
     ),
     (
         "How fast are the other ways from Grain?",
@@ -60,49 +62,43 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "decodes on the GPU, by eight threads. OpenCV, in 14 workers, and tf.data decode on 16 "
         "cores, and have crop, flip and jitter alone. A ViT-S/16 ran on the other GPU and its 16 "
         "cores at the same time. The run's time ended in the third round, before its turns of "
-        "RandAugment, everything and the tar. In six runs on H100s, all by older programs, jitter "
-        "cost 2.8 to 4.1 %, and everything 4.3 to 6.6 %. On an H200 they had cost 4.7 and 8.2 %, "
-        "before its JPEG engines decoded all pictures. OpenCV and tf.data were at their limit "
-        "here. Their programs take about a third less of the cores' time since, and were not run "
-        "beside a GPU again. A ResNet-50 takes a fifth fewer images a second on an H100. On one "
-        "machine with H100s they kept up, with nearly all of the 16 cores, and cost 1.2 and 0.7 "
-        "%: less than DALI did. OpenCV may have lived on its buffers there, and in one round "
-        "tf.data waited for 36 % of the time. On another machine they cost 32 to 60 % and 26 to "
-        "40 % in a round. In two runs with a worker for each core OpenCV cost 5 to 26 %, and "
-        "tf.data 13 to 34 %.",
+        "jitter, RandAugment and everything. tf.data kept up, with 14 of the cores, and cost less "
+        "than DALI did. OpenCV's workers were at their limit. By slower programs they had cost 29 "
+        "and 44 % on another H200. In six runs on H100s, all by older programs, jitter cost 2.8 "
+        "to 4.1 %, and everything 4.3 to 6.6 %. A ResNet-50 takes a fifth fewer images a second "
+        "there.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
         "h200",
         "recipe-vit_s16",
         "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
-        "of that machine, and in the same order. Its third round lacks the same three rows. In six "
-        "runs on H100s jitter cost 2.5 to 3.8 %, and 4.7 and 10.4 % in the rounds of a seventh. "
-        "RandAugment cost 4.4 to 6.3 %, and everything 4.4 to 6.5 %. Two machines with H100s "
-        "differed. On the first OpenCV cost 0.9 % and tf.data 0.7 %. On the second they cost 54 to "
-        "60 % and 31 to 42 % in a round. In two runs with a worker for each core OpenCV cost 27 to "
-        "100 %, and tf.data 15 to 42 %.",
+        "of that machine, and in another order. Its third round lacks crop and flip, and "
+        "AutoAugment. tf.data cost 0.6 to 1.6 % in a round, though it was waited for up to half "
+        "of the time. In six runs on H100s jitter cost 2.5 to 3.8 %, and 4.7 and 10.4 % in the "
+        "rounds of a seventh. RandAugment cost 4.4 to 6.3 %, and everything 4.4 to 6.5 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
         "h200",
         "recipe-vit_b16",
-        "The same inputs. Meanwhile the media below were measured on the other GPU and its cores. "
-        "Decoding on the cores is the cheapest here: it leaves the GPU alone, and about eight "
-        "cores decode 2,900 images a second. These rows are 0.4 % below the model alone, so "
-        "differences of half a percent mean nothing. On three machines with H100s jitter cost 0.6 "
-        "to 2.3 % in a round, RandAugment 1.4 to 3.0 %, and everything 1.4 to 3.5 %.",
+        "The same inputs. Meanwhile the images a second of the [first page](benchmarks.md) were "
+        "measured on the other GPU and its cores. Decoding on the cores is the cheapest here: it "
+        "leaves the GPU alone, and about seven cores decode 3,000 images a second. These rows are "
+        "0.2 % below the model alone, so differences of a quarter of a percent mean nothing. On "
+        "three machines with H100s jitter cost 0.6 to 2.3 % in a round, RandAugment 1.4 to 3.0 %, "
+        "and everything 1.4 to 3.5 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
         "h200x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
-        "ended in the third round, before its turns of crop and flip, jitter, and RandAugment. In "
-        "rounds of five runs on H100s everything cost 2.4 to 9.8 %, and in four of them jitter 0.2 "
-        "to 5.5 %, OpenCV 3 to 54 %, and tf.data 3 to 126 %. In one of them tf.data kept only 18 "
-        "to 22 cores busy; the reason is not known. On one of those machines everything cost 4.8 "
-        "and 5.5 % without CUDA graphs, see [performance](performance.md#cuda-graphs).",
+        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run was "
+        "killed in the third round, before its turns of RandAugment and everything; its table was "
+        "made of what it had printed. On two other H200 jitter cost 2.5 %, and everything 5.6 %. "
+        "In rounds of five runs on H100s everything cost 2.4 to 9.8 %, and in four of them jitter "
+        "0.2 to 5.5 %. On one of those machines everything cost 4.8 and 5.5 % without CUDA "
+        "graphs, see [performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
@@ -115,11 +111,12 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
         "h200x2",
         "recipe-vit_s16",
-        "OpenCV and tf.data have 32 cores. The third round has two rows alone: tf.data and the "
-        "model. In four runs on H100s jitter cost 2.0 to 3.3 % and everything 4.5 to 6.0 %, and in "
-        "three of them OpenCV 24 to 56 %, and tf.data 32 to 53 %. Without CUDA graphs the model "
-        "alone took 51.4 ms a step on another machine, with them 43.5. Everything cost 31 and 34 % "
-        "without them, and 4.4 and 4.0 % with them.",
+        "OpenCV and tf.data have 32 cores, of which tf.data kept 25 busy; why no more is not "
+        "known. The rows are of two rounds, and RandAugment of three. On two other H200 jitter "
+        "cost 1.6 %, and everything 4.3 %. In four runs on H100s jitter cost 2.0 to 3.3 % and "
+        "everything 4.5 to 6.0 %. Without CUDA graphs the model alone took 51.4 ms a step on "
+        "another machine, with them 43.5. Everything cost 31 and 34 % without them, and 4.4 and "
+        "4.0 % with them.",
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
@@ -202,16 +199,13 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "Recordings, clips and arrays beside the usual libraries?",
         "h200",
         "media",
-        "16 cores, while a ViT-B/16 was trained on the other GPU and its cores. The GPU makes "
-        "spectrograms, and crops volumes; FLAC and Motion JPEG are decoded on the cores. DALI is "
-        "the slowest for H.264 on the GPU's video engines, which don't spare the cores either: 26 "
-        "ms of a core for each clip, OpenCV 20 and PyAV 32. Motion JPEG goes faster by OpenCV, and "
-        "rows of a table by NumPy, too. Before the rounds each library was tried in several "
-        "numbers of threads and processes, and works in the fastest. The program has changed "
-        "since. PyAV made pictures of each frame in 16 threads here, and may be two or three times "
-        "as fast in one. Results of processes went through pipes: on two cores soundfile is "
-        "faster than librosa. And DALI sent whole volumes to the GPU, where it sends what is "
-        "cropped now.",
+        "16 cores. The GPU makes spectrograms, and crops volumes; FLAC and Motion JPEG are "
+        "decoded on the cores. DALI is the slowest for H.264 on the GPU's video engines, which "
+        "don't spare the cores either: 29 ms of a core for each clip, OpenCV 23 and PyAV 18. "
+        "Motion JPEG goes faster by OpenCV, and faster still by PyAV, which decodes the wanted "
+        "frames alone. NumPy is as fast with volumes, and faster with rows of a table. Before the "
+        "rounds each library was tried in several numbers of threads and processes, and works in "
+        "the fastest. A process makes a share of each batch, or whole ones.",
     ),
     (
         "And on a CPU?",
@@ -286,7 +280,7 @@ def section(question: str, kind: str, name: str, remark: str) -> str:
     parts = [f"## {question}", textwrap.fill(remark, 98, break_on_hyphens=False)]
     parts += [table(one["columns"], one["rows"]) for one in run["tables"]]
     parts.append(f"![{run['plot']['label']}]({picture})")
-    where = f"{run['machine']['date']}, {describe(run['machine'])}: `{run['command']}`"
+    where = f"{run['machine']['date']}, {describe(run['machine'])}. By `{run['command']}`."
     parts.append(textwrap.fill(where, 98, break_long_words=False, break_on_hyphens=False))
     return "\n\n".join(parts)
 
