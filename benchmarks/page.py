@@ -66,7 +66,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "than DALI did. OpenCV's workers were at their limit. By slower programs they had cost 29 "
         "and 44 % on another H200. In six runs on H100s, all by older programs, jitter cost 2.8 "
         "to 4.1 %, and everything 4.3 to 6.6 %. A ResNet-50 takes a fifth fewer images a second "
-        "there.",
+        "there. Its normalization took moments of the whole batch then, and takes those of 32 "
+        "pictures now.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
@@ -98,14 +99,17 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "made of what it had printed. On two other H200 jitter cost 2.5 %, and everything 5.6 %. "
         "In rounds of five runs on H100s everything cost 2.4 to 9.8 %, and in four of them jitter "
         "0.2 to 5.5 %. On one of those machines everything cost 4.8 and 5.5 % without CUDA "
-        "graphs, see [performance](performance.md#cuda-graphs).",
+        "graphs, see [performance](performance.md#cuda-graphs). The normalization took moments of "
+        "the whole batch then, for which the GPUs waited for each other in each of 53 places. Now "
+        "they do so for the gradients alone, which was not measured yet.",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
         "h100x2",
         "recipe-resnet50-2-processes",
         "Batches of 256 in each process, by an older program, which had the inputs in a fixed "
-        "order. On this machine everything cost 5.4 to 9.8 % in rounds of one process.",
+        "order. On this machine everything cost 5.4 to 9.8 % in rounds of one process. The "
+        "normalization took moments of the whole batch then, too.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",

@@ -38,7 +38,7 @@ class ViT(nn.Module):
 class ResNet(nn.Module):
     """Bottleneck blocks, with the stride in the 3x3 convolution.
 
-    The batch of a global array is that of all devices, and so are the normalization's moments.
+    The normalization's moments are those of the batch that it gets, which may lie on many devices.
     """
 
     classes: int

@@ -34,6 +34,8 @@ def optimizer(config: Config, steps_per_epoch: int) -> optax.GradientTransformat
 def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callable[..., Any], ...]:
     """Functions that begin a state, take a step, and count what is right in a batch."""
     model, updater = build(config, classes), optimizer(config, steps_per_epoch)
+    if config.norm_batch and config.batch % config.norm_batch:
+        raise ValueError(f"{config.batch=} is no multiple of {config.norm_batch=}")
 
     # The key is an argument: of a constant one XLA computes all weights as it compiles, which took
     # minutes for a ViT-B.
@@ -47,11 +49,22 @@ def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callab
 
     def step(state: Any, images: jax.Array, labels: jax.Array) -> Any:
         def loss_fn(params: Any) -> Any:
-            variables = {"params": params, "batch_stats": state["stats"]}
+            def forward(x: jax.Array) -> Any:
+                variables = {"params": params, "batch_stats": state["stats"]}
+                logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+                return logits, new.get("batch_stats", {})
+
             x = normalize(images, config.dtype)
-            logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
-            loss = optax.softmax_cross_entropy(logits, labels).mean()
-            return loss, new.get("batch_stats", {})
+            if config.norm_batch:
+                # Groups of pictures, each of which lies on one device: moments of the whole batch
+                # would make the devices wait for each other in each normalization.
+                groups = x.reshape(-1, config.norm_batch, *x.shape[1:])
+                logits, stats = jax.vmap(forward)(groups)
+                logits = logits.reshape(labels.shape)
+                stats = jax.tree.map(lambda x: x.mean(0), stats)
+            else:
+                logits, stats = forward(x)
+            return optax.softmax_cross_entropy(logits, labels).mean(), stats
 
         (loss, stats), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state["params"])
         updates, opt = updater.update(gradients, state["opt"], state["params"])

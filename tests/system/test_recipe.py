@@ -1,19 +1,23 @@
 """The recipe of examples/imagenet, as a user runs it."""
 
 import dataclasses
+import functools
 import importlib
 import io
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
 from full import FULL
@@ -184,6 +188,65 @@ def test_mixing_has_no_loop_for_which_the_host_waits(recipe, changes):
 def test_a_tar_that_is_not_there_is_named(recipe, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no tar .*/none-\*\.tar"):
         recipe[0].open_source(f"{tmp_path}/none-*.tar")
+
+
+def resnet_step(devices, **changes):
+    """A small ResNet's configuration, state, a batch over devices, and the compiled step."""
+    steps, resnet50 = map(importlib.import_module, ("steps", "configs.resnet50"))
+    small = {"width": 4, "side": 16, "dtype": "float32", "batch": 16, "norm_batch": 4, **changes}
+    config = dataclasses.replace(resnet50.config, **small)
+    begin, step, _ = steps.steps_of(config, 6, 10)
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (config.batch, config.side, config.side, 3), np.uint8)
+    labels = np.eye(6, dtype=np.float32)[random.integers(0, 6, config.batch)]
+    batch = jax.device_put((images, labels), NamedSharding(mesh, PartitionSpec("data")))
+    state = jax.device_put(begin(), NamedSharding(mesh, PartitionSpec()))
+    return config, state, batch, step.lower(state, *batch).compile()
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_moments_are_of_so_many_pictures_whatever_the_devices(recipe, devices):
+    config, state, batch, step = resnet_step(devices, depths=(1,))
+    models, steps = map(importlib.import_module, ("models", "steps"))
+    model = models.build(config, 6)
+    stats = jax.device_get(state["stats"])
+
+    def loss_of(params):
+        losses, seen = [], []
+        for k in range(0, len(images), config.norm_batch):  # each group by itself
+            x = models.normalize(images[k : k + config.norm_batch], config.dtype)
+            variables = {"params": params, "batch_stats": stats}
+            logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+            picked = jax.nn.log_softmax(logits) * labels[k : k + config.norm_batch]
+            losses.append(-picked.sum(-1).mean())
+            seen.append(new["batch_stats"])
+        mean = jax.tree.map(lambda *parts: sum(parts) / len(parts), *seen)
+        return sum(losses) / len(losses), mean
+
+    params = jax.device_get(state["params"])
+    images, labels = jax.device_get(batch)
+    (loss, moments), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(params)
+    updater = steps.optimizer(config, 10)
+    updates, _ = updater.update(gradients, updater.init(params), params)
+    after, seen = step(state, *batch)
+    assert float(seen) == pytest.approx(float(loss), abs=1e-5)
+    for name, expected in (("stats", moments), ("params", optax.apply_updates(params, updates))):
+        near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+        jax.tree.map(near, jax.device_get(after[name]), expected)
+
+
+def test_a_step_waits_for_other_devices_as_often_however_deep_its_model_is(recipe):
+    def waits(**changes):
+        return len(re.findall(r" all-reduce(?:-start)?\(", resnet_step(4, **changes)[3].as_text()))
+
+    assert waits(depths=(1,)) == waits(depths=(2,)) > 0
+    assert waits(depths=(1,), norm_batch=0) < waits(depths=(2,), norm_batch=0)
+
+
+def test_a_batch_of_parts_of_groups_is_refused(recipe):
+    with pytest.raises(ValueError, match="config.batch=18 is no multiple of config.norm_batch=4"):
+        resnet_step(1, depths=(1,), batch=18)
 
 
 @pytest.mark.parametrize(("labels", "mask", "finite"), [

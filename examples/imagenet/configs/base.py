@@ -18,6 +18,7 @@ class Config:
     eval_resize: int = 256  # the shorter side, before the window in the centre
     dtype: str = "bfloat16"  # of the computation; parameters are float32
     batch: int = 1024  # over all devices
+    norm_batch: int = 0  # pictures of which batch normalization takes moments; 0: the batch
     epochs: int = 300
     warmup_epochs: float = 10
     optimizer: str = "adamw"  # or "sgd", with Nesterov's momentum

@@ -6,6 +6,7 @@ config = Config(
     model="resnet",
     width=64,
     depths=(3, 4, 6, 3),
+    norm_batch=32,  # as Goyal et al., 2017, whatever the batch is
     epochs=100,
     warmup_epochs=5,
     optimizer="sgd",
