@@ -63,11 +63,11 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "cores, and have crop, flip and jitter alone. A ViT-S/16 ran on the other GPU and its 16 "
         "cores at the same time. The run's time ended in the third round, before its turns of "
         "jitter, RandAugment and everything. tf.data kept up, with 14 of the cores, and cost less "
-        "than DALI did. OpenCV's workers were at their limit. By slower programs they had cost 29 "
-        "and 44 % on another H200. In six runs on H100s, all by older programs, jitter cost 2.8 "
-        "to 4.1 %, and everything 4.3 to 6.6 %. A ResNet-50 takes a fifth fewer images a second "
-        "there. Its normalization took moments of the whole batch then, and takes those of 32 "
-        "pictures now.",
+        "than DALI did. OpenCV's program kept only 12 of them busy; why no more is not known. By "
+        "slower programs they had cost 29 and 44 % on another H200. In six runs on H100s, all by "
+        "older programs, jitter cost 2.8 to 4.1 %, and everything 4.3 to 6.6 %. A ResNet-50 takes "
+        "a sixth fewer images a second there. Its normalization took moments of the whole batch "
+        "then, and takes those of 32 pictures now, which was not measured yet.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
@@ -75,7 +75,7 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-vit_s16",
         "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
         "of that machine, and in another order. Its third round lacks crop and flip, and "
-        "AutoAugment. tf.data cost 0.6 to 1.6 % in a round, though it was waited for up to half "
+        "AutoAugment. tf.data cost 0.9 to 1.6 % in a round, though it was waited for up to half "
         "of the time. In six runs on H100s jitter cost 2.5 to 3.8 %, and 4.7 and 10.4 % in the "
         "rounds of a seventh. RandAugment cost 4.4 to 6.3 %, and everything 4.4 to 6.5 %.",
     ),
@@ -83,12 +83,12 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost a ViT-B/16?",
         "h200",
         "recipe-vit_b16",
-        "The same inputs. Meanwhile the images a second of the [first page](benchmarks.md) were "
-        "measured on the other GPU and its cores. Decoding on the cores is the cheapest here: it "
-        "leaves the GPU alone, and about seven cores decode 3,000 images a second. These rows are "
-        "0.2 % below the model alone, so differences of a quarter of a percent mean nothing. On "
-        "three machines with H100s jitter cost 0.6 to 2.3 % in a round, RandAugment 1.4 to 3.0 %, "
-        "and everything 1.4 to 3.5 %.",
+        "The same inputs, and one round of jitter. Meanwhile the images a second of the [first "
+        "page](benchmarks.md) were measured on the other GPU and its cores. Decoding on the cores "
+        "is the cheapest here: it leaves the GPU alone, and about seven cores decode 3,000 images "
+        "a second. These rows are 0.2 % below the model alone, so differences of a quarter of a "
+        "percent mean nothing. On three machines with H100s jitter cost 0.6 to 2.3 % in a round, "
+        "RandAugment 1.4 to 3.0 %, and everything 1.4 to 3.5 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
@@ -207,9 +207,10 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "decoded on the cores. DALI is the slowest for H.264 on the GPU's video engines, which "
         "don't spare the cores either: 29 ms of a core for each clip, OpenCV 23 and PyAV 18. "
         "Motion JPEG goes faster by OpenCV, and faster still by PyAV, which decodes the wanted "
-        "frames alone. NumPy is as fast with volumes, and faster with rows of a table. Before the "
-        "rounds each library was tried in several numbers of threads and processes, and works in "
-        "the fastest. A process makes a share of each batch, or whole ones.",
+        "frames alone. NumPy is as fast with whole volumes, and faster with mapped ones and with "
+        "rows of a table. Before the rounds each library was tried in several numbers of threads "
+        "and processes, and works in the fastest. A process makes a share of each batch, or whole "
+        "ones.",
     ),
     (
         "And on a CPU?",
@@ -291,14 +292,14 @@ def section(question: str, kind: str, name: str, remark: str) -> str:
 
 HEAD = """# Benchmarks
 
-Every figure was printed by the command below its table, at that date. The runs are kept in
-`benchmarks/results`, and `python benchmarks/page.py` makes this page of the newest of each. Values
-are medians, with the least and the most of the rounds. Of runs before 2026-11-23, and of some of
-that day, the tables alone are kept. Shares and percent are medians over the rounds, too, of what
-each round had; those of media, augmentation and functions have their quartiles. Variants take
-turns in one process, so that what disturbs one disturbs all. What is said of other runs is in the
-history of this page, or was not kept. [More benchmarks](benchmarks-more.md) are on a page of their
-own."""
+Every figure was printed by the command below its table, at that date, where nothing else is said.
+The runs are kept in `benchmarks/results`, and `python benchmarks/page.py` makes this page of the
+newest of each. Values are medians, with the least and the most of the rounds. Of runs before
+2026-11-23, and of some of that day, the tables alone are kept. Shares and percent are medians over
+the rounds, too, of what each round had; those of media, augmentation and functions have their
+quartiles. Variants take turns in one process, so that what disturbs one disturbs all. What is said
+of other runs is in the history of this page, or was not kept. [More benchmarks](benchmarks-more.md)
+are on a page of their own."""
 HEAD_MORE = """# More benchmarks
 
 Grain's other ways, training, recipes, adapters, functions, augmentation, opening, memory, CPUs, and

@@ -141,7 +141,7 @@ def main() -> None:
     args = parser.parse_args()
     ends = time.monotonic() + args.limit
 
-    def over() -> bool:
+    def is_over() -> bool:
         """Whether the time of the first process is over."""
         return bool(multihost_utils.broadcast_one_to_all(time.monotonic() > ends))
 
@@ -208,7 +208,7 @@ def main() -> None:
         state, alone = run(step, state, itertools.repeat(first), 10)
         seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
         # Two of them on a machine differ in their orders.
-        for name in turns.in_turn(seen, args.rounds, args.config, over):
+        for name in turns.in_turn(seen, args.rounds, args.config, is_over):
             iterator = inputs[name]() if name in inputs else itertools.repeat(first)
             # Workers begin, fill their buffers, of which Grain's have some four batches each, and
             # tf.data finds its threads. Then the time of a step is looked at.

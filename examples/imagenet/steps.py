@@ -34,8 +34,6 @@ def optimizer(config: Config, steps_per_epoch: int) -> optax.GradientTransformat
 def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callable[..., Any], ...]:
     """Functions that begin a state, take a step, and count what is right in a batch."""
     model, updater = build(config, classes), optimizer(config, steps_per_epoch)
-    if config.norm_batch and config.batch % config.norm_batch:
-        raise ValueError(f"{config.batch=} is no multiple of {config.norm_batch=}")
 
     # The key is an argument: of a constant one XLA computes all weights as it compiles, which took
     # minutes for a ViT-B.
@@ -55,10 +53,10 @@ def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callab
                 return logits, new.get("batch_stats", {})
 
             x = normalize(images, config.dtype)
-            if config.norm_batch:
-                # Groups of pictures, each of which lies on one device: moments of the whole batch
-                # would make the devices wait for each other in each normalization.
-                groups = x.reshape(-1, config.norm_batch, *x.shape[1:])
+            if config.virtual_batch_size:
+                # Groups of pictures, each on one device where that has a multiple of them: moments
+                # of the whole batch make devices wait for each other in each normalization.
+                groups = x.reshape(-1, config.virtual_batch_size, *x.shape[1:])
                 logits, stats = jax.vmap(forward)(groups)
                 logits = logits.reshape(labels.shape)
                 stats = jax.tree.map(lambda x: x.mean(0), stats)

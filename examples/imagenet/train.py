@@ -201,6 +201,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
+    name = "smoke" if options.smoke else options.config
+    config = importlib.import_module(f"configs.{name}").config
+    changes = {"batch": options.batch, "policy": options.policy}
+    try:
+        config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v})
+    except ValueError as error:
+        raise SystemExit(f"--batch {options.batch}: {error}") from None
     # CUDA graphs of XLA's own kernels alone: DALI's threads would spoil those that it records.
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer=FUSION {flags}"
@@ -213,7 +220,7 @@ def main() -> None:
     multihost_utils.sync_global_devices("the folder is as it was asked for")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.smoke:
-        options.config, options.threads, options.log_every = "smoke", 1, 1
+        options.threads, options.log_every = 1, 1
         options.save_every = min(options.save_every, 20)
         names, *parts = split(make_pictures(options.cache, count=610))
         data, held_out = (sources.Files(paths=paths, labels=labels) for paths, labels in parts)
@@ -223,9 +230,6 @@ def main() -> None:
         options.classes = number_of_classes(data, held_out, options.classes)
     else:
         raise SystemExit("--data and --val say where the pictures are; --smoke draws some")
-    config = importlib.import_module(f"configs.{options.config}").config
-    changes = {"batch": options.batch, "policy": options.policy}
-    config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v})
     train(options, config, data, held_out)
 
 

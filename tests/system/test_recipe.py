@@ -14,7 +14,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -193,7 +192,14 @@ def test_a_tar_that_is_not_there_is_named(recipe, tmp_path):
 def resnet_step(devices, **changes):
     """A small ResNet's configuration, state, a batch over devices, and the compiled step."""
     steps, resnet50 = map(importlib.import_module, ("steps", "configs.resnet50"))
-    small = {"width": 4, "side": 16, "dtype": "float32", "batch": 16, "norm_batch": 4, **changes}
+    small = {
+        "width": 4,
+        "side": 16,
+        "dtype": "float32",
+        "batch": 16,
+        "virtual_batch_size": 4,
+        **changes,
+    }
     config = dataclasses.replace(resnet50.config, **small)
     begin, step, _ = steps.steps_of(config, 6, 10)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
@@ -214,11 +220,11 @@ def test_moments_are_of_so_many_pictures_whatever_the_devices(recipe, devices):
 
     def loss_of(params):
         losses, seen = [], []
-        for k in range(0, len(images), config.norm_batch):  # each group by itself
-            x = models.normalize(images[k : k + config.norm_batch], config.dtype)
+        for k in range(0, len(images), config.virtual_batch_size):  # each group by itself
+            x = models.normalize(images[k : k + config.virtual_batch_size], config.dtype)
             variables = {"params": params, "batch_stats": stats}
             logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
-            picked = jax.nn.log_softmax(logits) * labels[k : k + config.norm_batch]
+            picked = jax.nn.log_softmax(logits) * labels[k : k + config.virtual_batch_size]
             losses.append(-picked.sum(-1).mean())
             seen.append(new["batch_stats"])
         mean = jax.tree.map(lambda *parts: sum(parts) / len(parts), *seen)
@@ -228,12 +234,13 @@ def test_moments_are_of_so_many_pictures_whatever_the_devices(recipe, devices):
     images, labels = jax.device_get(batch)
     (loss, moments), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(params)
     updater = steps.optimizer(config, 10)
-    updates, _ = updater.update(gradients, updater.init(params), params)
+    _, opt = updater.update(gradients, updater.init(params), params)  # the rate begins with 0
     after, seen = step(state, *batch)
     assert float(seen) == pytest.approx(float(loss), abs=1e-5)
-    for name, expected in (("stats", moments), ("params", optax.apply_updates(params, updates))):
+    for name, expected in (("stats", moments), ("opt", opt)):
         near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-        jax.tree.map(near, jax.device_get(after[name]), expected)
+        jax.tree.map(near, jax.device_get(after[name]), jax.device_get(expected))
+    assert max(abs(x).max() for x in jax.tree.leaves(jax.device_get(after["opt"]))) > 0.01
 
 
 def test_a_step_waits_for_other_devices_as_often_however_deep_its_model_is(recipe):
@@ -241,12 +248,18 @@ def test_a_step_waits_for_other_devices_as_often_however_deep_its_model_is(recip
         return len(re.findall(r" all-reduce(?:-start)?\(", resnet_step(4, **changes)[3].as_text()))
 
     assert waits(depths=(1,)) == waits(depths=(2,)) > 0
-    assert waits(depths=(1,), norm_batch=0) < waits(depths=(2,), norm_batch=0)
+    assert waits(depths=(1,), virtual_batch_size=0) < waits(depths=(2,), virtual_batch_size=0)
 
 
-def test_a_batch_of_parts_of_groups_is_refused(recipe):
-    with pytest.raises(ValueError, match="config.batch=18 is no multiple of config.norm_batch=4"):
-        resnet_step(1, depths=(1,), batch=18)
+def test_a_batch_of_parts_of_groups_is_refused_before_anything_is_removed(recipe, tmp_path):
+    config = importlib.import_module("configs.resnet50").config
+    with pytest.raises(ValueError, match="batch=40 is no multiple of virtual_batch_size=32"):
+        dataclasses.replace(config, batch=40)
+    (tmp_path / "old").touch()
+    options = ("--config", "resnet50", "--batch", 40, "--fresh", "--out", tmp_path)
+    said = run_python(TRAIN, *options, env=environment(1), code=1)
+    assert "--batch 40: batch=40 is no multiple of virtual_batch_size=32" in said.stderr
+    assert (tmp_path / "old").exists()
 
 
 @pytest.mark.parametrize(("labels", "mask", "finite"), [

@@ -18,7 +18,8 @@ class Config:
     eval_resize: int = 256  # the shorter side, before the window in the centre
     dtype: str = "bfloat16"  # of the computation; parameters are float32
     batch: int = 1024  # over all devices
-    norm_batch: int = 0  # pictures of which batch normalization takes moments; 0: the batch
+    # Pictures of which batch normalization takes moments: the ghost batches of Hoffer et al., 2017.
+    virtual_batch_size: int = 0  # 0: the batch
     epochs: int = 300
     warmup_epochs: float = 10
     optimizer: str = "adamw"  # or "sgd", with Nesterov's momentum
@@ -33,3 +34,8 @@ class Config:
     erasing: float = 0.25
     mixup: float = 0.8  # Beta's parameter; 0: none
     cutmix: float = 1.0
+
+    def __post_init__(self) -> None:
+        size = self.virtual_batch_size
+        if size and self.batch % size:
+            raise ValueError(f"batch={self.batch} is no multiple of virtual_batch_size={size}")
