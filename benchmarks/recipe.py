@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only inputs whose name it is found in")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300, help="of all timed steps")
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds of the whole run")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, when turns end")
     parser.add_argument("--processes", type=int, default=1, help="that share the GPUs")
     args = parser.parse_args()
     ends = time.monotonic() + args.limit

@@ -388,7 +388,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each variant in a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds of the whole run")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, when turns end")
     parser.add_argument("--threads", type=int, default=8, help="of DALI")
     parser.add_argument("--workers", type=int, default=16, help="of Grain")
     parser.add_argument(
