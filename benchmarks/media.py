@@ -12,7 +12,7 @@ many as each is fastest in, up to as many as DALI has threads; each decoder has 
 Processes write into memory that they share. Rows of the table are made when they are taken. All
 batches end on JAX's first device. All read the same files and take turns, in another order each
 round; before the first round their results are compared. What is not installed is left out; all is
-in the extra `bench`. Ctrl-C ends it, and what was measured is written.
+in the extra `bench`. After ``--limit`` seconds no task begins, once one was measured.
 """
 
 from __future__ import annotations
@@ -554,8 +554,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batches", type=int, default=4, help="of a round at least")
     parser.add_argument("--seconds", type=float, default=0.5, help="of each in a round at least")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, when tasks end")
     parser.add_argument("--threads", type=int, default=16 if GPU else 2)
     arguments = parser.parse_args()
+    ends = time.monotonic() + arguments.limit
     report.heading()
     prepare()
     spawn = multiprocessing.get_context("spawn")
@@ -566,14 +568,18 @@ def main() -> None:
     ):
         wait([processes.submit(time.sleep, 1) for _ in range(arguments.threads)])  # they begin
         run = Run(arguments, pathlib.Path(scratch), shared, processes)
-        with report.ended_by_ctrl_c(run.results):
-            if soundfile is not None:
-                run.recordings()
-            run.clips("Motion JPEG", "mjpeg", "cpu")  # which GPUs do not decode
-            if GPU and av is not None:
-                run.clips("H.264", "libx264", "mixed")
-            run.volumes()
-            run.rows()
+        tasks: list[Callable[[], None]] = []
+        if soundfile is not None:
+            tasks.append(run.recordings)
+        # Motion JPEG is what GPUs do not decode.
+        tasks.append(functools.partial(run.clips, "Motion JPEG", "mjpeg", "cpu"))
+        if GPU and av is not None:
+            tasks.append(functools.partial(run.clips, "H.264", "libx264", "mixed"))
+        tasks += [run.volumes, run.rows]
+        for task in tasks:
+            if run.results and time.monotonic() > ends:
+                break
+            task()
     heads = (
         "",
         "",

@@ -18,7 +18,7 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -95,16 +95,6 @@ def kind_of(gpus: Sequence[str]) -> str:
 def heading() -> None:
     """Prints the machine."""
     print(", ".join(f"{key} {value}" for key, value in machine().items() if value), flush=True)
-
-
-@contextlib.contextmanager
-def ended_by_ctrl_c(results: Collection[Any]) -> Iterator[None]:
-    """Ctrl-C ends what is within, and no more, once there are results."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not results:
-            raise
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:

@@ -405,7 +405,7 @@ def main() -> None:
         files = photos.make(args.folder or pathlib.Path(folder), args.files)
         makers = variants(files, args.batch, args.threads, args.workers)
         rates = {name: [] for name in makers if any(part in name for part in args.match.split("|"))}
-        for name in turns.in_turn(rates, args.rounds, "", lambda: time.monotonic() > ends):
+        for name in turns.in_turn(rates, args.rounds, is_over=lambda: time.monotonic() > ends):
             try:
                 # A fresh one each time: idle ones go on filling their buffers.
                 iterator = makers[name]()

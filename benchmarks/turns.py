@@ -46,7 +46,10 @@ def raw_loop(pipeline: Any) -> Iterator[Any]:
 
 
 def in_turn(
-    names: Collection[str], rounds: int, seed: str, over: Callable[[], bool]
+    names: Collection[str],
+    rounds: int,
+    seed: str = "",
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[str]:
     """Each name once a round, in another order each time; from the second on until it is over.
 
@@ -54,11 +57,11 @@ def in_turn(
         names: Those that are left as a round begins.
         rounds: Number of rounds.
         seed: Of the orders.
-        over: Says whether the time is over.
+        is_over: Says whether the time is over.
     """
     for turn in range(rounds):
         for name in random.Random(f"{seed} {turn}").sample(list(names), len(names)):
-            if turn and over():
+            if turn and is_over():
                 return
             yield name
 
@@ -108,28 +111,25 @@ def time_pipelines(
     """
     micros: Times = {name: [] for name in pipelines}
     cores: Times = {name: [] for name in pipelines}
-    order, shuffled = list(pipelines), random.Random(0)
     cuda: Any = importlib.import_module("numba.cuda") if GPU else None
     gc.collect()
     gc.freeze()  # or each collection looks through all modules, for a tenth of a second
-    for _ in range(rounds):
-        shuffled.shuffle(order)
-        for name in order:
-            gc.collect()
-            for _ in range(WARM):
-                pipelines[name].run()
-            if GPU:
-                cuda.synchronize()
-            busy = cpu_seconds()
-            begin = time.perf_counter()
-            for _ in range(batches):
-                outputs = pipelines[name].run()
-            if GPU and to_host:
-                outputs[0].as_cpu()
-            seconds = time.perf_counter() - begin
-            cores[name].append((cpu_seconds() - busy) / seconds)
-            micros[name].append(seconds / batches * 1e6)
-            time.sleep(REST * seconds / batches)
+    for name in in_turn(pipelines, rounds):
+        gc.collect()
+        for _ in range(WARM):
+            pipelines[name].run()
+        if GPU:
+            cuda.synchronize()
+        busy = cpu_seconds()
+        begin = time.perf_counter()
+        for _ in range(batches):
+            outputs = pipelines[name].run()
+        if GPU and to_host:
+            outputs[0].as_cpu()
+        seconds = time.perf_counter() - begin
+        cores[name].append((cpu_seconds() - busy) / seconds)
+        micros[name].append(seconds / batches * 1e6)
+        time.sleep(REST * seconds / batches)
     gc.unfreeze()
     return Turns(micros, cores)
 
