@@ -30,12 +30,12 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h200",
         "throughput",
         "JPEGs of 500x375 are decoded, cropped at random to 224, mirrored and normalised to f16. "
-        "Shares are of DALI's own loop in the same round. The run was killed in its second round, "
-        "before its last two rows; its table was made of what it had printed. A ViT-B/16 was "
-        "trained on the other GPU and its cores meanwhile. OpenCV's row is one turn of 1.5 s; "
-        "slower programs of it gave 0.11 to 0.22. In a run two days before DALI's loop made "
-        "25,628, `Files` 1.27 of it, and packed bytes 0.94. On another machine `Tar` had 1.29 and "
-        "`Mixture` 1.24; with four threads that read, as they had before, 1.13 and 1.07.",
+        "Shares are of DALI's own loop in the same round. The run's time ended early in the third "
+        "round. A ResNet-50 was trained on the other GPU and its cores meanwhile. In two other "
+        "runs DALI's loop made 24,373 and 25,628, `Files` 1.09 and 1.27 of it, packed bytes 0.80 "
+        "and 0.94, and OpenCV 0.33 in one. Slower programs of OpenCV's row gave 0.11 to 0.22. On "
+        "other machines `Tar` had 1.20 and 1.29, and `Mixture` 1.12 and 1.24; with four threads "
+        "that read, as they had before, 1.13 and 1.07.",
     ),
     (
         "How fast are the other ways from Grain?",
@@ -63,21 +63,22 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "cores, and have crop, flip and jitter alone. A ViT-S/16 ran on the other GPU and its 16 "
         "cores at the same time. The run's time ended in the third round, before its turns of "
         "jitter, RandAugment and everything. tf.data kept up, with 14 of the cores, and cost less "
-        "than DALI did. OpenCV's program kept only 12 of them busy; why no more is not known. By "
-        "slower programs they had cost 29 and 44 % on another H200. In six runs on H100s, all by "
-        "older programs, jitter cost 2.8 to 4.1 %, and everything 4.3 to 6.6 %. A ResNet-50 takes "
-        "a sixth fewer images a second there. Its normalization took moments of the whole batch "
-        "then, and takes those of 32 pictures now, which was not measured yet.",
+        "than DALI did. OpenCV's program kept only 12 of them busy; why no more is not known. On "
+        "another machine the model alone took 40.6 ms, since it normalized groups of 32 pictures. "
+        "There OpenCV cost 1.2 % (8.7 in one of three rounds), tf.data 0.2, jitter 2.8, and "
+        "everything 4.0. In six runs on H100s, all by older programs, jitter cost 2.8 to 4.1 %, "
+        "and everything 4.3 to 6.6 %. A ResNet-50 takes a sixth fewer images a second there.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
         "h200",
         "recipe-vit_s16",
-        "At the same time as the ResNet-50 of the [first page](benchmarks.md), on the other GPU "
-        "of that machine, and in another order. Its third round lacks crop and flip, and "
-        "AutoAugment. tf.data cost 0.9 to 1.6 % in a round, though it was waited for up to half "
-        "of the time. In six runs on H100s jitter cost 2.5 to 3.8 %, and 4.7 and 10.4 % in the "
-        "rounds of a seventh. RandAugment cost 4.4 to 6.3 %, and everything 4.4 to 6.5 %.",
+        "At the same time as a ResNet-50, on the other GPU of that machine, and in another order. "
+        "The run's time ended in the third round, before its turns of crop and flip, AutoAugment, "
+        "and everything. OpenCV cost 0.3, 1.0 and 21.7 % in its rounds. On another H200 it cost "
+        "22.5 %, tf.data 0.9, jitter 2.9, and everything 4.7. In six runs on H100s jitter cost "
+        "2.5 to 3.8 %, and 4.7 and 10.4 % in the rounds of a seventh. RandAugment cost 4.4 to 6.3 "
+        "%, and everything 4.4 to 6.5 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
@@ -94,22 +95,23 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost on two GPUs in one process?",
         "h200x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run was "
-        "killed in the third round, before its turns of RandAugment and everything; its table was "
-        "made of what it had printed. On two other H200 jitter cost 2.5 %, and everything 5.6 %. "
-        "In rounds of five runs on H100s everything cost 2.4 to 9.8 %, and in four of them jitter "
-        "0.2 to 5.5 %. On one of those machines everything cost 4.8 and 5.5 % without CUDA "
-        "graphs, see [performance](performance.md#cuda-graphs). The normalization took moments of "
-        "the whole batch then, for which the GPUs waited for each other in each of 53 places. Now "
-        "they do so for the gradients alone, which was not measured yet.",
+        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
+        "ended in the third round, before its turns of RandAugment and everything. The "
+        "normalization took moments of 32 pictures then, which itself costs 7 % on one GPU. With "
+        "moments of the whole batch the GPUs wait for each other in each of 53 places. On this "
+        "machine the model alone took 39.5 ms so, jitter cost 3.9 %, and everything 8.0 %; in two "
+        "other runs it was 2.5 and 3.9 %, and 5.6 and 6.9 %. Groups of 256, which the recipe has "
+        "now, were not measured yet. In rounds of five runs on H100s everything cost 2.4 to 9.8 "
+        "%, and in four of them jitter 0.2 to 5.5 %. On one of those machines everything cost 4.8 "
+        "and 5.5 % without CUDA graphs, see [performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
-        "h100x2",
+        "h200x2",
         "recipe-resnet50-2-processes",
-        "Batches of 256 in each process, by an older program, which had the inputs in a fixed "
-        "order. On this machine everything cost 5.4 to 9.8 % in rounds of one process. The "
-        "normalization took moments of the whole batch then, too.",
+        "Batches of 256 in each process. The normalization took moments of 32 pictures then, too. "
+        "With those of the whole batch, and an older program, jitter cost 3.5 % on two H100, and "
+        "everything 6.5 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
@@ -124,18 +126,17 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
-        "h100x2",
+        "h200x2",
         "recipe-vit_s16-2-processes",
-        "Batches of 256 in each process, by an older program, which had the inputs in a fixed "
-        "order. On this machine everything cost 4.7 to 6.3 % in rounds of one process.",
+        "Batches of 256 in each process. On two H100, by an older program, jitter cost 3.1 %, and "
+        "everything 7.2 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16 on two GPUs in one process?",
-        "h100x2",
+        "h200x2",
         "recipe-vit_b16",
-        "Batches of 512 over both, by an older program, which had the inputs in a fixed order, and "
-        "32 cores for OpenCV and tf.data. OpenCV's workers, one for each core, had a second of "
-        "steps before, and were still filling their buffers.",
+        "Batches of 512 over both, and 32 cores for OpenCV and tf.data; one round. Rows below "
+        "zero say how far such a figure can be trusted.",
     ),
     (
         "How do several GPUs scale?",

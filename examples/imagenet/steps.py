@@ -53,7 +53,7 @@ def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callab
                 return logits, new.get("batch_stats", {})
 
             x = normalize(images, config.dtype)
-            if config.virtual_batch_size:
+            if 0 < config.virtual_batch_size < len(x):
                 # Groups of pictures, each on one device where that has a multiple of them: moments
                 # of the whole batch make devices wait for each other in each normalization.
                 groups = x.reshape(-1, config.virtual_batch_size, *x.shape[1:])

@@ -211,9 +211,9 @@ def resnet_step(devices, **changes):
     return config, state, batch, step.lower(state, *batch).compile()
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_moments_are_of_so_many_pictures_whatever_the_devices(recipe, devices):
-    config, state, batch, step = resnet_step(devices, depths=(1,))
+@pytest.mark.parametrize(("devices", "size"), [(1, 4), (4, 4), (2, 64)])  # of batches of 16
+def test_moments_are_of_so_many_pictures_whatever_the_devices(recipe, devices, size):
+    config, state, batch, step = resnet_step(devices, depths=(1,), virtual_batch_size=size)
     models, steps = map(importlib.import_module, ("models", "steps"))
     model = models.build(config, 6)
     stats = jax.device_get(state["stats"])
@@ -253,12 +253,12 @@ def test_a_step_waits_for_other_devices_as_often_however_deep_its_model_is(recip
 
 def test_a_batch_of_parts_of_groups_is_refused_before_anything_is_removed(recipe, tmp_path):
     config = importlib.import_module("configs.resnet50").config
-    with pytest.raises(ValueError, match="batch=40 is no multiple of virtual_batch_size=32"):
-        dataclasses.replace(config, batch=40)
+    with pytest.raises(ValueError, match="batch=400 is no multiple of virtual_batch_size=256"):
+        dataclasses.replace(config, batch=400)
     (tmp_path / "old").touch()
-    options = ("--config", "resnet50", "--batch", 40, "--fresh", "--out", tmp_path)
+    options = ("--config", "resnet50", "--batch", 400, "--fresh", "--out", tmp_path)
     said = run_python(TRAIN, *options, env=environment(1), code=1)
-    assert "--batch 40: batch=40 is no multiple of virtual_batch_size=32" in said.stderr
+    assert "--batch 400: batch=400 is no multiple of virtual_batch_size=256" in said.stderr
     assert (tmp_path / "old").exists()
 
 
