@@ -97,13 +97,14 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-resnet50",
         "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
         "ended in the third round, before its turns of RandAugment and everything. The "
-        "normalization took moments of 32 pictures then, which itself costs 7 % on one GPU. With "
-        "moments of the whole batch the GPUs wait for each other in each of 53 places. On this "
-        "machine the model alone took 39.5 ms so, jitter cost 3.9 %, and everything 8.0 %; in two "
-        "other runs it was 2.5 and 3.9 %, and 5.6 and 6.9 %. Groups of 256, which the recipe has "
-        "now, were not measured yet. In rounds of five runs on H100s everything cost 2.4 to 9.8 "
-        "%, and in four of them jitter 0.2 to 5.5 %. On one of those machines everything cost 4.8 "
-        "and 5.5 % without CUDA graphs, see [performance](performance.md#cuda-graphs).",
+        "normalization took moments of 32 pictures then, in a form that itself cost 7 % on one "
+        "GPU. With moments of the whole batch the GPUs wait for each other in each of 53 places. "
+        "On this machine the model alone took 39.5 ms so, jitter cost 3.9 %, and everything 8.0 "
+        "%; in two other runs it was 2.5 and 3.9 %, and 5.6 and 6.9 %. The recipe's "
+        "[form](imagenet.md#several-gpus) of today was not measured yet. In rounds of five runs "
+        "on H100s everything cost 2.4 to 9.8 %, and in four of them jitter 0.2 to 5.5 %. On one "
+        "of those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
+        "[performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",

@@ -35,11 +35,45 @@ class ViT(nn.Module):
         return nn.Dense(self.classes)(x)
 
 
-class ResNet(nn.Module):
-    """Bottleneck blocks, with the stride in the 3x3 convolution.
+class BatchNorm(nn.Module):
+    """What flax's BatchNorm does with each group of pictures; 0, or more than the batch: all.
 
-    The normalization's moments are those of the batch that it gets, which may lie on many devices.
+    Moments of a batch that lies on many devices make these wait for each other. Those of a group
+    don't, where a device has all of it. Groups end with this layer: over the whole model such an
+    axis kept XLA from adding a block's two gradients within cuDNN's convolution.
     """
+
+    size: int  # pictures of a group
+    scale_init: nn.initializers.Initializer = nn.initializers.ones
+    momentum: float = 0.9  # of the averages that evaluation takes
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[batch, rows, columns, channels] to the same."""
+        channels = x.shape[-1:]
+        scale = self.param("scale", self.scale_init, channels)
+        bias = self.param("bias", nn.initializers.zeros, channels)
+        averages = [
+            self.variable("batch_stats", name, start, channels)
+            for name, start in (("mean", jnp.zeros), ("var", jnp.ones))
+        ]
+        size = self.size if train and 0 < self.size < len(x) else len(x)
+        groups = x.reshape(-1, size, *x.shape[1:]).astype(jnp.float32)
+        if train:
+            mean, square = (y.mean((1, 2, 3), keepdims=True) for y in (groups, groups**2))
+            var = jnp.maximum(0, square - mean**2)
+            for average, now in zip(averages, (mean, var)):
+                new = now.mean((0, 1, 2, 3))
+                average.value = self.momentum * average.value + (1 - self.momentum) * new
+        else:
+            mean, var = (average.value for average in averages)
+        y = (groups - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias
+        return y.reshape(x.shape).astype(x.dtype)
+
+
+class ResNet(nn.Module):
+    """Bottleneck blocks, with the stride in the 3x3 convolution."""
 
     classes: int
     config: Config
@@ -50,7 +84,7 @@ class ResNet(nn.Module):
         dtype = x.dtype
 
         def norm(x: jax.Array, **options: Any) -> jax.Array:
-            return nn.BatchNorm(not train, momentum=0.9, dtype=dtype, **options)(x)
+            return BatchNorm(self.config.virtual_batch_size, **options)(x, train)
 
         def conv(x: jax.Array, features: int, size: int, stride: int = 1) -> jax.Array:
             return nn.Conv(features, (size, size), stride, use_bias=False, dtype=dtype)(x)

@@ -47,22 +47,11 @@ def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callab
 
     def step(state: Any, images: jax.Array, labels: jax.Array) -> Any:
         def loss_fn(params: Any) -> Any:
-            def forward(x: jax.Array) -> Any:
-                variables = {"params": params, "batch_stats": state["stats"]}
-                logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
-                return logits, new.get("batch_stats", {})
-
+            variables = {"params": params, "batch_stats": state["stats"]}
             x = normalize(images, config.dtype)
-            if 0 < config.virtual_batch_size < len(x):
-                # Groups of pictures, each on one device where that has a multiple of them: moments
-                # of the whole batch make devices wait for each other in each normalization.
-                groups = x.reshape(-1, config.virtual_batch_size, *x.shape[1:])
-                logits, stats = jax.vmap(forward)(groups)
-                logits = logits.reshape(labels.shape)
-                stats = jax.tree.map(lambda x: x.mean(0), stats)
-            else:
-                logits, stats = forward(x)
-            return optax.softmax_cross_entropy(logits, labels).mean(), stats
+            logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+            loss = optax.softmax_cross_entropy(logits, labels).mean()
+            return loss, new.get("batch_stats", {})
 
         (loss, stats), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state["params"])
         updates, opt = updater.update(gradients, state["opt"], state["params"])

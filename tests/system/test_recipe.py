@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from flax import linen
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
@@ -187,6 +188,51 @@ def test_mixing_has_no_loop_for_which_the_host_waits(recipe, changes):
 def test_a_tar_that_is_not_there_is_named(recipe, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no tar .*/none-\*\.tar"):
         recipe[0].open_source(f"{tmp_path}/none-*.tar")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("size", [0, 4, 64])
+def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
+    ours = importlib.import_module("models").BatchNorm(size)
+    theirs = linen.BatchNorm(momentum=0.9, dtype=dtype)
+    random = np.random.default_rng(0)
+    x = jnp.array(random.normal(3, 2, (12, 5, 5, 3)), dtype)
+    params = {name: jnp.array(random.normal(size=3), "float32") for name in ("scale", "bias")}
+    stats = {name: jnp.array(random.uniform(1, 2, 3), "float32") for name in ("mean", "var")}
+    started = ours.init(jax.random.key(0), x, train=False)
+    jax.tree.map(np.testing.assert_array_equal, started, theirs.init(
+        jax.random.key(0), x, use_running_average=True
+    ))  # fmt: skip
+    weights = jnp.array(random.normal(size=x.shape), "float32")
+
+    def our_loss(params, x):
+        variables = {"params": params, "batch_stats": stats}
+        y, new = ours.apply(variables, x, train=True, mutable=["batch_stats"])
+        return (y * weights).sum(), (y, new["batch_stats"])
+
+    def their_loss(params, x):
+        rows = size or len(x)
+        parts = [
+            theirs.apply({"params": params, "batch_stats": stats}, x[k : k + rows],
+                         use_running_average=False, mutable=["batch_stats"])
+            for k in range(0, len(x), rows)
+        ]  # fmt: skip
+        y = jnp.concatenate([y for y, _ in parts])
+        means = jax.tree.map(lambda *seen: sum(seen) / len(seen), *(new for _, new in parts))
+        return (y * weights).sum(), (y, means["batch_stats"])
+
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    if dtype == "bfloat16":  # which has 8 bits
+        near = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-5)
+    seen, expected = (
+        jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x) for loss in (our_loss, their_loss)
+    )
+    jax.tree.map(lambda a, b: near(a.astype("float32"), b.astype("float32")), seen, expected)
+    variables = {"params": params, "batch_stats": stats}
+    near(  # evaluation takes the averages, in a batch of any size
+        ours.apply(variables, x[:7], train=False).astype("float32"),
+        theirs.apply(variables, x[:7], use_running_average=True).astype("float32"),
+    )
 
 
 def resnet_step(devices, **changes):
