@@ -39,8 +39,9 @@ class BatchNorm(nn.Module):
     """What flax's BatchNorm does with each group of pictures; 0, or more than the batch: all.
 
     Moments of a batch that lies on many devices make these wait for each other. Those of a group
-    don't, where a device has all of it. Groups end with this layer: over the whole model such an
-    axis kept XLA from adding a block's two gradients within cuDNN's convolution.
+    don't, where a device has all of it. The averages take the mean over groups. The axis of groups
+    is in this layer alone, since a `jax.vmap` over the whole model keeps XLA from adding a block's
+    two gradients within cuDNN's convolution.
     """
 
     size: int  # pictures of a group
@@ -63,9 +64,10 @@ class BatchNorm(nn.Module):
         if train:
             mean, square = (y.mean((1, 2, 3), keepdims=True) for y in (groups, groups**2))
             var = jnp.maximum(0, square - mean**2)
-            for average, now in zip(averages, (mean, var)):
-                new = now.mean((0, 1, 2, 3))
-                average.value = self.momentum * average.value + (1 - self.momentum) * new
+            if not self.is_initializing():
+                for average, now in zip(averages, (mean, var)):
+                    new = now.mean((0, 1, 2, 3))
+                    average.value = self.momentum * average.value + (1 - self.momentum) * new
         else:
             mean, var = (average.value for average in averages)
         y = (groups - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias

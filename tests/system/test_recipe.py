@@ -199,10 +199,10 @@ def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
     x = jnp.array(random.normal(3, 2, (12, 5, 5, 3)), dtype)
     params = {name: jnp.array(random.normal(size=3), "float32") for name in ("scale", "bias")}
     stats = {name: jnp.array(random.uniform(1, 2, 3), "float32") for name in ("mean", "var")}
-    started = ours.init(jax.random.key(0), x, train=False)
-    jax.tree.map(np.testing.assert_array_equal, started, theirs.init(
-        jax.random.key(0), x, use_running_average=True
-    ))  # fmt: skip
+    key, same = jax.random.key(0), functools.partial(np.testing.assert_array_equal, strict=True)
+    for train in (False, True):
+        started = ours.init(key, x, train), theirs.init(key, x, use_running_average=not train)
+        jax.tree.map(same, *started)
     weights = jnp.array(random.normal(size=x.shape), "float32")
 
     def our_loss(params, x):
@@ -227,12 +227,22 @@ def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
     seen, expected = (
         jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x) for loss in (our_loss, their_loss)
     )
+    assert jax.tree.map(jnp.result_type, seen) == jax.tree.map(jnp.result_type, expected)
     jax.tree.map(lambda a, b: near(a.astype("float32"), b.astype("float32")), seen, expected)
     variables = {"params": params, "batch_stats": stats}
     near(  # evaluation takes the averages, in a batch of any size
         ours.apply(variables, x[:7], train=False).astype("float32"),
         theirs.apply(variables, x[:7], use_running_average=True).astype("float32"),
     )
+
+
+def test_its_normalization_of_pixels_that_are_all_equal_is_finite(recipe):
+    x = jnp.full((8, 5, 5, 1), 777.7)  # whose variance is negative before it is cut off at 0
+    layer = importlib.import_module("models").BatchNorm(4)
+    variables = layer.init(jax.random.key(0), x, train=False)
+    y, new = layer.apply(variables, x, train=True, mutable=["batch_stats"])
+    assert np.isfinite(y).all()
+    assert float(new["batch_stats"]["var"][0]) == pytest.approx(0.9)
 
 
 def resnet_step(devices, **changes):
@@ -301,6 +311,8 @@ def test_a_batch_of_parts_of_groups_is_refused_before_anything_is_removed(recipe
     config = importlib.import_module("configs.resnet50").config
     with pytest.raises(ValueError, match="batch=400 is no multiple of virtual_batch_size=256"):
         dataclasses.replace(config, batch=400)
+    with pytest.raises(ValueError, match="virtual_batch_size=-1 is negative"):
+        dataclasses.replace(config, virtual_batch_size=-1)
     (tmp_path / "old").touch()
     options = ("--config", "resnet50", "--batch", 400, "--fresh", "--out", tmp_path)
     said = run_python(TRAIN, *options, env=environment(1), code=1)

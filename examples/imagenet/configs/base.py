@@ -19,7 +19,7 @@ class Config:
     dtype: str = "bfloat16"  # of the computation; parameters are float32
     batch: int = 1024  # over all devices
     # Pictures of which batch normalization takes moments: the ghost batches of Hoffer et al., 2017.
-    virtual_batch_size: int = 0  # 0, or more than the batch: the batch
+    virtual_batch_size: int = 0  # 0, or no less than the batch: the batch
     epochs: int = 300
     warmup_epochs: float = 10
     optimizer: str = "adamw"  # or "sgd", with Nesterov's momentum
@@ -37,5 +37,7 @@ class Config:
 
     def __post_init__(self) -> None:
         size = self.virtual_batch_size
+        if size < 0:
+            raise ValueError(f"virtual_batch_size={size} is negative; 0 takes the whole batch")
         if 0 < size < self.batch and self.batch % size:
             raise ValueError(f"batch={self.batch} is no multiple of virtual_batch_size={size}")
