@@ -182,6 +182,7 @@ def parse_arguments() -> argparse.Namespace:
         "evaluation masks the pictures",
     )  # fmt: skip
     parser.add_argument("--batch", type=int, help="pictures of a batch over all devices")
+    parser.add_argument("--rate", type=float, help="of learning, at its peak, for that batch")
     parser.add_argument("--steps", type=int, help="stop after so many; default: all epochs")
     parser.add_argument("--threads", type=int, default=8, help="of DALI, for each device")
     parser.add_argument("--seed", type=int, default=0, help="of the input")
@@ -203,11 +204,12 @@ def main() -> None:
     options = parse_arguments()
     name = "smoke" if options.smoke else options.config
     config = importlib.import_module(f"configs.{name}").config
-    changes = {"batch": options.batch, "policy": options.policy}
+    changes = {name: getattr(options, name) for name in ("batch", "rate", "policy")}
     try:
-        config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v})
+        given = {name: value for name, value in changes.items() if value is not None}
+        config = dataclasses.replace(config, **given)
     except ValueError as error:
-        raise SystemExit(f"--batch {options.batch}: {error}") from None
+        raise SystemExit(f"--config {name}: {error}") from None
     # CUDA graphs of XLA's own kernels alone: DALI's threads would spoil those that it records.
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer=FUSION {flags}"

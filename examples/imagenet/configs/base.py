@@ -23,7 +23,7 @@ class Config:
     epochs: int = 300
     warmup_epochs: float = 10
     optimizer: str = "adamw"  # or "sgd", with Nesterov's momentum
-    rate: float = 1e-3
+    rate: float = 1e-3  # of learning, at its peak, for this batch
     weight_decay: float = 0.05
     clip: float = 1.0  # of the gradients' norm
     ema: float = 0.9999
@@ -37,7 +37,11 @@ class Config:
 
     def __post_init__(self) -> None:
         size = self.virtual_batch_size
+        if self.batch < 1 or self.rate <= 0:
+            raise ValueError(f"batch={self.batch} and rate={self.rate} must be above 0")
         if size < 0:
             raise ValueError(f"virtual_batch_size={size} is negative; 0 takes the whole batch")
         if 0 < size < self.batch and self.batch % size:
-            raise ValueError(f"batch={self.batch} is no multiple of virtual_batch_size={size}")
+            raise ValueError(
+                f"batch={self.batch} is no multiple of virtual_batch_size={size}: take one that is"
+            )
