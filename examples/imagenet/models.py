@@ -36,7 +36,7 @@ class ViT(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """What flax's BatchNorm does with each group of pictures; 0, or more than the batch: all.
+    """What flax's BatchNorm does with each group of pictures; 0, or no less than the batch: all.
 
     Moments of a batch that lies on many devices make these wait for each other. Those of a group
     don't, where a device has all of it. The averages take the mean over groups. The axis of groups

@@ -204,10 +204,9 @@ def main() -> None:
     options = parse_arguments()
     name = "smoke" if options.smoke else options.config
     config = importlib.import_module(f"configs.{name}").config
-    changes = {name: getattr(options, name) for name in ("batch", "rate", "policy")}
+    changes = {"batch": options.batch, "rate": options.rate, "policy": options.policy}
     try:
-        given = {name: value for name, value in changes.items() if value is not None}
-        config = dataclasses.replace(config, **given)
+        config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})
     except ValueError as error:
         raise SystemExit(f"--config {name}: {error}") from None
     # CUDA graphs of XLA's own kernels alone: DALI's threads would spoil those that it records.

@@ -311,20 +311,23 @@ def test_a_step_waits_for_other_devices_as_often_however_deep_its_model_is(recip
     ({"batch": 400}, "batch=400 is no multiple of virtual_batch_size=256: take one that is"),
     ({"batch": 0}, "batch=0 and rate=0.4 must be above 0"),
     ({"rate": -0.1}, "batch=1024 and rate=-0.1 must be above 0"),
-    ({"virtual_batch_size": -1}, "virtual_batch_size=-1 is negative; 0 takes the whole batch"),
 ])  # fmt: skip
 def test_a_configuration_is_refused_before_anything_is_removed(recipe, tmp_path, change, message):
     config = importlib.import_module("configs.resnet50").config
     with pytest.raises(ValueError, match=re.escape(message)):
         dataclasses.replace(config, **change)
     ((name, value),) = change.items()
-    if name == "virtual_batch_size":  # which is no option
-        return
     (tmp_path / "old").touch()
     options = ("--config", "resnet50", f"--{name}", value, "--fresh", "--out", tmp_path)
     said = run_python(TRAIN, *options, env=environment(1), code=1)
     assert f"--config resnet50: {message}" in said.stderr
     assert (tmp_path / "old").exists()
+
+
+def test_groups_of_a_negative_number_of_pictures_are_refused(recipe):
+    message = "virtual_batch_size=-1 is negative; 0 takes the whole batch"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        dataclasses.replace(recipe[1], virtual_batch_size=-1)
 
 
 @pytest.mark.parametrize(("labels", "mask", "finite"), [
