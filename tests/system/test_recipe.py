@@ -236,6 +236,27 @@ def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
     )
 
 
+@pytest.mark.parametrize("size", [0, 12])
+def test_one_group_costs_what_flax_normalization_does(recipe, size):
+    x = jnp.ones((12, 5, 5, 3), "bfloat16")
+
+    def costs(layer, **options):
+        variables = layer.init(jax.random.key(0), x, **options)
+
+        def loss(params, x):
+            now = {"params": params, "batch_stats": variables["batch_stats"]}
+            y, new = layer.apply(now, x, mutable=["batch_stats"], **options)
+            return (y.astype("float32") ** 2).sum(), new
+
+        step = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+        costs = step.lower(variables["params"], x).compile().cost_analysis()
+        return costs["flops"], costs["bytes accessed"]
+
+    ours = costs(importlib.import_module("models").BatchNorm(size), train=True)
+    theirs = linen.BatchNorm(momentum=0.9, dtype="bfloat16")
+    assert ours == costs(theirs, use_running_average=False)
+
+
 def test_its_normalization_of_pixels_that_are_all_equal_is_finite(recipe):
     x = jnp.full((8, 5, 5, 1), 777.7)  # whose variance is negative before it is cut off at 0
     layer = importlib.import_module("models").BatchNorm(4)
