@@ -49,9 +49,9 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does it cost a training step?",
         "h200",
         "training",
-        "A ResNet-50 in bfloat16, batches of 256. Waiting is the time in which the GPU had no step "
-        "to run. CUDA had 32 hardware queues, as `import dalijax` sets them. With CUDA's default "
-        "of 8 a step took 43.8 ms, and 7.3 % of it was waiting.",
+        "A ResNet-50 in bfloat16, batches of 256. Waiting is the time in which the GPU had no "
+        "step to run. CUDA had 32 hardware queues, as `import dalijax` sets them. With CUDA's "
+        "default of 8 a step took 43.8 ms, and 7.3 % of it was waiting.",
     ),
     (
         "What does a whole recipe cost a ResNet-50?",
@@ -61,17 +61,17 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "alone. Each row has what is above it, too, and the one with erasing and mixing has "
         "everything. AutoAugment has RandAugment's place; the row below it reads one tar. DALI "
         "decodes on the GPU, by eight threads. OpenCV, in 14 workers, and tf.data decode on 16 "
-        "cores, and have crop, flip and jitter alone. A ViT-S/16 ran on the other GPU and its 16 "
+        "cores, and have crop, flip and jitter alone. A ViT-B/16 ran on the other GPU and its 16 "
         "cores at the same time. The run's time ended in the third round, before its turns of "
-        "jitter, RandAugment and everything. tf.data kept up, with 14 of the cores, and cost less "
-        "than DALI did. OpenCV's program kept only 12 of them busy; why no more is not known. On "
-        "another machine OpenCV cost 1.2 % (8.7 in one of three rounds), tf.data 0.2, jitter 2.8, "
-        "and everything 4.0. There the model normalized groups of 32 pictures, by a `jax.vmap`, "
-        "and took 40.6 ms alone. In three rounds with moments of the whole batch jitter cost 2.6 "
-        "% on that machine, and everything 4.6. In six runs on H100s, all by older programs, "
-        "jitter cost 2.8 to 4.1 %, and everything 4.3 to 6.6 %. A ResNet-50 takes a sixth fewer "
-        "images a second there. The model of this table has flax's own normalization. Today's "
-        "[layer](imagenet.md#several-gpus) was not measured yet.",
+        "jitter, RandAugment, everything and OpenCV. OpenCV and tf.data kept up, with 13 of the "
+        "cores, and cost less than DALI did. In five runs on H200s jitter cost 2.6 to 2.9 %, "
+        "everything 4.0 to 4.8, AutoAugment 4.7 to 5.6, and a tar 4.0 to 5.2. tf.data cost 0.1 to "
+        "0.8 % in three of them, and OpenCV 0.7, 1.2 and 32.4; why so much is not known. The "
+        "model alone took 37.7 to 37.9 ms in three of them, by flax's own normalization. Here it "
+        "went through an axis of one group, with which XLA moves 1.6 % more bytes. Today's "
+        "[layer](imagenet.md#several-gpus) has none, and compiles to what flax's does. In six "
+        "runs on H100s, all by older programs, jitter cost 2.8 to 4.1 %, and everything 4.3 to "
+        "6.6 %. A ResNet-50 takes a sixth fewer images a second there.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
@@ -88,64 +88,63 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does the recipe cost a ViT-B/16?",
         "h200",
         "recipe-vit_b16",
-        "The same inputs, and one round of jitter. Meanwhile the images a second of the [first "
-        "page](benchmarks.md) were measured on the other GPU and its cores. Decoding on the cores "
-        "is the cheapest here: it leaves the GPU alone, and about seven cores decode 3,000 images "
-        "a second. These rows are 0.2 % below the model alone, so differences of a quarter of a "
-        "percent mean nothing. On three machines with H100s jitter cost 0.6 to 2.3 % in a round, "
-        "RandAugment 1.4 to 3.0 %, and everything 1.4 to 3.5 %.",
+        "The same inputs, at the same time as the ResNet-50 of the [first page](benchmarks.md), "
+        "on the other GPU; two rounds. Decoding on the cores is the cheapest here: it leaves the "
+        "GPU alone, and about six cores decode 2,900 images a second. These rows are 0.9 % below "
+        "the model alone, and its own rounds are as far apart, so that a difference of 1 % means "
+        "nothing. In two other runs jitter cost 0.2 and 0.4 %, RandAugment 1.3 and 1.1 %, and "
+        "everything 1.6 and 1.8 %. On three machines with H100s jitter cost 0.6 to 2.3 % in a "
+        "round, RandAugment 1.4 to 3.0 %, and everything 1.4 to 3.5 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
         "h200x2",
         "recipe-resnet50",
-        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run was "
-        "killed in the third round, before its turns of RandAugment and everything; its table was "
-        "made of what it had printed. The normalization took moments of the whole batch, for "
-        "which the GPUs wait for each other in each of 53 places. On two other H200 jitter cost "
-        "2.5 %, and everything 5.6 %. On two more it was 3.9 and 8.0 %, over one turn of the "
-        "model alone (39.5 ms). There groups of 32 pictures, by a `jax.vmap`, took the model "
-        "alone to 41.5 ms. Over that jitter cost 2.5 %, everything 5.1, OpenCV 0.5, and tf.data "
-        "1.0. Today's [layer](imagenet.md#several-gpus) was not measured yet. In rounds of five "
-        "runs on H100s everything cost 2.4 to 9.8 %, and in four of them jitter 0.2 to 5.5 %. On "
-        "one of those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
+        "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
+        "ended in the third round, before its turns of RandAugment and everything. The "
+        "normalization took moments of [256 pictures](imagenet.md#several-gpus). With those of "
+        "the whole batch the GPUs wait for each other in each of 53 places, and the model alone "
+        "took 41.3 ms instead of 40.2 on this machine. In three other runs it had moments of the "
+        "whole batch: jitter cost 2.5 to 3.9 %, and everything 5.6, 6.9 and 8.0 %. In one of them "
+        "OpenCV cost 5.5 %, and tf.data 5.7. In rounds of five runs on H100s, with those moments "
+        "too, everything cost 2.4 to 9.8 %, and in four of them jitter 0.2 to 5.5 %. On one of "
+        "those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
         "[performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
-        "h100x2",
+        "h200x2",
         "recipe-resnet50-2-processes",
-        "Batches of 256 in each process, by an older program, which had the inputs in a fixed "
-        "order. On this machine everything cost 5.4 to 9.8 % in rounds of one process. The "
-        "normalization took moments of the whole batch, too. On two H200, in two rounds, it took "
-        "those of 32 pictures by a `jax.vmap`. The model alone took 41.7 ms, jitter cost 2.0 %, "
-        "and everything 3.9 %.",
+        "Batches of 256 in each process, on the machine of the table above; two rounds, and three "
+        "of the model alone. On two H100, by an older program and with moments of the whole "
+        "batch, jitter cost 3.5 %, and everything 6.5 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
         "h200x2",
         "recipe-vit_s16",
-        "OpenCV and tf.data have 32 cores, of which tf.data kept 25 busy; why no more is not "
-        "known. The rows are of two rounds, and RandAugment of three. On two other H200 jitter "
-        "cost 1.6 %, and everything 4.3 %. In four runs on H100s jitter cost 2.0 to 3.3 % and "
-        "everything 4.5 to 6.0 %. Without CUDA graphs the model alone took 51.4 ms a step on "
-        "another machine, with them 43.5. Everything cost 31 and 34 % without them, and 4.4 and "
-        "4.0 % with them.",
+        "OpenCV and tf.data have 32 cores, of which tf.data kept 25 busy. The rows are of two "
+        "rounds, and RandAugment of one. In two other runs jitter cost 1.6 and 2.3 %, and "
+        "everything 4.3 and 4.9 %. In one of them OpenCV cost 2.5 %, and tf.data 14.3; why so "
+        "much is not known. In four runs on H100s jitter cost 2.0 to 3.3 % and everything 4.5 to "
+        "6.0 %. Without CUDA graphs the model alone took 51.4 ms a step on another machine, with "
+        "them 43.5. Everything cost 31 and 34 % without them, and 4.4 and 4.0 % with them.",
     ),
     (
         "What does it cost a ViT-S/16 with a process for each?",
         "h200x2",
         "recipe-vit_s16-2-processes",
-        "Batches of 256 in each process; two rounds, and three of jitter. On two H100, by an "
-        "older program, jitter cost 3.1 %, and everything 7.2 %.",
+        "Batches of 256 in each process, on another machine than above; two rounds, and three of "
+        "jitter. On two H100, by an older program, jitter cost 3.1 %, and everything 7.2 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16 on two GPUs in one process?",
         "h200x2",
         "recipe-vit_b16",
-        "Batches of 512 over both, and 32 cores for OpenCV and tf.data; one round. Three rows are "
-        "0.6 to 0.9 % below the model alone, so that a difference of 1 % means nothing. On two "
-        "H100, by an older program, jitter cost 0.8 %, and everything 2.7 %.",
+        "Batches of 512 over both, and 32 cores for OpenCV and tf.data; one round. Two rows are "
+        "0.8 % below the model alone, so that a difference of 1 % means nothing. In one round of "
+        "another run jitter was 0.6 % below it, and everything cost 1.3 %. On two H100, by an "
+        "older program, jitter cost 0.8 %, and everything 2.7 %.",
     ),
     (
         "How do several GPUs scale?",
@@ -206,8 +205,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "cpu",
         "throughput",
         "Two cores. OpenCV and tf.data are the fastest there, and resize without antialiasing; "
-        "tf.data decodes only what is cropped. DALI's rows are antialiased but for two, and decode "
-        "whole pictures but for one.",
+        "tf.data decodes only what is cropped. DALI's rows are antialiased but for two, and "
+        "decode whole pictures but for one.",
     ),
     (
         "Recordings, clips and arrays beside the usual libraries?",
