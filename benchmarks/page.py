@@ -64,14 +64,16 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "cores, and have crop, flip and jitter alone. A ViT-B/16 ran on the other GPU and its 16 "
         "cores at the same time. The run's time ended in the third round, before its turns of "
         "jitter, RandAugment, everything and OpenCV. OpenCV and tf.data kept up, with 13 of the "
-        "cores, and cost less than DALI did. In five runs on H200s jitter cost 2.6 to 2.9 %, "
-        "everything 4.0 to 4.8, AutoAugment 4.7 to 5.6, and a tar 4.0 to 5.2. tf.data cost 0.1 to "
-        "0.8 % in three of them, and OpenCV 0.7, 1.2 and 32.4; why so much is not known. The "
-        "model alone took 37.7 to 37.9 ms in three of them, by flax's own normalization. Here it "
-        "went through an axis of one group, with which XLA moves 1.6 % more bytes. Today's "
-        "[layer](imagenet.md#several-gpus) has none, and compiles to what flax's does. In six "
-        "runs on H100s, all by older programs, jitter cost 2.8 to 4.1 %, and everything 4.3 to "
-        "6.6 %. A ResNet-50 takes a sixth fewer images a second there.",
+        "cores, and cost less than DALI did. In three other runs of 2026-11-26 the model had "
+        "flax's normalization, and took 37.7 to 37.9 ms alone. Over that jitter cost 2.6 to 2.9 "
+        "%, everything 4.4 to 4.8, AutoAugment 5.2 and 5.6, and a tar 4.7 and 5.2. By the "
+        "programs of this table OpenCV cost 32.4 % in one of them, and tf.data 0.1; why OpenCV "
+        "cost so much is not known. The model of this table has an earlier form of today's "
+        "[layer](imagenet.md#several-gpus), with an axis of one group. It reads and writes 1.6 % "
+        "more bytes, as compiled without a GPU; whether that is the whole difference is not "
+        "known. Without that axis, as it is today, XLA makes of it what it makes of flax's layer. "
+        "In six runs on H100s, all by older programs, jitter cost 2.8 to 4.1 %, and everything "
+        "4.3 to 6.6 %. A ResNet-50 takes a sixth fewer images a second there.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
@@ -90,11 +92,12 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-vit_b16",
         "The same inputs, at the same time as the ResNet-50 of the [first page](benchmarks.md), "
         "on the other GPU; two rounds. Decoding on the cores is the cheapest here: it leaves the "
-        "GPU alone, and about six cores decode 2,900 images a second. These rows are 0.9 % below "
-        "the model alone, and its own rounds are as far apart, so that a difference of 1 % means "
-        "nothing. In two other runs jitter cost 0.2 and 0.4 %, RandAugment 1.3 and 1.1 %, and "
-        "everything 1.6 and 1.8 %. On three machines with H100s jitter cost 0.6 to 2.3 % in a "
-        "round, RandAugment 1.4 to 3.0 %, and everything 1.4 to 3.5 %.",
+        "GPU alone, and about six cores decode 2,900 images a second. OpenCV's and tf.data's rows "
+        "are 0.9 % below the model alone, whose two rounds are as far apart, so that a difference "
+        "of 1 % means nothing. In two other runs of 2026-11-26 jitter cost 0.2 and 0.4 %, "
+        "RandAugment 1.3 and 1.1 %, and everything 1.6 and 1.8 %. On three machines with H100s "
+        "jitter cost 0.6 to 2.3 % in a round, RandAugment 1.4 to 3.0 %, and everything 1.4 to 3.5 "
+        "%.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
@@ -102,14 +105,14 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "recipe-resnet50",
         "A ResNet-50, batches of 512 over both. OpenCV and tf.data have 32 cores. The run's time "
         "ended in the third round, before its turns of RandAugment and everything. The "
-        "normalization took moments of [256 pictures](imagenet.md#several-gpus). With those of "
-        "the whole batch the GPUs wait for each other in each of 53 places, and the model alone "
-        "took 41.3 ms instead of 40.2 on this machine. In three other runs it had moments of the "
-        "whole batch: jitter cost 2.5 to 3.9 %, and everything 5.6, 6.9 and 8.0 %. In one of them "
-        "OpenCV cost 5.5 %, and tf.data 5.7. In rounds of five runs on H100s, with those moments "
-        "too, everything cost 2.4 to 9.8 %, and in four of them jitter 0.2 to 5.5 %. On one of "
-        "those machines everything cost 4.8 and 5.5 % without CUDA graphs, see "
-        "[performance](performance.md#cuda-graphs).",
+        "normalization took moments of [256 pictures](imagenet.md#several-gpus). In three other "
+        "runs of 2026-11-26 it was flax's, of the whole batch, for which the GPUs wait for each "
+        "other in each of 53 layers. The model alone took 39.5 to 40.1 ms then, and with "
+        "everything 42.3 to 42.6 ms. Jitter cost 2.5, 3.9 and 3.9 %, and everything 5.6, 6.9 and "
+        "8.0 %. In one of them OpenCV cost 5.5 %, and tf.data 5.7. In rounds of five runs on "
+        "H100s, with those moments too, everything cost 2.4 to 9.8 %, and in four of them jitter "
+        "0.2 to 5.5 %. On one of those machines everything cost 4.8 and 5.5 % without CUDA "
+        "graphs, see [performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
@@ -124,9 +127,9 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h200x2",
         "recipe-vit_s16",
         "OpenCV and tf.data have 32 cores, of which tf.data kept 25 busy. The rows are of two "
-        "rounds, and RandAugment of one. In two other runs jitter cost 1.6 and 2.3 %, and "
-        "everything 4.3 and 4.9 %. In one of them OpenCV cost 2.5 %, and tf.data 14.3; why so "
-        "much is not known. In four runs on H100s jitter cost 2.0 to 3.3 % and everything 4.5 to "
+        "rounds, and RandAugment of one. In two other runs of 2026-11-26 jitter cost 1.6 and 2.3 "
+        "%, and everything 4.3 and 4.9 %. In one of them OpenCV cost 2.5 %, and tf.data 14.3; why "
+        "14.3 is not known. In four runs on H100s jitter cost 2.0 to 3.3 % and everything 4.5 to "
         "6.0 %. Without CUDA graphs the model alone took 51.4 ms a step on another machine, with "
         "them 43.5. Everything cost 31 and 34 % without them, and 4.4 and 4.0 % with them.",
     ),
