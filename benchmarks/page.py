@@ -72,8 +72,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "[layer](imagenet.md#several-gpus), with an axis of one group. It reads and writes 1.6 % "
         "more bytes, as compiled without a GPU; whether that is the whole difference is not "
         "known. Without that axis, as it is today, XLA makes of it what it makes of flax's layer. "
-        "In six runs on H100s, all by older programs, jitter cost 2.8 to 4.1 %, and everything "
-        "4.3 to 6.6 %. A ResNet-50 takes a sixth fewer images a second there.",
+        "In four runs on H100s, all by older programs, jitter cost 2.8 to 4.1 %, and everything "
+        "4.5 to 6.4 %. A ResNet-50 takes a sixth fewer images a second there.",
     ),
     (
         "What does the recipe cost a ViT-S/16?",
@@ -82,9 +82,9 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "At the same time as a ResNet-50, on the other GPU of that machine, and in another order. "
         "The run's time ended in the third round, before its turns of crop and flip, AutoAugment, "
         "and everything. OpenCV cost 0.3, 1.0 and 21.7 % in its rounds. On another H200 it cost "
-        "22.5 %, tf.data 0.9, jitter 2.9, and everything 4.7. In six runs on H100s jitter cost "
-        "2.5 to 3.8 %, and 4.7 and 10.4 % in the rounds of a seventh. RandAugment cost 4.4 to 6.3 "
-        "%, and everything 4.4 to 6.5 %.",
+        "22.5 %, tf.data 0.9, jitter 2.9, and everything 4.7. In four runs on H100s jitter cost "
+        "3.3 to 3.8 %, RandAugment 4.4 to 5.3 %, and everything 4.7 to 6.5 %. In the rounds of "
+        "another run, which was not kept, jitter cost 4.7 and 10.4 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16?",
@@ -95,9 +95,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "GPU alone, and about six cores decode 2,900 images a second. OpenCV's and tf.data's rows "
         "are 0.9 % below the model alone, whose two rounds are as far apart, so that a difference "
         "of 1 % means nothing. In two other runs of 2026-11-26 jitter cost 0.2 and 0.4 %, "
-        "RandAugment 1.3 and 1.1 %, and everything 1.6 and 1.8 %. On three machines with H100s "
-        "jitter cost 0.6 to 2.3 % in a round, RandAugment 1.4 to 3.0 %, and everything 1.4 to 3.5 "
-        "%.",
+        "RandAugment 1.3 and 1.1 %, and everything 1.6 and 1.8 %. In two runs on H100s jitter "
+        "cost 0.7 and 2.0 %, RandAugment 1.4 and 2.9 %, and everything 1.6 and 3.4 %.",
     ),
     (
         "What does the recipe cost on two GPUs in one process?",
@@ -109,18 +108,18 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "runs of 2026-11-26 it was flax's, of the whole batch, for which the GPUs wait for each "
         "other in each of 53 layers. The model alone took 39.5 to 40.1 ms then, and with "
         "everything 42.3 to 42.6 ms. Jitter cost 2.5, 3.9 and 3.9 %, and everything 5.6, 6.9 and "
-        "8.0 %. In one of them OpenCV cost 5.5 %, and tf.data 5.7. In rounds of five runs on "
-        "H100s, with those moments too, everything cost 2.4 to 9.8 %, and in four of them jitter "
-        "0.2 to 5.5 %. On one of those machines everything cost 4.8 and 5.5 % without CUDA "
-        "graphs, see [performance](performance.md#cuda-graphs).",
+        "8.0 %. In one of them OpenCV cost 5.5 %, and tf.data 5.7. In four runs on H100s, with "
+        "those moments too, jitter cost 1.8 to 4.0 %, and everything 4.9 to 7.8 %, or 9.8 in one "
+        "round. On another machine everything cost 4.8 and 5.5 % without CUDA graphs, see "
+        "[performance](performance.md#cuda-graphs).",
     ),
     (
         "What does it cost with a process for each of the two GPUs?",
         "h200x2",
         "recipe-resnet50-2-processes",
         "Batches of 256 in each process, on the machine of the table above; two rounds, and three "
-        "of the model alone. On two H100, by an older program and with moments of the whole "
-        "batch, jitter cost 3.5 %, and everything 6.5 %.",
+        "of the model alone. In two runs on two H100, by older programs and with moments of the "
+        "whole batch, jitter cost 3.0 and 3.5 %, and everything 6.3 and 6.5 %.",
     ),
     (
         "What does the recipe cost a ViT-S/16 on two GPUs in one process?",
@@ -138,7 +137,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "h200x2",
         "recipe-vit_s16-2-processes",
         "Batches of 256 in each process, on another machine than above; two rounds, and three of "
-        "jitter. On two H100, by an older program, jitter cost 3.1 %, and everything 7.2 %.",
+        "jitter. In two runs on two H100, by older programs, jitter cost 2.5 and 3.1 %, and "
+        "everything 5.1 and 7.2 %.",
     ),
     (
         "What does the recipe cost a ViT-B/16 on two GPUs in one process?",
