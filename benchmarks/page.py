@@ -49,9 +49,9 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "What does it cost a training step?",
         "h200",
         "training",
-        "A ResNet-50 in bfloat16, batches of 256. Waiting is the time in which the GPU had no "
-        "step to run. CUDA had 32 hardware queues, as `import dalijax` sets them. With CUDA's "
-        "default of 8 a step took 43.8 ms, and 7.3 % of it was waiting.",
+        "A ResNet-50 in bfloat16, batches of 256. Waiting is the time in which the GPU had no step "
+        "to run. CUDA had 32 hardware queues, as `import dalijax` sets them. With CUDA's default "
+        "of 8 a step took 43.8 ms, and 7.3 % of it was waiting.",
     ),
     (
         "What does a whole recipe cost a ResNet-50?",
@@ -208,8 +208,8 @@ QUESTIONS: list[tuple[str, str, str, str]] = [
         "cpu",
         "throughput",
         "Two cores. OpenCV and tf.data are the fastest there, and resize without antialiasing; "
-        "tf.data decodes only what is cropped. DALI's rows are antialiased but for two, and "
-        "decode whole pictures but for one.",
+        "tf.data decodes only what is cropped. DALI's rows are antialiased but for two, and decode "
+        "whole pictures but for one.",
     ),
     (
         "Recordings, clips and arrays beside the usual libraries?",
