@@ -372,7 +372,7 @@ _STATE = {
     "step": int,
     "records": int,
     "skip": int,
-    "failed": list,
+    "failed": str,
     "random": str,
     "graph": str,
     "made": str,
@@ -405,7 +405,8 @@ class DecodedIterator(RecordIterator):
             "step": here.step,
             "records": position.records,
             "skip": position.skip,
-            "failed": list(position.failed),
+            # Text, not a list, so that all states have the same tree.
+            "failed": " ".join(map(str, position.failed)),
             "random": self._engine.random_state(here),
             "graph": self._engine.graph(here),
             "made": self._identity,
@@ -435,7 +436,8 @@ class DecodedIterator(RecordIterator):
         with self._engine.lock, self._with_seed(seed):
             self._engine.check(state["random"], state["graph"])
             try:
-                parent, failed = copy.deepcopy(state["parent"]), tuple(state["failed"])
+                parent = copy.deepcopy(state["parent"])
+                failed = tuple(map(int, state["failed"].split()))
                 position = Position(parent, state["records"], state["skip"], failed)
                 self._reader.go_to(position)
             except Exception as error:
@@ -452,9 +454,9 @@ class DecodedIterator(RecordIterator):
             isinstance(state, dict)
             and {*state} == {*_STATE}
             and all(kind is None or type(state[name]) is kind for name, kind in _STATE.items())
-            and all(type(number) is int for number in state["failed"])
+            and all(n.isdecimal() and len(n) < 17 for n in state["failed"].split())
             and all(0 <= count < 1 << 53 for count in (state["step"], state["records"]))
-            and min(state["skip"], *state["failed"], 0) >= 0
+            and state["skip"] >= 0
             and _is_like(state["parent"], self._reader.start.parent)
         )
 

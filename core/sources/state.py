@@ -34,7 +34,7 @@ _TYPES: Mapping[str, type] = {
     "identity": str,
     "order": str,
     "outputs": list,
-    "operators": list,
+    "operators": str,
     "random": str,
 }
 
@@ -99,7 +99,8 @@ def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
         "identity": stream.identity,
         "order": stream.order,
         "outputs": list(stream.outputs),
-        "operators": list(stream.operators),
+        # Text, not a list: a fresh state has no operators, and all states have the same tree.
+        "operators": "\n".join(stream.operators),
         "random": stream.random,
     }
 
@@ -123,11 +124,8 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
         )
     wrong = sorted(map(str, {*state} ^ {*_TYPES}))
     wrong += [name for name, kind in _TYPES.items() if type(state.get(name)) is not kind]
-    wrong += [
-        name
-        for name in ("outputs", "operators")
-        if name not in wrong and not all(type(line) is str for line in state[name])
-    ]
+    if "outputs" not in wrong and not all(type(name) is str for name in state["outputs"]):
+        wrong.append("outputs")
     if not wrong:
         epoch, start, sample = state["epoch"], state["start"], state["sample"]
         if not (0 <= epoch < MOST_SAMPLES and 0 <= start <= sample < MOST_SAMPLES):
@@ -143,7 +141,7 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
         identity=state["identity"],
         order=state["order"],
         outputs=tuple(state["outputs"]),
-        operators=tuple(state["operators"]),
+        operators=tuple(filter(None, state["operators"].split("\n"))),
         random=state["random"],
     )
     return SamplePosition(epoch, start, sample), stream

@@ -36,7 +36,7 @@ _STATE: Mapping[str, Any] = {
     "epoch": 0,
     "step": 0,
     "errors": 0,
-    "unchecked": [],
+    "unchecked": "",
     "data": "",
 }
 _DATA: Mapping[str, Any] = {
@@ -73,7 +73,7 @@ class Saved:
 
 
 def encode(position: Position, outputs: Sequence[str], fingerprint: Fingerprint) -> dict[str, Any]:
-    """A position as a JSON value: a dict of str, int and a list of str; see `Saved`."""
+    """Encodes a position as a JSON value, a dict of str and int; see `Saved`."""
     now, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
     head = {
         "format": _FORMAT,
@@ -81,7 +81,8 @@ def encode(position: Position, outputs: Sequence[str], fingerprint: Fingerprint)
         "epoch": position.epoch,
         "step": position.step,
         "errors": position.errors,
-        "unchecked": list(fingerprint["unchecked"]),
+        # Text, not a list: a fresh state has no such lines, and all states have the same tree.
+        "unchecked": "\n".join(fingerprint["unchecked"]),
     }
     data = {
         "dali": nvidia.dali.__version__,
@@ -106,7 +107,10 @@ def read(saved: Mapping[str, Any] | str | bytes) -> Saved:
     """
     state = _checked(saved)
     data = _opened(state)
-    fingerprint = {**data["fingerprint"], "unchecked": list(state["unchecked"])}
+    fingerprint = {
+        **data["fingerprint"],
+        "unchecked": [*filter(None, state["unchecked"].split("\n"))],
+    }
     now = _checkpoints(data["checkpoints"], data["to_drop"])
     start = _checkpoints(data["epoch_checkpoints"], data["epoch_to_drop"])
     position = Position(state["epoch"], state["step"], now, start, state["errors"])

@@ -257,7 +257,7 @@ def test_damaged_states_are_refused():
         "start": [-1, 5, None],
         "sample": [-1, "3", 1 << 60],
         "seed": [1 << 63, 0.5],
-        "operators": [[1], "x"],
+        "operators": [["x"], 1],
         "outputs": [[None]],
     }.items():
         wrong += [{**state, key: value} for value in values]
@@ -427,7 +427,7 @@ def test_a_random_state_of_a_graph_without_random_operators_is_damaged():
     with pytest.raises(StateError, match="damaged: its graph has no random operators"):
         engine.set_state(state | {"random": "0-4/4 x"}, (), ())
     with pytest.raises(StateError, match="damaged.*random"):  # of no graph at all
-        engine.set_state(state | {"random": "0-4/4 x", "operators": []}, (), ())
+        engine.set_state(state | {"random": "0-4/4 x", "operators": ""}, (), ())
     assert engine.get_state() == state
 
 

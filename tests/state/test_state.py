@@ -309,7 +309,7 @@ def test_what_is_no_state_is_refused(jpegs_many):
         ({**state, "version": 0}, "format version 0, .* older dalijax"),
         ({**state, "epoch": 1}, "damaged.*digest"),
         ({**state, "step": 2}, "damaged.*digest"),
-        ({**state, "unchecked": ["x"]}, "damaged.*digest"),
+        ({**state, "unchecked": "x"}, "damaged.*digest"),
         ({**state, "step": "1"}, r"damaged \(\['step'\]"),
         ({k: v for k, v in state.items() if k != "data"}, r"damaged \(\['data'\]"),
         ({**state, "lag": 0}, r"damaged \(\['lag'\].*unknown"),
@@ -442,7 +442,7 @@ def test_graphs_with_python_functions(jpegs_many):
         return data_iterator(pipe, ["x", "u", "y"], reader_name="reader", mask="mask")(batch_size=3)
 
     state = build().get_state()
-    assert any("Python function" in line for line in state["unchecked"])
+    assert "Python function" in state["unchecked"]
     assert "reader.pad_last_batch: True" in state_lib.read(state).fingerprint["sources"]
     check(build, Expected(epochs(2)))
 

@@ -216,6 +216,8 @@ def check_properties(
     for state in states:
         assert state == json.loads(json.dumps(state))
         assert _same_type(state, states[0])
+        # As a target of flax and Orbax, which restore into a fresh state's tree.
+        assert jax.tree.structure(state) == jax.tree.structure(states[0])
         assert len(json.dumps(state)) <= expected.state_bytes * expected.pipelines
 
     def compare(other: Any, at: int, to: int, how: str) -> None:
