@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,38 +14,39 @@ from .byte_records import ByteRecords, Decode, as_json, as_text
 from .index import kept
 from .indexed_paths import content_key, path_list
 from .source import Field
-from .tar_index import extensions_of, fits, index_tars, sample_name
+from .tar_index import extensions_of, fits, index_tars, kinds_of, sample_name
 
-# As WebDataset reads them.
-_DECODERS: Mapping[str, Decode] = {
-    **dict.fromkeys(("txt", "text", "transcript"), as_text),
-    **dict.fromkeys(("json", "jsn"), as_json),
-}
+_log = logging.getLogger("dalijax")
+
+_DECODERS: Mapping[str, Decode] = {"text": as_text, "json": as_json}
 
 
 class Tar(ByteRecords):
-    """Samples of tars as WebDataset packs them, by number: no buffer shuffles them.
+    """Samples of tars in WebDataset's format, by number: no buffer is needed to shuffle them.
 
-    Members that follow one another and have the same name up to the first dot are a sample, and
-    what follows the dot says which. DALI's index files (``wds2idx``) are used where they lie
-    beside the tars and fit; else the headers are walked once, and the index is kept.
+    Members that follow one another and have the same name up to the first dot are a sample; the
+    text after that dot is the extension. The headers are read once, and the index is stored.
+    Concatenated tars (``cat a.tar b.tar``) are read to the end.
+
+    The last part of an extension determines the kind of a field, as in WebDataset: ``cls``,
+    ``cls2``, ``class``, ``count``, ``index``, ``inx`` and ``id`` are int32 scalars, which the
+    index contains; ``txt``, ``text``, ``transcript``, ``json`` and ``jsn`` bypass the graph; all
+    others are uint8 [bytes]. So ``label.cls`` is a number, and ``x.npy`` is bytes.
 
     Args:
-        paths: Paths, or URLs where fsspec is installed.
-        fields: The field of each extension that is wanted; ``"jpg;png"`` is either of them.
-            ``cls`` and the like are int32 scalars, which the index holds; ``txt`` and ``json``
-            pass the graph by; others are uint8 [bytes].
-        missing: What becomes of samples that lack one of them: "raise" or "skip".
-        index_paths: DALI's index files of the tars, in the same order.
-        cache_dir: Where indexes are kept; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
-        identity: What stands for the digest of names, sizes and 64 samples in states.
+        paths: Paths, or URLs if fsspec is installed.
+        fields: The field of each extension, in lower case; ``"jpg;png"`` is either of them.
+        missing: "raise" or "skip" samples that lack a member.
+        index_paths: Index files of DALI's ``wds2idx``. They are not needed and not read.
+        cache_dir: Folder of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
+        identity: Text that replaces the digest of names, sizes and 64 samples in states.
 
     Attributes:
         fields: The names and kinds of the fields.
 
     Raises:
         OSError: If a tar can't be read.
-        ValueError: If a tar is damaged or cut off, has no samples, or samples lack a field.
+        ValueError: If a tar is damaged or cut off, or has no samples, or samples lack a field.
     """
 
     def __init__(
@@ -57,36 +61,28 @@ class Tar(ByteRecords):
     ):
         if missing not in ("raise", "skip"):
             raise ValueError(f"missing must be 'raise' or 'skip', not {missing!r}")
+        if index_paths is not None:
+            warnings.warn(
+                "Tar does not read index_paths: leave them out. It reads the headers of the tars "
+                "once, and stores an index of its own (cache_dir=)",
+                stacklevel=2,
+            )
         tars = path_list(paths)
-        indexes = path_list(index_paths) if index_paths is not None else None
-        if indexes is not None and len(indexes) != len(tars):
-            raise ValueError(f"there are {len(tars)} tars and {len(indexes)} index_paths")
         extensions = extensions_of(fields)
         index = kept(
             None if cache_dir is None else os.fspath(cache_dir),
-            content_key("tar 1", tars, extensions),
-            lambda: index_tars(tars, indexes, extensions),
+            content_key("tar 2", tars, extensions),
+            lambda: index_tars(tars, extensions),
             lambda index: fits(tars, index),
         )
-        count, reasons = index.about["incomplete"], "; ".join(index.about["reasons"])
-        if missing == "raise" and count:
-            raise ValueError(
-                f"{count:,} samples lack a member that fields= wants: {reasons}. Leave them out by "
-                "missing='skip'"
-            )
-        if not index.about["first"][-1]:
-            raise ValueError(
-                f"no sample of {', '.join(tars[:3])} has all of {sorted(fields)}"
-                + f": {reasons}" * bool(reasons)
-            )
+        _check_complete(tars, fields, index.about, missing)
         kinds: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}
-        for wanted, name in fields.items():
-            decode = next((_DECODERS[e] for e in wanted.lower().split(";") if e in _DECODERS), None)
-            if f"{name}.value" in index.arrays:
+        for name, kind in kinds_of(extensions).items():
+            if kind == "number":
                 kinds[name] = Field(index.arrays[f"{name}.value"].dtype)
-            elif decode is not None:
-                kinds[name], decoders[name] = Field(None), decode
+            elif kind in _DECODERS:
+                kinds[name], decoders[name] = Field(None), _DECODERS[kind]
             else:
                 kinds[name] = Field(np.dtype(np.uint8), 1)
         super().__init__(index, tars, kinds, decoders, identity)
@@ -98,3 +94,31 @@ class Tar(ByteRecords):
             return sample_name(self._files.file(number), start)
         except OSError:
             return f"{self._files.paths[number]}: the sample at byte {start:,}"
+
+
+def _check_complete(
+    tars: Sequence[str], fields: Mapping[str, str], about: Mapping[str, Any], missing: str
+) -> None:
+    """Raises ValueError if samples that lack a field can't be left out; the error has the cure."""
+    count, reasons = about["incomplete"], "; ".join(about["reasons"])
+    cure = "Leave them out by missing='skip'"
+    if about["scattered"]:
+        cure = (
+            f"The members of {', '.join(about['scattered'])} do not follow one another. Pack the "
+            "tar again, sorted by name: tar --sort=name -cf NEW.tar -C FOLDER ."
+        )
+    elif about["has_links"]:
+        cure = (
+            "A link has no content of its own. Pack the tar again: tar --dereference "
+            "--hard-dereference --sort=name -cf NEW.tar -C FOLDER ."
+        )
+    elif set(fields.values()) <= set(about["extensions"]):
+        right = {name: extension for extension, name in fields.items()}
+        cure = f"fields= maps each extension to a field's name: did you mean {right}?"
+    if count and missing == "raise":
+        raise ValueError(f"{count:,} samples lack a member that fields= names: {reasons}. {cure}")
+    if not about["first"][-1]:
+        what = f": {reasons}. {cure}" if count else ""
+        raise ValueError(f"no sample of {', '.join(tars[:3])} has all of {sorted(fields)}{what}")
+    if about["scattered"] or about["has_links"]:
+        _log.warning("missing='skip' leaves out %s samples: %s. %s", f"{count:,}", reasons, cure)

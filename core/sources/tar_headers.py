@@ -5,42 +5,83 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 _log = logging.getLogger("dalijax")
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
+_MANY = 1 << 16  # bytes of zeros that are read together
 _REGULAR = (b"0", b"\0", b"7")
-_NO_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
+_LINKS = {b"1": "hard", b"2": "symbolic"}
+_NO_CONTENT = (*_LINKS, b"3", b"4", b"5", b"6")  # links, devices, folders, FIFOs
 
 
-# Name; offset of the first header, that of a long name included; offset and size of the content.
-Member = tuple[bytes, int, int, int]
+class Member(NamedTuple):
+    """A regular file of a tar, or a link.
+
+    Attributes:
+        name: The name.
+        start: Offset of the first header, including the headers of long names.
+        offset: Offset of the content.
+        size: Size of the content in bytes, 0 for links.
+        archive: Number of the archive, if several are concatenated in a file.
+        link: The kind of link; "" for a regular file.
+    """
+
+    name: bytes
+    start: int
+    offset: int
+    size: int
+    archive: int = 0
+    link: str = ""
 
 
 def members(
-    take: Callable[[int, int], bytes], end: int, path: str, start: int = 0
+    take: Callable[[int, int], bytes],
+    end: int,
+    path: str,
+    start: int = 0,
 ) -> Iterator[Member]:
-    """The regular files of a tar in their order.
+    """Yields the regular files and the links of a tar in their order.
+
+    Tars may be concatenated: members that follow an end mark belong to the next archive.
 
     Args:
-        take: Gives bytes of the tar from an offset on; fewer at its end.
-        end: Its size in bytes.
-        path: What to call it.
+        take: Returns bytes of the tar from an offset on; fewer at its end.
+        end: Size of the tar in bytes.
+        path: Name of the tar in errors.
         start: Offset of the first header.
 
     Raises:
         ValueError: If a header is damaged, a member is cut off, or is a sparse file.
     """
     at = begin = start
-    name: bytes | None = None  # of the next member, where another header says it
+    archive = 0
+    name: bytes | None = None  # of the next member, from a header of its own
     length: int | None = None
     everywhere: dict[bytes, bytes] = {}
     last = b""
     while at < end:
         header = take(at, BLOCK)
         if header == _ZEROS:
-            return
+            behind = _end_of_zeros(take, at, end)
+            if name is not None or length is not None:
+                raise ValueError(f"{path}: the extended header at byte {begin:,} has no member")
+            if behind < end and not _is_header(take(behind, BLOCK)):
+                _log.warning(
+                    "%s: %s bytes after the end mark are ignored: they are not a tar",
+                    path,
+                    f"{end - behind:,}",
+                )
+                behind = end
+            if behind == end:
+                return
+            if behind - at > BLOCK:  # one block of zeros is not an end mark
+                archive += 1
+                everywhere = {}
+            at = begin = behind
+            continue
         kind = header[156:157]
         size = _checked_size(header, at, end, path, last)
         content, at = at + BLOCK, at + BLOCK + -(-size // BLOCK) * BLOCK
@@ -56,7 +97,10 @@ def members(
                 name = records.get(b"path", name)
                 length = int(records[b"size"]) if b"size" in records else length
                 if any(key.startswith(b"GNU.sparse.") for key in records):
-                    raise ValueError(f"{path}: the member at byte {begin} is a sparse file")
+                    raise ValueError(
+                        f"{path}: the member at byte {begin:,} is a sparse file: pack it again "
+                        "without --sparse"
+                    )
             continue
         name = _name(header) if name is None else name
         name = name or everywhere.get(b"path", b"")
@@ -64,20 +108,46 @@ def members(
             size, at = length, content + -(-length // BLOCK) * BLOCK
         if kind in _NO_CONTENT or (kind == b"\0" and name.endswith(b"/")):
             at = content
+            if kind in _LINKS:
+                yield Member(name, begin, content, 0, archive, _LINKS[kind])
         else:
             last = name
             if kind == b"S":
                 raise ValueError(
-                    f"{path}: member {_shown(last)} is a sparse file: pack it again without"
+                    f"{path}: member {_shown(last)} is a sparse file: pack it again without "
+                    "--sparse"
                 )
             if content + size > end:
                 _check_end(content + size, end, path, f"member {_shown(last)}", content)
             if kind in _REGULAR:
-                yield name, begin, content, size
+                yield Member(name, begin, content, size, archive)
         begin, name, length = at, None, None
     if at > end:
         raise ValueError(f"{path} is cut off behind {_shown(last)}, before byte {at:,}")
     _log.warning("%s has no end mark: it may be cut off behind %s", path, _shown(last))
+
+
+def _end_of_zeros(take: Callable[[int, int], bytes], at: int, end: int) -> int:
+    """Offset of the first block from an offset on that is not zero, or the end."""
+    while at < end:
+        data = take(at, min(_MANY, end - at))
+        rest = data.lstrip(b"\0")
+        if rest:
+            return at + (len(data) - len(rest)) // BLOCK * BLOCK
+        at += len(data)
+    return end
+
+
+def _is_header(block: bytes) -> bool:
+    """Tells whether a block after an end mark is the header of another archive, even a damaged one.
+
+    Such a header is read, so that damage raises an error.
+    """
+    try:
+        _checked_size(block, 0, len(block), "", b"")
+    except ValueError:
+        return block[257:262] == b"ustar"
+    return True
 
 
 def _shown(name: bytes) -> str:

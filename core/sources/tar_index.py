@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import array
-import logging
-import os
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..state.reader_files import below_common_root
 from .byte_files import ByteFile, Window, is_remote, open_file
-from .dali_index import AlikeSamples, Sample, read_dali_index
 from .identity import spread
 from .index import Index
 from .progress import progress
 from .tar_headers import Member, members
 from .values import narrow
 
-_log = logging.getLogger("dalijax")
-
-NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # as WebDataset reads them
+_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # as WebDataset decodes them
+_TEXTS = ("txt", "text", "transcript")
+_JSONS = ("json", "jsn")
 _NAMED = 3  # samples that an error names
 _REPORTED = 1000  # samples between two steps of the progress
-_THREADS = 8  # tars that are walked at once: what takes the time is the disk
-_MOST_MEMBERS = 100  # of a sample that is looked at
+_THREADS = 8  # tars whose headers are read at once: the disk takes the time
+_MOST_MEMBERS = 100  # members of a sample that are compared with a stored index
+_MOST_INCOMPLETE = 100_000  # incomplete samples of a tar that are searched for elsewhere in it
+
+
+class Sample(NamedTuple):
+    """Members of a tar that follow one another and have the same name.
+
+    Attributes:
+        start: Offset of the first header.
+        name: The name of the members up to the first dot.
+        members: The members by extension.
+    """
+
+    start: int
+    name: bytes
+    members: Mapping[bytes, Member]
+
+
+def kind_of_extension(extension: str) -> str:
+    """The kind of the members with an extension, by its last part, as in WebDataset.
+
+    Returns:
+        "number", "text", "json" or "bytes".
+    """
+    last = extension.rpartition(".")[2].lower()
+    kinds = {"number": _NUMBERS, "text": _TEXTS, "json": _JSONS}
+    return next((kind for kind, endings in kinds.items() if last in endings), "bytes")
 
 
 def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
@@ -51,123 +74,169 @@ def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
     return extensions
 
 
+def kinds_of(extensions: Mapping[str, str]) -> dict[str, str]:
+    """The kind of each field.
+
+    Raises:
+        ValueError: If a field joins extensions of different kinds.
+    """
+    kinds: dict[str, dict[str, str]] = {}
+    for extension, name in extensions.items():
+        kinds.setdefault(name, {}).setdefault(kind_of_extension(extension), extension)
+    for name, extension_of in kinds.items():
+        if len(extension_of) > 1:
+            members = " and ".join(f".{e} is {kind}" for kind, e in extension_of.items())
+            raise ValueError(
+                f"fields joins members of different kinds in {name!r}: {members}. Give each a "
+                "field of its own"
+            )
+    return {name: next(iter(extension_of)) for name, extension_of in kinds.items()}
+
+
 def split_name(name: bytes) -> tuple[bytes, bytes]:
-    """A member's sample and extension; b"" for hidden files and those without a dot."""
+    """The sample and the extension of a member.
+
+    The extension is b"" for members of no sample, as in WebDataset: hidden files, names without
+    a dot, and metadata like ``__index__/1.jpg``.
+    """
     slash = name.rfind(b"/") + 1
     dot = name.find(b".", slash)
-    if dot <= slash:
+    if dot <= slash or (name.startswith(b"__") and name.partition(b"/")[0].endswith(b"__")):
         return name, b""
     return name[:dot], name[dot + 1 :].lower()
 
 
 def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
-    """Samples of members that follow one another."""
-    last: bytes | None = None
-    start = 0
-    sample: dict[bytes, tuple[int, int]] = {}
-    for name, begin, offset, size in walk:
-        stem, extension = split_name(name)
+    """Yields the samples of members in their order.
+
+    Links never end a sample, as WebDataset skips them.
+
+    Raises:
+        ValueError: If a sample has two members of one name.
+    """
+    last = links_of = 0, b""
+    start = links_start = 0
+    sample: dict[bytes, Member] = {}
+    links: dict[bytes, Member] = {}  # that follow the members of another sample
+    for member in walk:
+        name, extension = split_name(member.name)
         if not extension:
             continue
-        if stem != last:
-            if sample:
-                yield start, sample
-            last, start, sample = stem, begin, {}
-        elif extension in sample:
-            raise ValueError(f"{path} has the member {name.decode(errors='replace')!r} twice")
-        sample[extension] = offset, size
+        key = member.archive, name
+        if member.link and key == last:
+            sample.setdefault(extension, member)
+        elif member.link:
+            if links and key != links_of:
+                yield Sample(links_start, links_of[1], links)
+                links = {}
+            if not links:
+                links_of, links_start = key, member.start
+            links[extension] = member
+        else:
+            if key != last:
+                if sample:
+                    yield Sample(start, last[1], sample)
+                last, start, sample = key, member.start, {}
+                if links and key == links_of:
+                    start, sample, links = links_start, links, {}
+            if extension in sample and not sample[extension].link:
+                raise ValueError(f"{path} has the member {_text(member.name)!r} twice")
+            sample[extension] = member
     if sample:
-        yield start, sample
+        yield Sample(start, last[1], sample)
+    if links:
+        yield Sample(links_start, links_of[1], links)
 
 
 class _Columns:
-    """The rows of one tar as they come.
+    """The rows of one tar.
 
-    It does not keep the tar open, of which there may be thousands.
+    It does not keep the tar open: there may be thousands.
 
     Args:
         extensions: The field of each extension.
     """
 
     def __init__(self, extensions: Mapping[str, str]):
-        names = dict.fromkeys(extensions.values())
-        # Of each field its extensions, and two columns: offset and size, or the value alone.
+        # For each field its extensions, and two columns: offset and size, or the value alone.
         self._fields: list[tuple[str, list[bytes], array.array[int], array.array[int] | None]] = []
         self.arrays: dict[str, array.array[int]] = {}
-        for name in names:
+        for name, kind in kinds_of(extensions).items():
             keys = [e.encode() for e, field in extensions.items() if field == name]
-            number = any(e.decode() in NUMBERS for e in keys)
+            number = kind == "number"
             first = self.arrays[f"{name}.{'value' if number else 'offset'}"] = array.array("q")
             second = None if number else self.arrays.setdefault(f"{name}.size", array.array("q"))
             self._fields.append((name, keys, first, second))
         self.start = self.arrays["start"] = array.array("q")
-        self.incomplete = 0
-        self.first_incomplete: list[str] = []
+        self.num_incomplete = 0
+        self.incomplete: set[bytes] = set()  # their names
+        self.reasons: list[str] = []
+        self.extensions: set[str] = set()  # of the samples in `reasons`
+        self.has_links = False
+        self.scattered: list[str] = []
 
     def add(self, samples: Iterable[Sample], take: Window) -> None:
-        """Adds samples of a tar; those that lack a field are counted."""
-        for start, sample in samples:
+        """Adds the samples of a tar; incomplete ones are counted."""
+        for sample in samples:
             row = []
             for name, extensions, _, _ in self._fields:
-                places = [sample[e] for e in extensions if e in sample]
-                if len(places) > 1:
-                    raise ValueError(f"{sample_name(take.file, start)} has {name!r} twice")
-                row += places
+                some = [sample.members[e] for e in extensions if e in sample.members]
+                found = [member for member in some if not member.link]
+                if len(found) > 1:
+                    raise ValueError(
+                        f"{take.file.path}: {_text(sample.name)} has {name!r} twice: "
+                        f"{[_text(member.name) for member in found]}"
+                    )
+                row += found
             if len(row) < len(self._fields):
-                self._lacks(start, sample, take)
+                self._add_incomplete(sample, take.file.path)
                 continue
-            for (name, _, first, second), (offset, size) in zip(self._fields, row):
+            for (name, _, first, second), member in zip(self._fields, row):
                 if second is None:
-                    first.append(_number(name, start, take(offset, size), take))
+                    first.append(_number(name, sample, take(member.offset, member.size), take))
                 else:
-                    first.append(offset)
-                    second.append(size)
-            self.start.append(start)
+                    first.append(member.offset)
+                    second.append(member.size)
+            self.start.append(sample.start)
 
-    def add_alike(self, samples: AlikeSamples, take: Window) -> None:
-        """Adds samples of a tar that have the same extensions."""
-        columns = [
-            [samples.members[e] for e in extensions if e in samples.members]
-            for _, extensions, _, _ in self._fields
-        ]
-        if any(len(places) != 1 for places in columns):  # some is lacking, or there twice
-            self.add(samples.single(range(len(samples.start))), take)
-            return
-        for (name, _, first, second), ((offset, size),) in zip(self._fields, columns):
-            if second is None:
-                first.extend(_numbers(name, samples.start, offset, size, take))
-            else:
-                first.frombytes(offset.tobytes())
-                second.frombytes(size.tobytes())
-        self.start.frombytes(samples.start.tobytes())
-
-    def _lacks(self, start: int, sample: Mapping[bytes, Any], take: Window) -> None:
-        self.incomplete += 1
-        if len(self.first_incomplete) < _NAMED:
-            lacking = [name for name, keys, _, _ in self._fields if not sample.keys() & set(keys)]
-            has = [extension.decode(errors="replace") for extension in sample]
-            name = sample_name(take.file, start)
-            self.first_incomplete.append(f"{name} lacks {lacking}, and has {has}")
+    def _add_incomplete(self, sample: Sample, path: str) -> None:
+        self.num_incomplete += 1
+        if len(self.incomplete) < _MOST_INCOMPLETE:
+            self.incomplete.add(sample.name)
+        lacking, members = [], sample.members
+        for name, extensions, _, _ in self._fields:
+            found = [members[e] for e in extensions if e in members]
+            if not found:
+                wanted = " or ".join(f".{_text(extension)}" for extension in extensions)
+                lacking.append(f"{wanted} ({name!r})")
+            elif all(member.link for member in found):
+                self.has_links = True
+                lacking.append(f"{_text(found[0].name)}, which is a {found[0].link} link")
+        if len(self.reasons) < _NAMED:
+            has = [_text(extension) for extension, member in members.items() if not member.link]
+            self.extensions.update(has)
+            only = ", ".join(f".{extension}" for extension in has) or "no other member"
+            name = f"{path}: {_text(sample.name)}"
+            self.reasons.append(f"{name} lacks {' and '.join(lacking)}, and has {only}")
 
 
-def _numbers(
-    name: str,
-    starts: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    take: Window,
-) -> array.array[int]:
-    """The numbers of many samples, of a local file in half the time that `take` needs."""
-    read = take if is_remote(take.file.path) else take.file.read
-    places = offsets.tolist(), sizes.tolist()
-    try:
-        return array.array("q", map(int, map(read, *places)))
-    except (ValueError, OverflowError):  # one of them is none, and is named
-        rows = zip(starts.tolist(), *places)
-        return array.array("q", [_number(name, at, take(*place), take) for at, *place in rows])
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
 
 
-def _number(name: str, start: int, text: bytes, take: Window) -> int:
+def _scattered(names: set[bytes], samples: Iterable[Sample]) -> Iterator[str]:
+    """Yields names of samples whose members lie in several places of a tar."""
+    seen: dict[bytes, set[bytes]] = {}
+    for _, name, found in samples:
+        if name in names:
+            if not seen.setdefault(name, set()).isdisjoint(found):
+                continue  # another sample of the same name
+            if seen[name]:
+                yield _text(name)
+            seen[name].update(found)
+
+
+def _number(name: str, sample: Sample, text: bytes, take: Window) -> int:
     try:
         value = int(text)
         if -(1 << 63) <= value < 1 << 63:
@@ -175,42 +244,32 @@ def _number(name: str, start: int, text: bytes, take: Window) -> int:
     except ValueError:
         pass
     raise ValueError(
-        f"{name!r} of {sample_name(take.file, start)} must be a whole number of 64 bits, not "
-        f"{text[:40]!r}"
+        f"{name!r} of {take.file.path}: {_text(sample.name)} must be a whole number of 64 "
+        f"bits, not {text[:40]!r}"
     )
 
 
 def sample_name(file: ByteFile, start: int) -> str:
     """The tar, and the name of the sample that begins at an offset."""
     try:
-        name, *_ = next(members(Window(file), file.size, file.path, start))
+        name = next(members(Window(file), file.size, file.path, start)).name
     except (OSError, ValueError, StopIteration):
         return f"{file.path}: the sample at byte {start:,}"
-    return f"{file.path}: {split_name(name)[0].decode(errors='replace')}"
+    return f"{file.path}: {_text(split_name(name)[0])}"
 
 
-def index_tars(
-    paths: Sequence[str], dali_indexes: Sequence[str] | None, extensions: Mapping[str, str]
-) -> Index:
-    """The index of some tars; see `dalijax.core.sources.byte_records` for what it has.
+def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
+    """Makes the index of tars; see `dalijax.core.sources.byte_records` for its content.
 
     Args:
         paths: The tars.
-        dali_indexes: DALI's indexes of them; None: those that lie beside, if they fit.
         extensions: The field of each extension.
     """
     sizes = [open_file(path).size for path in paths]
-    indexes: Sequence[str | None] = dali_indexes or [None] * len(paths)
     with progress(f"Indexing {len(paths)} tars", sum(sizes)) as done:
         pool = ThreadPoolExecutor(_THREADS)
         try:
-            tars = list(
-                pool.map(
-                    lambda path, dali: _indexed(open_file(path), dali, extensions, done),
-                    paths,
-                    indexes,
-                )
-            )
+            tars = list(pool.map(lambda path: _indexed(open_file(path), extensions, done), paths))
         finally:
             pool.shutdown(cancel_futures=True)
     arrays = {
@@ -218,61 +277,42 @@ def index_tars(
         for name in tars[0].arrays
     }
     arrays |= {name: narrow(arrays[name]) for name in arrays if name.endswith(".value")}
-    reasons = [reason for tar in tars for reason in tar.first_incomplete]
     about = {
         "names": below_common_root(paths),
         "sizes": sizes,
         "first": [0, *np.cumsum([len(tar.arrays["start"]) for tar in tars]).tolist()],
-        "incomplete": sum(tar.incomplete for tar in tars),
-        "reasons": reasons[:_NAMED],
+        "incomplete": sum(tar.num_incomplete for tar in tars),
+        "reasons": [reason for tar in tars for reason in tar.reasons][:_NAMED],
+        "extensions": sorted({extension for tar in tars for extension in tar.extensions}),
+        "scattered": [name for tar in tars for name in tar.scattered][:_NAMED],
+        "has_links": any(tar.has_links for tar in tars),
     }
     return Index(about, arrays)
 
 
-def _indexed(
-    file: ByteFile, dali_index: str | None, extensions: Mapping[str, str], done: Any
-) -> _Columns:
-    path = dali_index or os.path.splitext(file.path)[0] + ".idx"
-    if dali_index is not None or not (is_remote(path) or not os.path.isfile(path)):
-        columns = _Columns(extensions)
-        try:
-            take = Window(file)
-            for samples in _checked(read_dali_index(path), file):
-                columns.add_alike(samples, take)
-            done(file.size)
-            return columns
-        except (ValueError, OSError) as error:
-            if dali_index is not None:
-                raise ValueError(f"{path} is no index of {file.path}: {error}") from error
-            _log.warning("%s is not used, since it does not fit: %s", path, error)
+def _indexed(file: ByteFile, extensions: Mapping[str, str], done: Any) -> _Columns:
+    """The rows of one tar."""
     columns, take = _Columns(extensions), Window(file)
-    walk = grouped(members(take, file.size, file.path), file.path)
-    columns.add(_counted(walk, file.size, done), take)
+
+    def samples() -> Iterator[Sample]:
+        return grouped(members(take, file.size, file.path), file.path)
+
+    columns.add(_counted(samples(), file.size, done), take)
+    if columns.incomplete:
+        scattered = _scattered(columns.incomplete, samples())
+        columns.scattered = [f"{file.path}: {n}" for n in itertools.islice(scattered, _NAMED)]
     return columns
 
 
 def _counted(samples: Iterable[Sample], size: int, done: Any) -> Iterator[Sample]:
-    """Samples, whose bytes the progress is told."""
+    """Yields samples and reports the bytes to the progress bar."""
     at = 0
     for count, sample in enumerate(samples):
         if count % _REPORTED == 0:
-            done(sample[0] - at)
-            at = sample[0]
+            done(sample.start - at)
+            at = sample.start
         yield sample
     done(size - at)
-
-
-def _checked(samples: Iterable[AlikeSamples], file: ByteFile) -> Iterator[AlikeSamples]:
-    """Samples of an index, of which the first thousand and every thousandth are looked up."""
-    count = 0
-    for some in samples:
-        numbers = range(count, count + len(some.start))
-        places = [k for k, number in enumerate(numbers) if number < 1000 or number % 1000 == 0]
-        for start, sample in some.single(places):
-            if not _is_there(file, start, sample.values()):
-                raise ValueError(f"{file.path} has other members at byte {start:,}")
-        count = numbers.stop
-        yield some
 
 
 def _is_there(file: ByteFile, start: int, ranges: Iterable[tuple[int, int]]) -> bool:
@@ -282,7 +322,7 @@ def _is_there(file: ByteFile, start: int, ranges: Iterable[tuple[int, int]]) -> 
         for _, member in zip(
             range(_MOST_MEMBERS), members(Window(file), file.size, file.path, start)
         ):
-            rest.discard(member[2:])
+            rest.discard((member.offset, member.size))
             if not rest:
                 return True
     except ValueError:

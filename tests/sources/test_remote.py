@@ -7,7 +7,6 @@ import os
 import pathlib
 import pickle
 import re
-import subprocess
 import sys
 import threading
 
@@ -101,19 +100,6 @@ def test_tars_in_memory(tmp_path, memory, caplog):
     with pytest.raises(OSError, match="when the source was opened: open it anew"):
         pickle.loads(pickle.dumps(source)).read(np.array([9]), ["data"])
     assert len(Tar(urls, FIELDS)) == 25
-
-
-def test_indexes_of_dali_in_memory(tmp_path, memory):
-    path = write_tar(tmp_path / "a.tar", samples(0, 5))
-    index = tmp_path / "index"
-    subprocess.run([sys.executable, "-m", "wds2idx", path, index], check=True, capture_output=True)
-    memory.pipe("/a.tar", pathlib.Path(path).read_bytes())
-    memory.pipe("/index", index.read_bytes())
-    source = Tar("memory://a.tar", FIELDS, index_paths="memory://index")
-    same(source, Tar(path, FIELDS))
-    memory.pipe("/index", b"v1.2 7")
-    with pytest.raises(ValueError, match=r"memory://index is no index of memory://a\.tar"):
-        Tar("memory://a.tar", {"jpg": "data"}, index_paths="memory://index")
 
 
 def test_records_in_memory(tmp_path, memory):
