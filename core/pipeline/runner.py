@@ -90,7 +90,10 @@ class _PipelineQueue:
         """The next outputs, which must be there; they belong to the caller until `release`."""
         self._scheduled -= 1
         with span("dalijax.wait"):
-            return self.pipeline.share_outputs()
+            try:
+                return self.pipeline.share_outputs()
+            except UnicodeDecodeError as error:  # DALI's error names a file that is not UTF-8
+                raise RuntimeError(os.fsdecode(error.object)) from None
 
     def release(self, runs: int) -> None:
         """Gives the outputs back to DALI, and schedules at most so many runs."""

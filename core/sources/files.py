@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +18,10 @@ from .byte_files import WAITING_THREADS, fetch, filesystem, is_remote
 from .identity import spread
 from .names import Names
 from .order import Indices
+from .paths import Path, Paths, home_expanded, is_pattern, path_list, path_text
 from .source import Field, Values
+
+_log = logging.getLogger("dalijax")
 
 # The default of DALI's readers.file; whatever their case.
 EXTENSIONS = (
@@ -30,30 +35,35 @@ _MOST_SIZES = 100_000  # of files whose sizes are part of the identity
 class Files(BaseSource):
     """Files as records: class folders, a flat folder, or a list of paths.
 
-    Of class folders a record has ``data``, the bytes of the file, and ``label``, an int32 scalar:
-    the number of its folder among the sorted ones, as with ``fn.readers.file``, whose order the
-    records are in. Files of deeper folders are records of the class folder, too, as in
-    torchvision's ``ImageFolder``; that reader leaves them out. (Those whose name begins with a dot
-    are left out.) Of a flat folder, or a list without labels, it has ``data`` alone. DALI's threads
-    read local files (`dalijax.fn.read_file`), so that `read` gives their paths; of URLs, where
-    fsspec is installed, it gives the contents.
+    A record of class folders has ``data``, the bytes of the file, and ``label``, an int32 scalar:
+    the number of its class folder in sorted order, as with ``fn.readers.file``, in whose order the
+    records are. Files of deeper folders belong to the class folder, as in torchvision's
+    ``ImageFolder``; that reader leaves them out. A class folder without files keeps its number, and
+    a warning names it. Folders whose names begin with a dot are left out. A record of a flat
+    folder, or of a list without labels, has ``data`` alone.
+
+    DALI's threads read local files (`dalijax.fn.read_file`): `read` returns their paths. For URLs,
+    if fsspec is installed, it returns the contents.
+
+    FIFOs, sockets, devices and links to themselves in a folder are left out with a warning.
 
     Args:
-        folder: The folder, or its URL. Links are followed.
-        paths: Paths of files instead, or URLs of one file system, in their order.
-        labels: Their labels, whole numbers of 32 bits.
-        extensions: Which files of the folder are records, whatever the case; empty: all.
-        identity: What stands for the digest of names, sizes and contents in states.
+        folder: The folder, or its URL; ``~`` is the home folder. Links are followed.
+        paths: A path or URL, or a list of them, instead. Patterns like ``*.jpg`` and
+            ``{000..127}.jpg`` are expanded.
+        labels: The labels of the paths, whole numbers of 32 bits.
+        extensions: Endings of the folder's files that are records, in any case; empty: all files.
+        identity: Text that replaces the digest of names, sizes and contents in states.
 
     Attributes:
-        fields: ``data`` (uint8 [bytes]), and ``label`` (int32) where there are labels.
-        classes: Names of the class folders; empty where there are none.
+        fields: ``data`` (uint8 [bytes]), and ``label`` (int32) if there are labels.
+        classes: Names of the class folders; empty without class folders.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: If the folder, or a file of the list, is not there;
-            of long lists 1,000 evenly spread ones are looked at.
-        ValueError: If there are no files, files beside class folders, or as many labels as paths
-            are missing; for a link to a folder that it lies in.
+        FileNotFoundError, NotADirectoryError: If the folder, or a file of the list, does not exist;
+            1,000 evenly spread files of a longer list are checked.
+        ValueError: If there are no files, files next to class folders, or a different number of
+            labels than paths; for a link to a folder that contains it.
     """
 
     gives_new_arrays = True  # nothing to check, see ReuseCheck
@@ -61,9 +71,9 @@ class Files(BaseSource):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | None = None,
+        folder: Path | None = None,
         *,
-        paths: Sequence[str | os.PathLike[str]] | None = None,
+        paths: Paths | None = None,
         labels: Sequence[int] | NDArray[np.integer[Any]] | None = None,
         extensions: Sequence[str] = EXTENSIONS,
         identity: str | None = None,
@@ -74,16 +84,12 @@ class Files(BaseSource):
         self._labels: NDArray[np.int32] | None = None
         self._system: Any = None  # fsspec's, of URLs
         if paths is not None:
-            if isinstance(paths, (str, bytes, os.PathLike)):
-                raise TypeError(f"paths must be a list: Files({paths!r}) takes a folder")
-            if not len(paths):
-                raise ValueError("paths is empty: Files needs one at least")
-            whole = [os.fspath(path) for path in paths]
+            if isinstance(paths, (str, bytes, os.PathLike)) and os.path.isdir(paths):
+                raise TypeError(f"paths={paths!r} is a folder: Files({paths!r}) takes a folder")
+            whole = path_list(paths)
             if any(map(is_remote, whole)):
                 self._system, _ = filesystem(next(filter(is_remote, whole)))
                 whole = [filesystem(path)[1] for path in whole]
-            else:
-                whole = list(map(os.path.abspath, whole))
             below = below_common_root(whole)
             self._root = os.fsencode(whole[0][: len(whole[0]) - len(below[0])])
             self._names = Names([(b"", [os.fsencode(name) for name in below])])
@@ -93,16 +99,21 @@ class Files(BaseSource):
         else:
             if labels is not None:
                 raise TypeError("labels= goes with paths=; class folders have labels of their own")
-            if not isinstance(folder, (str, os.PathLike)):
+            if not isinstance(folder, (str, bytes, os.PathLike)):
                 raise TypeError(
                     f"Files takes the path of a folder, not {folder!r:.60}: a list of files is "
                     "paths="
                 )
-            root = os.fspath(folder)
+            root = path_text(folder)
             if is_remote(root):
                 self._system, root = filesystem(root)
             else:
-                root = os.path.abspath(root)
+                root = os.path.abspath(home_expanded(root))
+                if is_pattern(root):
+                    raise FileNotFoundError(
+                        f"{root} is not there: Files takes one folder, and a pattern of files as "
+                        "paths="
+                    )
             self._root = os.path.join(os.fsencode(root), b"")
             self._list(_suffixes(extensions))
         if self._system is not None:
@@ -135,6 +146,15 @@ class Files(BaseSource):
                 yield folder + b"/", names
 
         self._names = Names(below())
+        empty = [folder for folder, count in zip(folders, counts) if not count]
+        if empty and len(self._names):
+            _log.warning(
+                "%s: the class folders %s have no %s. They keep their labels: remove them, or add "
+                "files (extensions=)",
+                root,
+                _few(empty),
+                _wanted(suffixes),
+            )
         if not len(self._names):
             raise ValueError(
                 f"the {len(folders)} class folders of {root} have no {_wanted(suffixes)}"
@@ -200,16 +220,16 @@ class Files(BaseSource):
                 )
             above = [*above, target]
         for name in deeper:
-            if not name.startswith(b"."):
-                below = os.path.join(part + name, b"")
-                yield from self._below(folder, below, suffixes, above)
+            below = os.path.join(part + name, b"")
+            yield from self._below(folder, below, suffixes, above)
 
     def _listed(
         self, folder: bytes, suffixes: tuple[bytes, ...]
     ) -> tuple[list[bytes], list[bytes]]:
-        """The sorted names of the files that are wanted, and of the folders, in a folder."""
+        """The sorted names of the wanted files, and of the folders, in a folder."""
         files: list[bytes] = []
         folders: list[bytes] = []
+        left_out: list[bytes] = []
         if self._system is not None:
             for entry in self._system.ls(os.fsdecode(self._root + folder), detail=True):
                 name = os.fsencode(entry["name"].rstrip("/").rpartition("/")[2])
@@ -223,13 +243,21 @@ class Files(BaseSource):
                 raise
             with entries:
                 for entry in entries:
-                    if entry.is_dir():
+                    wanted = not suffixes or entry.name.lower().endswith(suffixes)
+                    kind = _kind(entry)
+                    if kind == "folder":
                         folders.append(entry.name)
-                    elif not suffixes or entry.name.lower().endswith(suffixes):
-                        files.append(entry.name)
+                    elif wanted:
+                        (files if kind == "file" else left_out).append(entry.name)
+        if left_out:
+            _log.warning(
+                "%s: %s left out, for opening them may never end: they are FIFOs, sockets, devices "
+                "or links to themselves",
+                os.fsdecode(self._root + folder),
+                _few(sorted(left_out)),
+            )
         files.sort()
-        folders.sort()
-        return files, folders
+        return files, sorted(name for name in folders if not name.startswith(b"."))
 
     def _check_files(self) -> None:
         most = _MOST_CHECKED if self._system is None else 0  # remote files would take a while
@@ -238,6 +266,22 @@ class Files(BaseSource):
             if not os.path.isfile(path):
                 there = "no file" if os.path.exists(path) else "not there"
                 raise FileNotFoundError(f"paths[{index}] is {there}: {path}")
+
+
+def _kind(entry: os.DirEntry[bytes]) -> str:
+    """The kind of an entry of a folder: "folder", "file" or "special"."""
+    try:
+        # A link to nothing is a record that can't be read, so that its name is reported.
+        mode = entry.stat().st_mode if entry.is_symlink() else None
+    except FileNotFoundError:
+        return "file"
+    except OSError:  # a link to itself
+        return "special"
+    if mode is not None:
+        is_folder, is_file = stat.S_ISDIR(mode), stat.S_ISREG(mode)
+    else:
+        is_folder, is_file = entry.is_dir(), entry.is_file()
+    return "folder" if is_folder else "file" if is_file else "special"
 
 
 def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:

@@ -11,19 +11,6 @@ from ..state.reader_files import described
 from .byte_files import RemoteFile, is_remote
 
 
-def path_list(paths: Any) -> list[str]:
-    """Paths of files as absolute ones, or URLs as they are.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    if not several:
-        raise ValueError("paths is empty: a source needs one at least")
-    names = [os.fspath(path) for path in several]
-    return [name if is_remote(name) else os.path.abspath(name) for name in names]
-
-
 def content_key(kind: str, paths: Sequence[str], fields: Any) -> str:
     """A digest of files' names, sizes and parts of their content, and of what is wanted of them.
 

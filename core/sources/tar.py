@@ -12,7 +12,8 @@ import numpy as np
 
 from .byte_records import ByteRecords, Decode, as_json, as_text
 from .index import kept
-from .indexed_paths import content_key, path_list
+from .indexed_paths import content_key
+from .paths import Paths, path_list
 from .source import Field
 from .tar_index import extensions_of, fits, index_tars, kinds_of, sample_name
 
@@ -34,7 +35,8 @@ class Tar(ByteRecords):
     others are uint8 [bytes]. So ``label.cls`` is a number, and ``x.npy`` is bytes.
 
     Args:
-        paths: Paths, or URLs if fsspec is installed.
+        paths: A path or several, or URLs if fsspec is installed. ``*.tar`` and ``{000..127}.tar``
+            are expanded.
         fields: The field of each extension, in lower case; ``"jpg;png"`` is either of them.
         missing: "raise" or "skip" samples that lack a member.
         index_paths: Index files of DALI's ``wds2idx``. They are not needed and not read.
@@ -51,7 +53,7 @@ class Tar(ByteRecords):
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: Paths,
         fields: Mapping[str, str],
         *,
         missing: str = "raise",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from . import example
 from .byte_records import ByteRecords, Decode, as_text
 from .index import kept
-from .indexed_paths import content_key, path_list
+from .indexed_paths import content_key
+from .paths import Paths, path_list
 from .source import Field
 from .tfrecord_index import fits, index_records
 from .values import as_scalars
@@ -27,7 +28,8 @@ class TFRecord(ByteRecords):
     says: bytes are uint8 [bytes], one number is a scalar of 32 bits, several are an array.
 
     Args:
-        paths: Paths, or URLs where fsspec is installed.
+        paths: A path or several, or URLs if fsspec is installed. Patterns like ``*.tfrecord`` and
+            ``{000..127}.tfrecord`` are expanded.
         features: The field of each feature that is wanted.
         kinds: Kinds of fields that the first record does not say: ``Field(None)`` is text in
             UTF-8, which passes the graph by; with ``ndim=1`` lists of numbers, whatever their
@@ -46,7 +48,7 @@ class TFRecord(ByteRecords):
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: Paths,
         features: Mapping[str, str],
         *,
         kinds: Mapping[str, Field] | None = None,

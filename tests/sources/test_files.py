@@ -4,11 +4,14 @@ import os
 import pathlib
 import pickle
 import shutil
+import socket
 
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
 
+from dalijax import data_iterator
+from dalijax.core.errors import BatchError
 from dalijax.sources import Files
 
 NAMES = [
@@ -99,6 +102,71 @@ def test_files_of_deeper_folders_are_of_their_class(classes):
     os.symlink("../b", classes / "c.d" / "other")
     with pytest.raises(ValueError, match=r"other/other/ is a link to .*, in which it lies"):
         Files(classes)
+
+
+@pytest.mark.parametrize("remote", (False, True), ids=("local", "remote"))
+def test_hidden_folders_are_not_classes_and_empty_ones_are_named(remote, tmp_path, caplog):
+    names = ("cat/1.jpg", "dog/1.jpg", ".ipynb_checkpoints/1.jpg", "cat/.ipynb_checkpoints/1.jpg")
+    for name in (*names, "bird/note.txt", ".git/config", "cat/deep/2.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    pytest.importorskip("fsspec")
+    source = Files(f"file://{tmp_path}" if remote else tmp_path)
+    assert source.classes == ("bird", "cat", "dog")
+    assert list(source.read(np.arange(3), ["label"])["label"]) == [1, 1, 2]
+    (record,) = caplog.records
+    assert "the class folders 'bird' have no files that end in .jpg" in record.getMessage()
+    caplog.clear()
+    flat = Files(f"file://{tmp_path}/cat/deep" if remote else tmp_path / "cat/deep")
+    (tmp_path / "cat/deep/.hidden").mkdir()
+    assert len(flat) == 1 and flat.classes == () and not caplog.records
+
+
+def test_special_files_are_left_out_with_a_warning(tmp_path, caplog):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/1.jpg").write_bytes(b"x")
+    os.mkfifo(tmp_path / "a/2.jpg")
+    os.symlink("3.jpg", tmp_path / "a/3.jpg")
+    os.symlink("2.jpg", tmp_path / "a/4.jpg")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkey = os.getcwd()
+        os.chdir(tmp_path / "a")  # the path of a socket is short
+        server.bind("5.jpg")
+        os.chdir(monkey)
+    os.symlink("/dev/zero", tmp_path / "a/6.jpg")
+    os.mkfifo(tmp_path / "a/fifo")
+    os.symlink("loop", tmp_path / "loop")
+    source = Files(tmp_path)
+    assert [os.path.basename(path) for path in paths_of(source)] == ["1.jpg"]
+    (record,) = caplog.records
+    assert "'2.jpg', '3.jpg', '4.jpg' and 2 more left out" in record.getMessage()
+    for name in ("2", "3", "5", "6"):
+        with pytest.raises(FileNotFoundError, match=rf"paths\[0\] is .*{name}\.jpg$"):
+            Files(paths=[tmp_path / f"a/{name}.jpg"])
+
+
+@pytest.mark.parametrize("policy", ("raise", "mask", "skip"))
+def test_an_unreadable_file_of_any_name_is_a_bad_record(policy, tmp_path):
+    for k in range(4):
+        np.save(tmp_path / f"{k}.npy", np.full(3, k))
+    os.rename(tmp_path / "3.npy", os.fsencode(tmp_path) + b"/3\xfe.npy")  # it is good
+    os.symlink(b"/nowhere", os.fsencode(tmp_path) + b"/2\xff.npy")
+    source = Files(tmp_path, extensions=["npy"], identity="x")
+    (bad,) = [k for k in range(5) if "\udcff" in source.name(k)]
+    graph = data_iterator(lambda data: fn.decoders.numpy(data), ["x"], mask="mask", on_error=policy)
+    iterator = graph(source=source, batch_size=2, shuffle=False, as_numpy=True)
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/2\xff.npy")
+    next(iterator)
+    if policy == "raise":
+        with pytest.raises(BatchError, match="2\udcff.npy can't be decoded") as error:
+            next(iterator)
+        assert error.value.files == (name,)
+    batches = list(iterator)
+    if policy == "mask":
+        assert np.flatnonzero(~batches[0]["mask"]).tolist() == [bad - 2]
+    if policy != "raise":
+        assert iterator.errors[0].files == (name,)
+    assert batches[-1]["x"][0, 0] == 3 and len(batches) == 1 + (policy == "mask")
 
 
 def test_records_are_read_in_the_order_of_the_indices_and_may_come_twice(classes):
