@@ -150,6 +150,18 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self._forget_future()
         self._stream.reset()
 
+    def seek_step(self, step: int) -> None:
+        """Moves to a global step, for loops that save only their step; see `BatchStream`.
+
+        Args:
+            step: The number of batches before it, from 0.
+
+        Raises:
+            ValueError: If there is no such step, or the batches before it are not known.
+        """
+        self._stream.seek_step(step)
+        self._forget_future()
+
     @property
     def element_spec(self) -> dict[str, dataset_iterator.ArraySpec]:
         """Dtype and shape of each array of a whole batch; takes no batch."""

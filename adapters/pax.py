@@ -267,6 +267,18 @@ class DALIInput(base_input.BaseInput):
         if self._stream is not None:
             self._stream.reset()
 
+    def seek_step(self, step: int) -> None:
+        """Moves to a global step, for loops that save only their step; see `BatchStream`.
+
+        Args:
+            step: The number of batches before it, from 0.
+
+        Raises:
+            ValueError: If there is no such step, or the batches before it are not known.
+        """
+        self._opened().seek_step(step)
+        self._peek = self._state_before_peek = None
+
     def peek_padded(self) -> Any:
         """The batch that get_next_padded() will return; None at the end."""
         try:

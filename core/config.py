@@ -145,8 +145,6 @@ class IteratorConfig:
                 "with a length and records by number in dalijax.sources.Records(...), or subclass "
                 "dalijax.sources.Source"
             )
-        if self.source is None and not self.shuffle:
-            raise ValueError("shuffle=False without a source: a reader shuffles, or not, by itself")
         if self.reader_name is not None and not isinstance(self.reader_name, str):
             raise TypeError(
                 f"reader_name must be the name of a reader, or None, not {self.reader_name!r}"

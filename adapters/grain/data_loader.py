@@ -10,6 +10,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from ...core.arguments import whole_number
 from ...core.errors import StateError
 from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition
 from ...core.seeds import DEFAULT_SEED, shard_seed
@@ -101,6 +102,7 @@ class DALIDataLoader:
                 )
         batch_size = operator.index(batch_size)
         local_batch_size = batch_size // parts
+        self.skips = call.get("on_error") == "skip"
         self.takes_seed = call.get("seed") is None
         self.seed = operator.index(call.get("seed") or DEFAULT_SEED)
         call["seed"] = shard_seed(self.seed, index)  # shards draw different numbers
@@ -299,8 +301,30 @@ class DALIDataLoaderIterator(RecordIterator):
             self._reader.seek(RecordPosition(state["step"]))
             self._engine.restore(state["step"], None, graph=state["graph"])
 
-    def _set_next_index(self, index: int) -> None:
-        self.set_state(self.get_state() | {"step": index})
+    def seek_step(self, step: int) -> None:
+        """Moves to a global step in constant time, for loops that save only their step.
+
+        Args:
+            step: The number of batches before it, from 0.
+
+        Raises:
+            ValueError: If the loader has fewer batches, or with ``on_error="skip"``, since the
+                number of batches that were skipped is not known.
+        """
+        step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
+        if step > self._loader.num_steps:
+            raise ValueError(
+                f"seek_step({step}): the loader has only {self._loader.num_steps} batches"
+            )
+        if step and self._loader.skips:
+            raise ValueError(
+                f"seek_step({step}) with on_error='skip': a step counts delivered batches, and the "
+                "number of batches that were skipped before it is not known. Restore a state by "
+                "set_state(), or use on_error='mask', which delivers every batch"
+            )
+        self.set_state(self.get_state() | {"step": step})
+
+    _set_next_index = seek_step
 
     def close(self) -> None:
         """Frees the pipelines and the readers; ``next()`` then raises ValueError."""

@@ -23,10 +23,7 @@ __all__ = ["DALIIterDataset"]
 # Arguments that the adapter sets.
 _SET_HERE = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "epoch_rules"}
 
-_NO_INDEX = (
-    "a DALI reader counts epochs and batches, and goes to none by one number: use get_state() and "
-    "set_state()"
-)
+_NO_INDEX = "the position counts samples, not batches, whose size may have changed: use get_state()"
 
 
 class DALIIterDataset(grain.IterDataset):
@@ -197,8 +194,19 @@ class DALIDatasetIterator(grain.DatasetIterator):
     def _get_next_index(self) -> int:
         raise ValueError(_NO_INDEX)
 
-    def _set_next_index(self, index: int) -> None:
-        raise ValueError(_NO_INDEX)
+    def seek_step(self, step: int) -> None:
+        """Moves to a global step, for loops that save only their step; see `BatchStream`.
+
+        Args:
+            step: The number of batches before it, from 0.
+
+        Raises:
+            ValueError: If there is no such step, or the batches before it are not known.
+        """
+        self._assert_not_closed()
+        self._stream.seek_step(step)
+
+    _set_next_index = seek_step
 
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules batches, without waiting for them."""

@@ -485,12 +485,21 @@ class DecodedIterator(RecordIterator):
             self._engine.set_seed(before)
             raise
 
-    def _set_next_index(self, index: int) -> None:
-        if index != self._engine.snapshot().step:
+    def seek_step(self, step: int) -> None:
+        """Raises ValueError for every step but the current one: see `DALIDataLoader` instead.
+
+        A Grain dataset does not say at which record batch n begins, since steps before the
+        transform may drop or repeat records. The loader knows it by its sampler.
+        """
+        step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
+        if step != self._engine.snapshot().step:
             raise ValueError(
-                f"no way to batch {index} without the state there, which has the random state and "
-                "the parent's: use get_state() and set_state()"
+                f"no way to batch {step} without the state there, which has the random state and "
+                "the parent's: use get_state() and set_state(). A DALIDataLoader, or a source "
+                "(dalijax.sources), moves to any step"
             )
+
+    _set_next_index = seek_step
 
     def __str__(self) -> str:
         return "DALITransformIterator()"

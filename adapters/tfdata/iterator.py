@@ -115,6 +115,17 @@ class DatasetIterator(_Base):
         """
         self._stream.set_state(state)
 
+    def seek_step(self, step: int) -> None:
+        """Moves to an element, for loops that save only their step; see `BatchStream`.
+
+        Args:
+            step: The number of elements before it, from 0.
+
+        Raises:
+            ValueError: If there is no such element, or the batches before it are not known.
+        """
+        self._stream.seek_step(step)
+
     def serialize(self) -> bytes:
         """The state, for ``tf.train.Checkpoint``."""
         return json.dumps(self.get_state()).encode()

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...core.arguments import whole_number
 from ...core.errors import BatchError, StateError
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.batch import Batch
 from ...core.state import codec
-from .steps import INFINITE, UNKNOWN, Step, element
+from .steps import INFINITE, UNKNOWN, Step, element, length
 
 _FORMAT = "dalijax.chain"
 _KEYS = {"format", "index", "at", "found", "steps", "stream"}
@@ -86,7 +87,7 @@ class ChainedStream:
             at, numbers = place
             if at < self._at:
                 self._rewind()
-            self._at += self.stream.skip(at - self._at)
+            self._at += self.stream.skip_at_most(at - self._at)
             if self._at == at:
                 try:
                     batch = next(self.stream)
@@ -105,6 +106,26 @@ class ChainedStream:
                 raise StopIteration
             self._end = self._at
 
+    def seek_step(self, step: int) -> None:
+        """Moves to an element, counted from 0; see `BatchStream.seek_step`.
+
+        Raises:
+            ValueError: If there is no such element, or the batches before it are not known.
+        """
+        if not self.chain:
+            self.stream.seek_step(step)
+            return
+        step = whole_number("step", step, "a whole number of elements, 0 or more", 0)
+        with self._lock:
+            self._settle()
+            total = self._total()
+            count = length(self.chain, total)
+            if 0 <= count < step:
+                raise ValueError(f"seek_step({step}): the dataset has only {count} elements")
+            at = self._behind(step, total)
+            self.stream.seek_step(at)
+            self._index, self._at = step, at
+
     def _total(self) -> int:
         return stream_length(self.stream) if self._end is None else self._end
 
@@ -121,7 +142,7 @@ class ChainedStream:
         """Returns to the position before a broken-off call, by skipping from the start."""
         if self._interrupted:
             self._rewind()
-            self._at += self.stream.skip(self._behind(self._index, self._total()))
+            self._at += self.stream.skip_at_most(self._behind(self._index, self._total()))
             self._interrupted = False
 
     def get_state(self) -> dict[str, Any]:

@@ -146,12 +146,18 @@ class IteratorFunction:
         source, config = self.prepared(args, call)
         return self._iterator.from_source(source, config, checkpoints=checkpoints)
 
-    def stream(self, num_epochs: int | None, *args: Any, **kwargs: Any) -> BatchStream:
-        """A stream of batches over some epochs, whose pipelines are built when they are used.
+    def stream(self, num_epochs: int | None = None, *args: Any, **kwargs: Any) -> BatchStream:
+        """Makes a stream of batches that goes from epoch to epoch, for loops that count steps.
+
+            stream = train.stream(source=source, batch_size=256)
+            for step, batch in zip(range(num_steps), stream):
+                state = train_step(state, batch)
+
+        Its pipelines are built when they are first used.
 
         Args:
             num_epochs: Number of epochs; None for no end.
-            *args: As for a call.
+            *args: Positional arguments of the graph function, after ``num_epochs``.
             **kwargs: As for a call, without ``checkpoints``.
 
         Raises:
@@ -282,6 +288,11 @@ class IteratorFunction:
         elif "device_id" not in parameters:
             kwargs.setdefault("device_id", default_device_id())
         check_filled(self.pipeline_fn, args, {*kwargs, *each[0]})
+        if not config.shuffle:
+            raise ValueError(
+                f"shuffle=False of {self.__name__}() without a source: it is for dalijax.sources. "
+                "A reader of DALI shuffles only with random_shuffle=True of its own: leave it out"
+            )
         return FunctionSource(self.pipeline_fn, args, kwargs, each, config.on_host), config
 
     def _of_shards(

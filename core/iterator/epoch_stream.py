@@ -11,6 +11,7 @@ import jax
 from ..arguments import whole_number
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT
+from ..state.position import FailedBatch
 from ..stats import InputStats
 from .iterator import DALIGenericIterator
 
@@ -33,10 +34,42 @@ class BatchStream:
     def __init__(self, make: Callable[[], DALIGenericIterator], num_epochs: int | None):
         if num_epochs is not None:
             what = "at least 1, a whole number, or None for no end"
+            if isinstance(num_epochs, str):  # an argument of the graph function
+                what += " (the graph function's arguments come after it, or by keyword)"
             num_epochs = whole_number("num_epochs", num_epochs, what, 1)
         self._make = make
         self.iterator = make()
         self.num_epochs = num_epochs
+
+    def __repr__(self) -> str:
+        epochs = "no end" if self.num_epochs is None else f"{self.num_epochs} epochs"
+        return f"<{type(self).__name__} of {epochs} over {self.iterator!r}>"
+
+    def __enter__(self) -> BatchStream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def epoch(self) -> int:
+        """Number of the consumer's epoch, from 0."""
+        return self.iterator.epoch
+
+    @property
+    def step(self) -> int:
+        """Number of batches of the epoch that were delivered or failed."""
+        return self.iterator.step
+
+    @property
+    def errors(self) -> tuple[FailedBatch, ...]:
+        """The batches that were skipped, or that have masked records, in this process."""
+        return self.iterator.errors
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream was closed."""
+        return self.iterator.closed
 
     def __reduce__(self) -> Any:
         return self.iterator.__reduce__()  # which says what to pickle instead
@@ -64,20 +97,115 @@ class BatchStream:
         return self._in_some_epoch(lambda: self.iterator.peek())
 
     def skip(self, batches: int) -> int:
-        """Moves past so many batches, or to the end; see `DALIGenericIterator.skip`.
+        """Skips batches, from epoch to epoch; see `DALIGenericIterator.skip` for the cost.
 
         Returns:
-            The number of batches that were skipped.
+            The number of batches.
 
         Raises:
-            ValueError: If it is less than 0, or the stream has no end and no batch.
+            ValueError: If the number is less than 0, or the stream has fewer batches; it does not
+                move then.
             RuntimeError: If every batch of an epoch fails, and the stream has no end.
         """
+        count = whole_number("skip()'s argument", batches, COUNT, 0)
+        with self.iterator.opened(), self.iterator.returning():
+            left = self._left() if count else None
+            if left is None or count <= left:
+                left = self.skip_at_most(count)
+            if left < count:
+                raise ValueError(
+                    f"skip({count}): only {left} batches are left in the {self.num_epochs} epochs "
+                    "of the stream. Leave num_epochs out for a stream without an end"
+                )
+        return count
+
+    def seek_step(self, step: int) -> None:
+        """Moves to a global step: ``next()`` delivers what a new stream has after so many batches.
+
+        It resumes training loops that save only their step::
+
+            stream = train.stream(source=source, batch_size=256)
+            stream.seek_step(start)
+            for step, batch in zip(range(start, num_steps), stream):
+                ...
+
+        Over a source it takes constant time. DALI's readers read in order: every batch before the
+        step is produced (images are decoded) and dropped, from the beginning of the stream if the
+        step is behind the position. `set_state` takes no such time.
+
+        Args:
+            step: The number of batches before it, from 0: delivered ones, and with
+                ``on_error="raise"`` also failed ones. They have the present batch size and begin
+                with epoch 0.
+
+        Raises:
+            ValueError: If the number is less than 0, or more than the batches of the stream; over a
+                source with ``on_error="skip"``, since the number of batches that were skipped is
+                not known. The stream does not move then.
+            RuntimeError: If every batch of an epoch fails, and the stream has no end.
+        """
+        step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
+        with self.iterator.opened():
+            total = self._total()
+            if total is not None and step > total:
+                raise self._beyond(step, total)
+            if not self.iterator.seeks:
+                with self.iterator.returning():
+                    self._run_to(step)
+            elif step == total:  # the end of the last epoch, not the start of another one
+                self.iterator.seek_step(step - 1)
+                self.iterator.skip(1)
+            else:
+                self.iterator.seek_step(step)
+
+    def _beyond(self, step: int, total: int) -> ValueError:
+        return ValueError(
+            f"seek_step({step}): the {self.num_epochs} epochs of the stream have only {total} "
+            "batches. Leave num_epochs out for a stream without an end"
+        )
+
+    def _total(self) -> int | None:
+        """The stream's number of batches; None if it has no end, or only its source knows it."""
+        try:
+            return len(self)
+        except TypeError:
+            return None
+
+    def _run_to(self, step: int) -> None:
+        """Runs the pipelines of a reader up to a global step."""
+        at = self._delivered()
+        if at is None or at > step:
+            self.iterator.restart()
+            at = 0
+        if (moved := self.skip_at_most(step - at)) < step - at:
+            raise self._beyond(step, at + moved)
+
+    def _left(self) -> int | None:
+        """The number of batches of a finite stream over a reader that are left, if known."""
+        if self.iterator.seeks:  # skipping costs nothing
+            return None
+        total, delivered = self._total(), self._delivered()
+        return None if total is None or delivered is None else total - delivered
+
+    def _delivered(self) -> int | None:
+        """The number of batches before the position; None if it is not known."""
+        iterator = self.iterator
+        if iterator.epoch == iterator.step == 0:
+            return 0
+        if iterator.left_out:
+            return None
+        try:
+            return iterator.total(iterator.epoch) + iterator.step
+        except TypeError:  # only the source knows where its epochs end
+            return None
+
+    def skip_at_most(self, batches: int) -> int:
+        """Skips batches, at most up to the end; returns the number of batches."""
         count, done = whole_number("skip()'s argument", batches, COUNT, 0), 0
         with self.iterator.opened():
             failed = None
             while done < count:
-                moved = self.iterator.skip(count - done)
+                moved = self.iterator.skip_at_most(count - done)
                 done += moved
                 if moved:
                     failed = None
@@ -166,11 +294,11 @@ class BatchStream:
         """Goes back to the start of the first epoch, by a fresh iterator."""
         if self.iterator.closed:
             raise ValueError(CLOSED)
-        before = self.iterator
+        before, fresh = self.iterator, self._make()
+        fresh.stats = before.stats
+        fresh.keep_seed(before)
+        self.iterator = fresh
         before.close()
-        self.iterator = self._make()
-        self.iterator.stats = before.stats
-        self.iterator.keep_seed(before)
 
     @property
     def core(self) -> DALIGenericIterator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -23,6 +23,7 @@ from ..stats import InputStats
 from .engine import ReaderEngine
 
 Self = TypeVar("Self", bound="DALIGenericIterator")  # typing has one from Python 3.11 on
+_MOST_TO_SKIP = 1 << 53  # more batches than any epoch has
 
 
 class DALIGenericIterator:
@@ -215,14 +216,19 @@ class DALIGenericIterator:
             TypeError: If only the source knows where its epoch ends.
         """
         with self.opened():
-            self._engine.prepare()
-            total = self._engine.length()
+            total = self._length()
             if total is None:
                 raise TypeError(
                     "the length is unknown: only the pipeline's source knows where its epoch "
                     "ends. Pass size or reader_name for an iterator with a length"
                 )
             return total
+
+    def _length(self) -> int | None:
+        """Number of batches of the epoch, if known; builds the pipelines only if it must."""
+        if self._engine.length() is None:
+            self._engine.prepare()
+        return self._engine.length()
 
     def __bool__(self) -> bool:
         return True
@@ -378,23 +384,71 @@ class DALIGenericIterator:
             else:
                 self._engine.rewind()
 
+    def restart(self) -> None:
+        """Moves to the first batch of epoch 0; pipelines that read in order are built again."""
+        with self.opened():
+            self._engine.roll_back()
+            self._engine.restart()
+            self._stays = self._stopped = False
+
+    @contextlib.contextmanager
+    def returning(self) -> Iterator[None]:
+        """Returns to the position if the block fails or is interrupted, and pipelines can."""
+        before = self._stays, self._stopped
+        with self.opened():
+            try:
+                with self._engine.returning():
+                    yield
+            except BaseException:
+                self._stays, self._stopped = before
+                raise
+
     def _next_epoch(self) -> None:
         self._engine.next_epoch()
         self._stopped = False
 
     def skip(self, batches: int) -> int:
-        """Moves past so many batches of the current epoch, or to its end.
+        """Skips batches of the current epoch, and never crosses its end.
 
-        They are produced and dropped. A batch that would fail counts as one with
-        ``on_error="raise"``, since ``next()`` would raise for it.
+        Over a source no batch is produced for it. DALI's readers produce the batches, images are
+        decoded, and the result is dropped. With ``on_error="raise"`` a batch that would fail
+        counts, since ``next()`` would raise for it. ``auto_reset`` changes nothing: after the last
+        batch of an epoch was skipped, ``next()`` raises StopIteration as if it was delivered.
+
+        Args:
+            batches: The number of batches.
 
         Returns:
-            The number of batches that were skipped.
+            The number of batches.
 
         Raises:
-            ValueError: If the number is less than 0.
+            ValueError: If the number is less than 0, or the epoch has fewer batches. The iterator
+                does not move, unless it can't return: the message then says so.
             Exception: What the pipelines' own source raised, or its reader.
         """
+        count = whole_number("skip()'s argument", batches, COUNT, 0)
+        with self.opened(), self._engine.interruptible():
+            length, step = self._length() if count else None, self.step
+            if length is not None and step + count > length:
+                raise self._beyond(count, length - step)
+            done = self._engine.skip(count)
+            if done < count:  # the length was unknown, or failed batches were left out
+                self._engine.roll_back()
+                raise self._beyond(count, done, moved=self.step != step)
+            self._stays = self._stays and count < 1
+            return count
+
+    def _beyond(self, count: int, left: int, moved: bool = False) -> ValueError:
+        """The error of a skip beyond the end of the epoch."""
+        batches = f"{left} batch is" if left == 1 else f"{left} batches are"
+        return ValueError(
+            f"skip({count}): only {batches} left in epoch {self.epoch}, whose end an iterator "
+            "does not skip across. Use a stream, iterator_fn.stream(...), which goes from epoch to "
+            "epoch" + "; the iterator is at the end of the epoch now" * moved
+        )
+
+    def skip_at_most(self, batches: int) -> int:
+        """Skips batches, at most up to the end of the epoch; returns the number of batches."""
         count = whole_number("skip()'s argument", batches, COUNT, 0)
         with self.opened(), self._engine.interruptible():
             self._stays = self._stays and count < 1
@@ -419,6 +473,102 @@ class DALIGenericIterator:
             self._engine.roll_back()
             self._engine.seek(epoch, step)
             self._stays, self._stopped = True, False
+
+    @property
+    def seeks(self) -> bool:
+        """Whether `seek` and `seek_step` move the iterator: over a source, and no reader."""
+        return self._engine.locate(0) is not None
+
+    def seek_step(self, step: int) -> None:
+        """Moves an iterator over a source to a global step, in constant time.
+
+        ``next()`` then delivers the batch that a new iterator delivers after ``step`` batches, over
+        as many epochs as that takes. Training loops that save only their step resume by it.
+
+        Args:
+            step: The number of batches before it, from 0, in batches of the present size and from
+                the beginning of epoch 0.
+
+        Raises:
+            ValueError: If the number is less than 0; over DALI's readers, whose `stream` has a
+                seek_step() that runs through the batches; with ``on_error="skip"``, since the
+                number of batches that were skipped is not known.
+        """
+        step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
+        with self.opened():
+            self._engine.roll_back()
+            place = self._engine.locate(step)
+            if place is None:
+                raise ValueError(
+                    f"seek_step({step}): DALI's readers read in order. Use a stream, "
+                    f"iterator_fn.stream(...), whose seek_step({step}) runs through the batches "
+                    "before it; or restore a state by set_state()"
+                )
+            self._engine.seek(*place)
+            self._stays, self._stopped = True, False
+
+    def epochs(self, num_epochs: int | None = None) -> Iterator[tuple[int, Iterator[Batch]]]:
+        """Iterates over the epochs of a training loop, from the position to the last epoch.
+
+            for epoch, batches in iterator.epochs(90):
+                for batch in batches:
+                    state = step(state, batch)
+                evaluate(state, epoch)
+
+        It continues correctly after `set_state` and `seek_step`, with and without ``auto_reset``:
+        the first pass has the remaining batches of the epoch, no pass is empty at the end of an
+        epoch, and there is no pass after the last epoch. If the loop over the batches is left
+        early and the next epoch is requested, the remaining batches are skipped (a reader
+        produces them). If both loops are left, a new call continues in the same epoch.
+
+        Args:
+            num_epochs: The number of epochs of the whole training, including the ones before the
+                position; None for no end.
+
+        Returns:
+            An iterator of pairs: the number of the epoch, from 0, and an iterator over its
+            remaining batches.
+
+        Raises:
+            ValueError: If num_epochs is less than 1.
+        """
+        if num_epochs is not None:
+            what = "a whole number of epochs, 1 or more, or None for no end"
+            num_epochs = whole_number("num_epochs", num_epochs, what, 1)
+        return self._epochs(num_epochs)
+
+    def _epochs(self, num_epochs: int | None) -> Iterator[tuple[int, Iterator[Batch]]]:
+        while self._begin_epoch(num_epochs):
+            epoch = self.epoch
+            yield epoch, self._rest_of(epoch)
+            with self.opened():
+                if self.epoch == epoch:
+                    while self.skip_at_most(_MOST_TO_SKIP):
+                        pass
+
+    def _begin_epoch(self, num_epochs: int | None) -> bool:
+        """Starts the next epoch if the current one has no further batch; False after the last."""
+        with self.opened(), self._engine.interruptible():
+            engine, begun = self._engine, self.step > 0 or self._stopped
+            engine.checkpoint()
+            # A look at the next batch: failed batches may be left out before the end.
+            if begun and engine.peek().ended:
+                if num_epochs is not None and engine.following_epoch() >= num_epochs:
+                    return False
+                engine.advance()
+                self._next_epoch()
+                self._stays = False
+            return num_epochs is None or self.epoch < num_epochs
+
+    def _rest_of(self, epoch: int) -> Iterator[Batch]:
+        """The remaining batches of an epoch; none in another epoch."""
+        while self.epoch == epoch:
+            try:
+                batch = next(self)
+            except StopIteration:
+                return
+            yield batch
+            del batch  # else the batch stays until the next one is ready
 
     def get_state(self) -> dict[str, Any]:
         """Where the consumer stands, as a plain JSON value (dict of str, int and list of str).

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
@@ -93,7 +93,7 @@ class Engine(abc.ABC, Generic[P]):
     """
 
     def __init__(self, start: P, config: IteratorConfig):
-        self.position = start
+        self.position = self._beginning = start
         placement = choose_placement(config)
         self.make_batch = BatchMaker(config, placement)
         self._data_shards = placement.shards  # of each pipeline, where batches are placed by them
@@ -269,6 +269,36 @@ class EpochEngine(Engine[P]):
     @abc.abstractmethod
     def skip(self, batches: int) -> int:
         """Moves behind so many batches, or to the end of the epoch; returns their number."""
+
+    @abc.abstractmethod
+    def go_to(self, position: P) -> None:
+        """Moves to a position."""
+
+    def restart(self) -> None:
+        """Moves to the first batch of all, with new pipelines of a reader."""
+        self.go_to(self._beginning)
+
+    @contextlib.contextmanager
+    def returning(self) -> Iterator[None]:
+        """Returns to the position if the block fails or is interrupted, and pipelines can."""
+        self.roll_back()
+        self.checkpoint()
+        before = self.position
+        try:
+            yield
+        except BaseException:
+            self.roll_back()
+            if self._can_stand_at(before):
+                self.go_to(before)
+            raise
+
+    def locate(self, batch: int) -> tuple[int, int] | None:
+        """The epoch and the step of a batch counted over all epochs; None over a reader.
+
+        Raises:
+            ValueError: If the number does not determine the batch.
+        """
+        return None
 
     def seek(self, epoch: int, step: int) -> None:
         """Moves to a batch of an epoch, counted from the start in batches of the present size.

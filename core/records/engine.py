@@ -130,7 +130,8 @@ class RecordEngine(Engine[RecordPosition]):
             return
         rows = len(batch.records)
         valid = rows if batch.valid is None else int(batch.valid.sum())
-        stats.delivered(0, self.position.step, valid, rows - valid, len(self.errors))
+        step = outcome.after.step - 1  # batches may have been left out before it
+        stats.delivered(0, step, valid, rows - valid, len(self.errors))
 
     def _next_outcome(self) -> Outcome[RecordPosition]:
         here, failed = self.position, list[FailedBatch]()

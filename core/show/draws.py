@@ -108,9 +108,9 @@ def _take_of_reader(taken: Taken, iterator: DALIGenericIterator, draws: int) -> 
     try:
         for _ in range(1, draws):
             states.append(codec.read(iterator.get_state()))
-            if not iterator.skip(1):
+            if not iterator.skip_at_most(1):
                 iterator.reset()
-                iterator.skip(1)
+                iterator.skip_at_most(1)
         for later in states[1:]:
             iterator.set_state(_drawn(states[0], later))
             each.append(dict(next(iterator)))

@@ -197,6 +197,16 @@ class SourceEngine(EpochEngine[SamplePosition]):
         """Moves back to the start of the epoch."""
         self.go_to(dataclasses.replace(self.position, sample=self.position.start))
 
+    def locate(self, batch: int) -> tuple[int, int]:
+        """The epoch and the step of a batch counted over all epochs; see `EpochEngine`."""
+        if batch and self._config.on_error == "skip":
+            raise ValueError(
+                f"seek_step({batch}) with on_error='skip': a step counts delivered batches, and "
+                "the number of batches that were skipped before it is not known. Restore a state "
+                "by set_state(), or use on_error='mask', which delivers every batch"
+            )
+        return self._samples.locate(batch)
+
     def seek(self, epoch: int, step: int) -> None:
         """Moves to a batch, counted in batches of this size from the stream's beginning.
 
@@ -341,12 +351,12 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     def count(self, stats: InputStats, outcome: Outcome[SamplePosition]) -> None:
         """Counts a batch that is delivered."""
-        here = self.position
+        here = self._samples.skip(outcome.after, -1)  # batches may have been left out before it
         parts = [self._samples.rows(here, part.first, part.last) for part in self._parts]
         rows = sum(len(part.valid) for part in parts)
         valid = sum(int(part.valid.sum()) for part in parts)
         counts = count_rows(rows, valid, self._samples.policy, self._samples.padded)
-        stats.delivered(here.epoch, self.step, *counts, self.num_failed)
+        stats.delivered(here.epoch, self._samples.step(here), *counts, self.num_failed)
 
     def _runner_at(self, here: SamplePosition) -> tuple[Runner, Feed]:
         if self.closed:

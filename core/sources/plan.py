@@ -184,3 +184,16 @@ class SamplePlan:
         if epoch < 0 or length == 0 or not 0 <= step <= length:
             raise ValueError(f"there is no batch {step} in epoch {epoch}, which has {length}")
         return self.skip(begin, step)
+
+    def locate(self, batch: int) -> tuple[int, int]:
+        """The epoch and the step of a batch that is counted from 0 over all epochs.
+
+        Batches have the present size, and the stream is read from its beginning.
+        """
+        n, b = self.num_samples, self.batch_size
+        if self.policy is LastBatchPolicy.DROP:
+            return divmod(batch, n // b)
+        if self.padded:
+            return divmod(batch, -(-n // b))
+        epoch = batch * b // n  # the epoch of the batch's first sample
+        return epoch, batch - -(-epoch * n // b)

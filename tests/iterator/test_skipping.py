@@ -96,8 +96,13 @@ def test_skip_stands_where_next_does(pictures, options, request):
             if at < len(batches) and chance.random() < 0.3:
                 assert frozen(stream.peek()) == batches[at]
             count = chance.choice([0, 1, 3, 8, 9, 10, 20, 25])
-            assert stream.skip(count) == min(count, len(batches) - at)
-            at = min(at + count, len(batches))
+            if at + count > len(batches):  # refused, and nothing moves
+                left = len(batches) - at
+                with pytest.raises(ValueError, match=rf"skip\({count}\): only {left} batches"):
+                    stream.skip(count)
+                count = left
+            assert stream.skip(count) == count
+            at += count
             if chance.random() < 0.5:
                 state = json.loads(json.dumps(stream.get_state()))
                 stream.close()
@@ -122,7 +127,13 @@ def test_skip_within_an_epoch_and_past_its_end(jpegs):
     other = made(files, batch_size=2, num_threads=1)
     assert other.skip(502) == 502 and other.step == 502
     assert np.asarray(next(other)["x"]).tolist() == expected
-    assert other.skip(10_000) == len(other) - 503 and other.skip(1) == 0
+    left = len(other) - 503
+    for count in (left + 1, 10_000):
+        with pytest.raises(ValueError, match=rf"only {left} batches are left in epoch 0, .*stream"):
+            other.skip(count)
+    assert other.step == 503 and other.skip(left) == left
+    with pytest.raises(ValueError, match=r"skip\(1\): only 0 batches are left in epoch 0"):
+        other.skip(1)
     with pytest.raises(StopIteration):
         next(other)
 
@@ -134,7 +145,7 @@ def test_a_state_asked_for_behind_the_end_does_not_move_it(jpegs_many):
     for go_on in (lambda it: it.reset(), iter):
         with data_iterator(labels, ["x"], reader_name="reader")(batch_size=2) as iterator:
             next(iterator)
-            assert iterator.skip(9) == 2
+            assert iterator.skip(2) == 2
             iterator.get_state()
             go_on(iterator)
             assert (iterator.epoch, iterator.step) == (1, 0)
@@ -158,7 +169,12 @@ def test_skip_where_only_the_source_knows_its_end():
     iterator = data_iterator(ends_after(6), ["x"])(batch_size=2, num_threads=1)
     assert iterator.skip(4) == 4
     assert numbers(next(iterator)) == [8, 9]
-    assert iterator.skip(9) == 1 and iterator.skip(1) == 0
+    with pytest.raises(ValueError, match=r"only 1 batch is left in epoch 0.* at the end of the"):
+        iterator.skip(9)  # the source can't go back
+    with pytest.raises(ValueError, match=r"only 0 batches are left"):
+        iterator.skip(1)
+    with pytest.raises(StopIteration):
+        next(iterator)
 
 
 def test_skip_counts_a_batch_that_fails(jpegs, tmp_path):
@@ -210,9 +226,17 @@ def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
         return fn.decoders.image(image)[0, 0, 0], label
 
     made = data_iterator(pipe, ["p", "x"], reader_name="reader", on_error="skip")
-    for count in (1, 3, 10, 20, 50):
+    good = len(files) - 3
+    for count in (1, 3, 10, good, good + 1, 50):
         one, other = (made(batch_size=1, num_threads=1) for _ in range(2))
-        assert one.skip(count) == sum(1 for _ in itertools.islice(other, count))
+        if count > good:  # only the run tells that batches fail
+            next(one), next(other)
+            with pytest.raises(ValueError, match=rf"skip\({count}\): only 3[25] batches"):
+                one.skip(count)
+            assert (one.epoch, one.step) == (other.epoch, other.step) == (0, 1)
+            assert [frozen(b) for b in one] == [frozen(b) for b in other]
+            continue
+        assert one.skip(count) == sum(1 for _ in itertools.islice(other, count)) == count
         assert one.get_state() == other.get_state() and one.errors == other.errors
 
 

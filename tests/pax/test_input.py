@@ -46,6 +46,17 @@ def evaluation(files, **fields):
     return made(files, **{"reset_for_eval": True, "eval_loop_num_batches": -1, **fields})
 
 
+def test_training_moves_to_a_step(jpegs_many):
+    data, other = (made(jpegs_many, is_training=True) for _ in range(2))
+    whole = [samples([data.get_next()]) for _ in range(8)]
+    for step in (5, 1, 0):
+        other.peek_padded()
+        other.seek_step(step)
+        assert samples([other.get_next()]) == whole[step]
+    with pytest.raises(ValueError, match="have only 3 batches"):
+        evaluation(jpegs_many).seek_step(4)
+
+
 def epoch(data):
     batches = []
     while True:

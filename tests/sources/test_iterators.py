@@ -314,8 +314,10 @@ def test_a_source_in_the_decorator_or_in_the_call():
         data_iterator(graph, ["x", "u"], source=numbers())(source=numbers(), batch_size=2)
     with pytest.raises(TypeError, match="dalijax.sources.Records"):
         data_iterator(graph, ["x", "u"])(source=[1, 2], batch_size=2)
-    with pytest.raises(ValueError, match="shuffle=False without a source"):
-        data_iterator(graph, ["x", "u"], shuffle=False)
+    sequential = data_iterator(graph, ["x", "u"], shuffle=False)  # the call may give the source
+    assert next(sequential(source=numbers(), batch_size=2))["x"].ravel().tolist() == [0, 1]
+    with pytest.raises(TypeError, match="nothing gives .*source="):
+        sequential(batch_size=2)
     own = data_iterator(lambda source: source, ["x"])  # its parameter, not an iterator's
     assert not own.has_source({"source": numbers()})
 
@@ -335,6 +337,21 @@ def test_seek_skip_and_reset():
         iterator.seek(0, 99)
     assert iterator.epoch == 5
     iterator.close()
+
+
+def test_shuffle_is_for_sources(jpegs):
+    from nvidia.dali import fn
+
+    def reader():
+        return fn.readers.file(files=jpegs, name="r")[1]
+
+    made = data_iterator(reader, ["x"], reader_name="r", shuffle=False)
+    for use in (made, made.stream):
+        with pytest.raises(ValueError, match="shuffle=False of reader.*random_shuffle=True"):
+            next(use(batch_size=2))
+    again = data_iterator(reader, ["x"], reader_name="r")
+    with pytest.raises(ValueError, match="shuffle=False of reader.*random_shuffle=True"):
+        again(batch_size=2, shuffle=False)
 
 
 def test_a_readers_iterator_has_no_seek(jpegs):

@@ -9,6 +9,14 @@ records = read_records()
 valid = []
 
 
+start, num_steps, num_epochs, state = 3, 5, 2, 0
+
+
+def train_step(state, images, labels):
+    assert images.shape[0] == labels.shape[0] == 256
+    return state + 1
+
+
 def step(images, labels, mask):
     assert images.shape == (256, 224, 224, 3) and labels.shape == mask.shape == (256,)
     valid.append(int(mask.sum()))
