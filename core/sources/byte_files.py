@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import email.utils
 import os
+import re
 import resource
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
@@ -15,6 +18,13 @@ from .order import Indices
 _ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
 _LOCAL_WINDOW = 2048  # the header and the content of a small tar member, and the header behind
 _REMOTE_WINDOW = 1 << 22
+# Names of versions of a file in the info of fsspec's file systems, of HTTP's headers e.g.
+_VERSION = re.compile(
+    r"e-?tag|digest|content-md5|md5-?hash|md5|crc32c|sha\d*|checksum|(xet-)?hash|blob-id|generation|"
+    r"version-?id|last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino",
+    re.IGNORECASE,
+)
+_RECENT = 5.0  # seconds; Last-Modified has whole ones
 WAITING_THREADS = 16  # of a source whose reads wait for a network
 # For reads that do not wait; 0 where Python was built for an older C library.
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -23,6 +33,25 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 def is_remote(path: str) -> bool:
     """Whether a path is a URL, as ``s3://bucket/key``."""
     return "://" in path
+
+
+# Size, mtime, ctime and inode of a local file; size and versions of a remote one.
+Stamp = list[Any]
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """A stamp that changes with the content of a file; None if the server has no versions.
+
+    The time of the last status change is part of it: programs that restore a file's mtime
+    (``rsync``, ``cp -p``, ``touch -r``) can't set it.
+
+    Raises:
+        OSError: If the file can't be found.
+    """
+    if is_remote(path):
+        return RemoteFile(path).stamp()
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -124,14 +153,22 @@ class RemoteFile:
     def __init__(self, url: str):
         self.path = url
         self._system, self._path = filesystem(url)
-        size = self._system.info(self._path)["size"]
+        self._info = self._system.info(self._path)
+        size = self._info.get("size")
         if size is None:
             raise OSError(f"{url}: the server does not say its size, so no ranges can be read")
         self.size = int(size)
 
-    def version(self) -> str:
-        """What changes with the content, as far as the file system knows it."""
-        return str(self._system.ukey(self._path))
+    def stamp(self) -> Stamp | None:
+        """Size and version of the file; None if its server has no versions."""
+        versions = {
+            key: str(value)
+            for key, value in self._info.items()
+            if value is not None and _VERSION.fullmatch(key.replace("_", "-"))
+        }
+        if not versions or (set(versions) == {"Last-Modified"} and _is_recent(*versions.values())):
+            return None
+        return [self.size, *map(list, sorted(versions.items()))]
 
     def read(self, at: int, count: int) -> bytes:
         """Bytes from an offset on; fewer at the end of the file."""
@@ -150,6 +187,14 @@ class RemoteFile:
             buffer[:count] = piece[:count]
             counts.append(count)
         return counts
+
+
+def _is_recent(date: str) -> bool:
+    """Tells if a file may change again within the second that an HTTP date names."""
+    try:
+        return abs(time.time() - email.utils.parsedate_to_datetime(date).timestamp()) < _RECENT
+    except ValueError:
+        return True
 
 
 ByteFile = LocalFile | RemoteFile
@@ -187,6 +232,13 @@ def most_open() -> int:
     return 4096 if limit == resource.RLIM_INFINITY else min(4096, limit // 2)
 
 
+def within(offsets: Indices, sizes: Indices, limits: Indices) -> NDArray[np.bool_]:
+    """Tells which ranges lie within files of ``limits`` bytes, for any 64-bit numbers."""
+    inside: NDArray[np.bool_] = (offsets >= 0) & (sizes >= 0) & (sizes <= limits)
+    inside &= offsets <= limits - sizes
+    return inside
+
+
 class ByteFiles:
     """Files whose ranges are read by number, from several threads at once.
 
@@ -201,6 +253,7 @@ class ByteFiles:
     def __init__(self, paths: Sequence[str], sizes: Sequence[int]):
         self.paths = tuple(paths)
         self.sizes = tuple(sizes)
+        self._limits = np.array(sizes, np.int64)
         # Without a lock, which a fork could leave taken: whoever is late opens a file twice.
         self._open: dict[int, ByteFile] = {}
 
@@ -241,6 +294,14 @@ class ByteFiles:
         Raises:
             OSError: If a range is not there whole.
         """
+        limits = self._limits[files]
+        if not (inside := within(offsets, sizes, limits)).all():
+            row = int(np.argmin(inside))
+            raise OSError(
+                f"{name_of(row)} would be {sizes[row]:,} bytes at byte {offsets[row]:,} of "
+                f"{self.paths[files[row]]}, which has {limits[row]:,}: the stored index is "
+                "damaged; remove it, or pass another cache_dir="
+            )
         ends = np.cumsum(-(-sizes // _ALIGNMENT) * _ALIGNMENT)
         starts = ends - -(-sizes // _ALIGNMENT) * _ALIGNMENT
         # Of this call alone: DALI may read it for long.

@@ -33,8 +33,9 @@ class ByteRecords(BaseSource):
     """Fields whose bytes, or values, an index says.
 
     The index has ``start`` (where a record begins in its file), and for each field ``NAME.value``,
-    or ``NAME.offset`` and ``NAME.size``; ``about`` has ``paths``, ``sizes`` and ``first``, the
-    number of each file's first record and of all records.
+    or ``NAME.offset`` and ``NAME.size``. ``about`` has the ``names`` and ``sizes`` of the files; in
+    ``first`` the number of each file's first record, and of all records; and in ``columns`` a
+    digest of the values and sizes.
 
     Args:
         index: The index.
@@ -115,4 +116,5 @@ class ByteRecords(BaseSource):
         return file, int(self._index.arrays["start"][index])
 
     def _content(self) -> tuple[Any, ...]:
-        return self._index.about["names"], self._index.about["sizes"]
+        about = self._index.about
+        return about["names"], about["sizes"], about.get("columns")

@@ -1,39 +1,49 @@
-"""Indexes of records: where they lie in their files, kept on disk and mapped into memory."""
+"""Stores indexes of records on disk and maps them into memory."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
+import math
 import mmap
 import os
-import tempfile
+import re
+import stat
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..atomic_file import atomic_file
+from ..printable import printable
 from .identity import spread
 
 _log = logging.getLogger("dalijax")
 
-_MAGIC = b"dalijax index 1\n"
+_MAGIC = b"dalijax index 2\n"
 _ALIGNMENT = 64
-_DIGEST = 32  # bytes, at the end
-_WHOLE = 1 << 28  # bytes up to which the digest is of all of them
-_BLOCK, _BLOCKS = 1 << 16, 64  # of larger ones
+_DIGEST = 32  # bytes at the end of a file
+_WHOLE = 1 << 28  # bytes; the digest of a larger file covers evenly spread blocks only
+_BLOCK, _BLOCKS = 1 << 16, 64
+_DTYPE = re.compile(r"[<|][iuf][1248]|\|b1")
+_NAME = re.compile(r"[0-9a-f]{32}\.index")
+_DAY = 86_400.0  # seconds
+_UNUSED_DAYS = 90  # after which a stored index is removed
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 class Index:
-    """Arrays by name with one row for each record, and what JSON has to say about them.
+    """Named arrays with one row for each record, and a JSON object about them.
 
     Attributes:
-        about: Of JSON's types.
-        arrays: The arrays, read-only where they are mapped.
+        about: JSON object.
+        arrays: The arrays; read-only if they are mapped.
     """
 
     def __init__(self, about: Mapping[str, Any], arrays: Arrays, path: str | None = None):
@@ -48,60 +58,53 @@ class Index:
 
 
 def _load_again(path: str) -> Index:
-    """The index of a source that was pickled."""
+    """Loads the index of a pickled source."""
     try:
         return load(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{path}, the index of a source that was pickled, is not there any more: open the "
-            "source anew where it is used, or keep indexes in a folder that stays, by cache_dir="
+            f"{printable(path)}, the index of a source that was pickled, does not exist any more: "
+            "open the source anew where it is used, or keep indexes in a permanent folder by "
+            "cache_dir="
         ) from error
 
 
 class DamagedIndexError(ValueError):
-    """A file that is no index, or is not as it was written."""
+    """A file that is not an index, or was changed after it was written."""
 
 
-def save(path: str, index: Index) -> None:
-    """Writes an index to a file that is there whole or not at all.
+def save(path: str, index: Index, replace: bool = True) -> None:
+    """Writes an index completely or not at all.
 
     Raises:
-        OSError: If it can't be written.
+        OSError: If it can't be written; FileExistsError if it exists and ``replace`` is False.
     """
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    descriptor, part = tempfile.mkstemp(dir=folder, prefix=".part-")
-    try:
-        with os.fdopen(descriptor, "w+b") as file:
-            shapes = {name: (a.dtype.str, a.shape) for name, a in index.arrays.items()}
-            write_head(file, index.about, shapes)
-            for array in index.arrays.values():
-                file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-                file.write(bytes(-file.tell() % _ALIGNMENT))
-            seal(file)
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with atomic_file(path, replace) as file:
+        shapes = {name: (a.dtype.str, a.shape) for name, a in index.arrays.items()}
+        write_head(file, index.about, shapes)
+        for array in index.arrays.values():
+            file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+        seal(file)
 
 
 def write_head(file: BinaryIO, about: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """Writes what goes before the arrays, which begin at multiples of 64 bytes."""
+    """Writes the header; each array begins at a multiple of 64 bytes."""
     head = json.dumps({"about": about, "arrays": shapes}).encode()
     file.write(_MAGIC + len(head).to_bytes(8, "little") + head)
     file.write(bytes(-file.tell() % _ALIGNMENT))
 
 
 def seal(file: BinaryIO) -> None:
-    """Writes the digest behind the arrays."""
+    """Appends the digest."""
     file.flush()
     size = file.seek(0, os.SEEK_END)
     file.write(_digest(file, size))
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:
-    """The digest of a file's first bytes: of all, or of evenly spread blocks of very many."""
+    """Digest of the first bytes of a file: of all, or of evenly spread blocks of a large file."""
     digest = hashlib.blake2b(b"%d" % size, digest_size=_DIGEST)
     step = min(size, _BLOCK)
     starts = range(0, size, _BLOCK) if size <= _WHOLE else spread(size - step + 1, _BLOCKS).tolist()
@@ -111,61 +114,153 @@ def _digest(file: BinaryIO, size: int) -> bytes:
 
 
 def load(path: str) -> Index:
-    """An index that was saved, mapped into memory.
+    """Maps a stored index into memory.
 
     Raises:
         OSError: If it can't be read.
-        DamagedIndexError: If it is not as it was written. Of more than 256 MB evenly spread parts
-            are looked at.
+        DamagedIndexError: If it is not as it was written, or not a regular file. Of more than
+            256 MB evenly spread blocks are compared.
     """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size - _DIGEST
+    # A link is not followed, and a FIFO does not block.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if os.path.islink(path):
+        raise DamagedIndexError(f"{printable(path)} is a link")
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        size = status.st_size - _DIGEST
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedIndexError(f"{printable(path)} is not a regular file")
         head = file.read(len(_MAGIC) + 8)
         if size < len(head) or not head.startswith(_MAGIC):
-            raise DamagedIndexError(f"{path} is no index of this version")
+            raise DamagedIndexError(f"{printable(path)} is not an index of this version")
         if _digest(file, size) != os.pread(file.fileno(), _DIGEST, size):
-            raise DamagedIndexError(f"{path} is not as it was written")
+            raise DamagedIndexError(f"{printable(path)} is damaged: its digest differs")
         length = int.from_bytes(head[-8:], "little")
-        parts = json.loads(file.read(length))
+        try:
+            about, layout = _parsed(file.read(min(length, size)), len(head) + length, size)
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise DamagedIndexError(
+                f"{printable(path)} is damaged: {printable(str(error))}"
+            ) from error
         pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-    pages.madvise(mmap.MADV_RANDOM)  # what is read ahead would fill the memory
+    pages.madvise(mmap.MADV_RANDOM)  # reading ahead would fill the memory
     mapped = np.frombuffer(pages, np.uint8)
-    at = len(head) + length
-    arrays = {}
-    for name, (dtype, shape) in parts["arrays"].items():
+    arrays = {
+        name: mapped[start:stop].view(dtype).reshape(shape)
+        for name, (start, stop, dtype, shape) in layout.items()
+    }
+    return Index(about, arrays, path)
+
+
+_Layout = dict[str, tuple[int, int, np.dtype[Any], list[int]]]
+
+
+def _parsed(text: bytes, at: int, size: int) -> tuple[dict[str, Any], _Layout]:
+    """The JSON object of a header, and the place, dtype and shape of each array.
+
+    Args:
+        text: The header.
+        at: The offset of its end.
+        size: Number of bytes of the header and the arrays.
+    """
+    parts = json.loads(text)
+    about, shapes = parts["about"], parts["arrays"]
+    if not isinstance(about, dict) or not isinstance(shapes, dict):
+        raise ValueError("its header is not an object")
+    layout: _Layout = {}
+    for name, (dtype, shape) in shapes.items():
+        sizes_fit = all(type(length) is int and 0 <= length <= size for length in shape)
+        if not _DTYPE.fullmatch(dtype) or not sizes_fit:
+            raise ValueError(f"its array {name!r} has dtype {dtype!r:.40} and shape {shape!r:.80}")
         at += -at % _ALIGNMENT
-        stop = at + int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays[name] = mapped[at:stop].view(dtype).reshape(shape)
+        stop = at + math.prod(shape) * np.dtype(dtype).itemsize
+        if stop > size:
+            raise ValueError(f"its array {name!r} ends outside of the file")
+        layout[name] = at, stop, np.dtype(dtype), shape
         at = stop
-    return Index(parts["about"], arrays, path)
+    return about, layout
 
 
 def kept(
-    folder: str | None, key: str, build: Callable[[], Index], fits: Callable[[Index], bool]
+    folder: str | None, key: str | None, build: Callable[[], Index], fits: Callable[[Index], bool]
 ) -> Index:
-    """An index from the cache, or a new one that is kept there.
+    """Loads a stored index, or builds and stores it.
 
     Args:
-        folder: The cache's folder; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
-        key: A digest of what the index is of.
-        build: Makes it.
-        fits: Whether an index of the cache agrees with the files; else it is made again.
+        folder: The folder; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
+        key: A digest of the files and of what is stored about them; None stores nothing.
+        build: Builds the index.
+        fits: Whether a loaded index belongs to the files; if not, it is built again.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    path = os.path.join(folder or os.path.join(cache, "dalijax"), f"{key}.index")
+    cache = folder or _default_folder()
+    if key is None or (folder is None and not _is_own(cache)):
+        return build()
+    path = os.path.join(cache, f"{key}.index")
+    replace = False
     try:
         index = load(path)
         if fits(index):
+            _note_use(path)
             return index
-        _log.warning("%s is not of these files: it is made again", path)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        _log.warning("the kept index can't be used (%s): it is made again", error)
+        replace = True
+        _log.warning("%s is not of these files: it is made again", printable(path))
+    except DamagedIndexError as error:
+        replace = True
+        _log.warning("the stored index can't be used: it is made again. %s", error)
+    except OSError:
+        pass  # the error of writing or reading the new one is reported below
     index = build()
     try:
-        save(path, index)
+        with contextlib.suppress(FileExistsError):  # another process may have it mapped
+            save(path, index, replace)
+        _remove_unused(cache)
         return load(path)
-    except OSError as error:
-        _log.warning("the index can't be kept (%s): the next time it is made again", error)
+    except (OSError, DamagedIndexError) as error:
+        _log.warning(
+            "the index can't be kept, and is made again each time: pass cache_dir=, a folder "
+            "whose files you can read and write. %s",
+            printable(str(error)),
+        )
         return index
+
+
+def _default_folder() -> str:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(cache, "dalijax")
+
+
+@functools.lru_cache(maxsize=64)  # one warning for each folder
+def _is_own(folder: str) -> bool:
+    """Tells if the default folder belongs to this user; XDG_CACHE_HOME may be /tmp."""
+    try:
+        owner, above = os.stat(folder).st_uid, os.stat(os.path.dirname(folder)).st_uid
+    except OSError:  # it is created, or the error is reported then
+        return True
+    # A home that is mounted into a container belongs to another user as a whole.
+    if owner in (os.geteuid(), 0, above):
+        return True
+    _log.warning(
+        "%s belongs to user %d, who could change labels in it: indexes are not stored. Set "
+        "XDG_CACHE_HOME to a folder of yours, or pass cache_dir=",
+        printable(folder),
+        owner,
+    )
+    return False
+
+
+def _note_use(path: str) -> None:
+    """Updates the time of an index about once a day, for `_remove_unused`."""
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(path).st_mtime > _DAY:
+            os.utime(path)
+
+
+def _remove_unused(folder: str) -> None:
+    """Removes indexes that nobody loaded for a long time, such as those of replaced files."""
+    oldest = time.time() - _UNUSED_DAYS * _DAY
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _NAME.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                        os.unlink(entry.path)

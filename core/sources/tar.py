@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from .byte_records import ByteRecords, Decode, as_json, as_text
-from .index import kept
-from .indexed_paths import content_key
+from .index_of import index_of
 from .paths import Paths, path_list
+from .sound_index import is_sound
 from .source import Field
-from .tar_index import extensions_of, fits, index_tars, kinds_of, sample_name
+from .tar_index import ABOUT, columns_of, extensions_of, index_tars, kinds_of, sample_name
 
 _log = logging.getLogger("dalijax")
 
@@ -71,11 +71,13 @@ class Tar(ByteRecords):
             )
         tars = path_list(paths)
         extensions = extensions_of(fields)
-        index = kept(
+        index = index_of(
             None if cache_dir is None else os.fspath(cache_dir),
-            content_key("tar 2", tars, extensions),
+            "tar 3",
+            tars,
+            extensions,
             lambda: index_tars(tars, extensions),
-            lambda index: fits(tars, index),
+            lambda index: is_sound(index, columns_of(extensions), ABOUT),
         )
         _check_complete(tars, fields, index.about, missing)
         kinds: dict[str, Field] = {}

@@ -11,20 +11,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..state.reader_files import below_common_root
-from .byte_files import ByteFile, Window, is_remote, open_file
-from .identity import spread
+from .byte_files import ByteFile, Window, open_file
 from .index import Index
 from .progress import progress
+from .sound_index import column_digest
 from .tar_headers import Member, members
 from .values import narrow
 
+# Types of the entries that only indexes of tars have.
+ABOUT: Mapping[str, type] = {
+    "incomplete": int,
+    "reasons": list,
+    "extensions": list,
+    "scattered": list,
+    "has_links": bool,
+}
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # as WebDataset decodes them
 _TEXTS = ("txt", "text", "transcript")
 _JSONS = ("json", "jsn")
 _NAMED = 3  # samples that an error names
 _REPORTED = 1000  # samples between two steps of the progress
 _THREADS = 8  # tars whose headers are read at once: the disk takes the time
-_MOST_MEMBERS = 100  # members of a sample that are compared with a stored index
 _MOST_INCOMPLETE = 100_000  # incomplete samples of a tar that are searched for elsewhere in it
 
 
@@ -258,6 +265,14 @@ def sample_name(file: ByteFile, start: int) -> str:
     return f"{file.path}: {_text(split_name(name)[0])}"
 
 
+def columns_of(extensions: Mapping[str, str]) -> set[str]:
+    """The names of the arrays in an index of tars."""
+    columns = {"start"}
+    for name, kind in kinds_of(extensions).items():
+        columns |= {f"{name}.value"} if kind == "number" else {f"{name}.offset", f"{name}.size"}
+    return columns
+
+
 def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
     """Makes the index of tars; see `dalijax.core.sources.byte_records` for its content.
 
@@ -281,6 +296,7 @@ def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
         "names": below_common_root(paths),
         "sizes": sizes,
         "first": [0, *np.cumsum([len(tar.arrays["start"]) for tar in tars]).tolist()],
+        "columns": column_digest(arrays),
         "incomplete": sum(tar.num_incomplete for tar in tars),
         "reasons": [reason for tar in tars for reason in tar.reasons][:_NAMED],
         "extensions": sorted({extension for tar in tars for extension in tar.extensions}),
@@ -313,36 +329,3 @@ def _counted(samples: Iterable[Sample], size: int, done: Any) -> Iterator[Sample
             at = sample.start
         yield sample
     done(size - at)
-
-
-def _is_there(file: ByteFile, start: int, ranges: Iterable[tuple[int, int]]) -> bool:
-    """Whether members with such contents begin at an offset."""
-    rest = set(ranges)
-    try:
-        for _, member in zip(
-            range(_MOST_MEMBERS), members(Window(file), file.size, file.path, start)
-        ):
-            rest.discard((member.offset, member.size))
-            if not rest:
-                return True
-    except ValueError:
-        pass
-    return not rest
-
-
-def fits(paths: Sequence[str], index: Index) -> bool:
-    """Whether evenly spread samples of an index lie where it says."""
-    about, arrays = index.about, index.arrays
-    names = [name.removesuffix(".size") for name in arrays if name.endswith(".size")]
-    if len(about["sizes"]) != len(paths):
-        return False
-    for place in spread(int(about["first"][-1]), 4 if is_remote(paths[0]) else 64).tolist():
-        number = int(np.searchsorted(about["first"], place, side="right")) - 1
-        file = open_file(paths[number])
-        ranges = [
-            (int(arrays[f"{n}.offset"][place]), int(arrays[f"{n}.size"][place])) for n in names
-        ]
-        start = int(arrays["start"][place])
-        if file.size != about["sizes"][number] or not _is_there(file, start, ranges):
-            return False
-    return True

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from . import example
 from .byte_records import ByteRecords, Decode, as_text
-from .index import kept
-from .indexed_paths import content_key
+from .index_of import index_of
 from .paths import Paths, path_list
 from .source import Field
-from .tfrecord_index import fits, index_records
+from .tfrecord_index import index_records, is_sound
 from .values import as_scalars
 
 
@@ -73,11 +72,13 @@ class TFRecord(ByteRecords):
             raise ValueError(f"kinds has {unknown}, and the fields are {list(features.values())}")
         files = path_list(paths)
         wanted = {name.encode(): field for name, field in features.items()}
-        index = kept(
+        index = index_of(
             None if cache_dir is None else os.fspath(cache_dir),
-            content_key("tfrecord 1", files, [wanted, sorted(kinds.items())]),
+            "tfrecord 2",
+            files,
+            [wanted, sorted(kinds.items())],
             lambda: index_records(files, wanted, kinds),
-            lambda index: fits(files, index),
+            lambda index: is_sound(index, features.values()),
         )
         fields: dict[str, Field] = {}
         decoders: dict[str, Decode] = {}

@@ -40,12 +40,6 @@ def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[
         number += 1
 
 
-def is_record(take: Callable[[int, int], bytes], at: int) -> bool:
-    """Whether the content of a record begins at an offset."""
-    head = take(at - _HEADER, _HEADER)
-    return len(head) == _HEADER and _is_head(head)
-
-
 def _is_head(head: bytes) -> bool:
     return masked_crc(head[:8]) == int.from_bytes(head[8:], "little")
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..state.reader_files import below_common_root
-from . import example
-from .byte_files import Window, is_remote, open_file
-from .identity import spread
+from . import example, sound_index
+from .byte_files import Window, open_file
 from .index import Index
 from .progress import progress
 from .source import Field
-from .tfrecord_headers import is_record, records
+from .tfrecord_headers import records
 from .values import as_scalars, narrow
 
 _REPORTED = 1000  # records between two steps of the progress
@@ -134,6 +133,7 @@ def index_records(
         "names": below_common_root(paths),
         "sizes": sizes,
         "first": first,
+        "columns": sound_index.column_digest(arrays),
         "kinds": {column.name: column.kind for column in columns.values()},
     }
     return Index(about, arrays)
@@ -169,14 +169,14 @@ def _add(
             raise ValueError(f"{feature.decode()!r} of {label} {error}") from error
 
 
-def fits(paths: Sequence[str], index: Index) -> bool:
-    """Whether evenly spread records of an index begin where it says."""
-    about, start = index.about, index.arrays["start"]
-    if len(about["sizes"]) != len(paths):
+def is_sound(index: Index, fields: Collection[str]) -> bool:
+    """Tells if a stored index has the fields, and its ranges lie within the files."""
+    kinds = index.about.get("kinds")
+    if not isinstance(kinds, dict) or kinds.keys() != set(fields):
         return False
-    for place in spread(int(about["first"][-1]), 4 if is_remote(paths[0]) else 64).tolist():
-        number = int(np.searchsorted(about["first"], place, side="right")) - 1
-        file = open_file(paths[number])
-        if file.size != about["sizes"][number] or not is_record(Window(file), int(start[place])):
+    columns = {"start"}
+    for name, kind in kinds.items():
+        if kind not in ("bytes", "floats", "integers", "value"):
             return False
-    return True
+        columns |= {f"{name}.value"} if kind == "value" else {f"{name}.offset", f"{name}.size"}
+    return sound_index.is_sound(index, columns, {})

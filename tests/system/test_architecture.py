@@ -13,8 +13,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # From below to above. Modules of the first row may import one another, those of others may not.
 LAYERS = (
     (
-        *("core.arguments", "core.config", "core.environment", "core.epochs", "core.errors"),
-        *("core.hashing", "core.placement", "core.seeds", "core.stats"),
+        *(
+            "core.arguments",
+            "core.atomic_file",
+            "core.config",
+            "core.environment",
+            "core.epochs",
+            "core.errors",
+        ),
+        *("core.hashing", "core.placement", "core.printable", "core.seeds", "core.stats"),
     ),
     ("core.state",),
     ("core.pipeline",),

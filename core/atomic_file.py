@@ -1,0 +1,126 @@
+"""Files that are written completely or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+_PREFIX = ".dalijax-part-"
+_ABANDONED = 86_400.0  # seconds, on file systems without locks
+_ATTEMPTS = 100
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike[str], replace: bool = True) -> Iterator[BinaryIO]:
+    """Opens a new file which becomes ``path`` if the block ends without an exception.
+
+    The new file lies in the same folder under a name that nobody can guess, and has the
+    permissions that the umask allows. An existing file stays as it is for those who have it open
+    or mapped. A link at ``path`` is replaced, not followed. Leftovers of killed writers in the
+    folder are removed.
+
+    Args:
+        path: The file to write.
+        replace: False keeps an existing file.
+
+    Raises:
+        FileExistsError: If the file exists and ``replace`` is False.
+        OSError: If it can't be written.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    _remove_leftovers(folder)
+    descriptor, part = _new_part(folder)
+    try:
+        # It keeps its lock until it has its name, so that no other process removes it.
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            target = os.path.join(folder, name)
+            if replace or not _linked(part, target):
+                os.replace(part, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def write_output(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file that the user named; pipes and devices (/dev/stdout) are written to.
+
+    Raises:
+        OSError: If it can't be written.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as stream:
+            stream.write(content)
+        return
+    # A user's own link leads to the file that is meant.
+    with atomic_file(os.path.realpath(path)) as file:
+        file.write(content)
+
+
+def _new_part(folder: str) -> tuple[int, str]:
+    """Creates and locks a file; its descriptor and path."""
+    for _ in range(_ATTEMPTS):
+        part = os.path.join(folder, _PREFIX + secrets.token_hex(8))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(part, flags, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another process is about to remove it
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            continue
+        except OSError:  # a file system without locks
+            pass
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, part
+        os.close(descriptor)  # another process removed it before it was locked
+    raise FileExistsError(errno.EEXIST, "other processes remove each new file", folder)
+
+
+def _linked(part: str, target: str) -> bool:
+    """Names a file without replacing another one; False if the file system has no hard links."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+        return False
+    os.unlink(part)
+    return True
+
+
+def _remove_leftovers(folder: str) -> None:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX):
+                with contextlib.suppress(OSError):
+                    _remove_abandoned(entry.path)
+
+
+def _remove_abandoned(part: str) -> None:
+    """Removes a file that no living process writes."""
+    descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:
+            if time.time() - os.fstat(descriptor).st_mtime < _ABANDONED:
+                return
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.unlink(part)
+    finally:
+        os.close(descriptor)

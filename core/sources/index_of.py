@@ -1,0 +1,88 @@
+"""The index of files, stored until one of the files changes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..printable import printable
+from .byte_files import WAITING_THREADS, Stamp, is_remote, stamp_of
+from .index import Index, kept
+
+_log = logging.getLogger("dalijax")
+
+_TICK = 20_000_000  # nanoseconds; a kernel's clock for the times of files has ticks of up to 10 ms
+
+
+def index_of(
+    folder: str | None,
+    kind: str,
+    paths: Sequence[str],
+    fields: Any,
+    build: Callable[[], Index],
+    is_sound: Callable[[Index], bool],
+) -> Index:
+    """Loads the stored index of files, or builds and stores it.
+
+    An index belongs to files with the same paths, sizes, times and inodes (or ETags). Files that
+    were copied, moved or changed are indexed again: no other check is both cheap and certain.
+
+    Args:
+        folder: The folder of stored indexes; None for the default.
+        kind: The kind of index, with a version.
+        paths: The files, as `path_list` returns them.
+        fields: What is stored about them; its repr is part of the key.
+        build: Builds the index.
+        is_sound: Checks the content of a loaded index.
+
+    Raises:
+        OSError: If a file can't be read, or changes while it is indexed.
+    """
+    stamps = _stamps(paths)
+    if None in stamps:
+        _log.warning(
+            "%s has neither an ETag nor an older date: it is indexed each time that it is opened",
+            printable(paths[stamps.index(None)]),
+        )
+    about = [kind, repr(fields), *paths, repr(stamps)]
+    digest = hashlib.sha256("\0".join(about).encode(errors="surrogateescape"))
+    key = None if None in stamps else digest.hexdigest()[:32]
+
+    def stamped() -> Index:
+        index = build()
+        for path, before, after in zip(paths, stamps, _stamps(paths)):
+            if before != after:
+                raise OSError(
+                    f"{printable(path)} changed while it was indexed: open the source again when "
+                    "the file is complete"
+                )
+        return Index({**index.about, "stamps": stamps}, index.arrays)
+
+    return kept(
+        folder, key, stamped, lambda index: index.about.get("stamps") == stamps and is_sound(index)
+    )
+
+
+def _stamps(paths: Sequence[str]) -> list[Stamp | None]:
+    """The stamps of files, each of which changes if its file changes from now on."""
+    if any(map(is_remote, paths)):
+        with ThreadPoolExecutor(WAITING_THREADS) as pool:
+            return list(pool.map(stamp_of, paths))
+    stamps = list(map(_local_stamp, paths))
+    age = time.time_ns() - max(max(stamp[1:3]) for stamp in stamps)
+    if 0 <= age < _TICK:  # a change within the same tick would leave the times as they are
+        time.sleep((_TICK - age) / 1e9)
+    return list(stamps)
+
+
+def _local_stamp(path: str) -> Any:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(
+            f"{printable(path)} is {'no file' if os.path.exists(path) else 'not there'}"
+        )
+    return stamp_of(path)

@@ -1,0 +1,75 @@
+"""Checks the content of stored indexes: a file in the cache may be damaged or forged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .byte_files import within
+from .index import Index
+
+_MOST_ROWS = 1 << 22  # rows of which all ranges are checked; `ByteFiles.read` checks those it reads
+_KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf"}  # of dtypes
+
+
+def is_sound(index: Index, columns: Collection[str], about: Mapping[str, type]) -> bool:
+    """Tells if an index has the given content, and its ranges lie within the files.
+
+    Args:
+        index: The index, whose stamps are those of the files.
+        columns: The names of its arrays.
+        about: Types of the further entries in ``index.about``; a list is of texts.
+    """
+    try:
+        return _about_is_sound(index, about) and _arrays_are_sound(index, columns)
+    except (ValueError, TypeError, LookupError, OverflowError):
+        return False
+
+
+def _about_is_sound(index: Index, types: Mapping[str, type]) -> bool:
+    about = index.about
+    first, sizes, stamps = about["first"], about["sizes"], about["stamps"]
+    numbers = [*first, *sizes]
+    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
+        return False
+    if [stamp[0] for stamp in stamps] != sizes or first[0] or first != sorted(first):
+        return False
+    if len(first) != len(stamps) + 1 or len(about["names"]) != len(stamps):
+        return False
+    lists = [about["names"], *(about[name] for name, kind in types.items() if kind is list)]
+    texts = all(isinstance(text, str) for values in lists for text in values)
+    kinds = all(type(about[name]) is kind for name, kind in types.items())
+    return texts and kinds and isinstance(about["columns"], str)
+
+
+def _arrays_are_sound(index: Index, columns: Collection[str]) -> bool:
+    arrays, first = index.arrays, index.about["first"]
+    if set(columns) != set(arrays):
+        return False
+    for name, array in arrays.items():
+        if array.shape != (first[-1],) or array.dtype.kind not in _KINDS[name.rpartition(".")[2]]:
+            return False
+    if first[-1] > _MOST_ROWS:
+        return True
+    limits = np.repeat(np.array(index.about["sizes"], np.int64), np.diff(first))
+    ranges = [(arrays["start"], np.zeros(1, np.int64))]
+    ranges += [
+        (array, arrays[name.removesuffix("offset") + "size"])
+        for name, array in arrays.items()
+        if name.endswith(".offset")
+    ]
+    return all(bool(within(offsets, sizes, limits).all()) for offsets, sizes in ranges)
+
+
+def column_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """A digest of the stored values and the sizes of all records, wherever they lie in files."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, array in sorted(arrays.items()):
+        if name.endswith((".value", ".size")):
+            digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

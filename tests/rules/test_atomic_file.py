@@ -1,0 +1,151 @@
+"""Atomic files: complete or absent, safe from links, other writers and killed ones."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dalijax.core import atomic_file as module
+from dalijax.core.atomic_file import atomic_file, write_output
+
+MODULE = module.__file__
+
+
+def write(path, content, replace=True):
+    with atomic_file(path, replace) as file:
+        file.write(content)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_the_umask_decides_the_permissions(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write(tmp_path / "a", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o666 & ~umask
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_failed_block_leaves_the_old_file(tmp_path):
+    write(tmp_path / "a", b"old")
+    with pytest.raises(ZeroDivisionError), atomic_file(tmp_path / "a") as file:
+        file.write(b"new")
+        raise ZeroDivisionError
+    assert (tmp_path / "a").read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
+
+
+def test_an_open_file_keeps_its_content(tmp_path):
+    write(tmp_path / "a", b"old")
+    with open(tmp_path / "a", "rb") as before:
+        write(tmp_path / "a", b"new")
+        assert before.read() == b"old"
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_an_existing_file_is_kept_on_request(tmp_path):
+    write(tmp_path / "a", b"first", replace=False)
+    inode = (tmp_path / "a").stat().st_ino
+    with pytest.raises(FileExistsError):
+        write(tmp_path / "a", b"second", replace=False)
+    assert (tmp_path / "a").stat().st_ino == inode and os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_link_is_not_followed(tmp_path, replace):
+    (tmp_path / "target").write_bytes(b"precious")
+    (tmp_path / "a").symlink_to(tmp_path / "target")
+    if replace:
+        write(tmp_path / "a", b"new")
+        assert not (tmp_path / "a").is_symlink() and (tmp_path / "a").read_bytes() == b"new"
+    else:
+        with pytest.raises(FileExistsError):
+            write(tmp_path / "a", b"new", replace)
+    assert (tmp_path / "target").read_bytes() == b"precious"
+
+
+def test_many_writers_leave_one_complete_file(tmp_path):
+    contents = [bytes([k]) * 100_000 for k in range(16)]
+
+    def rewrite(content):
+        for _ in range(20):
+            write(tmp_path / "a", content)
+
+    threads = [threading.Thread(target=rewrite, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if (tmp_path / "a").exists():
+            assert (tmp_path / "a").read_bytes() in contents
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "a").read_bytes() in contents and os.listdir(tmp_path) == ["a"]
+
+
+# The module alone: the package would import JAX and DALI.
+WRITER = """
+import runpy, sys
+with runpy.run_path(sys.argv[1])["atomic_file"](sys.argv[2]) as file:
+    file.write(b"half")
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_leftovers_of_killed_writers_alone_are_removed(tmp_path, locks, monkeypatch):
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, MODULE, str(tmp_path / name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for name in ("alive", "killed")
+    ]
+    for writer in writers:
+        assert writer.stdout.readline() == b"begun\n"
+    alive, killed = writers
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    if not locks:
+
+        def refuse(descriptor, operation):
+            raise OSError("no locks available")
+
+        monkeypatch.setattr("fcntl.flock", refuse)
+    write(tmp_path / "a", b"x")
+    # Without locks a file that is younger than a day may belong to a living writer.
+    assert len(os.listdir(tmp_path)) == (2 if locks else 3)
+    for part in tmp_path.glob(".dalijax-part-*"):
+        os.utime(part, (0, 0))
+    alive.communicate(b"")
+    assert alive.returncode == 0 and (tmp_path / "alive").read_bytes() == b"half"
+    write(tmp_path / "a", b"y")
+    assert sorted(os.listdir(tmp_path)) == ["a", "alive"]
+
+
+def test_foreign_files_with_a_name_of_leftovers_do_not_block(tmp_path):
+    os.mkfifo(tmp_path / ".dalijax-part-fifo")
+    (tmp_path / "precious").write_bytes(b"x")
+    (tmp_path / ".dalijax-part-link").symlink_to(tmp_path / "precious")
+    (tmp_path / ".dalijax-part-folder").mkdir()
+    write(tmp_path / "a", b"x")
+    assert (tmp_path / "precious").read_bytes() == b"x" and (tmp_path / "a").exists()
+
+
+def test_output_goes_to_pipes_and_through_links_of_the_user(tmp_path):
+    command = "import runpy, sys; "
+    command += "runpy.run_path(sys.argv[1])['write_output']('/dev/stdout', b'x' * 9)"
+    result = subprocess.run(
+        [sys.executable, "-c", command, MODULE], capture_output=True, check=True
+    )
+    assert result.stdout == b"x" * 9
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for content in (b"first", b"second"):
+        write_output(tmp_path / "link", content)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == content
