@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from ..core.arguments import knows_its_names
@@ -25,6 +24,7 @@ from ..core.errors import StateError
 from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
 from ..core.iterator.iterator import DALIGenericIterator
 from ..core.stats import InputStats
+from .process_files import write_text_atomically
 
 with extra("clu", "dalijax.adapters.clu"):
     from clu.data import dataset_iterator
@@ -171,19 +171,15 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         """Writes the position of this process's iterator to exactly this file, atomically.
 
         Args:
-            filename: A local or remote path; an existing file is replaced.
+            filename: A local or remote path; an existing file is replaced, and a link is not
+                followed.
 
         Raises:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
         if not self._checkpoint:
             return
-        text = json.dumps(self._stream.get_state())
-        path = epath.Path(filename)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + f".{jax.process_index()}.new")
-        new.write_text(text)
-        new.replace(path)
+        write_text_atomically(epath.Path(filename), json.dumps(self._stream.get_state()))
 
     def restore(self, filename: epath.PathLike) -> None:
         """Continues at the position in a file.

@@ -1,10 +1,13 @@
-"""Checkpoint files that are named after the process and the number of processes."""
+"""Checkpoint files of processes."""
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ..core.atomic_file import atomic_file
 from ..core.errors import StateError
 
 __all__: list[str] = []
@@ -36,3 +39,26 @@ def file_of_any_process(expected: epath.Path, others: Iterable[epath.Path]) -> e
         states = {str(file): text for file, text in texts.items()}
         raise StateError(f"the processes' states are not of one step: {states}")
     return next(iter(texts))
+
+
+def write_text_atomically(path: epath.Path, text: str) -> None:
+    """Writes a local or a remote file completely or not at all; an existing file is replaced.
+
+    Any number of processes may write the same file. Links are replaced, not followed.
+
+    Raises:
+        OSError: If it can't be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if "://" not in (name := os.fspath(path)):
+        with atomic_file(name) as file:
+            file.write(text.encode())
+        return
+    # Object stores have no links and no exclusive creation: nobody can guess the name.
+    new = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
+    try:
+        new.write_text(text)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import jax
 import nvidia.dali
 
 from ..arguments import whole_number
+from ..atomic_file import write_output
 from ..iterator.data_iterator import IteratorFunction
 from .batches import take
 from .contents import Contents, contents_of
@@ -56,9 +58,11 @@ class Page:
         check_suffix(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".png":
-            sheet(self.batches, self.failures, self.samples).save(path)
+            content = io.BytesIO()
+            sheet(self.batches, self.failures, self.samples).save(content, "PNG")
+            write_output(path, content.getvalue())
         else:
-            path.write_text(self.html, encoding="utf-8")
+            write_output(path, self.html.encode())
 
     def _repr_html_(self) -> str:
         return frame(self.html)

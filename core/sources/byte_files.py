@@ -50,7 +50,10 @@ def stamp_of(path: str) -> Stamp | None:
     """
     if is_remote(path):
         return RemoteFile(path).stamp()
-    status = os.stat(path)
+    return _local_stamp(os.stat(path))
+
+
+def _local_stamp(status: os.stat_result) -> Stamp:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
@@ -99,7 +102,12 @@ class LocalFile:
         self._knows_cached = bool(_NOWAIT)
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
+        self._stamp = _local_stamp(os.fstat(self._fd))
+        self.size: int = self._stamp[0]
+
+    def is_of(self, stamp: Stamp) -> bool:
+        """Tells if the file has the size and the time of a stamp, whatever its inode or owner."""
+        return self._stamp[:2] == stamp[:2]
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._fd >= 0:  # `os` may be gone when Python ends
@@ -169,6 +177,10 @@ class RemoteFile:
         if not versions or (set(versions) == {"Last-Modified"} and _is_recent(*versions.values())):
             return None
         return [self.size, *map(list, sorted(versions.items()))]
+
+    def is_of(self, stamp: Stamp) -> bool:
+        """Tells if the file has the size and the version of a stamp."""
+        return self.stamp() in (stamp, None)
 
     def read(self, at: int, count: int) -> bytes:
         """Bytes from an offset on; fewer at the end of the file."""
@@ -247,12 +259,16 @@ class ByteFiles:
 
     Args:
         paths: Their paths or URLs.
-        sizes: Their sizes in bytes; a file of another one was changed, and is not read.
+        sizes: Their sizes in bytes.
+        stamps: Their stamps, if they are known. Files that changed since then are not read.
     """
 
-    def __init__(self, paths: Sequence[str], sizes: Sequence[int]):
+    def __init__(
+        self, paths: Sequence[str], sizes: Sequence[int], stamps: Sequence[Stamp | None] = ()
+    ):
         self.paths = tuple(paths)
         self.sizes = tuple(sizes)
+        self._stamps = tuple(stamps) or (None,) * len(self.paths)
         self._limits = np.array(sizes, np.int64)
         # Without a lock, which a fork could leave taken: whoever is late opens a file twice.
         self._open: dict[int, ByteFile] = {}
@@ -264,7 +280,7 @@ class ByteFiles:
         """One of the files.
 
         Raises:
-            OSError: If it can't be opened, or has another size.
+            OSError: If it can't be opened, or was changed.
         """
         file = self._open.get(number)
         if file is not None:
@@ -275,6 +291,9 @@ class ByteFiles:
                 f"{file.path} has {file.size:,} bytes, and had {self.sizes[number]:,} when the "
                 "source was opened: open it anew"
             )
+        stamp = self._stamps[number]
+        if stamp is not None and not file.is_of(stamp):
+            raise OSError(f"{file.path} was changed after the source was opened: open it anew")
         if len(self._open) >= max(1, most_open()):
             self._open = {}
         self._open[number] = file

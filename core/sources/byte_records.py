@@ -58,7 +58,7 @@ class ByteRecords(BaseSource):
         super().__init__(fields, identity)
         self._index = index
         self._decoders = decoders
-        self._files = ByteFiles(paths, index.about["sizes"])
+        self._files = ByteFiles(paths, index.about["sizes"], index.about.get("stamps", ()))
         if any(map(is_remote, paths)):
             self.read_threads = WAITING_THREADS
         self._first = np.array(index.about["first"], np.int64)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import nvidia.dali
 
+from ..atomic_file import write_output
 from ..iterator.command_line import add_arguments, check_complete, load, write
 from ..iterator.data_iterator import IteratorFunction
 from .tune import Tuned, figure_class, tune
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     write(_report(tuned))
     if options.json:
-        options.json.write_text(json.dumps(_plain(tuned), indent=1))
+        write_output(options.json, json.dumps(_plain(tuned), indent=1).encode())
     if options.plot:
         tuned.save_plot(options.plot)
         write(f"\nThe rates of all settings: {options.plot}")

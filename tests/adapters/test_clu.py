@@ -1,5 +1,6 @@
 """CLU: the iterator's contract, CLU's own tests of it, and what is reported of the input."""
 
+import concurrent.futures
 import inspect
 import json
 import os
@@ -205,6 +206,43 @@ iterator.restore("gs://bucket/run/input")
 assert next(iterator)["x"].tolist() == want == [[4], [5], [6], [7]]
 """
     run_python("-c", code, *jpegs_many, env={**os.environ, "EPATH_USE_TF": "0"})
+
+
+@pytest.mark.parametrize("planted", ["input.0.new", "input.new", "input"])
+def test_a_save_follows_no_link(jpegs_many, tmp_path, planted):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / planted).symlink_to(precious)
+    iterator = make(jpegs_many)
+    next(iterator)
+    iterator.save(folder / "input")
+    assert precious.read_text() == "mine" and not (folder / "input").is_symlink()
+    assert sorted(os.listdir(folder)) == sorted({planted, "input"})
+    expected = taken(next(iterator))
+    iterator.restore(folder / "input")
+    assert taken(next(iterator)) == expected
+
+
+def test_several_writers_may_save_to_one_file(jpegs_many, tmp_path):
+    iterators = [make(jpegs_many) for _ in range(3)]
+
+    def save(iterator):
+        for _ in range(20):
+            iterator.save(tmp_path / "input")
+            json.loads((tmp_path / "input").read_text())
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(save, iterators))
+    assert os.listdir(tmp_path) == ["input"]
+    assert (tmp_path / "input").stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask():
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 def test_futures_are_fresh_after_each_batch_reset_and_restore(jpegs_many, tmp_path):

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import stat
 import subprocess
@@ -210,6 +211,35 @@ def test_remote_files_are_indexed_again_when_their_version_changes(tmp_path, cac
             source = open_tar("memory://a.tar")
             assert source.read(np.array([CHANGED]), ["label"])["label"].item() == int(label)
     assert len(os.listdir(cache)) == 2
+
+
+@pytest.mark.parametrize("way", [replaced, written_in_place, linked, os.truncate])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_changes_before_its_first_read_is_refused(kind, way, tmp_path):
+    make, open_it = KINDS[kind]
+    path = make(tmp_path / "a")
+    source = open_it(path)
+    pickled = pickle.dumps(source)
+    way(path, 20_000 if way is os.truncate else make(tmp_path / "b"))
+    for opened in (source, pickle.loads(pickled)):
+        with pytest.raises(OSError, match="/a .* when|after the source was opened: open it anew"):
+            opened.read(np.arange(3), ["data"])
+
+
+def test_a_remote_file_that_changes_before_its_first_read_is_refused(tmp_path):
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    system.pipe("/a.tar", pathlib.Path(make_tar(tmp_path / "a")).read_bytes())
+    source = open_tar("memory://a.tar")
+    system.pipe("/a.tar", pathlib.Path(make_tar(tmp_path / "a", cls="2")).read_bytes())
+    with pytest.raises(OSError, match="a.tar was changed after the source was opened"):
+        source.read(np.arange(3), ["data"])
+
+
+def test_files_with_another_owner_or_mode_are_read(tmp_path):
+    source = open_tar(make_tar(tmp_path / "a"))
+    os.chmod(tmp_path / "a", 0o640)
+    os.link(tmp_path / "a", tmp_path / "b")
+    assert len(source.read(np.arange(3), ["data"])["data"]) == 3
 
 
 # The files of the cache
