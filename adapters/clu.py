@@ -210,6 +210,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         Raises:
             ValueError: If it is no state, or one of other data; nothing has changed.
         """
+        self._forget_future()  # now, in case the call is interrupted
         self._stream.set_state(state)
         self._forget_future()
 

@@ -27,6 +27,7 @@ import dataclasses
 import json
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -37,10 +38,11 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..core.arguments import whole_number
 from ..core.environment.extras import extra
-from ..core.errors import StateError
+from ..core.errors import BatchError, StateError
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator
+from ..core.pipeline.batch import Batch
 from ..core.pipeline.dtypes import check_width
 from ..core.stats import InputStats
 from .process_files import file_of_any_process
@@ -81,6 +83,8 @@ def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 _handed_over: list[weakref.ref[_Opened]] = []  # one at most
+# Of the module, since inputs are pickled: two threads must not open two streams of an input.
+_opening = threading.RLock()
 
 
 class DALIInput(base_input.BaseInput):
@@ -208,11 +212,12 @@ class DALIInput(base_input.BaseInput):
 
     def _opened(self) -> BatchStream:
         """The stream, opened at the first use."""
-        if self._stream is None:
-            numpy = self.element == "numpy"
-            iterator_fn = self.iterator_fn.for_host(self._call) if numpy else self.iterator_fn
-            self._stream = iterator_fn.stream(None if self._endless else 1, **self._call)
-        return self._stream
+        with _opening:
+            if self._stream is None:
+                numpy = self.element == "numpy"
+                iterator_fn = self.iterator_fn.for_host(self._call) if numpy else self.iterator_fn
+                self._stream = iterator_fn.stream(None if self._endless else 1, **self._call)
+            return self._stream
 
     def get_next(self) -> py_utils.NestedMap:
         """The next batch of this host, a NestedMap of arrays of shape [batch, ...].
@@ -225,7 +230,11 @@ class DALIInput(base_input.BaseInput):
         stream = self._opened()
         if not self._endless and self._loops > 0 and stream.iterator.step == 0:
             self._warn_of(stream)
-        batch = dict(next(stream))
+        return self._nested(next(stream))
+
+    def _nested(self, arrays: Batch) -> py_utils.NestedMap:
+        """A batch of the stream in the form that Pax takes."""
+        batch = dict(arrays)
         valid = batch.pop(self._mask, None)
         rows = len(next(iter(batch.values())))
         weights = np.ones(rows, np.float32) if valid is None else np.asarray(valid, np.float32)
@@ -280,21 +289,27 @@ class DALIInput(base_input.BaseInput):
         self._peek = self._state_before_peek = None
 
     def peek_padded(self) -> Any:
-        """The batch that get_next_padded() will return; None at the end."""
-        try:
-            return super().peek_padded()
-        except BaseException:
-            self._state_before_peek = None  # nothing was peeked
-            raise
+        """The batch that get_next_padded() will return; None at the end.
 
-    def set_state(self, state: bytes) -> None:
-        """Continues at a saved position.
+        The stream keeps the batch, so that its position is the input's whole position.
 
         Raises:
-            ValueError: If it is no state, or one of other data; nothing has changed.
+            RuntimeError: If DALI failed to produce the batch, which then counts as delivered.
         """
-        self._set_state_internal(state)
-        self._peek = self._state_before_peek = None
+        stream = self._opened()
+        try:
+            batch = self._nested(stream.peek())
+        except StopIteration:
+            return None
+        except BatchError:
+            next(stream)  # raises it, too
+            raise
+        padding = self.batch_padding_size
+        if not padding:
+            return batch
+        return jax.tree_util.tree_map(
+            lambda array: np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1)), batch
+        )
 
     def restore(self, checkpoint_path: epath.PathLike) -> None:
         """Continues at the position in a file.

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.arguments import whole_number
 from ...core.errors import StateError
-from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition
+from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition, Restored
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
 from ...core.state.fingerprint import digest
@@ -236,23 +236,24 @@ class DALIDataLoaderIterator(RecordIterator):
             self._reader, 0, loader.numbers(), loader.seed, by_step=True
         )
         self._deliver = transform.delivered
-        self._seed = loader.seed
-        self._drawing = -1  # whether the graph has random operators (0, 1); -1: not known yet
 
     def get_state(self) -> dict[str, Any]:
         """The global step and a description of the data; the same in all processes."""
         here = self._engine.snapshot()
-        # The first state is the same before and after the pipelines are built.
-        if here.step and self._engine.built:
-            self._drawing = int(bool(self._engine.stateful()))
+        seed = here.restored.draw_seed
+        # Whether the graph has random operators (0, 1); -1 if that is unknown. The first state is
+        # the same before and after the pipelines are built.
+        drawing = -1 if here.restored.note is None else here.restored.note
+        if here.step and self._engine.was_built(here):
+            drawing = int(bool(self._engine.stateful()))
         return {
             "version": 1,
             "step": here.step,
-            "random": self._drawing,
+            "random": drawing,
             "graph": self._engine.graph(here),
             "shards": self._loader.num_shards,
             **self._loader.described,
-            "seed": self._seed,
+            "seed": self._loader.seed if seed is None else seed,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -262,6 +263,10 @@ class DALIDataLoaderIterator(RecordIterator):
             ValueError: If it is no state, of other data, or of another number of shards while the
                 graph draws random numbers; nothing has changed.
         """
+        with self._engine.lock:
+            self._restore(state)
+
+    def _restore(self, state: Any) -> None:
         now = self.get_state()
         if not isinstance(state, dict) or {k: type(v) for k, v in state.items()} != {
             k: type(v) for k, v in now.items()
@@ -275,7 +280,12 @@ class DALIDataLoaderIterator(RecordIterator):
         ]
         if lines:
             raise StateError.of_other_data(lines)
-        self._engine.check("", state["graph"])
+        seed = draw_seed = None
+        if state["seed"] != self._loader.seed:
+            draw_seed = state["seed"]
+            seed = shard_seed(draw_seed, self._loader.shard)
+        restored = Restored("", state["graph"], seed, draw_seed, state["random"])
+        self._engine.check(restored)
         if state["random"] not in (-1, 0, 1) or state["shards"] < 1:
             raise StateError(
                 f"the state is damaged: random is {state['random']}, shards {state['shards']}"
@@ -293,13 +303,8 @@ class DALIDataLoaderIterator(RecordIterator):
                 "record (by draw.uniform() and its like, or RandomInputs), or pass "
                 "other_randomness=True to go on all the same"
             )
-        with self._engine.lock:
-            if state["seed"] != self._seed:
-                self._seed = state["seed"]
-                self._engine.set_seed(shard_seed(self._seed, self._loader.shard), self._seed)
-            self._drawing = state["random"]
-            self._reader.seek(RecordPosition(state["step"]))
-            self._engine.restore(state["step"], None, graph=state["graph"])
+        self._engine.restore(RecordPosition(state["step"], restored=restored))
+        self._reader.stop()  # the next read starts it at the new position
 
     def seek_step(self, step: int) -> None:
         """Moves to a global step in constant time, for loops that save only their step.

@@ -39,9 +39,10 @@ class RecordIterator(grain.DatasetIterator):
 
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules batches."""
-        self._assert_not_closed()
-        super().start_prefetch()
-        self._engine.schedule()
+        with self._engine.lock:  # the parents' iterators belong to the call that is under way
+            self._assert_not_closed()
+            super().start_prefetch()
+            self._engine.schedule()
 
     def watch(self) -> InputStats:
         """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -23,7 +22,7 @@ from ...core.pipeline.shards import shard_pipelines
 from ...core.placement import DataShard
 from ...core.records.engine import RecordEngine
 from ...core.records.record_pipelines import check_record_graph
-from ...core.records.record_queue import Numbers, RecordReader
+from ...core.records.record_queue import Numbers, RecordPosition, RecordReader, Restored
 from ...core.seeds import ShardSeed
 from ...core.state.codec import brief
 from .reading import READ_OPTIONS, Position, Reader, RecordLists
@@ -388,7 +387,7 @@ class DecodedIterator(RecordIterator):
         super().__init__(parent)
         self._rows = transform.local_rows()
         # A MapDataset's position counts lists, an IterDataset's records.
-        self._identity = f"{transform.identity(seed)}{' lists' if lists else ''}"
+        self._default_identity = f"{transform.identity(seed)}{' lists' if lists else ''}"
         self._takes_seed = transform.takes_seed(seed)
         self._reader = Reader(
             parent, self._rows, lists, transform.drop_remainder, bool(transform.pad)
@@ -409,7 +408,7 @@ class DecodedIterator(RecordIterator):
             "failed": " ".join(map(str, position.failed)),
             "random": self._engine.random_state(here),
             "graph": self._engine.graph(here),
-            "made": self._identity,
+            "made": self._identity(here),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -421,10 +420,18 @@ class DecodedIterator(RecordIterator):
                 first record, which has its inputs: until then the next call raises if the state is
                 of another graph, or its ``random`` is damaged.
         """
+        with self._engine.lock:
+            self._restore(state)
+
+    def _restore(self, state: Any) -> None:
+        here = self._engine.snapshot()
+        identity, seed = self._identity(here), here.restored.seed
         is_state = self._may_be_state(state)
-        seed = self._seed_of(state["made"]) if is_state else None
-        if is_state and state["made"] != self._identity and seed is None:
-            difference = f"rows, last batch, seed: {state['made']} -> {self._identity}"
+        is_other = is_state and state["made"] != identity
+        if is_other:
+            seed = self._seed_of(state["made"])
+        if is_other and seed is None:
+            difference = f"rows, last batch, seed: {state['made']} -> {identity}"
             if state["made"].split(" ")[0] != str(self._rows):
                 difference += " (a source goes on in another batch size, a DALITransform does not)"
             raise StateError.of_other_data([difference])
@@ -433,20 +440,26 @@ class DecodedIterator(RecordIterator):
             raise StateError.of_other_data([difference.format(*counts)])
         if not (is_state and self._may_be_place(state)):
             raise StateError(f"no state of a DALITransform, or a damaged one: {brief(state)}")
-        with self._engine.lock, self._with_seed(seed):
-            self._engine.check(state["random"], state["graph"])
+        restored = Restored(state["random"], state["graph"], seed, note=state["made"])
+        self._engine.check(restored)
+        failed = tuple(map(int, state["failed"].split()))
+        parent = copy.deepcopy(state["parent"])
+        after = Position(parent, state["records"], state["skip"], failed)
+
+        def move() -> None:
             try:
-                parent = copy.deepcopy(state["parent"])
-                failed = tuple(map(int, state["failed"].split()))
-                position = Position(parent, state["records"], state["skip"], failed)
-                self._reader.go_to(position)
+                self._reader.go_to(after)
             except Exception as error:
-                self._reader.again()
                 raise StateError(
                     f"the parent refuses its part of the state, {brief(state['parent'])}: {error!r}"
                 ) from error
-            self._engine.restore(state["step"], position, state["random"], state["graph"])
-            self._identity = state["made"]
+
+        self._engine.restore(RecordPosition(state["step"], after, None, restored), move)
+
+    def _identity(self, position: RecordPosition) -> str:
+        """The settings that a state must have; with the seed that the restored state had."""
+        identity: str = position.restored.note or self._default_identity
+        return identity
 
     def _may_be_state(self, state: Any) -> bool:
         """Whether keys, types and ranges of a state are right."""
@@ -467,23 +480,10 @@ class DecodedIterator(RecordIterator):
 
     def _seed_of(self, identity: str) -> int | None:
         """The seed of a state that differs in nothing else, if the state may bring it."""
-        saved, present = identity.split(" "), self._identity.split(" ")
+        saved, present = identity.split(" "), self._default_identity.split(" ")
         alike = len(saved) == len(present) and saved[:2] + saved[3:] == present[:2] + present[3:]
         known = self._takes_seed and alike and saved[2].isdecimal() and len(saved[2]) < 20
         return int(saved[2]) if known else None
-
-    @contextlib.contextmanager
-    def _with_seed(self, seed: int | None) -> Iterator[None]:
-        """Sets the pipelines' seed; back again if the state is refused."""
-        if seed is None:
-            yield
-            return
-        before = self._engine.set_seed(seed)
-        try:
-            yield
-        except BaseException:
-            self._engine.set_seed(before)
-            raise
 
     def seek_step(self, step: int) -> None:
         """Raises ValueError for every step but the current one: see `DALIDataLoader` instead.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.arguments import whole_number
 from ...core.errors import BatchError, StateError
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.batch import Batch
+from ...core.pipeline.engine import Mark
 from ...core.state import codec
 from .steps import INFINITE, UNKNOWN, Step, element, length
 
@@ -36,6 +37,20 @@ def stream_length(stream: BatchStream) -> int:
         return UNKNOWN
 
 
+class _Place(NamedTuple):
+    """A position in a chain.
+
+    Attributes:
+        element: Number of the next element.
+        at: Number of the stream's next batch.
+        end: Length of the stream, once its end was seen.
+    """
+
+    element: int = 0
+    at: int = 0
+    end: int | None = None
+
+
 class ChainedStream:
     """The elements of a chain over a stream.
 
@@ -51,10 +66,9 @@ class ChainedStream:
         self.chain = tuple(chain)
         self._lock = threading.RLock()
         self._steps = [repr(step) for step in chain]  # as states have them
-        self._index = 0  # of the next element
-        self._at = 0  # of the stream's next batch
-        self._end: int | None = None  # the stream's length, once its end told it
-        self._interrupted = False  # whether a call was broken off, so that `_at` may be wrong
+        self._place = _Place()
+        # The start of a call that has not ended: the chain's position, and the stream's.
+        self._before: tuple[_Place, Mark] | None = None
 
     def next(self) -> tuple[Batch, tuple[int, ...]]:
         """The next batch and its numbers by enumerate, the last step's first.
@@ -68,43 +82,39 @@ class ChainedStream:
         if not self.chain:
             return next(self.stream), ()
         with self._lock:
-            self.stream.iterator.opened()
-            self._settle()
-            self._interrupted = True
+            self._begin()
             try:
                 result = self._next()
             except (StopIteration, BatchError):
-                self._interrupted = False
+                self._before = None
                 raise
-            self._interrupted = False
+            self._before = None
             return result
 
     def _next(self) -> tuple[Batch, tuple[int, ...]]:
         while True:
-            place = element(self.chain, self._total(), self._index)
-            if place is None:
+            index, _, end = self._place
+            found = element(self.chain, self._total(), index)
+            if found is None:
                 raise StopIteration
-            at, numbers = place
-            if at < self._at:
-                self._rewind()
-            self._at += self.stream.skip_at_most(at - self._at)
-            if self._at == at:
+            at, numbers = found
+            self._move_to(at)
+            if self._place.at == at:
+                behind = _Place(index + 1, at + 1, end)
                 try:
                     batch = next(self.stream)
                 except StopIteration:
                     pass
                 except BatchError:
-                    self._at += 1
-                    self._index += 1
+                    self._place = behind
                     raise
                 else:
-                    self._at += 1
-                    self._index += 1
+                    self._place = behind
                     return batch, numbers
-            # The end tells the length, where it was unknown, or failed batches are left out.
-            if self._end == self._at:
+            # The end shows the length if it was unknown, or if failed batches are left out.
+            if end == self._place.at:
                 raise StopIteration
-            self._end = self._at
+            self._place = self._place._replace(end=self._place.at)
 
     def seek_step(self, step: int) -> None:
         """Moves to an element, counted from 0; see `BatchStream.seek_step`.
@@ -123,27 +133,46 @@ class ChainedStream:
             if 0 <= count < step:
                 raise ValueError(f"seek_step({step}): the dataset has only {count} elements")
             at = self._behind(step, total)
-            self.stream.seek_step(at)
-            self._index, self._at = step, at
+            place = self._place._replace(element=step, at=at)
+            self._begin()
+            try:
+                self.stream.seek_step(at)
+            except Exception:  # nothing has changed
+                self._before = None
+                raise
+            self._place, self._before = place, None
 
     def _total(self) -> int:
-        return stream_length(self.stream) if self._end is None else self._end
+        return stream_length(self.stream) if self._place.end is None else self._place.end
 
-    def _rewind(self) -> None:
-        self.stream.reset()
-        self._at = 0
+    def _move_to(self, at: int) -> None:
+        """Moves the stream to a batch, or to its end; backwards from its start."""
+        if at < self._place.at:
+            self.stream.reset()
+            self._place = self._place._replace(at=0)
+        skipped = self.stream.skip_at_most(at - self._place.at)
+        self._place = self._place._replace(at=self._place.at + skipped)
 
     def _behind(self, index: int, total: int) -> int:
         """The number of the stream's next batch behind so many elements."""
         last = element(self.chain, total, index - 1) if index else None
         return last[0] + 1 if last else 0
 
+    def _begin(self) -> None:
+        """Notes the position, to which the next call returns if this one is interrupted."""
+        self._settle()
+        self._before = self._place, self.stream.iterator.mark()
+
     def _settle(self) -> None:
-        """Returns to the position before a broken-off call, by skipping from the start."""
-        if self._interrupted:
-            self._rewind()
-            self._at += self.stream.skip_at_most(self._behind(self._index, self._total()))
-            self._interrupted = False
+        """Returns to the position before an interrupted call."""
+        if self._before is None:
+            return
+        self._place, mark = self._before
+        if not self.stream.iterator.go_back(mark):  # there is no state of these pipelines
+            self.stream.reset()
+            self._place = self._place._replace(at=0)
+            self._move_to(self._behind(self._place.element, self._total()))
+        self._before = None
 
     def get_state(self) -> dict[str, Any]:
         """The consumer's position, as a JSON value."""
@@ -153,9 +182,9 @@ class ChainedStream:
             self._settle()
             return {
                 "format": _FORMAT,
-                "index": self._index,
-                "at": self._at,
-                "found": UNKNOWN if self._end is None else self._end,
+                "index": self._place.element,
+                "at": self._place.at,
+                "found": UNKNOWN if self._place.end is None else self._place.end,
                 "steps": list(self._steps),
                 "stream": self.stream.get_state(),
             }
@@ -183,13 +212,18 @@ class ChainedStream:
             counts = [state[name] for name in ("index", "at", "found")]
             if any(type(n) is not int or n >= _MOST for n in counts) or min(counts[:2]) < 0:
                 raise _damaged(counts)
-            before = self.stream.get_state()
-            self.stream.set_state(state["stream"])
+            index, at, end = counts
+            place = _Place(index, at, end if end >= 0 else None)
+            self._begin()
+            try:
+                self.stream.set_state(state["stream"])
+            except Exception:  # nothing has changed
+                self._before = None
+                raise
             if not self._fits(*counts):
-                self.stream.set_state(before)
+                self._settle()
                 raise _damaged(counts)
-            self._index, self._at, end = counts
-            self._end = end if end >= 0 else None
+            self._place, self._before = place, None
 
     def _fits(self, index: int, at: int, end: int) -> bool:
         """Whether the stream's position agrees with a state's counts."""

@@ -25,7 +25,7 @@ from ..pipeline.dali_pipeline import (
     runs_python,
 )
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, EpochEngine, NoReplica, Outcome, log_failure
+from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome, log_failure
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -70,6 +70,8 @@ class ReaderEngine(EpochEngine[Position]):
         config: The iterator's arguments.
     """
 
+    _marked = (*EpochEngine._marked, "_seed", "_fingerprint")
+
     def __init__(self, source: PipelineSource, config: IteratorConfig):
         if config.on_error == "mask":
             raise ValueError(
@@ -80,9 +82,10 @@ class ReaderEngine(EpochEngine[Position]):
         self._source = source
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
+        self._seed: int | None = None  # that a state brought
         self._start = Checkpoints()  # of the first batch, once pipelines were built
-        # The arithmetic of the present epoch: its number, batches, and those without padding.
-        self._epoch_length, self._whole = (-1, 0), 0
+        # The number of the present epoch, and of its batches, all and without padding.
+        self._epoch_length = (-1, 0, 0)
         self._exact: Position | None = None  # where the pipelines stand, unless a batch failed
         self._most_to_drop = _MOST_TO_DROP
         self._failures_to_name = _MOST_NAMED
@@ -186,7 +189,8 @@ class ReaderEngine(EpochEngine[Position]):
 
     def keep_seed(self, other: ReaderEngine) -> None:
         """Takes the seed that a state brought to another engine; nothing is built yet."""
-        self._source.set_seed(other._source.set_seed(None))
+        self._seed = other._seed
+        self._source.set_seed(self._seed)
 
     def checkpoints(self) -> list[bytes]:
         """The state as bytes for each pipeline; see `Engine`."""
@@ -248,14 +252,19 @@ class ReaderEngine(EpochEngine[Position]):
         if not 0 <= seed < 1 << 63 or not self._source.takes_seed():
             yield
             return
-        before = self._source.set_seed(seed)
+        self._seed, before = seed, self._seed
+        self._source.set_seed(seed)
         self._fingerprint = known and known | {"seed": seed}
         try:
             yield
         except BaseException:
+            self._seed, self._fingerprint = before, known
             self._source.set_seed(before)
-            self._fingerprint = known
             raise
+
+    def _return_to(self, mark: Mark) -> None:
+        super()._return_to(mark)
+        self._source.set_seed(self._seed)
 
     def _restore(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
         position, before = saved.position, self.position
@@ -467,7 +476,7 @@ class ReaderEngine(EpochEngine[Position]):
             if plan is None:
                 check_epochs(pipelines, config, source)
         self.batch_size, self.plan, self.shards = pipelines[0].max_batch_size, plan, shards
-        self._epoch_length = (-1, 0)
+        self._epoch_length = (-1, 0, 0)
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
 
     def fingerprint(self) -> Fingerprint:
@@ -517,8 +526,9 @@ class ReaderEngine(EpochEngine[Position]):
         if self.plan is None:
             return None
         if self._epoch_length[0] != epoch:
-            self._epoch_length = epoch, self.plan.delivered(epoch, self.shards[0])
-            self._whole = min(self.plan.whole(epoch, shard_id) for shard_id in self.shards)
+            delivered = self.plan.delivered(epoch, self.shards[0])
+            whole = min(self.plan.whole(epoch, shard_id) for shard_id in self.shards)
+            self._epoch_length = epoch, delivered, whole
         return self._epoch_length[1]
 
     def following_epoch(self) -> int:
@@ -550,7 +560,7 @@ class ReaderEngine(EpochEngine[Position]):
                 "with size or reader_name each batch must be whole. Leave size out (-1) for a "
                 "source of smaller batches"
             )
-        if self._epoch_length[0] == here.epoch and here.step < self._whole:
+        if self._epoch_length[0] == here.epoch and here.step < self._epoch_length[2]:
             return lengths
         return [self.plan.valid(here.epoch, here.step, shard) for shard in self.shards]
 

@@ -10,7 +10,7 @@ import jax
 
 from ..arguments import whole_number
 from ..pipeline.batch import Batch
-from ..pipeline.engine import CLOSED, COUNT
+from ..pipeline.engine import COUNT
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .iterator import DALIGenericIterator
@@ -291,14 +291,14 @@ class BatchStream:
         self.iterator.set_state(state, allow)
 
     def reset(self) -> None:
-        """Goes back to the start of the first epoch, by a fresh iterator."""
-        if self.iterator.closed:
-            raise ValueError(CLOSED)
-        before, fresh = self.iterator, self._make()
-        fresh.stats = before.stats
-        fresh.keep_seed(before)
-        self.iterator = fresh
-        before.close()
+        """Returns to the start of the first epoch, with a new iterator."""
+        before = self.iterator
+        with before.opened():
+            fresh = self._make()  # which builds nothing yet: an interrupted call keeps the old one
+            fresh.stats = before.stats
+            fresh.keep_seed(before)
+            self.iterator = fresh
+            before.close()
 
     @property
     def core(self) -> DALIGenericIterator:

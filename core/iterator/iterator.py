@@ -15,7 +15,7 @@ from ..arguments import knows_its_names, whole_number
 from ..config import IteratorConfig, Shardings, difference_names
 from ..epochs import EpochPlan
 from ..pipeline.batch import Batch
-from ..pipeline.engine import CLOSED, COUNT, EngineSource, EpochEngine
+from ..pipeline.engine import CLOSED, COUNT, EngineSource, EpochEngine, Mark
 from ..pipeline.handmade_source import HandmadeSource
 from ..pipeline.pipeline_source import PipelineSource
 from ..state.position import FailedBatch
@@ -145,8 +145,6 @@ class DALIGenericIterator:
     ) -> None:
         self._config = config
         self._engine = engine
-        self._stays = False  # set_state() came last, after which iter() does not move
-        self._stopped = False  # StopIteration was raised in this epoch
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
         self.stats: InputStats | None = None
         if lazy:
@@ -155,7 +153,7 @@ class DALIGenericIterator:
             self._restore_checkpoints(checkpoints)
         engine.start()
         if checkpoints is None and engine.stands_restored():
-            self._stays = True
+            self._engine.stays = True
         if config.prepare_first_batch:
             self.start_prefetch()
 
@@ -167,9 +165,9 @@ class DALIGenericIterator:
         In mid-epoch, and just after `set_state`, it goes on where it is. With ``auto_reset``
         it never moves: raising StopIteration does.
         """
-        with self.opened():
-            stays = self._config.auto_reset or self._stays
-            begun = self.step > 0 or self._stopped  # an epoch may have no batch
+        with self.opened(), self._engine.interruptible():
+            stays = self._config.auto_reset or self._engine.stays
+            begun = self.step > 0 or self._engine.stopped  # an epoch may have no batch
             if not stays and begun and self._engine.at_end():
                 self._next_epoch()
             return self
@@ -185,10 +183,10 @@ class DALIGenericIterator:
             RuntimeError: If DALI failed to produce the batch.
         """
         with self.opened(), self._engine.interruptible():
-            self._stays = False
+            self._engine.stays = False
             outcome = self._engine.deliver(self.stats)
             if outcome.ended:
-                self._stopped = True
+                self._engine.stopped = True
                 if self._config.auto_reset:
                     self._next_epoch()
             try:
@@ -376,9 +374,8 @@ class DALIGenericIterator:
         Raises:
             RuntimeError: If the pipelines can't go back: the message says the way out.
         """
-        with self.opened():
-            self._engine.roll_back()
-            self._stays = False
+        with self.opened(), self._engine.interruptible():
+            self._engine.stays = False
             if self._engine.at_end():
                 self._next_epoch()
             else:
@@ -386,26 +383,26 @@ class DALIGenericIterator:
 
     def restart(self) -> None:
         """Moves to the first batch of epoch 0; pipelines that read in order are built again."""
-        with self.opened():
-            self._engine.roll_back()
+        with self.opened(), self._engine.interruptible():
             self._engine.restart()
-            self._stays = self._stopped = False
+            self._engine.stays = self._engine.stopped = False
 
     @contextlib.contextmanager
     def returning(self) -> Iterator[None]:
         """Returns to the position if the block fails or is interrupted, and pipelines can."""
-        before = self._stays, self._stopped
         with self.opened():
+            self._engine.roll_back()
+            self._engine.checkpoint()
+            mark = self._engine.mark()
             try:
-                with self._engine.returning():
-                    yield
+                yield
             except BaseException:
-                self._stays, self._stopped = before
+                self._engine.go_back(mark)
                 raise
 
     def _next_epoch(self) -> None:
         self._engine.next_epoch()
-        self._stopped = False
+        self._engine.stopped = False
 
     def skip(self, batches: int) -> int:
         """Skips batches of the current epoch, and never crosses its end.
@@ -435,7 +432,7 @@ class DALIGenericIterator:
             if done < count:  # the length was unknown, or failed batches were left out
                 self._engine.roll_back()
                 raise self._beyond(count, done, moved=self.step != step)
-            self._stays = self._stays and count < 1
+            self._engine.stays = self._engine.stays and count < 1
             return count
 
     def _beyond(self, count: int, left: int, moved: bool = False) -> ValueError:
@@ -451,7 +448,7 @@ class DALIGenericIterator:
         """Skips batches, at most up to the end of the epoch; returns the number of batches."""
         count = whole_number("skip()'s argument", batches, COUNT, 0)
         with self.opened(), self._engine.interruptible():
-            self._stays = self._stays and count < 1
+            self._engine.stays = self._engine.stays and count < 1
             return self._engine.skip(count)
 
     def seek(self, epoch: int, step: int = 0) -> None:
@@ -469,10 +466,9 @@ class DALIGenericIterator:
         what = "a whole number, 0 or more"
         epoch = whole_number("epoch", epoch, what, 0)
         step = whole_number("step", step, what, 0)
-        with self.opened():
-            self._engine.roll_back()
+        with self.opened(), self._engine.interruptible():
             self._engine.seek(epoch, step)
-            self._stays, self._stopped = True, False
+            self._engine.stays, self._engine.stopped = True, False
 
     @property
     def seeks(self) -> bool:
@@ -495,8 +491,7 @@ class DALIGenericIterator:
                 number of batches that were skipped is not known.
         """
         step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
-        with self.opened():
-            self._engine.roll_back()
+        with self.opened(), self._engine.interruptible():
             place = self._engine.locate(step)
             if place is None:
                 raise ValueError(
@@ -505,7 +500,7 @@ class DALIGenericIterator:
                     "before it; or restore a state by set_state()"
                 )
             self._engine.seek(*place)
-            self._stays, self._stopped = True, False
+            self._engine.stays, self._engine.stopped = True, False
 
     def epochs(self, num_epochs: int | None = None) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Iterates over the epochs of a training loop, from the position to the last epoch.
@@ -549,7 +544,8 @@ class DALIGenericIterator:
     def _begin_epoch(self, num_epochs: int | None) -> bool:
         """Starts the next epoch if the current one has no further batch; False after the last."""
         with self.opened(), self._engine.interruptible():
-            engine, begun = self._engine, self.step > 0 or self._stopped
+            engine = self._engine
+            begun = self.step > 0 or engine.stopped
             engine.checkpoint()
             # A look at the next batch: failed batches may be left out before the end.
             if begun and engine.peek().ended:
@@ -557,7 +553,7 @@ class DALIGenericIterator:
                     return False
                 engine.advance()
                 self._next_epoch()
-                self._stays = False
+                self._engine.stays = False
             return num_epochs is None or self.epoch < num_epochs
 
     def _rest_of(self, epoch: int) -> Iterator[Batch]:
@@ -600,11 +596,25 @@ class DALIGenericIterator:
                 ``allow`` has a name of nothing. Nothing has changed.
             Exception: If the pipelines can't be built. Nothing has changed.
         """
-        with self.opened():
-            names = difference_names(allow, "allow")
-            self._engine.roll_back()
+        names = difference_names(allow, "allow")
+        with self.opened(), self._engine.interruptible():
             self._engine.set_state(state, self._config.allow_changes, names)
-            self._stays, self._stopped = True, False
+            self._engine.stays, self._engine.stopped = True, False
+
+    def mark(self) -> Mark:
+        """The position, for `go_back`."""
+        with self.opened():
+            self._engine.roll_back()
+            return self._engine.mark()
+
+    def go_back(self, mark: Mark) -> bool:
+        """Returns to a mark of this iterator, or of another one of the same function.
+
+        Returns:
+            False if the pipelines can't be built to stand there; nothing has changed then.
+        """
+        with self.opened():
+            return self._engine.go_back(mark)
 
     def keep_seed(self, other: DALIGenericIterator) -> None:
         """Takes the seed that a state brought to another iterator; nothing may be built yet."""
@@ -628,11 +638,11 @@ class DALIGenericIterator:
                 f"an iterator gives it, not {str(pieces)[:40]!r}; a state is for set_state()"
             )
         self._engine.set_checkpoints(pieces, self._config.allow_changes)
-        self._stays, self._stopped = True, False
+        self._engine.stays, self._engine.stopped = True, False
 
     def start_prefetch(self) -> None:
         """Builds the pipelines, unless they are built, and schedules runs without waiting."""
-        with self.opened():
+        with self.opened(), self._engine.interruptible():
             self._engine.schedule()
 
     def opened(self) -> threading.RLock:

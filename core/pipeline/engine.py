@@ -9,8 +9,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import jax
 from jax.profiler import TraceAnnotation
@@ -25,6 +25,7 @@ from .runner import calls
 
 _log = logging.getLogger("dalijax")
 P = TypeVar("P")
+Mark = Mapping[str, Any]  # the attributes of an engine that make up its position, by name
 # What skip() takes.
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
 _UNCOUNTED = contextlib.nullcontext()
@@ -92,6 +93,10 @@ class Engine(abc.ABC, Generic[P]):
         process: The process that built pipelines; 0 until one has.
     """
 
+    # The attributes that a call may change together with the position. They are replaced, never
+    # changed in place, so that a mark stays what it was.
+    _marked: ClassVar[tuple[str, ...]] = ("position",)
+
     def __init__(self, start: P, config: IteratorConfig):
         self.position = self._beginning = start
         placement = choose_placement(config)
@@ -102,7 +107,7 @@ class Engine(abc.ABC, Generic[P]):
         self.closed = False
         self.process = 0
         self._outcome: Outcome[P] | None = None
-        self._interrupted: P | None = None  # where an interrupted call began
+        self._interrupted: Mark | None = None  # where an interrupted call began
         self._lock = threading.RLock()
         self._calls = calls  # modules lose their names before the last iterators are freed
         self._one_call = _Interruptible(self)
@@ -155,19 +160,55 @@ class Engine(abc.ABC, Generic[P]):
                 del outcome  # an error's traceback leads to this frame: they would keep the batch
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """The context of a call that moves; interrupted by Ctrl-C, say, it has moved nothing."""
+        """Context manager of a call that moves; a call that Ctrl-C interrupts moves nothing.
+
+        The next call rolls the position back, since a second Ctrl-C may interrupt any handler.
+        These contexts can't be nested.
+        """
         return self._one_call
 
+    def mark(self) -> Mark:
+        """The position and everything that belongs to it, for `go_back`."""
+        own = vars(self)
+        return {name: own[name] for name in self._marked}
+
+    def go_back(self, mark: Mark) -> bool:
+        """Returns to a mark, which may be one of another engine of the same pipelines.
+
+        Returns:
+            False if the pipelines can't be built to stand there; nothing has changed then.
+        """
+        self.roll_back()
+        if all(vars(self)[name] is value for name, value in mark.items()):
+            return True
+        possible = self._can_return_to(mark)
+        if possible:
+            self._interrupted = mark
+            self.roll_back()
+        return possible
+
     def roll_back(self) -> None:
-        """Goes back to the start of a call that was interrupted, if one was."""
-        before, self._interrupted = self._interrupted, None
-        if before is not None and self._can_stand_at(before):
-            self.drop()
-            self.position = before
+        """Returns to the start of an interrupted call, if there is one."""
+        before = self._interrupted
+        if before is None:
+            return
+        if self._can_return_to(before):
+            self._return_to(before)
+        self._interrupted = None  # last: a roll-back that is interrupted itself begins again
+
+    def _can_return_to(self, mark: Mark) -> bool:
+        """Whether new pipelines can be built to stand at a mark."""
+        return self._can_stand_at(mark["position"])
+
+    def _return_to(self, mark: Mark) -> None:
+        self.drop()
+        vars(self).update(mark)
 
     def snapshot(self) -> P:
         """The position, for any thread; the one before a call that is under way or interrupted."""
-        return self._interrupted or self.position
+        before = self._interrupted
+        position: P = self.position if before is None else before["position"]
+        return position
 
     def close(self) -> None:
         """Frees the pipelines for good; may be called again, and without the lock."""
@@ -227,7 +268,11 @@ class EpochEngine(Engine[P]):
         plan: The epochs; None where only the source knows their end, and before the first build.
         shards: The shard of each pipeline in epoch 0.
         device_ids: The GPU of each pipeline, None for the CPU; empty until they are known.
+        stays: Whether the position was set last, so that ``iter()`` does not move.
+        stopped: Whether StopIteration was raised in this epoch.
     """
+
+    _marked = (*Engine._marked, "stays", "stopped")
 
     def __init__(self, name: str, start: P, config: IteratorConfig):
         super().__init__(start, config)
@@ -236,6 +281,7 @@ class EpochEngine(Engine[P]):
         self.plan: EpochPlan | None = None
         self.shards: tuple[int, ...] = ()
         self.device_ids: tuple[int | None, ...] = ()
+        self.stays = self.stopped = False
 
     @property
     @abc.abstractmethod
@@ -277,20 +323,6 @@ class EpochEngine(Engine[P]):
     def restart(self) -> None:
         """Moves to the first batch of all, with new pipelines of a reader."""
         self.go_to(self._beginning)
-
-    @contextlib.contextmanager
-    def returning(self) -> Iterator[None]:
-        """Returns to the position if the block fails or is interrupted, and pipelines can."""
-        self.roll_back()
-        self.checkpoint()
-        before = self.position
-        try:
-            yield
-        except BaseException:
-            self.roll_back()
-            if self._can_stand_at(before):
-                self.go_to(before)
-            raise
 
     def locate(self, batch: int) -> tuple[int, int] | None:
         """The epoch and the step of a batch counted over all epochs; None over a reader.
@@ -390,7 +422,10 @@ class EpochEngine(Engine[P]):
 
 
 class _Interruptible:
-    """See `Engine.interruptible`; a class, since a generator costs 3 us for each batch."""
+    """The context manager of `Engine.interruptible`.
+
+    It is a class, since a generator costs 3 us for each batch.
+    """
 
     def __init__(self, engine: Engine[Any]):
         # Weak: else engines, and their pipelines, would be freed by Python's cyclic gc alone.
@@ -401,7 +436,7 @@ class _Interruptible:
         if engine is not None:
             if engine._interrupted is not None:
                 engine.roll_back()
-            engine._interrupted = engine.position
+            engine._interrupted = engine.mark()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         engine = self._engine()

@@ -23,7 +23,15 @@ from ..state import random_state
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .record_pipelines import RecordPipelines, check_record_graph
-from .record_queue import Numbers, ReadError, RecordBatch, RecordPosition, RecordQueue, RecordReader
+from .record_queue import (
+    Numbers,
+    ReadError,
+    RecordBatch,
+    RecordPosition,
+    RecordQueue,
+    RecordReader,
+    Restored,
+)
 
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
 
@@ -88,8 +96,6 @@ class RecordEngine(Engine[RecordPosition]):
             spec,
         )
         self._peeked: RecordBatch | None = None  # the records of the outcome
-        self._random_state = ""  # of a restored position, until the pipelines have it
-        self._graph = ""
 
     @property
     def epoch(self) -> int:
@@ -205,7 +211,8 @@ class RecordEngine(Engine[RecordPosition]):
         """The position behind the first batch of the queue, which is taken."""
         self._peeked = self._queue.batches[0]
         self._queue.pop()
-        return RecordPosition(here.step + 1, self._peeked.after, checkpoints)
+        step, after = here.step + 1, self._peeked.after
+        return dataclasses.replace(here, step=step, after=after, checkpoints=checkpoints)
 
     def _unread(self, here: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
         """The outcome of a record whose reading raised; the next batch begins behind it."""
@@ -322,13 +329,16 @@ class RecordEngine(Engine[RecordPosition]):
 
     def schedule(self) -> None:
         """Builds the pipelines, unless they are built, and schedules runs without waiting."""
-        with self.lock, contextlib.suppress(StopIteration, ReadError):  # said when it is due
+        unread = contextlib.suppress(StopIteration, ReadError)  # which next() raises
+        with self.lock, self.interruptible(), unread:
             self._runner_at(self.position).schedule()
 
     def _runner_at(self, here: RecordPosition) -> Runner:
         if self.closed:
             raise ValueError(CLOSED)
-        return self._pipelines.runner or self._stand(here)
+        runner = self._pipelines.runner
+        # Pipelines are only valid as long as the reader stands where they have read to.
+        return runner if runner is not None and self._read_at_position else self._stand(here)
 
     def _stand(self, here: RecordPosition) -> Runner:
         """New pipelines at a position, which read from the start of the queue."""
@@ -336,16 +346,18 @@ class RecordEngine(Engine[RecordPosition]):
         pipelines = self._pipelines
         try:
             if not self._read_at_position:
+                pipelines.stop()
                 self._reader.seek(here)
                 self._queue.clear(here.step)
                 self._read_at_position = True
+            restored = here.restored
+            pipelines.set_seed(restored.seed, restored.draw_seed)
             runner = None
             if not pipelines.first:
                 runner = pipelines.build()
                 if runner.deferred is not None:
                     runner.deferred.check(self._config)
-            self._check_graph(self._graph)
-            self._graph = self._graph and pipelines.graph
+            self._check_graph(restored.graph)
             checkpoints = self._checkpoints_at(here)
             # The first checkpoint had to be seen to know the others by their difference.
             if runner is None or checkpoints != pipelines.first:
@@ -360,8 +372,8 @@ class RecordEngine(Engine[RecordPosition]):
         pipelines = self._pipelines
         if here.checkpoints:
             return here.checkpoints
-        if pipelines.first and self._random_state:
-            return tuple(random_state.expand(self._random_state, pipelines.first))
+        if pipelines.first and here.restored.random:
+            return tuple(random_state.expand(here.restored.random, pipelines.first))
         if not (self._by_step and here.step and pipelines.stateful):
             return pipelines.first
         first = self._queue.at(0).padded(self._rows)
@@ -380,8 +392,8 @@ class RecordEngine(Engine[RecordPosition]):
 
     def drop(self) -> None:
         """Frees the pipelines and what was read; the next use builds them, at the position."""
+        self._read_at_position = False  # first: what is dropped can't be used any more
         self._outcome = self._peeked = None
-        self._read_at_position = False
         self._pipelines.stop()
         self._queue.clear(0)
 
@@ -397,29 +409,31 @@ class RecordEngine(Engine[RecordPosition]):
         """
         self._pipelines.check_resumable()
         if not position.checkpoints:
-            return self._random_state
+            return position.restored.random
         if not self.stateful():  # nothing of the state belongs to these devices
             return ""
-        return random_state.compress(position.checkpoints, self._pipelines.first)
+        first = self._pipelines.first_of(position.restored.seed)
+        return random_state.compress(position.checkpoints, first)
 
     def graph(self, position: RecordPosition) -> str:
         """A digest of the graph, the same for the first state before and after it was built."""
-        return self._graph or (self._pipelines.graph if position.step else "")
+        saved, present = position.restored.graph, self._pipelines.graph
+        return (present or saved) if saved or position.step else ""
 
     def stateful(self) -> list[str]:
         """Names of the operators that have a state, once the pipelines were built."""
         return self._pipelines.stateful
 
-    @property
-    def built(self) -> bool:
-        """Whether the pipelines were ever built with the seed that they have now."""
-        return bool(self._pipelines.first)
+    def was_built(self, position: RecordPosition) -> bool:
+        """Whether pipelines were ever built with the seed of a position."""
+        return bool(self._pipelines.first_of(position.restored.seed))
 
-    def check(self, saved_state: str, graph: str) -> None:
-        """Raises StateError where a state is known to be of other pipelines."""
-        self._check_graph(graph)
-        if saved_state and self._pipelines.first:
-            random_state.expand(saved_state, self._pipelines.first)
+    def check(self, restored: Restored) -> None:
+        """Raises StateError if a state is known to belong to other pipelines."""
+        self._check_graph(restored.graph)
+        first = self._pipelines.first_of(restored.seed)
+        if restored.random and first:
+            random_state.expand(restored.random, first)
 
     def _check_graph(self, saved: str) -> None:
         now = self._pipelines.graph
@@ -427,35 +441,21 @@ class RecordEngine(Engine[RecordPosition]):
             what = f"graph: {saved} -> {now} (with allow_changes=['graph'] other arguments go on)"
             raise StateError.of_other_data([what])
 
-    def set_seed(self, seed: int | None, draw_seed: int | None = None) -> int | None:
-        """Sets the seed of the pipelines and of ``draw`` to a state's; None: the default.
+    def restore(self, position: RecordPosition, move: Callable[[], object] | None = None) -> None:
+        """Moves to a restored position; the next use builds the pipelines.
 
         Args:
-            seed: The seed of the pipelines.
-            draw_seed: The seed of ``draw``, where it is another one.
-
-        Returns:
-            The seed that was set before.
+            position: The position.
+            move: Moves the reader there, for readers that only then show whether they can. If it
+                raises, the position stays, and the reader is moved back when it is next used.
         """
         with self.lock:
-            return self._pipelines.set_seed(seed, draw_seed)
-
-    def restore(self, step: int, after: Any, saved_state: str = "", graph: str = "") -> None:
-        """Goes on behind a batch, where the reader stands; the next use builds the pipelines.
-
-        Args:
-            step: Number of batches behind the position.
-            after: As `RecordBatch.after` of the last of them.
-            saved_state: What `random_state` gave.
-            graph: What `graph` gave.
-        """
-        with self.lock:
-            self._interrupted = None
             self.drop()
-            self._queue.clear(step)
-            self._read_at_position = True
-            self._random_state, self._graph = saved_state, graph
-            self.position = RecordPosition(step, after)
+            if move is not None:
+                move()
+                self._queue.clear(position.step)
+            self.position, self._interrupted = position, None
+            self._read_at_position = move is not None
 
 
 def _description(

@@ -93,7 +93,6 @@ class RecordPipelines:
     ):
         parameters = function_parameters(pipeline_fn)
         self.runner: Runner | None = None
-        self.first: tuple[bytes, ...] = ()
         self.graph = ""
         self.passed: tuple[str, ...] = ()
         self._fn = pipeline_fn
@@ -108,25 +107,31 @@ class RecordPipelines:
         self._queue = queue
         self._spec = spec
         self._seed: int | None = None
-        self._first_of_seed: dict[int | None, tuple[bytes, ...]] = {}
+        self._first: dict[int | None, tuple[bytes, ...]] = {}
         self._source = self._over(queue, self._each)
 
     @property
     def stateful(self) -> list[str]:
         """Names of the operators that have a state; empty until there are pipelines."""
-        known = random_state.operators(self.first[0]) if self.first else {}
-        return [name for name, has_state in known.items() if has_state]
+        first = next(iter(self._first.values()), ())
+        operators = random_state.operators(first[0]) if first else {}
+        return [name for name, has_state in operators.items() if has_state]
 
-    def set_seed(self, seed: int | None, draw_seed: int | None = None) -> int | None:
-        """Sets the seeds of the next pipelines, and returns the one before; see `RecordEngine`."""
-        self.stop()
-        before, self._seed = self._seed, seed
+    @property
+    def first(self) -> tuple[bytes, ...]:
+        """The checkpoints of the start, once pipelines with the present seed were built."""
+        return self.first_of(self._seed)
+
+    def first_of(self, seed: int | None) -> tuple[bytes, ...]:
+        """The checkpoints of the start with a seed, once pipelines with it were built."""
+        return self._first.get(seed, ())
+
+    def set_seed(self, seed: int | None, draw_seed: int | None) -> None:
+        """Sets the seeds of the next pipelines; see `Restored`."""
         drawn = seed if draw_seed is None else draw_seed
         self._record_graph.seed = self._draw_seed if drawn is None else drawn
-        self._first_of_seed[before] = self.first
-        self.first = self._first_of_seed.get(seed, ())
         self._source.set_seed(seed)
-        return before
+        self._seed = seed
 
     def check_resumable(self) -> None:
         """Raises StateError where the graph has no state to resume from."""
@@ -151,7 +156,7 @@ class RecordPipelines:
                 )
         runner = self.stand(None)
         check_outputs(runner.pipelines[0], self._output_map)
-        self.first = runner.checkpoints() or ()
+        self._first[self._seed] = runner.checkpoints() or ()
         if not self.graph:
             self._record_graph.find_inputs(operators_of(runner.pipelines[0]))
             text = json.dumps([list(self._output_map), graph_lines(runner.pipelines)])
@@ -166,8 +171,8 @@ class RecordPipelines:
 
     def stop(self) -> None:
         """Frees the pipelines; the next ones read from the start of the queue."""
-        self._queue.rewind()
         runner, self.runner = self.runner, None
+        self._queue.rewind()
         if runner is not None:
             runner.close()
 

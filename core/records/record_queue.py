@@ -26,19 +26,40 @@ class ReadError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordPosition:
-    """A position in a stream of batches of records.
+class Restored:
+    """The parts of a restored state that hold until the next one is restored.
 
     Attributes:
-        step: Number of batches behind it.
+        random: The random state at the restored position; see `RecordEngine.random_state`.
+        graph: A digest of the state's graph.
+        seed: The seed of the pipelines; None for their own.
+        draw_seed: The seed of ``draw``; None for the pipelines'.
+        note: The part of the state that only the adapter reads.
+    """
+
+    random: str = ""
+    graph: str = ""
+    seed: int | None = None
+    draw_seed: int | None = None
+    note: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordPosition:
+    """A position in a stream of batches of records, with everything that a state restores.
+
+    Attributes:
+        step: Number of batches before it.
         after: `RecordBatch.after` of the last of them; None at the start.
-        checkpoints: DALI's checkpoint of each pipeline; None where they stand as at the start,
-            or as the step alone says.
+        checkpoints: DALI's checkpoint of each pipeline; None for the start, and for positions that
+            the step or ``restored`` describes.
+        restored: The parts of the state that was restored last.
     """
 
     step: int = 0
     after: Any = None
     checkpoints: tuple[bytes, ...] | None = None
+    restored: Restored = Restored()
 
 
 @dataclasses.dataclass(frozen=True)

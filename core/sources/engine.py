@@ -24,7 +24,7 @@ from ..pipeline.bad_record import failing, runs_alone
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import check_outputs, graph_lines, queue_depth
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, EpochEngine, Outcome, log_failure
+from ..pipeline.engine import CLOSED, EpochEngine, Mark, Outcome, log_failure
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import of_fields
@@ -74,6 +74,11 @@ class SourceEngine(EpochEngine[SamplePosition]):
             sharding, else that of this process.
         hosts: Number of this process and of all, where each makes a slice of the global batch.
     """
+
+    _marked = (
+        *EpochEngine._marked,
+        *("_seed", "_graph_in_state", "_num_failed", "_checkpoints", "_first"),
+    )
 
     def __init__(
         self,
@@ -428,9 +433,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     def _can_stand_at(self, position: SamplePosition) -> bool:
         """Whether new pipelines can be built to stand at a position."""
-        run = self._samples.run_from(position)
+        return self._can_return_to({"position": position, "_checkpoints": self._checkpoints})
+
+    def _can_return_to(self, mark: Mark) -> bool:
+        """Whether new pipelines can be built to stand at a mark."""
+        run = self._samples.run_from(mark["position"])
         at_start = run == self._samples.run_from(SamplePosition())
-        return not self._random or at_start or run in self._checkpoints
+        return not self._random or at_start or run in mark["_checkpoints"]
 
     def _check_can_stand_at(self, position: SamplePosition) -> None:
         """Raises StateError where random operators' numbers at a position are not known."""
@@ -494,7 +503,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         """Drops those of positions that nobody can come to again."""
         if not self._checkpoints:
             return
-        kept = [self.position, self._interrupted or self.position]
+        kept = [self.position, self.snapshot()]
         kept += [self._outcome.after] if self._outcome is not None else []
         runs = {self._samples.run_from(position) for position in kept}
         self._checkpoints = {run: c for run, c in self._checkpoints.items() if run in runs}
@@ -576,7 +585,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         if self._feed is feed:
             feed.forget(run)
         if self._random:
-            self._checkpoints[self._samples.run_from(after)] = runner.checkpoints() or ()
+            run_after = self._samples.run_from(after)
+            self._checkpoints = self._checkpoints | {run_after: runner.checkpoints() or ()}
         try:
             return Outcome(after, batch, error)
         finally:

@@ -1,0 +1,74 @@
+"""Interruptions of a call as by Ctrl-C, but at a line that a test chooses."""
+
+import contextlib
+import functools
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The files that hold positions. Those below them, which read states or define pipelines, are pure,
+# or the engines drop what they made.
+FILES = (
+    "adapters/",
+    "core/iterator/",
+    "core/records/",
+    "core/sources/engine",
+    "core/pipeline/engine",
+)
+
+
+class Interrupt(BaseException):
+    """Stands for KeyboardInterrupt, by which pytest would end."""
+
+
+@functools.cache
+def _is_watched(filename):
+    path = pathlib.Path(filename).resolve()
+    if ROOT not in path.parents:
+        return False
+    return path.relative_to(ROOT).as_posix().startswith(FILES)
+
+
+def lines_of(call):
+    """The lines that a call runs, as pairs of a file and a number, each once and in order."""
+    lines = {}
+
+    def trace(frame, event, _):
+        if not _is_watched(frame.f_code.co_filename):
+            return None
+        if event == "line":
+            lines[frame.f_code.co_filename, frame.f_lineno] = None
+        return trace
+
+    _traced(trace, call)
+    return list(lines)
+
+
+def interrupt_at(line, call):
+    """Calls a function, and raises `Interrupt` before it runs a line for the first time.
+
+    Returns:
+        Whether the line was reached.
+    """
+    reached = []
+
+    def trace(frame, event, _):
+        if reached or not _is_watched(frame.f_code.co_filename):
+            return None
+        if event == "line" and (frame.f_code.co_filename, frame.f_lineno) == line:
+            reached.append(line)
+            raise Interrupt
+        return trace
+
+    with contextlib.suppress(Interrupt):
+        _traced(trace, call)
+    return bool(reached)
+
+
+def _traced(trace, call):
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
