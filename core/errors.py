@@ -55,14 +55,33 @@ class BatchError(RuntimeError):
     """DALI failed to produce a batch; it counts as delivered.
 
     Attributes:
-        files: Files that DALI can't decode, where its reader knows their names.
+        files: Names of the bad files or records, as far as they are known.
+        unexplained: Whether an operator failed, and not for single records.
     """
 
     files: tuple[str, ...] = ()
+    unexplained = False
 
 
 class RecordError(RuntimeError):
-    """DALI can't decode some records; the iterator has moved past the batch."""
+    """DALI can't decode some records; the iterator has moved past the batch.
+
+    Attributes:
+        unexplained: Whether an operator failed, and not for single records.
+    """
+
+    unexplained = False
+
+
+class GraphError(BatchError, RecordError):
+    """The graph fails for every record.
+
+    ``on_error="skip"`` and ``"mask"`` raise it, too.
+    """
+
+
+class EpochError(RuntimeError):
+    """``on_error="skip"`` left out every batch of an epoch."""
 
 
 class UnfitRecordError(RecordError, ValueError):

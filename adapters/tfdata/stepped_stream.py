@@ -150,13 +150,28 @@ class ChainedStream:
         if at < self._place.at:
             self.stream.reset()
             self._place = self._place._replace(at=0)
-        skipped = self.stream.skip_at_most(at - self._place.at)
+        skipped = self._drop(at - self._place.at)
         self._place = self._place._replace(at=self._place.at + skipped)
 
     def _behind(self, index: int, total: int) -> int:
         """The number of the stream's next batch behind so many elements."""
         last = element(self.chain, total, index - 1) if index else None
         return last[0] + 1 if last else 0
+
+    def _drop(self, count: int) -> int:
+        """Drops some batches of the stream; returns how many there were.
+
+        A source moves past batches without making them, and with ``on_error="skip"`` it would
+        count those that are left out.
+        """
+        if self.stream.iterator.config.on_error != "skip":
+            return self.stream.skip_at_most(count)
+        for done in range(count):
+            try:
+                next(self.stream)
+            except StopIteration:
+                return done
+        return count
 
     def _begin(self) -> None:
         """Notes the position, to which the next call returns if this one is interrupted."""
@@ -231,8 +246,11 @@ class ChainedStream:
         if total == UNKNOWN:
             return True  # only the source knows
         behind = iterator.total(iterator.epoch) + iterator.step
-        # Batches that failed and are left out are behind the stream, and not counted here.
-        missing = iterator.left_out
+        # Batches that were left out are behind the stream, and not counted here. Only a reader's
+        # states say how many.
+        config = iterator.config
+        of_source = config.source is not None and config.on_error == "skip"
+        missing = behind if of_source else iterator.left_out
         if not behind - missing <= at <= behind:
             return False
         if end != UNKNOWN and (total == INFINITE or not total - missing <= end <= total):

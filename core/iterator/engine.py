@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from nvidia.dali import Pipeline
 
@@ -16,6 +17,7 @@ from ..epochs import count_rows
 from ..errors import BatchError, StateError
 from ..pipeline import advice
 from ..pipeline.bad_files import name_files
+from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import (
     check_outputs,
@@ -25,7 +27,8 @@ from ..pipeline.dali_pipeline import (
     runs_python,
 )
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome, log_failure
+from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
+from ..pipeline.failure import RETRY_DELAYS, failure_of
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
 from ..pipeline.reader import check_epochs, check_shards, epochs_of
 from ..pipeline.runner import (
@@ -43,6 +46,7 @@ from ..state.random_state import check_form, for_operators
 from ..state.reader_files import READERS, reader_of
 from ..stats import InputStats
 
+_Error = TypeVar("_Error", bound=RuntimeError)
 _READER = re.compile(r"operator `[\w.]*readers\.")
 # A checkpoint costs 7 to 38 us: it is taken when a state is asked for (`Engine.checkpoint`), and
 # after so many batches, which are at most run again where DALI has none: after a failed batch, or
@@ -52,6 +56,7 @@ _MOST_NAMED = 8  # failed batches whose files are named, which costs new pipelin
 # The readers whose states are known; those of videos need a GPU, and are DALI's to judge.
 _KNOWN_STATES = READERS.keys() - {"video", "video_resize"}
 _MOST_SAMPLES = 1 << 31  # of a reader's pass, where nothing says how many it has
+_COUNTS = "failed, and counts as delivered; the next call goes on with the next one"
 _STOPPED = (
     "can't be produced: with exec_dynamic=False nothing runs after a failure, of this batch or of "
     "one prefetched behind it. Leave exec_dynamic=False out, and the next call goes on behind it"
@@ -576,6 +581,7 @@ class ReaderEngine(EpochEngine[Position]):
         """
         runner = self.runner()
         here, skipped = self._with_start(self.position), list[FailedBatch]()
+        from_start = here.step == 0
         outcome: Outcome[Position] | None
         named: BatchError | None
         if runner.deferred is not None:
@@ -584,13 +590,18 @@ class ReaderEngine(EpochEngine[Position]):
             outcome = self._outcome_at(here, convert)
             try:
                 if not isinstance(outcome.error, BatchError):
-                    self.errors += skipped
-                    return outcome
+                    self._works = self._works or (outcome.error is None and not outcome.ended)
+                    return self._behind_skipped(outcome, skipped, from_start)
                 named = self._with_files(outcome.error, here.checkpoints)
-                if self._config.on_error != "skip":
-                    return dataclasses.replace(outcome, error=named)
-                failed = FailedBatch(here.epoch, here.step, str(named), named.files)
-                skipped.append(log_failure("skipped", failed))
+                if self._config.on_error != "skip" or not can_skip(named):
+                    return self._behind_skipped(
+                        dataclasses.replace(outcome, error=named), skipped, from_start
+                    )
+                if (fault := self._fault_of_graph(named)) is not None:
+                    return self._behind_skipped(
+                        dataclasses.replace(outcome, error=fault), skipped, from_start
+                    )
+                skipped.append(self._left_out(here.epoch, here.step, named))
                 here = outcome.after
             finally:
                 outcome = named = None  # an error's traceback has this frame: see `_outcome_at`
@@ -604,9 +615,17 @@ class ReaderEngine(EpochEngine[Position]):
         return name_files(error, self._source, reader, checkpoints.data, checkpoints.to_drop)
 
     def _outcome_at(
-        self, here: Position, convert: Callable[[Sequence[Outputs]], Any] | None
+        self,
+        here: Position,
+        convert: Callable[[Sequence[Outputs]], Any] | None,
+        retries: int = 0,
     ) -> Outcome[Position]:
         """The outcome of the run at a position, where the pipelines stand.
+
+        Args:
+            here: The position.
+            convert: See `_next_outcome`.
+            retries: Number of retries so far.
 
         Raises:
             Exception: What the pipelines' own source raised; its batch stays the next one.
@@ -631,10 +650,9 @@ class ReaderEngine(EpochEngine[Position]):
                 raise type(cause)(cure) from cause
             raise cause from None
         except RuntimeError as failed:
-            if self._can_retry(failed, here):
-                return self._outcome_at(here, convert)
-            counts = "failed, and counts as delivered; the next call goes on with the next one"
-            error = _described(failed, here, counts, BatchError)
+            if self._can_retry(failed, here, retries):
+                return self._outcome_at(here, convert, retries + 1)
+            error = _batch_error(failed, here)
         except Exception as failed:  # no array can be made of it
             error = failed
         after = Position(
@@ -650,13 +668,20 @@ class ReaderEngine(EpochEngine[Position]):
         finally:
             del error  # its traceback has this frame: together they would keep the batch
 
-    def _can_retry(self, failed: RuntimeError, here: Position) -> bool:
-        """Whether new pipelines give a batch that failed; False where it counts as delivered.
+    def _can_retry(self, failed: RuntimeError, here: Position, retries: int) -> bool:
+        """Whether new pipelines may give a batch that failed; False if it counts as delivered.
 
         Raises:
-            RuntimeError: If it stays the next one: its reader failed, or nothing runs any more.
+            RuntimeError: If it stays the next one: its reader or the environment failed, or nothing
+                runs any more.
         """
-        if _READER.search(str(failed)) and not isinstance(failed, FunctionError):
+        if isinstance(failed, FunctionError):
+            return False
+        environment, reads = failure_of(failed).environment, _READER.search(str(failed))
+        if environment and retries < len(RETRY_DELAYS) and self._stand_again_at(here):
+            time.sleep(RETRY_DELAYS[retries])
+            return True
+        if reads:
             # DALI's readers never run again after an error: new ones stand there again.
             stands = self._stand_again_at(here)
             cure = ""
@@ -665,6 +690,15 @@ class ReaderEngine(EpochEngine[Position]):
                     return True  # an empty file fails alone now, and not the batches before it
                 cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
             what = f"can't be read{cure}; the next call tries it again"
+            if self._config.on_error == "skip" and not environment:
+                what += (
+                    ". on_error='skip' can't leave it out: DALI's reader itself refuses the file, "
+                    "and stops. Repair or remove the file, or use a source of dalijax.sources, "
+                    "which leaves out single records"
+                )
+            raise _described(failed, here, what, RuntimeError) from failed
+        if environment and self._stand_again_at(here):
+            what = "can't be made, and not because of its files; the next call tries it again"
             raise _described(failed, here, what, RuntimeError) from failed
         if self.runner().stopped:  # by this batch, or by one prefetched behind it
             self._stand_again_at(here)
@@ -694,14 +728,18 @@ class ReaderEngine(EpochEngine[Position]):
     def _sample(self) -> Batch:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""
         runner = Runner(self._source.build())
+
+        def batch(outputs: Sequence[Outputs]) -> Batch:
+            valid = [len(tensors[0]) for tensors in outputs]
+            return self.make_batch(outputs, valid, True, runner.deferred)
+
         try:
             if runner.deferred is not None:
                 runner.deferred.check_thread()
-            return runner.take(
-                lambda outputs: self.make_batch(
-                    outputs, [len(tensors[0]) for tensors in outputs], True, runner.deferred
-                )
-            )
+            for _ in range(MOST_SKIPPED):
+                with contextlib.suppress(RuntimeError):  # another batch has the same spec
+                    return runner.take(batch)
+            return runner.take(batch)
         finally:
             runner.close()
 
@@ -750,14 +788,22 @@ class ReaderEngine(EpochEngine[Position]):
         )
 
 
-def _described(
-    error: RuntimeError, here: Position, what: str, kind: type[RuntimeError]
-) -> RuntimeError:
-    """DALI's error, with the number of its batch and what happens to it."""
+def _described(error: RuntimeError, here: Position, what: str, kind: type[_Error]) -> _Error:
+    """Returns DALI's error with the number of its batch, and what happens to it."""
     of_function = isinstance(error, FunctionError)
-    why = str(error) if of_function else f"DALI says: {advice.of_run(error)}"
-    described = kind(f"batch {here.step} of epoch {here.epoch} {what}. {why}")
+    if of_function:
+        why = str(error)
+    else:
+        why = f"{describe(failure_of(error), (), every=False)}\nDALI says: {advice.of_run(error)}"
+    described = kind(f"batch {here.step} of epoch {here.epoch} {what}: {why}")
     described.__cause__ = error.__cause__ if of_function else error
+    return described
+
+
+def _batch_error(error: RuntimeError, here: Position) -> BatchError:
+    """Returns the error of a batch that counts as delivered."""
+    described = _described(error, here, _COUNTS, BatchError)
+    described.unexplained = not failure_of(error).reads_file
     return described
 
 

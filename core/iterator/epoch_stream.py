@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from ..arguments import whole_number
+from ..errors import EpochError
+from ..pipeline.bad_record import MOST_SKIPPED
 from ..pipeline.batch import Batch
 from ..pipeline.engine import COUNT
 from ..state.position import FailedBatch
@@ -40,6 +43,7 @@ class BatchStream:
         self._make = make
         self.iterator = make()
         self.num_epochs = num_epochs
+        self._before_peek: dict[str, Any] | None = None  # the state, if peek() left its epoch
 
     def __repr__(self) -> str:
         epochs = "no end" if self.num_epochs is None else f"{self.num_epochs} epochs"
@@ -82,19 +86,32 @@ class BatchStream:
 
         Raises:
             StopIteration: After the last epoch, on each call.
+            EpochError: If ``on_error="skip"`` left out every batch of the last epoch, or of so many
+                epochs of a stream without an end that none may follow.
             ValueError: If the stream has no end and its epochs have no batch.
             Exception: What `DALIGenericIterator.__next__` raises.
         """
-        return self._in_some_epoch(lambda: next(self.iterator))
+        with self.iterator.opened():
+            self._before_peek = None
+            return self._in_some_epoch(lambda: next(self.iterator))
 
     def peek(self) -> Batch:
         """The batch that ``next()`` will deliver, which stays the next one.
+
+        States stay those of the batch that ``next()`` delivered last, even if this one is in
+        another epoch.
 
         Raises:
             StopIteration: After the last epoch.
             Exception: What ``next()`` would raise.
         """
-        return self._in_some_epoch(lambda: self.iterator.peek())
+        return self._in_some_epoch(lambda: self.iterator.peek(), self._note_position)
+
+    def _note_position(self) -> None:
+        """Notes the state before `peek` moves the iterator to another epoch."""
+        if self._before_peek is None:
+            with contextlib.suppress(ValueError):  # pipelines without states
+                self._before_peek = self.iterator.get_state()
 
     def skip(self, batches: int) -> int:
         """Skips batches, from epoch to epoch; see `DALIGenericIterator.skip` for the cost.
@@ -105,10 +122,10 @@ class BatchStream:
         Raises:
             ValueError: If the number is less than 0, or the stream has fewer batches; it does not
                 move then.
-            RuntimeError: If every batch of an epoch fails, and the stream has no end.
+            EpochError: As ``next()``.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
-        with self.iterator.opened(), self.iterator.returning():
+        with self.iterator.opened(), self._moving():
             left = self._left() if count else None
             if left is None or count <= left:
                 left = self.skip_at_most(count)
@@ -145,18 +162,28 @@ class BatchStream:
             RuntimeError: If every batch of an epoch fails, and the stream has no end.
         """
         step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
-        with self.iterator.opened():
+        with self.iterator.opened(), self._moving():
             total = self._total()
             if total is not None and step > total:
                 raise self._beyond(step, total)
             if not self.iterator.seeks:
-                with self.iterator.returning():
-                    self._run_to(step)
+                self._run_to(step)
             elif step == total:  # the end of the last epoch, not the start of another one
                 self.iterator.seek_step(step - 1)
                 self.iterator.skip(1)
             else:
                 self.iterator.seek_step(step)
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Returns to the position if the block fails; else the position is the iterator's."""
+        before, self._before_peek = self._before_peek, None
+        try:
+            with self.iterator.returning():
+                yield
+        except BaseException:
+            self._before_peek = before
+            raise
 
     def _beyond(self, step: int, total: int) -> ValueError:
         return ValueError(
@@ -203,64 +230,85 @@ class BatchStream:
         """Skips batches, at most up to the end; returns the number of batches."""
         count, done = whole_number("skip()'s argument", batches, COUNT, 0), 0
         with self.iterator.opened():
-            failed = None
+            if count:
+                self._before_peek = None
+            errors = self.iterator.num_errors
             while done < count:
                 moved = self.iterator.skip_at_most(count - done)
                 done += moved
                 if moved:
-                    failed = None
-                elif (failed := self._behind_end(failed)) is None:
+                    errors = self.iterator.num_errors
+                elif not self._go_on(errors, None):
                     break
         return done
 
-    def _in_some_epoch(self, call: Callable[[], Batch]) -> Batch:
-        """The batch that a call gives in this epoch, or in the next one that has a batch.
+    def _in_some_epoch(
+        self, call: Callable[[], Batch], before_move: Callable[[], None] = lambda: None
+    ) -> Batch:
+        """Returns the batch that a call gives in this epoch, or in the next one that has a batch.
 
         Other threads see no state between the two epochs.
+
+        Args:
+            call: The call.
+            before_move: Called before the iterator moves to another epoch.
         """
         with self.iterator.opened():
-            failed = None
+            errors = self.iterator.num_errors
             while True:
+                failed: EpochError | None = None
                 try:
                     return call()
                 except StopIteration:
-                    failed = self._behind_end(failed)
-                    if failed is None:
+                    if not self._has_next_epoch():
                         raise
+                except EpochError as error:
+                    failed = error
+                    if not self._has_next_epoch():
+                        raise
+                before_move()
+                self._go_on(errors, failed)
 
-    def _behind_end(self, failed: int | None) -> int | None:
-        """Starts the next epoch, unless the one that ended shows that none will have a batch.
-
-        Args:
-            failed: The number that it returned, if the epoch that ended had no batch; else None.
-
-        Returns:
-            The number of batches that failed before; None where there is no next epoch.
+    def _has_next_epoch(self) -> bool:
+        """Returns whether the stream goes on after this epoch.
 
         Raises:
-            RuntimeError: If all batches of the epoch failed, and the stream has no end.
+            ValueError: If the stream has no end and its epochs have no batch.
         """
-        errors = self.iterator.errors
-        if self.num_epochs is None and failed not in (None, len(errors)):
-            raise RuntimeError(
-                f"every batch of epoch {self.iterator.epoch} failed, and on_error='skip' left all "
-                f"of them out. The last one: {errors[-1].message}"
-            ) from None
-        return len(errors) if self._go_on() else None
-
-    def _go_on(self) -> bool:
-        """Starts the next epoch, where there is one."""
-        following = self.iterator.following_epoch
-        if self.num_epochs is not None and following >= self.num_epochs:
-            return False
-        if self.num_epochs is None and self.iterator.plan is not None and len(self.iterator) == 0:
+        iterator = self.iterator
+        if self.num_epochs is not None:
+            return iterator.following_epoch < self.num_epochs
+        if iterator.plan is not None and len(iterator) == 0:
             raise ValueError(
-                f"no epoch has a batch: batch_size {self.iterator.batch_size} is more than the "
-                f"{self.iterator.size} samples of an epoch, and the rest is dropped. Use a "
+                f"no epoch has a batch: batch_size {iterator.batch_size} is more than the "
+                f"{iterator.size} samples of an epoch, and the rest is dropped. Use a "
                 "smaller batch, or keep the rest"
             )
-        with contextlib.suppress(StopIteration):
+        return True
+
+    def _go_on(self, errors: int, failed: EpochError | None) -> bool:
+        """Starts the next epoch; returns whether there is one.
+
+        Args:
+            errors: The number of errors after the last batch that was delivered.
+            failed: The error of the epoch that ends, if all of its batches were left out.
+
+        Raises:
+            EpochError: If an infinite stream left out so many batches that none may follow.
+            ValueError: See `_has_next_epoch`.
+        """
+        if not self._has_next_epoch():
+            return False
+        try:
             next(self.iterator)  # peek() does not move behind what was left out before the end
+        except StopIteration:
+            pass
+        except EpochError as error:
+            failed = error
+        # An epoch of few batches may fail as a whole, and the next one, in another order, not.
+        many = self.iterator.num_errors - errors >= MOST_SKIPPED
+        if failed is not None and self.num_epochs is None and many:
+            raise failed
         self.iterator.reset()
         return True
 
@@ -283,12 +331,16 @@ class BatchStream:
         return self.iterator.element_spec
 
     def get_state(self) -> dict[str, Any]:
-        """Where the consumer stands; see `DALIGenericIterator.get_state`."""
-        return self.iterator.get_state()
+        """Returns the consumer's position; see `DALIGenericIterator.get_state`."""
+        with self.iterator.opened():
+            before = self._before_peek
+            return self.iterator.get_state() if before is None else copy.deepcopy(before)
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
-        """Goes on where a state says; see `DALIGenericIterator.set_state`."""
-        self.iterator.set_state(state, allow)
+        """Restores a state; see `DALIGenericIterator.set_state`."""
+        with self.iterator.opened():
+            self.iterator.set_state(state, allow)
+            self._before_peek = None
 
     def reset(self) -> None:
         """Returns to the start of the first epoch, with a new iterator."""
@@ -297,7 +349,7 @@ class BatchStream:
             fresh = self._make()  # which builds nothing yet: an interrupted call keeps the old one
             fresh.stats = before.stats
             fresh.keep_seed(before)
-            self.iterator = fresh
+            self.iterator, self._before_peek = fresh, None
             before.close()
 
     @property

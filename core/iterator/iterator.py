@@ -318,8 +318,16 @@ class DALIGenericIterator:
 
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
-        """The batches that ``on_error`` skipped, or masked records of, in this process."""
+        """The batches that ``on_error`` skipped, or masked records of, in this process.
+
+        These are the first 500 and the last 500; `num_errors` counts all of them.
+        """
         return tuple(self._engine.errors)
+
+    @property
+    def num_errors(self) -> int:
+        """Number of batches that ``on_error`` skipped, or masked records of, in this process."""
+        return self._engine.errors.total
 
     @property
     def left_out(self) -> int:

@@ -1,4 +1,4 @@
-"""Which files a batch failed at: its reader runs again alone, and what it read is decoded alone."""
+"""Finds the files that broke a reader's batch: reads it again, and decodes each file alone."""
 
 from __future__ import annotations
 
@@ -77,8 +77,9 @@ def name_files(
         what = f"The batch is of {', '.join(every[:_MOST_FILES])}{more}"
     else:
         return error
-    named = BatchError(f"{error}\n{what}")
+    named = type(error)(f"{error}\n{what}")
     named.files, named.__cause__ = files, error.__cause__
+    named.unexplained = error.unexplained
     return named
 
 

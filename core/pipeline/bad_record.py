@@ -1,14 +1,24 @@
-"""Which records of a batch DALI can't decode, found by running them alone."""
+"""Finds the records that make a batch fail, by running them alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .runner import Runner, SourceError, discard
+from ..errors import BatchError, EpochError, GraphError, RecordError
+from ..state.position import FailedBatch
+from .failure import Failure, failure_of
+from .runner import Runner, SourceEnded, SourceError, discard
+
+# Batches in a row that an operator fails for, and none before that it does not, until the graph
+# is at fault.
+MOST_UNEXPLAINED = 8
+# Batches that a stream leaves out in a row before it gives up, if an epoch has fewer.
+MOST_SKIPPED = 64
+_MOST_NAMED = 5
 
 
 def runs(runner: Runner) -> bool:
-    """Whether the next batch of a runner runs; it is then used up."""
+    """Runs and drops the next batch; returns whether that succeeded."""
     try:
         runner.take(discard)
     except (RuntimeError, SourceError):
@@ -17,11 +27,28 @@ def runs(runner: Runner) -> bool:
 
 
 def runs_alone(runner: Runner) -> bool:
-    """As `runs`; the runner is closed afterwards."""
+    """Runs and drops one batch, and closes the runner; returns whether that succeeded."""
     try:
         return runs(runner)
     finally:
         runner.close()
+
+
+def fails_alike(runner: Runner, failure: Failure) -> bool:
+    """Runs one batch, and closes the runner; returns whether it fails as another batch did.
+
+    Another failure proves nothing: a graph's own ``external_source``, for example, gives batches
+    that these rows do not fit.
+    """
+    try:
+        runner.take(discard)
+    except RuntimeError as error:
+        return failure.is_like(failure_of(error))
+    except (SourceError, SourceEnded):
+        return False
+    finally:
+        runner.close()
+    return False
 
 
 def failing(
@@ -30,12 +57,12 @@ def failing(
     at_once: int | None = None,
     most: int | None = None,
 ) -> list[int]:
-    """The records that fail by themselves, found by halving, in order.
+    """Finds the records that fail by themselves, by halving, in order.
 
     Args:
         count: Number of records.
-        succeed: Whether some of them, by their numbers, run together.
-        at_once: The most that run together.
+        succeed: Returns whether some records, given by their numbers, run together.
+        at_once: The largest number of records that run together.
         most: The number of failing records that is enough.
     """
     size = at_once or max(count, 1)
@@ -50,3 +77,53 @@ def failing(
         else:
             todo += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
     return bad
+
+
+def listed(names: Sequence[str]) -> str:
+    """Lists the first names, and says if there are more."""
+    return ", ".join(names[:_MOST_NAMED]) + " and more" * (len(names) > _MOST_NAMED)
+
+
+def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "decoded") -> str:
+    """Describes a failed run: the operator or the records, and DALI's own error.
+
+    Args:
+        failure: The failure.
+        names: Names of the records that fail alone.
+        every: Whether every record that was tried fails.
+        verb: What could not be done with a bad file.
+    """
+    shown = listed(names)
+    if failure.reads_file:
+        return f"{shown} can't be {verb}: {failure.message}" if names else failure.message
+    if every:
+        where = " for every record"
+    elif names:
+        where = f" for {shown}"
+    else:
+        where = ""
+    return f"{failure.subject} failed{where}: {failure.message}"
+
+
+def can_skip(error: Exception | None) -> bool:
+    """Returns whether ``on_error="skip"`` leaves out a batch with this error."""
+    return isinstance(error, (BatchError, RecordError)) and not isinstance(error, GraphError)
+
+
+def graph_error(error: BatchError | RecordError, batches: int) -> GraphError:
+    """Returns the error of a graph that failed for each of its first batches, by the last one."""
+    failure = failure_of(error.__cause__ or error)
+    text = describe(failure, (), every=True)
+    described = GraphError(f"{text}\nThe first {batches} batches failed. The last one: {error}")
+    described.files = getattr(error, "files", ())
+    described.__cause__ = error.__cause__
+    return described
+
+
+def every_batch_failed(skipped: Sequence[FailedBatch]) -> EpochError:
+    """Returns the error of an epoch that ``on_error="skip"`` left out as a whole."""
+    last = skipped[-1]
+    return EpochError(
+        f"every batch of epoch {last.epoch} failed, and on_error='skip' left all of them out. "
+        f"The last one: {last.message}"
+    )

@@ -139,7 +139,8 @@ class BatchMaker:
 
         def pieces(k: int, name: str) -> list[Any]:
             return [
-                self._piece(tensors[k], name, n, copy, axis) for tensors, n in zip(outputs, kept)
+                self._piece(tensors[k], name, number, n, copy, axis)
+                for number, (tensors, n) in enumerate(zip(outputs, kept))
             ]
 
         batch: Batch
@@ -199,9 +200,11 @@ class BatchMaker:
         """Places host arrays of [rows, ...], one for each pipeline, as the mask is."""
         return self._placement.place_mask(name, [one[None] for one in pieces] if axis else pieces)
 
-    def _piece(self, tensors: TensorList, name: str, kept: int, copy: bool, axis: bool) -> Any:
+    def _piece(
+        self, tensors: TensorList, name: str, pipeline: int, kept: int, copy: bool, axis: bool
+    ) -> Any:
         """One pipeline's output as an array of [kept, ...], or [1, kept, ...] for pmap."""
-        check_uniform(tensors, name)
+        check_uniform(tensors, name, pipeline)
         on_gpu = isinstance(tensors, TensorListGPU)
         if tensors.dtype in WIDE and (on_gpu or not self._as_numpy):
             check_width(np.dtype(types.to_numpy_type(tensors.dtype)), name)
@@ -249,20 +252,55 @@ class BatchMaker:
         return specs
 
 
-def check_uniform(tensors: TensorList, name: str) -> None:
-    """Raises ValueError where the samples of an output differ in shape."""
-    if tensors.is_dense_tensor():
-        return
-    shapes = tensors.shape()
-    other = next((shape for shape in shapes if shape != shapes[0]), None)
-    if other is not None:
-        raise ValueError(
-            f"output {name!r} is ragged: its samples have shapes {tuple(shapes[0])} and "
-            f"{tuple(other)}, which no array can hold. Give them one shape in the pipeline, "
+class RaggedError(ValueError):
+    """The samples of an output differ in shape.
+
+    Attributes:
+        name: The output.
+        pipeline: The number of the pipeline.
+        rows: Two rows of its batch with different shapes.
+        shapes: Their shapes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: int,
+        rows: tuple[int, int],
+        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        records: Sequence[str] = (),
+    ):
+        self.name, self.pipeline, self.rows, self.shapes = name, pipeline, rows, shapes
+        which = [f"{shape} ({record})" for shape, record in zip(shapes, records)]
+        first, second = which or map(str, shapes)
+        super().__init__(
+            f"output {name!r} is ragged: its samples have shapes {first} and "
+            f"{second}, which no array can hold. Give them one shape in the pipeline, "
             "e.g. by fn.resize or fn.crop for images, or by fn.pad for sequences"
             + " (and decode files, by fn.decoders.image say)"
-            * (len(other) == 1)
+            * (len(shapes[1]) == 1)
         )
+
+    def named(self, records: Sequence[str] | Mapping[int, str]) -> RaggedError:
+        """Returns the error with the records of the two rows.
+
+        Args:
+            records: The name of the record in each row of the pipeline's batch, or in these two.
+        """
+        names = [records[row] for row in self.rows]
+        return RaggedError(self.name, self.pipeline, self.rows, self.shapes, names)
+
+
+def check_uniform(tensors: TensorList, name: str, pipeline: int) -> None:
+    """Raises RaggedError if the samples of an output of a pipeline differ in shape."""
+    if tensors.is_dense_tensor():
+        return
+    shapes = [tuple(shape) for shape in tensors.shape()]
+    other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), 0)
+    if other:
+        files = [tensors[row].source_info() for row in (0, other)]  # of DALI's own readers
+        names = files if all(files) else ()
+        raise RaggedError(name, pipeline, (0, other), (shapes[0], shapes[other]), names)
 
 
 def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarray:

@@ -18,9 +18,12 @@ from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
+from ..errors import BatchError, GraphError, RecordError
 from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats
+from .bad_record import MOST_UNEXPLAINED, every_batch_failed, graph_error
 from .batch import Batch, BatchMaker, choose_placement
+from .failed_batches import FailedBatches
 from .runner import calls
 
 _log = logging.getLogger("dalijax")
@@ -45,12 +48,16 @@ class Outcome(Generic[P]):
         batch: The batch, where there is one.
         error: An error that counts as a batch.
         ended: Whether the epoch has no further batch.
+        masked: A note of the records that are masked in the batch, if any.
+        failures: Number of batches that failed, those included that were left out before it.
     """
 
     after: P
     batch: Batch | None = None
     error: Exception | None = None
     ended: bool = False
+    masked: FailedBatch | None = None
+    failures: int = 0
 
     def unwrap(self) -> Batch:
         """The batch.
@@ -103,9 +110,11 @@ class Engine(abc.ABC, Generic[P]):
         self.make_batch = BatchMaker(config, placement)
         self._data_shards = placement.shards  # of each pipeline, where batches are placed by them
         self._config = config
-        self.errors: list[FailedBatch] = []
+        self.errors = FailedBatches()
         self.closed = False
         self.process = 0
+        self._works = False  # whether a batch was made: the graph does not fail for every record
+        self._unexplained = 0  # batches that an operator failed for
         self._outcome: Outcome[P] | None = None
         self._interrupted: Mark | None = None  # where an interrupted call began
         self._lock = threading.RLock()
@@ -244,6 +253,43 @@ class Engine(abc.ABC, Generic[P]):
     @abc.abstractmethod
     def count(self, stats: InputStats, outcome: Outcome[P]) -> None:
         """Counts a batch that is delivered."""
+
+    def _fault_of_graph(self, error: Exception) -> GraphError | None:
+        """Counts an error that ``on_error="skip"`` leaves out.
+
+        Returns:
+            An error to raise instead, if the graph has failed for every batch so far.
+        """
+        if not isinstance(error, (BatchError, RecordError)) or not error.unexplained:
+            return None
+        self._unexplained += 1
+        if self._works or self._unexplained < MOST_UNEXPLAINED:
+            return None
+        return graph_error(error, self._unexplained)
+
+    def _left_out(self, epoch: int, step: int, error: Exception) -> FailedBatch:
+        """Logs and returns a batch that ``on_error="skip"`` leaves out."""
+        files = error.files if isinstance(error, BatchError) else ()
+        return log_failure("skipped", FailedBatch(epoch, step, str(error), files))
+
+    def _behind_skipped(
+        self, outcome: Outcome[P], skipped: Sequence[FailedBatch], from_start: bool
+    ) -> Outcome[P]:
+        """Returns the outcome after some batches that were left out, which `errors` then has.
+
+        Args:
+            outcome: The outcome.
+            skipped: The batches.
+            from_start: Whether they begin with the first batch of the epoch: if the epoch ends
+                after them, every batch of it failed, and that is an error.
+        """
+        self.errors.extend(skipped)
+        if not skipped:  # also for the speed of next()
+            return outcome
+        outcome = dataclasses.replace(outcome, failures=outcome.failures + len(skipped))
+        if outcome.ended and from_start:
+            return dataclasses.replace(outcome, error=every_batch_failed(skipped))
+        return outcome
 
     @abc.abstractmethod
     def _next_outcome(self) -> Outcome[P]:

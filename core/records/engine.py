@@ -6,17 +6,20 @@ import contextlib
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..config import IteratorConfig
-from ..errors import RecordError, StateError, UnfitRecordError
-from ..pipeline.bad_record import runs
-from ..pipeline.batch import Batch
+from ..errors import GraphError, RecordError, StateError, UnfitRecordError
+from ..pipeline import advice
+from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe, every_batch_failed, runs
+from ..pipeline.batch import Batch, RaggedError
 from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
+from ..pipeline.failure import RETRY_DELAYS, failure_of
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
 from ..state import random_state
@@ -33,7 +36,12 @@ from .record_queue import (
     Restored,
 )
 
+_MOST_SKIPPED = 16 * MOST_SKIPPED  # batches that are left out in a row: a stream may have no end
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
+
+
+class _EnvironmentFailure(Exception):
+    """The machine or the network made a run fail; a retry may succeed."""
 
 
 class _RefusedRecords(Exception):
@@ -80,7 +88,7 @@ class RecordEngine(Engine[RecordPosition]):
         self.stats: InputStats | None = None
         self._reader = reader
         self._read_at_position = True  # whether the reader and the queue are where they must be
-        self._rows = rows * len(each)
+        self._rows, self._rows_each = rows * len(each), rows
         self._on_error = on_error
         self._by_step = by_step
         self._queue = RecordQueue(reader.next_records, len(each), rows, numbers)
@@ -137,23 +145,48 @@ class RecordEngine(Engine[RecordPosition]):
         rows = len(batch.records)
         valid = rows if batch.valid is None else int(batch.valid.sum())
         step = outcome.after.step - 1  # batches may have been left out before it
-        stats.delivered(0, step, valid, rows - valid, len(self.errors))
+        stats.delivered(0, step, valid, rows - valid, self.errors.total)
 
     def _next_outcome(self) -> Outcome[RecordPosition]:
         here, failed = self.position, list[FailedBatch]()
         try:
             while True:
-                outcome = self._outcome_at(here, failed)
-                if self._on_error != "skip" or not isinstance(outcome.error, RecordError):
-                    self.errors += failed
-                    return outcome
-                skipped = FailedBatch(0, here.step, str(outcome.error))
-                failed.append(log_failure("skipped", skipped))
+                outcome = self._outcome_with_retries(here, failed)
+                if self._on_error != "skip" or outcome.error is None or not can_skip(outcome.error):
+                    return self._behind_skipped(outcome, failed, self.position.step == 0)
+                error = outcome.error
+                if (fault := self._fault_of_graph(error)) is not None:
+                    outcome = dataclasses.replace(outcome, error=fault)
+                    return self._behind_skipped(outcome, failed, from_start=False)
+                failed.append(self._left_out(0, here.step, error))
+                if len(failed) == _MOST_SKIPPED:
+                    return self._behind_skipped(
+                        dataclasses.replace(outcome, error=every_batch_failed(failed)),
+                        failed,
+                        False,
+                    )
                 here = outcome.after
         except BaseException:
             if here is not self.position:  # what was skipped comes again
                 self.drop()
             raise
+
+    def _outcome_with_retries(
+        self, here: RecordPosition, failed: list[FailedBatch]
+    ) -> Outcome[RecordPosition]:
+        """As `_outcome_at`, again a few times if the environment fails."""
+        for delay in RETRY_DELAYS:
+            try:
+                return self._outcome_at(here, failed)
+            except _EnvironmentFailure:
+                time.sleep(delay)
+        try:
+            return self._outcome_at(here, failed)
+        except _EnvironmentFailure as raised:
+            raise RuntimeError(
+                f"batch {here.step} can't be made, and not because of its records; the next call "
+                f"tries it again: {raised}"
+            ) from raised.__cause__
 
     def _outcome_at(
         self, here: RecordPosition, failed: list[FailedBatch]
@@ -197,11 +230,19 @@ class RecordEngine(Engine[RecordPosition]):
             return self._undecoded(here, refused[min(refused)], sorted(refused), failed)
         except FunctionError as raised:
             error = RecordError(f"batch {here.step} failed. {raised}")
-            error.__cause__ = raised.__cause__
+            error.unexplained, error.__cause__ = True, raised.__cause__
         except RuntimeError as raised:
+            if failure_of(raised).environment:
+                self._pipelines.stop()
+                raise _EnvironmentFailure(failure_of(raised).message) from raised
             return self._undecoded(here, raised, [], failed)
+        except RaggedError as raised:
+            rows = self._queue.batches[0]
+            first = raised.pipeline * self._rows_each
+            error = raised.named({row: rows.name(first + row) for row in raised.rows})
         except Exception as raised:  # no array can be made of it
             error = raised
+        self._works = self._works or error is None
         try:
             return Outcome(self._pop(here, runner.checkpoints()), batch, error)
         finally:
@@ -260,9 +301,13 @@ class RecordEngine(Engine[RecordPosition]):
             failed: Where a batch with masked records is noted.
         """
         batch = self._queue.batches[0]
-        bad = list(unfit) or self._pipelines.undecodable(batch, here.step)
-        text = _description(here, batch, bad, bool(unfit), error)
+        failure = failure_of(error)
+        bad = list(unfit) or self._pipelines.undecodable(batch, here.step, failure)
         repaired = self._repaired(batch, bad, here.step) if bad else None
+        unexplained = repaired is None and not unfit and not failure.reads_file
+        of_graph = unexplained and bool(bad) and not self._works  # nor for the batches that follow
+        names = [] if unexplained else bad
+        text = _description(here, batch, names, bool(unfit), error, of_graph)
         after: RecordPosition | None = None
         if repaired is not None:
             self._queue.batches[0] = repaired
@@ -276,9 +321,9 @@ class RecordEngine(Engine[RecordPosition]):
             checkpoints = self._behind_failure(here, batch)
             after = self._pop(here, checkpoints)
             self._pipelines.stop()
-        kind = UnfitRecordError if unfit else RecordError
+        kind = GraphError if of_graph else UnfitRecordError if unfit else RecordError
         described_error = kind(text)
-        described_error.__cause__ = error
+        described_error.unexplained, described_error.__cause__ = unexplained, error
         return Outcome(after, error=described_error)
 
     def _repaired(self, batch: RecordBatch, bad: Sequence[int], step: int) -> RecordBatch | None:
@@ -464,10 +509,16 @@ def _description(
     bad: Sequence[int],
     unfit: bool,
     error: BaseException,
+    of_graph: bool,
 ) -> str:
-    """The records that fail, and DALI's message."""
-    names = "; ".join(f"{batch.name(row)} ({described(batch.records[row])})" for row in bad[:5])
-    verb = "take" if unfit else "decode"
-    what = f"DALI can't {verb} {names}" if bad else f"batch {here.step} failed"
+    """Describes a failed batch: its bad records, or the operator, and DALI's message."""
+    names = [f"{batch.name(row)} ({described(batch.records[row])})" for row in bad[:5]]
     more = " and more" if len(bad) > 5 else ""
-    return f"{what}{more}. {'' if unfit else 'DALI says: '}{error}"
+    if unfit:
+        return f"DALI can't take {'; '.join(names)}{more}. {error}"
+    failure = failure_of(error)
+    dali = f"\nDALI says: {advice.of_run(error)}" if isinstance(error, RuntimeError) else ""
+    if failure.reads_file and names:
+        return f"DALI can't decode {'; '.join(names)}{more}. {failure.message}{dali}"
+    text = describe(failure, [f"{'; '.join(names)}{more}"] if names else (), of_graph)
+    return f"batch {here.step} failed. {text}{dali}"

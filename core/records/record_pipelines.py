@@ -15,10 +15,11 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import function_parameters, is_pipeline_def
 from ..config import IteratorConfig
 from ..hashing import fold
-from ..pipeline.bad_record import failing, runs_alone
+from ..pipeline.bad_record import failing, fails_alike, runs_alone
 from ..pipeline.dali_pipeline import check_outputs, graph_lines
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
+from ..pipeline.failure import Failure
 from ..pipeline.picture_size import Size, look_at, look_at_file
 from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
@@ -216,8 +217,16 @@ class RecordPipelines:
 
     # Records that DALI can't take
 
-    def undecodable(self, batch: RecordBatch, step: int) -> list[int]:
-        """The rows of the batch of a step that fail by themselves."""
+    def undecodable(
+        self, batch: RecordBatch, step: int, failure: Failure | None = None
+    ) -> list[int]:
+        """Returns the rows of the batch of a step that fail by themselves.
+
+        Args:
+            batch: The batch.
+            step: Its step.
+            failure: The failure; others are then left out.
+        """
         numbers = self._numbers and self._numbers(step)
 
         def decode(rows: Sequence[int]) -> bool:
@@ -226,7 +235,8 @@ class RecordPipelines:
             of_step = None if some is None else lambda _: some
             queue = RecordQueue(no_more, 1, self._rows, of_step, [alone])
             one = self._over(queue, self._each[:1], prefetch_queue_depth=1)
-            return runs_alone(Runner(one.build()))
+            runner = Runner(one.build())
+            return runs_alone(runner) if failure is None else not fails_alike(runner, failure)
 
         return failing(len(batch.records), decode, self._rows)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,13 +20,14 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
 from ..epochs import EpochPlan, count_rows
-from ..errors import BatchError, StateError
+from ..errors import BatchError, GraphError, StateError
 from ..pipeline import advice
-from ..pipeline.bad_record import failing, runs_alone
-from ..pipeline.batch import Batch
+from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe, failing, fails_alike, listed
+from ..pipeline.batch import Batch, RaggedError
 from ..pipeline.dali_pipeline import check_outputs, graph_lines, queue_depth
 from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, Outcome, log_failure
+from ..pipeline.failure import RETRY_DELAYS, Failure, failure_of, is_environment
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import of_fields
@@ -35,14 +38,23 @@ from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from . import state as states
+from .bad_samples import (
+    BadSamples,
+    NoStandIn,
+    UnusableRecord,
+    across_epoch,
+    digest_of,
+    stand_ins,
+)
 from .feed import Feed, OnceRead, RowRange, Rows, SomeRows
 from .graph import FieldGraph
 from .identity import stated_identity
+from .order import Indices
 from .plan import SamplePlan, SamplePosition, pads_by_default
 from .source import Source
 
-_MOST_NAMED = 5
-_MOST_TRIED = 64  # records behind a batch of which none can be decoded
+_MOST_MASKED = 1000  # batches whose masked records are remembered, to log them once
+_MOST_PROBED = 24  # records that are tried before the graph is at fault
 _READ_AHEAD = 2  # runs that are read before DALI asks for them
 
 
@@ -52,12 +64,19 @@ def _is_one_of_several() -> bool:
     return started() and jax.process_count() > 1
 
 
-class _UnreadRecords(Exception):
-    """Records of a batch that the source could not read."""
+_Bad = Sequence[tuple[int, Exception]]  # numbers of records, and their errors
 
-    def __init__(self, rows: Rows):
+
+class _BadRecords(Exception):
+    """Records of a batch can't be read or processed."""
+
+    def __init__(self, bad: _Bad):
         super().__init__()
-        self.rows = rows
+        self.bad = bad
+
+
+class _EnvironmentFailure(Exception):
+    """The machine or the network made a run fail; a retry may succeed."""
 
 
 class SourceEngine(EpochEngine[SamplePosition]):
@@ -141,8 +160,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self._feed: Feed | None = None
         self._runner: Runner | None = None
         self._taken = 0  # runs of the present pipelines
-        self._num_failed = 0  # batches that were not delivered
-        self._masked: dict[tuple[int, int], set[str]] = {}  # records by epoch and step
+        self._num_failed = 0  # batches that were not delivered, or have masked records
+        # The last batches with masked records: the names by epoch and step.
+        self._masked: dict[tuple[int, int], set[str]] = {}
+        self._known = BadSamples()
         self._operators: tuple[str, ...] = ()
         # A first state stays what it was before the pipelines were built.
         self._graph_in_state = False
@@ -167,7 +188,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
     @property
     def num_failed(self) -> int:
         """Number of batches of this process that failed, or have masked records."""
-        return self._num_failed + len(self._masked)
+        return self._num_failed
 
     def length(self) -> int:
         """Number of batches of the epoch: those behind the consumer, and those to come."""
@@ -237,6 +258,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     def advance(self) -> None:
         """Moves behind the batch that `peek` gives."""
+        self._num_failed += self.peek().failures
         super().advance()
         self._graph_in_state = True
         self._forget_checkpoints()
@@ -348,11 +370,18 @@ class SourceEngine(EpochEngine[SamplePosition]):
             shuffle,
             _READ_AHEAD,
             graph.pictures,
+            self._known,
         )
 
     def _sample(self) -> Batch:
-        """A batch of the next epoch, which is prepared anyway."""
-        return self._outcome_at(self._samples.next_epoch(self.position)).unwrap()
+        """The next epoch's first batch without an error, which is prepared anyway."""
+        here = self._samples.next_epoch(self.position)
+        for _ in range(MOST_SKIPPED):
+            outcome = self._outcome_at(self._samples.run_from(here))
+            if not can_skip(outcome.error):
+                return outcome.unwrap()
+            here = outcome.after
+        return outcome.unwrap()
 
     def count(self, stats: InputStats, outcome: Outcome[SamplePosition]) -> None:
         """Counts a batch that is delivered."""
@@ -541,22 +570,42 @@ class SourceEngine(EpochEngine[SamplePosition]):
         here, skipped = self.position, list[FailedBatch]()
         while True:
             outcome = self._outcome_at(here)
-            if not isinstance(outcome.error, BatchError) or self._config.on_error != "skip":
-                self.errors += skipped
-                return outcome
-            step = self._samples.step(here)
-            failed = FailedBatch(here.epoch, step, str(outcome.error), outcome.error.files)
-            skipped.append(log_failure("skipped", failed))
+            if outcome.masked is not None:
+                outcome = self._noted(outcome, outcome.masked)
+            error = outcome.error
+            if self._config.on_error != "skip" or error is None or not can_skip(error):
+                return self._behind_skipped(outcome, skipped, self.step == 0)
+            if (fault := self._fault_of_graph(error)) is not None:
+                outcome = dataclasses.replace(outcome, error=fault)
+                return self._behind_skipped(outcome, skipped, from_start=False)
+            skipped.append(self._left_out(here.epoch, self._samples.step(here), error))
             here = outcome.after
 
     def _outcome_at(self, here: SamplePosition) -> Outcome[SamplePosition]:
-        """What the run at a position gives.
+        """Runs the batch at a position.
 
         Raises:
-            Exception: What the source raised where no record can be read; nothing has moved.
+            Exception: The source's error, if no record can be read; the environment's, if retries
+                failed. Nothing has moved.
         """
         if self._samples.remaining(here) == 0:
             return Outcome(here, ended=True)
+        delays = iter(RETRY_DELAYS)
+        while True:
+            try:
+                outcome = self._run_at(here)
+            except _EnvironmentFailure as failed:
+                self.drop()
+                delay = next(delays, None)
+                if delay is None:
+                    raise self._not_lost(here, failed) from failed.__cause__
+                time.sleep(delay)
+                continue
+            if outcome is not None:
+                return outcome
+
+    def _run_at(self, here: SamplePosition) -> Outcome[SamplePosition] | None:
+        """As `_outcome_at`; None if the run has to be repeated, with other records in some rows."""
         after = self._samples.skip(here, 1)
         batch: Batch | None = None
         error: Exception | None = None
@@ -568,40 +617,51 @@ class SourceEngine(EpochEngine[SamplePosition]):
             batch = runner.take(lambda outputs: self._batch(outputs, runner, feed, run))
         except (SourceError, SourceEnded) as failed:
             self.drop()
-            raise failed.__cause__ or failed from None
-        except _UnreadRecords as failed:
-            bad = [(failed.rows, row) for row in sorted(failed.rows.read.errors)]
-            error = self._unread(here, bad)
+            cause = failed.__cause__ or failed
+            if not isinstance(cause, NoStandIn):
+                raise cause from None
+            bad = [(int(cause.records[row]), cause.errors[row]) for row in sorted(cause.errors)]
+            return Outcome(after, error=self._bad_records(here, bad), failures=1)
+        except _BadRecords as failed:
+            error = self._bad_records(here, failed.bad)
         except FunctionError as failed:
-            error = self._described(here, (), str(failed))
-            error.__cause__ = failed.__cause__
+            error = self._described(here, str(failed))
+            error.unexplained, error.__cause__ = True, failed.__cause__
         except RuntimeError as failed:
-            return self._undecoded(here, runner, feed, run, failed)
+            return self._failed(here, runner, feed, run, failed)
+        except RaggedError as failed:
+            rows = feed.rows(run, failed.pipeline).read
+            error = failed.named([self._name(int(record)) for record in rows.own_records])
         except Exception as failed:  # no array can be made of it
             error = failed
+        masked: FailedBatch | None = None
         if error is None:
-            self._note_unread(here, [feed.rows(run, part) for part in range(len(self._parts))])
-        self._num_failed += isinstance(error, BatchError)
+            self._works = True
+            if self._config.on_error == "mask" and (bad := self._bad_of(feed, run, valid=True)):
+                named = self._bad_records(here, bad)
+                step = self._samples.step(here)
+                masked = FailedBatch(here.epoch, step, str(named), named.files)
+                del named  # as below
         if self._feed is feed:
             feed.forget(run)
         if self._random:
             run_after = self._samples.run_from(after)
             self._checkpoints = self._checkpoints | {run_after: runner.checkpoints() or ()}
         try:
-            return Outcome(after, batch, error)
+            failures = int(isinstance(error, BatchError))
+            return Outcome(after, batch, error, masked=masked, failures=failures)
         finally:
             del error  # its traceback has this frame: together they would keep the batch
 
     def _batch(self, outputs: Sequence[Outputs], runner: Runner, feed: Feed, run: int) -> Batch:
-        """The batch of a run."""
+        """Makes the batch of a run."""
+        if self._config.on_error != "mask" and (bad := self._bad_of(feed, run)):
+            raise _BadRecords(bad)
         parts = [feed.rows(run, part) for part in range(len(self._parts))]
         masks = []
         for rows in parts:
-            errors = rows.read.errors
-            if errors and self._config.on_error != "mask":
-                raise _UnreadRecords(rows)
             valid = rows.valid.copy()
-            valid[list(errors)] = False
+            valid[list(rows.read.errors)] = False
             masks.append(valid)
         batch = self.make_batch(outputs, masks, not runner.dynamic, runner.deferred)
         columns = {
@@ -612,81 +672,168 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self.make_batch.add_columns(batch, columns, rows_of_parts, of_fields)
         return batch
 
-    # Records that can't be read or decoded
+    # Records that can't be read or processed
 
-    def _note_unread(self, here: SamplePosition, parts: Sequence[Rows]) -> None:
-        """Says which records of a batch could not be read, and are masked in it."""
-        bad = [(rows, row) for rows in parts for row in sorted(rows.read.errors) if rows.valid[row]]
-        if bad:
-            self._note_masked(here, self._unread(here, bad))
+    def _bad_of(self, feed: Feed, run: int, valid: bool = False) -> list[tuple[int, Exception]]:
+        """Returns the bad records of a run, of all pipelines; with ``valid`` without padding."""
+        bad = []
+        for part in range(len(self._parts)):
+            rows = feed.rows(run, part)
+            for row in sorted(rows.read.errors):
+                if rows.valid[row] or not valid:
+                    bad.append((int(rows.read.own_records[row]), rows.read.errors[row]))
+        return bad
 
-    def _unread(self, here: SamplePosition, bad: Sequence[tuple[Rows, int]]) -> BatchError:
-        """The error of a batch with records that could not be read."""
-        first = bad[0][0].read.errors[bad[0][1]]
-        error = self._described(here, bad, f"{type(first).__name__}: {first}", "read")
-        error.__cause__ = first
+    def _bad_records(self, here: SamplePosition, bad: _Bad) -> BatchError:
+        """Returns the error of a batch with bad records, which it names."""
+        groups: dict[str, list[tuple[str, Exception]]] = {}
+        for record, reason in bad:
+            unusable = isinstance(reason, UnusableRecord)
+            kind = reason.failure.operator if isinstance(reason, UnusableRecord) else "read"
+            groups.setdefault(f"{unusable} {kind}", []).append((self._name(record), reason))
+        texts = []
+        for group in groups.values():
+            names, first = list(dict.fromkeys(name for name, _ in group)), group[0][1]
+            if isinstance(first, UnusableRecord):
+                texts.append(describe(first.failure, names, every=False))
+            else:
+                texts.append(f"{listed(names)} can't be read. {type(first).__name__}: {first}")
+        error = self._described(here, "; ".join(texts))
+        error.files = tuple(dict.fromkeys(name for group in groups.values() for name, _ in group))
+        error.__cause__ = bad[0][1]
         return error
 
-    def _note_masked(self, here: SamplePosition, error: BatchError) -> None:
-        """Logs a batch with masked records; once, however often it is made."""
-        step = self._samples.step(here)
-        known = self._masked.setdefault((here.epoch, step), set())
-        if not known.issuperset(error.files):
-            known.update(error.files)
-            failed = FailedBatch(here.epoch, step, str(error), error.files)
-            self.errors.append(log_failure("masked", failed))
-
-    def _undecoded(
-        self, here: SamplePosition, runner: Runner, feed: Feed, run: int, error: RuntimeError
+    def _noted(
+        self, outcome: Outcome[SamplePosition], masked: FailedBatch
     ) -> Outcome[SamplePosition]:
-        """What becomes of a batch that DALI can't make."""
+        """Logs and counts the masked records of a batch; once, however often it is made."""
+        key = masked.epoch, masked.step
+        failures = int(key not in self._masked)
+        logged = self._masked.setdefault(key, set())
+        if not logged.issuperset(masked.files):
+            logged.update(masked.files)
+            self.errors.append(log_failure("masked", masked))
+        if len(self._masked) > _MOST_MASKED:
+            self._masked.pop(next(iter(self._masked)))
+        return dataclasses.replace(outcome, failures=failures)
+
+    def _failed(
+        self, here: SamplePosition, runner: Runner, feed: Feed, run: int, error: RuntimeError
+    ) -> Outcome[SamplePosition] | None:
+        """Finds the records that made a run fail; see `_run_at`."""
+        failure = failure_of(error)
+        if failure.environment:
+            raise _EnvironmentFailure(failure.message) from error
         parts = [feed.rows(run, part) for part in range(len(self._parts))]
-        bad = [(rows, row) for rows in parts for row in self._undecodable(feed, rows)]
-        described = self._described(here, bad, f"DALI says: {advice.of_run(error)}")
+        used = np.unique(np.concatenate([rows.read.samples for rows in parts]))
+        samples = [int(used[k]) for k in self._failing(feed, used, failure)]
+        reason = UnusableRecord(failure)
+        every = len(samples) == len(used) and not failure.reads_file
+        every = every and not self._works_elsewhere(feed, here, failure)
+        unread = self._bad_of(feed, run)
+        dali = f"\nDALI says: {advice.of_run(error)}"
+        described: BatchError
+        if every or not (samples or unread or failure.reads_file):
+            kind = GraphError if every else BatchError
+            described = self._described(here, describe(failure, (), every) + dali, kind)
+            described.unexplained = True
+        elif not samples and not unread:  # a file's, but not of any record alone
+            described = self._described(here, failure.message + dali)
+        else:
+            for sample in samples:
+                self._remember(feed, sample, reason)
+            masks = self._config.on_error == "mask" and self._can_stand_at(here)
+            if masks and samples and self._has_stand_in(feed, here, failure):
+                self._go_back(runner, feed, here, failed=True)
+                return None
+            own = [int(record) for rows in parts for record in self._own(rows, samples)]
+            bad = [*unread, *((record, reason) for record in own)]
+            described = self._bad_records(here, bad)
+            described.args = (f"{described}{dali}",)
         described.__cause__ = error
-        masks = self._config.on_error == "mask" and self._can_stand_at(here)
-        if masks and self._replaced(feed, bad):
-            self._note_masked(here, described)
-            self._go_back(runner, feed, here, failed=True)
-            return self._outcome_at(here)
         if self._random:  # which only go on as they are
             feed.forget(run)
         else:
             self.drop()
-        self._num_failed += 1
-        return Outcome(self._samples.skip(here, 1), error=described)
+        return Outcome(self._samples.skip(here, 1), error=described, failures=1)
 
-    def _replaced(self, feed: Feed, bad: Sequence[tuple[Rows, int]]) -> bool:
-        """Has other records stand for bad rows from now on; False where that does not help."""
-        stand_ins: dict[int, int] = {}
-        for rows, row in bad:
-            others = {*rows.read.errors, *(k for of, k in bad if of is rows)}
-            good = [k for k in range(len(rows.samples)) if k not in others]
-            sample, end = int(rows.samples[row]), int(rows.samples[-1]) + 1
-            if good:
-                nearest: int | None = int(rows.samples[min(good, key=lambda k: abs(k - row))])
-            else:
-                behind = end + np.arange(_MOST_TRIED)[:, None]
-                nearest = next((int(t[0]) for t in behind if self._stands(feed.alone(t))), None)
-            if nearest is None or sample in feed.stand_ins:
+    def _own(self, rows: Rows, samples: Sequence[int]) -> Indices:
+        """Returns the records of some samples, without those that stand in for others."""
+        rows_of = np.isin(rows.read.samples, samples)
+        rows_of[list(rows.read.errors)] = False
+        return rows.read.own_records[rows_of]
+
+    def _remember(self, feed: Feed, sample: int, reason: UnusableRecord) -> None:
+        """Remembers a sample that fails, and its record if it will fail in each epoch."""
+        if self._config.on_error == "mask":
+            self._known.add_sample(self._seed, sample, reason)
+        if reason.failure.reads_file and not self._random:
+            rows = feed.alone(np.array([sample], np.int64)).rows.read
+            columns = {name: rows.column(name) for name in self._graph.taken}
+            digest = digest_of(self._source, columns, 0)
+            self._known.add_record(int(rows.own_records[0]), digest, reason)
+
+    def _works_elsewhere(self, feed: Feed, here: SamplePosition, failure: Failure) -> bool:
+        """Returns whether the graph works for any record, trying some across the epoch."""
+        if not self._works:
+            epoch = (here.sample + self._samples.batch_size - 1) // self._samples.num_samples
+            tried = across_epoch(epoch, self._samples.num_samples)
+            self._works = any(
+                self._stands(feed, sample, failure)
+                for sample in itertools.islice(dict.fromkeys(tried), _MOST_PROBED)
+            )
+        return self._works
+
+    def _has_stand_in(self, feed: Feed, here: SamplePosition, failure: Failure) -> bool:
+        """Returns whether a record stands in for the bad ones of a batch; remembers bad ones."""
+        batch = self._samples.rows(here).samples.tolist()
+        first = self._parts[0].first
+        for sample in dict.fromkeys(stand_ins(batch, first, self._samples.num_samples)):
+            if self._known.sample_error(self._seed, sample) is not None:
+                continue
+            if self._stands(feed, sample, failure):
+                return True
+            self._remember(feed, sample, UnusableRecord(failure))
+        return False
+
+    def _stands(self, feed: Feed, sample: int, failure: Failure) -> bool:
+        """Returns whether a sample can be read and processed."""
+        samples = np.array([sample], np.int64)
+        try:
+            rows = feed.alone(samples)
+            if rows.rows.read.errors:
                 return False
-            stand_ins[sample] = feed.stand_ins.get(nearest, nearest)
-        feed.stand_ins |= stand_ins
-        return bool(bad)
+        except Exception as error:
+            if is_environment(error):
+                raise
+            return False
+        return not self._failing(feed, samples, failure)
+
+    def _failing(self, feed: Feed, samples: Indices, failure: Failure) -> list[int]:
+        """Returns the places of the samples that fail alone in the same way."""
+
+        def succeed(places: Sequence[int]) -> bool:
+            rows = feed.alone(samples[list(places)])
+            each = {**self._each[0], "batch_size": len(places)}
+            pipelines = self._pipelines(rows, [each], prefetch_queue_depth=1).build()
+            return not fails_alike(Runner(pipelines), failure)
+
+        return failing(len(samples), succeed)
 
     def _described(
-        self, here: SamplePosition, bad: Sequence[tuple[Rows, int]], why: str, verb: str = "decoded"
+        self, here: SamplePosition, text: str, kind: type[BatchError] = BatchError
     ) -> BatchError:
-        """The error of a batch with records that can't be read or decoded, by their names."""
-        names = [self._name(int(rows.read.records[row])) for rows, row in bad]
-        shown = ", ".join(names[:_MOST_NAMED]) + " and more" * (len(names) > _MOST_NAMED)
-        failure = f": {shown} can't be {verb}" if names else ""
-        error = BatchError(
-            f"batch {self._samples.step(here)} of epoch {here.epoch} failed, and counts as "
-            f"delivered{failure}. {why}"
+        """Returns the error of a batch, with its number."""
+        step = self._samples.step(here)
+        return kind(f"batch {step} of epoch {here.epoch} failed, and counts as delivered: {text}")
+
+    def _not_lost(self, here: SamplePosition, failed: _EnvironmentFailure) -> RuntimeError:
+        """Returns the error of a batch that the next call tries again."""
+        step = self._samples.step(here)
+        return RuntimeError(
+            f"batch {step} of epoch {here.epoch} can't be made, and not because of its records; "
+            f"the next call tries it again: {failed}"
         )
-        error.files = tuple(dict.fromkeys(names))
-        return error
 
     def _name(self, record: int) -> str:
         """A record's name, even if its source looks into the record for it."""
@@ -694,21 +841,3 @@ class SourceEngine(EpochEngine[SamplePosition]):
             return self._source.name(record)
         except Exception:
             return f"record {record}"
-
-    def _undecodable(self, feed: Feed, rows: Rows) -> list[int]:
-        """The rows that fail by themselves."""
-        return failing(
-            len(rows.samples), lambda some: self._decodes(feed.alone(rows.samples[list(some)]))
-        )
-
-    def _stands(self, rows: SomeRows) -> bool:
-        """Whether these rows may stand for others: they are read, and run by themselves."""
-        try:
-            return not rows.rows.read.errors and self._decodes(rows)
-        except Exception:  # nor can one behind them be read
-            return False
-
-    def _decodes(self, rows: SomeRows) -> bool:
-        """Whether a pipeline of its own runs these rows."""
-        each = {**self._each[0], "batch_size": len(rows.rows.samples)}
-        return runs_alone(Runner(self._pipelines(rows, [each], prefetch_queue_depth=1).build()))

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..hashing import fold
 from ..pipeline.draw import DrawRows
 from ..pipeline.runner import calls
+from .bad_samples import BadSamples
 from .order import Indices
 from .plan import SamplePlan, SamplePosition
 from .read_rows import CHUNK, ReadRows, Wanted, read_chunk
@@ -40,32 +40,41 @@ class RowRange:
 class Rows:
     """The rows of one run of one pipeline, read by threads.
 
+    Args:
+        feed: The feed.
+        samples: The sample of the stream in each row, shape [rows].
+        valid: Whether it belongs to the consumer's epoch, shape [rows].
+        batch: Returns the samples of the whole global batch; by default these are all.
+        first: The row of the global batch that the first of these rows is.
+
     Attributes:
-        samples: The sample of the stream in each, shape [rows].
-        valid: Which of them belong to the consumer's epoch, shape [rows].
+        samples, valid: As above.
     """
 
-    def __init__(self, feed: Feed, samples: Indices, valid: NDArray[np.bool_]):
+    def __init__(
+        self,
+        feed: Feed,
+        samples: Indices,
+        valid: NDArray[np.bool_],
+        batch: Callable[[], Indices] | None = None,
+        first: int = 0,
+    ):
         self.samples, self.valid = samples, valid
-        if feed.stand_ins:
-            self.valid = valid & ~np.isin(samples, list(feed.stand_ins))
         self._feed = feed
+        self._batch, self._first = batch or (lambda: samples), first
         self._started = feed.submit(self._start)
         self._read: ReadRows | None = None
 
     def _start(self) -> concurrent.futures.Future[ReadRows]:
         """Starts to read."""
-        feed, samples = self._feed, self.samples
-        if feed.stand_ins:
-            samples = np.array([feed.stand_ins.get(int(t), int(t)) for t in samples], np.int64)
-        records, epochs = feed.wanted.order(samples)
+        feed = self._feed
+        records, epochs = feed.wanted.order(self.samples)
         # By number: a task reads of few files, or parts of a mixture, and onwards in each.
         order = np.argsort(records, kind="stable")
         tasks = [
             feed.submit(read_chunk, feed.wanted, records[order[k : k + CHUNK]])
             for k in range(0, len(records), CHUNK)
         ]
-        hashes = fold(feed.seed, epochs, records)
         rows: concurrent.futures.Future[ReadRows] = concurrent.futures.Future()
         count, ends = len(tasks), itertools.count(1)
 
@@ -75,7 +84,16 @@ class Rows:
                 return
             done, tasks[:] = tasks[:], []  # which refer to this function
             try:
-                made = ReadRows(feed.wanted, self.samples, records, hashes, order, done)
+                made = ReadRows(
+                    feed.wanted,
+                    self.samples,
+                    records,
+                    epochs,
+                    order,
+                    done,
+                    self._batch,
+                    self._first,
+                )
             except BaseException as error:
                 rows.set_exception(error)
             else:
@@ -114,11 +132,11 @@ class Feed:
         depth: Runs that are read ahead of the one that DALI asks for next.
         pictures: The fields that the graph's decoders take for pictures, once it is built; True:
             the paths of these.
+        known: The samples and records that DALI could not process before.
 
     Attributes:
         next_run: The run that DALI asks for next.
         wanted: What is read of each record.
-        stand_ins: Samples of the stream, and those that stand for them, masked.
     """
 
     def __init__(
@@ -131,16 +149,24 @@ class Feed:
         shuffle: bool,
         depth: int,
         pictures: Mapping[str, bool] = MappingProxyType({}),
+        known: BadSamples | None = None,
     ):
-        self.seed = seed
         reuse = None if getattr(source, "gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
-        self.wanted = Wanted(source, tuple(names), order, reuse, pictures)
+        self.wanted = Wanted(
+            source,
+            tuple(names),
+            seed,
+            plan.num_samples,
+            known or BadSamples(),
+            order,
+            reuse,
+            pictures,
+        )
         # Referred to from here alone: its threads end when it is freed.
         self._pool: concurrent.futures.ThreadPoolExecutor | None
         self._pool = concurrent.futures.ThreadPoolExecutor(source.read_threads, "dalijax-read")
         self.next_run = 0
-        self.stand_ins: dict[int, int] = {}
         self._plan = plan
         self._parts = list(parts)
         self._depth = depth
@@ -190,7 +216,11 @@ class Feed:
             if (run, part) not in self._rows:
                 position, span = self.position(run), self._parts[part]
                 rows = self._plan.rows(position, span.first, span.last)
-                self._rows[run, part] = Rows(self, rows.samples, rows.valid)
+
+                def batch(position: SamplePosition = position) -> Indices:
+                    return self._plan.rows(position).samples
+
+                self._rows[run, part] = Rows(self, rows.samples, rows.valid, batch, span.first)
 
     def forget(self, run: int) -> None:
         """Drops what was read for a run and those before it, and reads further ahead.

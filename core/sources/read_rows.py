@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from ..hashing import Bits
+from ..hashing import fold
 from ..pipeline.draw import DrawFunction, DrawRows
+from ..pipeline.failure import is_environment, with_retries
 from ..pipeline.picture_size import look_at, look_at_file
 from ..pipeline.riff import cut_off, file_cut_off
+from .bad_samples import BadSamples, NoStandIn, UnusableRecord, stand_ins
 from .order import Indices
 from .reuse import ReuseCheck
 from .source import Source, Values, picture_sizes
 
 CHUNK = 64  # records of a task
-_MOST_TRIED = 64  # records behind a batch of which none can be read, for one to stand there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +37,17 @@ class Wanted:
             the paths of these.
         reuse: Checks the memory of what is read; None where the source gives new arrays by itself.
         whole: The records whose pictures have a whole header, by field: they are looked at once.
+        known: The samples and records that DALI could not process before.
+        seed, num_samples: The seed, and the number of samples of an epoch.
         sized: The fields of pictures whose sizes the graph has asked for.
         draws: What the graph has drawn, by name.
     """
 
     source: Source
     names: tuple[str, ...]
+    seed: int
+    num_samples: int
+    known: BadSamples
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
     pictures: Mapping[str, bool]
@@ -134,10 +140,16 @@ def _sizes_of(wanted: Wanted, records: Indices, name: str, values: Values) -> ND
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
-    """Reads records, and each alone where they can't be read together."""
+    """Reads records, and each alone if they can't be read together.
+
+    Raises:
+        Exception: If not a record failed, but the environment, and retries failed, too.
+    """
     try:
-        columns = source.read(records, names)
+        columns = with_retries(lambda: source.read(records, names))
     except Exception as error:
+        if is_environment(error):
+            raise
         if len(records) == 1:
             return Chunk({name: [None] for name in names}, {0: error})
     else:
@@ -154,11 +166,23 @@ def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
     return Chunk({**values}, errors)
 
 
-def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
-    """Reads records, and makes of each what it takes a while to make."""
-    source, names, sized = wanted.source, wanted.names, list(wanted.sized)
-    chunk = _read(source, records, names)
+def _read_checked(wanted: Wanted, records: Indices) -> Chunk:
+    """Reads records, with an error for each that can't be read or processed."""
+    chunk = _read(wanted.source, records, wanted.names)
     chunk.errors.update(_no_pictures(wanted, records, chunk))
+    if wanted.known.knows_records():
+        for place, record in enumerate(records.tolist()):
+            if place not in chunk.errors:
+                known = wanted.known.record_error(record, wanted.source, chunk.columns, place)
+                if known is not None:
+                    chunk.errors[place] = known
+    return chunk
+
+
+def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
+    """Reads records, and prepares them for DALI."""
+    source, names, sized = wanted.source, wanted.names, list(wanted.sized)
+    chunk = _read_checked(wanted, records)
     if wanted.reuse is not None and not chunk.errors:
         wanted.reuse.check(records, chunk.columns)
     if not chunk.errors:
@@ -182,18 +206,22 @@ class ReadRows:
     Args:
         wanted: What is read, and what is made of it.
         samples: The sample of the stream in each row.
-        records: The record of each row.
-        hashes: A hash of its seed, epoch and record, to draw by.
+        records, epochs: Their records, and the epochs of these.
         order: The rows in the order in which they are read.
-        tasks: What has read them, some after others.
+        tasks: The tasks that read them, in that order.
+        batch: Returns the samples of the whole global batch.
+        first: The row of the global batch that the first of these rows is.
 
     Attributes:
-        records: The record of each row.
-        errors: What was raised for rows whose record can't be used; another stands there.
+        samples: The sample in each row; for a bad record, the sample that stands in for it.
+        own_records: The number of the record of each row, bad ones included.
+        records: The number of the record in each row, stand-ins included.
+        errors: The error of each row whose record can't be used.
 
     Raises:
-        Exception: What was raised for the first record, where neither a record can be read nor one
-            of those behind: it is the source that fails then, and the batch is not lost.
+        NoStandIn: If no record can stand in for bad ones, and the records can be read.
+        Exception: The first record's error, if no record can be read: the source fails, and the
+            batch is not lost.
     """
 
     def __init__(
@@ -201,19 +229,28 @@ class ReadRows:
         wanted: Wanted,
         samples: Indices,
         records: Indices,
-        hashes: Bits,
+        epochs: Indices,
         order: Indices,
         tasks: Sequence[concurrent.futures.Future[Chunk]],
+        batch: Callable[[], Indices],
+        first: int,
     ):
-        self.records, self.errors = records, dict[int, Exception]()
-        self._wanted, self._hashes, self._order = wanted, hashes, order
+        self.samples, self.records, self.own_records = samples, records, records
+        self.errors: dict[int, Exception] = {}
+        self._wanted, self._order = wanted, order
+        self._hashes = fold(wanted.seed, epochs, records)
         self._chunks = [task.result() for task in tasks]
         self._columns: dict[str, Values] = {}
         for number, chunk in enumerate(self._chunks):
             for place, error in chunk.errors.items():
                 self.errors[int(order[number * CHUNK + place])] = error
+        if wanted.known.knows_samples():
+            for row, sample in enumerate(samples.tolist()):
+                error_before = wanted.known.sample_error(wanted.seed, sample)
+                if error_before is not None:
+                    self.errors.setdefault(row, error_before)
         if self.errors:
-            self._replace(samples)
+            self._replace(batch().tolist(), first)
         fields = wanted.source.fields
         taken = [name for name in wanted.names if fields[name].dtype is not None]
         self._inputs = {name: self._as_input(name) for name in taken}
@@ -289,22 +326,46 @@ class ReadRows:
             result[row] = value
         return result
 
-    def _replace(self, samples: Indices) -> None:
-        """Has the nearest record that was read stand for each that was not."""
-        good = [row for row in range(len(samples)) if row not in self.errors]
-        spare = {} if good else self._spare(int(samples[-1]) + 1)
-        for name in self._wanted.names:
-            values = list(self.column(name))
-            for row in self.errors:
-                nearest = min(good, key=lambda k: abs(k - row), default=-1)
-                values[row] = values[nearest] if good else spare[name][0]
-            self._columns[name] = values
+    def _replace(self, batch: Sequence[int], first: int) -> None:
+        """Puts the nearest good record of the global batch into each row with a bad one.
 
-    def _spare(self, first: int) -> dict[str, Values]:
-        """A record of the samples behind, where none of these can be read."""
-        for record in self._wanted.order(first + np.arange(_MOST_TRIED))[0]:
-            records = np.array([record])
-            chunk = _read(self._wanted.source, records, self._wanted.names)
-            if not chunk.errors and not _no_pictures(self._wanted, records, chunk):
-                return chunk.columns
-        raise next(iter(self.errors.values()))
+        Rows of other pipelines and processes are read again here: so the contents of these rows
+        do not depend on the layout.
+        """
+        wanted, count = self._wanted, len(self.samples)
+        own = {int(sample): row for row, sample in enumerate(self.samples)}
+        read: dict[int, Chunk] = {}  # of other rows
+
+        def values_of(sample: int) -> tuple[Mapping[str, Values], int] | None:
+            """The columns with a sample's record and its place there, if it is a good one."""
+            row = own.get(sample)
+            if row is not None:
+                return None if row in self.errors else (columns, row)
+            if wanted.known.sample_error(wanted.seed, sample) is not None:
+                return None
+            if sample not in read:
+                records, _ = wanted.order(np.array([sample], np.int64))
+                read[sample] = _read_checked(wanted, records)
+            return None if read[sample].errors else (read[sample].columns, 0)
+
+        columns = {name: list(self.column(name)) for name in wanted.names}
+        samples = self.samples.copy()
+        bad = [row for row in range(count) if row in self.errors]
+        for row in bad:
+            for sample in stand_ins(batch, first + row, wanted.num_samples):
+                found = values_of(sample)
+                if found is not None:
+                    break
+            else:
+                errors = list(self.errors.values())
+                if any(isinstance(error, UnusableRecord) for error in errors):
+                    raise NoStandIn(self.own_records.tolist(), self.errors)
+                raise errors[0]
+            samples[row] = sample
+            values, place = found
+            for name in wanted.names:
+                columns[name][row] = values[name][place]
+        self._columns.update(columns)
+        self.samples = samples
+        self.records, epochs = wanted.order(samples)
+        self._hashes = fold(wanted.seed, epochs, self.records)

@@ -1,0 +1,253 @@
+"""Operators that fail after the decoder: the error names them, and no file is blamed."""
+
+import io
+import pathlib
+
+import grain
+import numpy as np
+import pytest
+from nvidia.dali import fn
+from PIL import Image
+
+import dalijax
+from conftest import write_jpegs
+from dalijax import data_iterator, sources
+from dalijax.adapters.grain import DALITransform
+from dalijax.core.errors import BatchError, GraphError, RecordError
+from dalijax.core.pipeline.failure import failure_of
+
+COUNT, BATCH = 24, 4
+MODES = ("raise", "skip", "mask")
+
+
+def jpeg(height, width):
+    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+GOOD = jpeg(32, 40)
+
+
+def raising(array):
+    raise KeyError("boom")
+
+
+@dalijax.fn.jax_function
+def raising_in_jax(batch):
+    raise KeyError("boom")
+
+
+@dalijax.fn.jax_function
+def unbatched(batch):
+    return batch.sum()
+
+
+FAULTS = {
+    "math.add": (lambda x: x + np.float32([1, 2]), "Can't broadcast shapes"),
+    "crop": (lambda x: fn.crop(x, crop=(900, 900)), "Slice can't be placed out of bounds"),
+    "reshape": (lambda x: fn.reshape(x, shape=[7, 7]), "must occupy the same size"),
+    "cat": (lambda x: fn.cat(x, x[:4, :5], axis=0), "can differ in size only in the"),
+    "python_function": (lambda x: fn.python_function(x, function=raising), "KeyError: 'boom'"),
+    "jax_function": (raising_in_jax, "KeyError: 'boom'"),
+    "jax_function ": (unbatched, "its first dimension must be the batch"),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_jpegs(tmp_path_factory.mktemp("faults") / "class0", COUNT)
+
+
+def over_reader(fault, files, on_error, **more):
+    def graph():
+        data, _ = fn.readers.file(files=files, name="reader")
+        return fault(fn.decoders.image(data))
+
+    make = data_iterator(graph, ["x"], reader_name="reader", on_error=on_error, as_numpy=True)
+    return make(batch_size=BATCH, **more)
+
+
+def over_source(source, fault, on_error, batch_size=BATCH, **more):
+    def graph(data):
+        return fault(fn.decoders.image(data))
+
+    mask = "mask" if on_error == "mask" else None
+    make = data_iterator(graph, ["x"], source=source, on_error=on_error, mask=mask, **more)
+    return make(batch_size=batch_size, shuffle=False)
+
+
+def records(count=COUNT, **special):
+    data = [special.get(f"at_{k}", GOOD) for k in range(count)]
+    return sources.Records([{"data": one} for one in data], identity="records")
+
+
+def over_grain(fault, on_error, data=(GOOD,) * COUNT):
+    def graph(data):
+        return fault(fn.decoders.image(data))
+
+    ds = grain.MapDataset.source([{"data": np.frombuffer(one, np.uint8)} for one in data])
+    pad = "mask" if on_error == "mask" else None
+    return iter(
+        ds.pipe(
+            DALITransform(
+                graph, batch_size=BATCH, output_map=["x"], on_error=on_error, pad=pad, seed=0
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("on_error", MODES)
+def test_a_graph_that_fails_for_every_record_of_a_source(name, on_error):
+    fault, message = FAULTS[name]
+    iterator = over_source(records(), fault, on_error)
+    for _ in range(2):
+        with pytest.raises(GraphError) as caught:
+            next(iterator)
+        first = str(caught.value).splitlines()[0]
+        assert f"operator {name.strip()} failed for every record: " in first
+        assert message in str(caught.value).split("DALI says:")[0]
+        assert "decoded" not in first and caught.value.files == ()
+    assert iterator.errors == ()
+
+
+@pytest.mark.parametrize("name", ["math.add", "jax_function"])
+@pytest.mark.parametrize("on_error", MODES)
+def test_a_graph_that_fails_for_every_record_of_grain(name, on_error):
+    fault, message = FAULTS[name]
+    iterator = over_grain(fault, on_error)
+    with pytest.raises(GraphError) as caught:
+        next(iterator)
+    first = str(caught.value).splitlines()[0]
+    assert f"operator {name} failed for every record: {message}" in first
+
+
+@pytest.mark.parametrize("name", ["math.add", "crop", "python_function", "jax_function"])
+def test_a_graph_that_fails_for_every_batch_of_a_reader(files, name):
+    fault, message = FAULTS[name]
+    with pytest.raises(BatchError) as caught:
+        next(over_reader(fault, files * 2, "raise"))
+    assert f"operator {name} failed: {message}" in str(caught.value).splitlines()[0]
+    assert "can't be decoded" not in str(caught.value)
+    iterator = over_reader(fault, files * 2, "skip")
+    with pytest.raises(GraphError) as caught:
+        next(iterator)
+    assert f"operator {name} failed for every record: {message}" in str(caught.value)
+    assert len(iterator.errors) == 7  # the eighth is raised
+
+
+@pytest.mark.parametrize("at", (1, 9))
+def test_a_record_that_an_operator_fails_for_is_named_with_it(at):
+    def crop(images):
+        return fn.crop(images, crop=(16, 16))
+
+    source = records(**{f"at_{at}": jpeg(8, 8)})
+    iterator = over_source(source, crop, "raise")
+    outcomes = []
+    for _ in range(COUNT // BATCH):
+        try:
+            outcomes.append(next(iterator)["x"].shape)
+        except BatchError as error:
+            outcomes.append(error.files)
+            text = str(error).splitlines()[0]
+            assert f"operator crop failed for record {at}: Slice can't be placed" in text
+            assert not isinstance(error, GraphError)
+    whole = [(BATCH, 16, 16, 3)] * (COUNT // BATCH)
+    whole[at // BATCH] = (f"record {at}",)
+    assert outcomes == whole
+    iterator = over_source(source, crop, "skip")
+    assert len(list(iterator)) == COUNT // BATCH - 1
+    assert [error.files for error in iterator.errors] == [(f"record {at}",)]
+    iterator = over_source(source, crop, "mask")
+    masks = np.concatenate([np.asarray(batch["mask"]) for batch in iterator])
+    assert np.flatnonzero(~masks).tolist() == [at]
+    data = [jpeg(8, 8) if k == at else GOOD for k in range(COUNT)]
+    masked = np.concatenate([np.asarray(b["mask"]) for b in over_grain(crop, "mask", data)])
+    assert np.flatnonzero(~masked).tolist() == [at]
+    with pytest.raises(RecordError, match=f"operator crop failed for record {at} "):
+        list(over_grain(crop, "raise", data))
+
+
+def test_a_batch_of_one_record_that_fails_is_no_fault_of_the_graph():
+    source = records(8, at_0=jpeg(8, 8))
+    iterator = over_source(source, lambda x: fn.crop(x, crop=(16, 16)), "skip", batch_size=1)
+    assert len(list(iterator)) == 7
+
+
+@pytest.mark.parametrize("kind", ("unreadable", "cut off"))
+@pytest.mark.parametrize("bad", (40, 200))
+def test_bad_files_at_the_start(tmp_path, kind, bad):
+    count, batch = bad + 16, 8 if kind == "unreadable" else bad
+    paths = write_jpegs(tmp_path / "class0", count)
+    for path in paths[:bad]:
+        with open(path, "rb+") as file:
+            file.truncate(0 if kind == "unreadable" else len(file.read()) - 200)
+    source, whole = sources.Files(tmp_path), -(-bad // batch)
+
+    def over(on_error):
+        def graph(data):
+            return fn.resize(fn.decoders.image(data), size=[4, 4])
+
+        make = data_iterator(graph, ["x"], source=source, on_error=on_error, mask="mask")
+        return make(batch_size=batch, shuffle=False)
+
+    iterator = over("raise")
+    for step in range(whole):
+        with pytest.raises(BatchError, match=f"batch {step} of epoch 0.*class0/0.*can't be"):
+            next(iterator)
+    assert len(list(iterator)) == -(-count // batch) - whole
+    iterator = over("skip")
+    assert len(list(iterator)) == -(-count // batch) - whole == len(iterator) - whole
+    masks = np.concatenate([np.asarray(one["mask"]) for one in over("mask")])
+    assert np.flatnonzero(masks).tolist() == list(range(bad, count))
+
+
+def test_ragged_outputs_name_two_records(tmp_path):
+    pictures = records(at_2=jpeg(20, 20))
+    with pytest.raises(
+        ValueError, match=r"\(32, 40, 3\) \(record 0\) and \(20, 20, 3\) \(record 2"
+    ):
+        next(over_source(pictures, lambda x: x, "raise"))
+    data = [GOOD, GOOD, GOOD, jpeg(20, 20)]
+    with pytest.raises(ValueError, match=r"\(record 0 .*\) and \(20, 20, 3\) \(record 3"):
+        next(over_grain(lambda x: x, "raise", data))
+    files = [str(tmp_path / f"{k}.jpg") for k in range(BATCH)]
+    for path, content in zip(files, data):
+        pathlib.Path(path).write_bytes(content)
+    with pytest.raises(ValueError, match=r"\(32, 40, 3\) \(.*0.jpg\) and \(20, 20, 3\) \(.*3.jpg"):
+        next(over_reader(lambda x: x, files, "raise"))
+
+
+def test_a_graph_s_own_source_is_not_taken_for_bad_records():
+    def graph(data):
+        rows = fn.external_source(lambda: np.zeros((BATCH, 3), np.float32))  # fits BATCH rows only
+        images = fn.resize(fn.decoders.image(data), size=[2, 2])
+        return images + fn.reshape(rows, shape=[5])
+
+    make = data_iterator(graph, ["x"], source=records())
+    with pytest.raises(BatchError, match="operator reshape failed: ") as caught:
+        next(make(batch_size=BATCH))
+    assert caught.value.files == ()
+
+
+@pytest.mark.parametrize(
+    ("operator", "text", "message", "reads_file"),
+    [
+        ("fn.decoders.image", "Bad\nC++ context: x", "Bad", True),
+        ("fn.decoders.image_slice", "The cropping window [0]", "The cropping window [0]", False),
+        ("fn.experimental.readers.video", "No", "No", True),
+        ("fn.io.file.read", 'Assert on "x != y" failed: Could not open', "Could not open", True),
+        ("fn.experimental.peek_image_shape", "No", "No", True),
+        ("math.add", "Shapes", "Shapes", False),
+    ],
+)
+def test_dali_s_errors_are_parsed(operator, text, message, reads_file):
+    lines = f"Error in GPU operator `nvidia.dali.{operator}`,\nused in: x\n\nencountered:\n\n"
+    failure = failure_of(RuntimeError(f"Critical error in pipeline:\n{lines}{text}"))
+    assert failure.operator == operator.removeprefix("fn.")
+    assert (failure.message, failure.reads_file) == (message, reads_file)
+    assert not failure.environment
+    unnamed = failure_of(RuntimeError("Critical error in pipeline:\nout of ideas"))
+    assert (unnamed.operator, unnamed.message) == ("", "out of ideas")
