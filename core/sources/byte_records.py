@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .order import Indices
 from .source import Field, Values
 
 # A value of the bytes of a record: uint8, aligned for any dtype.
+MISSING = 0  # offset of a value that a record lacks: files begin with a header
 Decode = Callable[[NDArray[np.uint8]], Any]
 
 
@@ -42,7 +44,8 @@ class ByteRecords(BaseSource):
         paths: The files, which may lie elsewhere than those that were indexed.
         fields: The names and kinds of the fields.
         decoders: What makes the value of a field of its bytes; of others they are the value.
-        identity: The identity, where the user says it.
+        identity: The identity, if the user named it.
+        defaults: The values of fields in records without the field.
     """
 
     gives_new_arrays = True  # nothing to check, see ReuseCheck
@@ -54,8 +57,10 @@ class ByteRecords(BaseSource):
         fields: Mapping[str, Field],
         decoders: Mapping[str, Decode],
         identity: str | None,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ):
         super().__init__(fields, identity)
+        self._defaults = dict(defaults)
         self._index = index
         self._decoders = decoders
         self._files = ByteFiles(paths, index.about["sizes"], index.about.get("stamps", ()))
@@ -93,10 +98,15 @@ class ByteRecords(BaseSource):
             )
             for turn, name in enumerate(ranges):
                 values = pieces[turn * rows : (turn + 1) * rows]
-                columns[name] = self._decoded(name, values, indices)
+                decoded = self._decoded(name, values, indices)
+                if name in self._defaults:
+                    lacking = arrays[f"{name}.offset"][indices] == MISSING
+                    for row in np.flatnonzero(lacking).tolist():
+                        decoded[row] = self._defaults[name]
+                columns[name] = decoded
         return {name: columns[name] for name in names}
 
-    def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> Values:
+    def _decoded(self, name: str, pieces: list[Any], indices: Indices) -> list[Any]:
         decode = self._decoders.get(name)
         if decode is None:
             return pieces

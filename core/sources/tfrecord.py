@@ -22,19 +22,23 @@ from .values import as_scalars
 class TFRecord(ByteRecords):
     """Records of tf.train.Example (or the context of SequenceExamples), by number.
 
-    The files are walked once, and an index is kept of where the payloads lie, and of the labels:
-    nothing is parsed afterwards, and TensorFlow is not needed. What a feature is, its first record
-    says: bytes are uint8 [bytes], one number is a scalar of 32 bits, several are an array.
+    The files are read once, and an index of the payloads and the labels is stored: nothing is
+    parsed afterwards, and TensorFlow is not needed. The first record that has a feature determines
+    its kind: bytes are uint8 [bytes], one number is a scalar of 32 bits, several are an array.
+
+    A record that lacks a list of numbers has an empty one, as with ``tf.io.VarLenFeature``. For
+    other features pass ``defaults=``, like the ``default_value`` of ``tf.io.FixedLenFeature``.
 
     Args:
         paths: A path or several, or URLs if fsspec is installed. Patterns like ``*.tfrecord`` and
             ``{000..127}.tfrecord`` are expanded.
-        features: The field of each feature that is wanted.
-        kinds: Kinds of fields that the first record does not say: ``Field(None)`` is text in
-            UTF-8, which passes the graph by; with ``ndim=1`` lists of numbers, whatever their
-            length.
-        cache_dir: Where indexes are kept; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
-        identity: What stands for the digest of names, sizes and 64 records in states.
+        features: The field of each wanted feature.
+        kinds: Kinds of fields that differ from the first record: ``Field(None)`` is text in UTF-8,
+            which bypasses the graph; with ``ndim=1`` lists of numbers of any length.
+        defaults: The values of fields in records that lack the feature: bytes, text, a number or a
+            list of numbers.
+        cache_dir: Folder of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
+        identity: Text that replaces the digest of names, sizes and 64 records in states.
 
     Attributes:
         fields: The names and kinds of the fields.
@@ -42,7 +46,8 @@ class TFRecord(ByteRecords):
     Raises:
         OSError: If a file can't be read.
         ValueError: If a file is damaged or cut off, has no records, or a record is no Example or
-            lacks a feature. The checksums of contents are not checked, as they are not read.
+            lacks a feature without a default. The checksums of contents are not checked, as they
+            are not read.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class TFRecord(ByteRecords):
         features: Mapping[str, str],
         *,
         kinds: Mapping[str, Field] | None = None,
+        defaults: Mapping[str, Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         identity: str | None = None,
     ):
@@ -67,17 +73,20 @@ class TFRecord(ByteRecords):
             )
         if len(set(features.values())) < len(features):
             raise ValueError(f"features has a name twice: {list(features.values())}")
-        kinds = dict(kinds or {})
-        if unknown := sorted(set(kinds) - set(features.values())):
-            raise ValueError(f"kinds has {unknown}, and the fields are {list(features.values())}")
+        kinds, defaults = dict(kinds or {}), dict(defaults or {})
+        for argument, named in (("kinds", kinds), ("defaults", defaults)):
+            if unknown := sorted(set(named) - set(features.values())):
+                raise ValueError(
+                    f"{argument} has {unknown}, and the fields are {list(features.values())}"
+                )
         files = path_list(paths)
         wanted = {name.encode(): field for name, field in features.items()}
         index = index_of(
             None if cache_dir is None else os.fspath(cache_dir),
             "tfrecord 2",
             files,
-            [wanted, sorted(kinds.items())],
-            lambda: index_records(files, wanted, kinds),
+            [wanted, sorted(kinds.items()), sorted(defaults.items())],
+            lambda: index_records(files, wanted, kinds, defaults),
             lambda index: is_sound(index, features.values()),
         )
         fields: dict[str, Field] = {}
@@ -94,12 +103,27 @@ class TFRecord(ByteRecords):
                 decode, dtype = _DECODERS[kind]
                 fields[name] = field or Field(dtype, 1)
                 decoders[name] = functools.partial(_decoded, decode, fields[name].dtype or dtype)
-        super().__init__(index, files, fields, decoders, identity)
+        values = {name: _as_value(value, fields[name]) for name, value in defaults.items()}
+        super().__init__(index, files, fields, decoders, identity, values)
+
+    def _content(self) -> tuple[Any, ...]:
+        defaults = [repr(sorted(self._defaults.items()))] if self._defaults else []
+        return (*super()._content(), *defaults)
 
     def name(self, index: int) -> str:
         """The file, and the record's number in it."""
         number, _ = self._place(index)
         return f"{self._files.paths[number]}: record {index - int(self._first[number])}"
+
+
+def _as_value(value: Any, field: Field) -> Any:
+    """A default, which has the kind of its field, as a value of the field."""
+    if field.dtype is None:
+        return value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, (bytes, str)):
+        return np.frombuffer(os.fsencode(value), np.uint8)
+    array = np.asarray(value)
+    return array.astype(field.dtype) if not array.size else as_scalars(array, field.dtype)
 
 
 _DECODERS: Mapping[str, tuple[Any, np.dtype[Any]]] = {

@@ -12,61 +12,56 @@ from numpy.typing import NDArray
 from ..state.reader_files import below_common_root
 from . import example, sound_index
 from .byte_files import Window, open_file
+from .byte_records import MISSING
 from .index import Index
 from .progress import progress
 from .source import Field
 from .tfrecord_headers import records
 from .values import as_scalars, narrow
 
+EMPTY = 1  # offset of a list without numbers, in no file
 _REPORTED = 1000  # records between two steps of the progress
 _KINDS = {
     example.BYTES: "bytes",
     example.FLOATS: "floats",
     example.INTS: "whole numbers",
-    0: "nothing",
 }
 
 
 class _Column:
-    """One field of the records as they come.
+    """The values of one field of the records.
 
     Args:
         name: The field.
-        feature: The feature of the first record.
-        take: Reads the file.
-        field: Its kind, where the user says it.
+        field: The kind of the field, if the user named it.
+        default: The value of records without the feature; None: it is an error, except for lists.
     """
 
-    def __init__(self, name: str, feature: example.Feature, take: Window, field: Field | None):
+    def __init__(self, name: str, field: Field | None, default: Any):
         self.name = name
-        self.wire = feature.kind
-        if feature.kind not in _KINDS or not feature.kind:
-            raise ValueError("has no value in the first record")
-        if feature.kind == example.BYTES:
-            self.kind = "bytes"
-            fit = field is None or field.dtype is None or field == Field(np.dtype(np.uint8), 1)
-        else:
-            several = len(example.numbers(take, feature)) != 1 if field is None else field.ndim > 0
-            listed = "floats" if feature.kind == example.FLOATS else "integers"
-            self.kind = listed if several else "value"
-            fit = field is None or (field.dtype is not None and field.ndim <= 1)
-        if not fit:
-            raise ValueError(f"is {_KINDS[feature.kind]}, which is not {field}")
-        self._field = field
-        self.values: array.array[Any] = array.array("d" if feature.kind == example.FLOATS else "q")
+        self.kind = ""  # "value", "bytes", "floats" or "integers", once a record has the feature
         self.offsets, self.sizes = array.array("q"), array.array("q")
+        self.values: array.array[Any] = array.array("q")
+        self._wire = 0
+        self._field = field
+        self._default = default
+        self._early = 0  # records without the feature before the first that has it
 
-    def add(self, feature: example.Feature, take: Window) -> None:
-        """Adds a record's feature.
+    def add(self, feature: example.Feature | None, take: Window) -> None:
+        """Adds the feature of a record, which may lack it.
 
         Raises:
-            ValueError: If it is of another kind.
+            KeyError: If the record lacks the feature, and there is no default.
+            ValueError: If the feature is of another kind.
         """
-        if feature.kind not in (
-            (self.wire,) if self.kind in ("bytes", "value") else (self.wire, 0)
-        ):
+        if feature is None or not feature.kind:
+            self._add_missing()
+            return
+        if not self.kind:
+            self._learn(feature, take)
+        elif feature.kind != self._wire:
             kind = _KINDS.get(feature.kind, "something unknown")
-            raise ValueError(f"has {kind}, and the first record {_KINDS[self.wire]}")
+            raise ValueError(f"has {kind}, and the first record {_KINDS[self._wire]}")
         if self.kind == "value":
             values = example.numbers(take, feature)
             if len(values) != 1:
@@ -80,9 +75,63 @@ class _Column:
             raise ValueError("has numbers that are not packed: write it with a newer protobuf")
         if len(feature.ranges) != 1 and (self.kind == "bytes" or feature.ranges):
             raise ValueError(f"has {len(feature.ranges)} values instead of one")
-        offset, size = feature.ranges[0] if feature.ranges else (0, 0)
+        offset, size = feature.ranges[0] if feature.ranges else (EMPTY, 0)
         self.offsets.append(offset)
         self.sizes.append(size)
+
+    def _learn(self, feature: example.Feature, take: Window) -> None:
+        """Takes the kind of the field from the first record that has the feature."""
+        field = self._field
+        self._wire = feature.kind
+        if feature.kind == example.BYTES:
+            self.kind = "bytes"
+            fit = field is None or field.dtype is None or field == Field(np.dtype(np.uint8), 1)
+        elif feature.kind in _KINDS:
+            several = len(example.numbers(take, feature)) != 1 if field is None else field.ndim > 0
+            listed = "floats" if feature.kind == example.FLOATS else "integers"
+            self.kind = listed if several else "value"
+            fit = field is None or (field.dtype is not None and field.ndim <= 1)
+        else:
+            raise ValueError("has values of an unknown kind")
+        if not fit:
+            raise ValueError(f"is {_KINDS[feature.kind]}, which is not {field}")
+        if self.kind == "value":
+            self.values = array.array("d" if feature.kind == example.FLOATS else "q")
+        self._check_default()
+        early, self._early = self._early, 0
+        for _ in range(early):
+            self._add_missing()
+
+    def _check_default(self) -> None:
+        """Raises ValueError if the default is not a value of the field."""
+        default, kind = self._default, self.kind
+        if default is None:
+            return
+        if kind == "bytes":
+            fit, wanted = isinstance(default, (bytes, str)), "bytes or text"
+        else:
+            values, ndim = np.asarray(default), int(kind != "value")
+            whole = self._wire == example.INTS
+            allowed = "iu" if whole and values.size else "iuf"
+            fit = values.ndim == ndim and values.dtype.kind in allowed
+            wanted = f"{'a list of ' * ndim or 'a '}{'whole ' * whole}number{'s' * ndim}"
+        if not fit:
+            raise ValueError(f"needs {wanted} as its default, not {default!r:.80}")
+
+    def _add_missing(self) -> None:
+        is_list = self.kind in ("floats", "integers")
+        if not self.kind:
+            field = self._field
+            is_list = field is not None and field.dtype is not None and field.ndim == 1
+        if self._default is None and not is_list:
+            raise KeyError(self.name)
+        if not self.kind:
+            self._early += 1
+        elif self.kind == "value":
+            self.values.append(self._default)
+        else:
+            self.offsets.append(MISSING)
+            self.sizes.append(0)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The columns of the index."""
@@ -100,24 +149,35 @@ class _Column:
 
 
 def index_records(
-    paths: Sequence[str], wanted: Mapping[bytes, str], kinds: Mapping[str, Field]
+    paths: Sequence[str],
+    wanted: Mapping[bytes, str],
+    kinds: Mapping[str, Field],
+    defaults: Mapping[str, Any],
 ) -> Index:
-    """The index of some files; see `dalijax.core.sources.byte_records` for what it has.
+    """Makes the index of files; see `dalijax.core.sources.byte_records` for its content.
 
     Args:
         paths: The files.
         wanted: The field of each feature.
-        kinds: The kinds of fields, where the user says them.
+        kinds: The kinds of fields, if the user named them.
+        defaults: The values of fields in records that lack the feature.
     """
     sizes = [open_file(path).size for path in paths]
-    columns: dict[bytes, _Column] = {}
+    columns = {
+        feature: _Column(name, kinds.get(name), defaults.get(name))
+        for feature, name in wanted.items()
+    }
     starts, first = array.array("q"), [0]
+    has: set[bytes] = set()  # features of the first record
     with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as done:
         for path in paths:
             file = open_file(path)
             take, reported = Window(file), 0
             for number, (at, size) in enumerate(records(take, file.size, path)):
-                _add(f"{path}: record {number}", take, at, size, wanted, kinds, columns)
+                label = f"{path}: record {number}"
+                if not starts:
+                    has = set(_features(label, take, at, size, None))
+                _add(label, take, at, size, wanted, columns)
                 starts.append(at)
                 if number % _REPORTED == 0:
                     done(at - reported)
@@ -126,6 +186,11 @@ def index_records(
             first.append(len(starts))
     if not len(starts):
         raise ValueError(f"{', '.join(paths[:3])} has no records")
+    for feature, column in columns.items():
+        if not column.kind:
+            raise ValueError(
+                f"no record has {_text(feature)!r}: the first one has {sorted(map(_text, has))}"
+            )
     arrays = {"start": np.array(starts, np.int64)}
     for column in columns.values():
         arrays |= column.arrays()
@@ -139,34 +204,47 @@ def index_records(
     return Index(about, arrays)
 
 
+def _features(
+    label: str, take: Window, at: int, size: int, names: Mapping[bytes, str] | None
+) -> dict[bytes, example.Feature]:
+    """The features of a record."""
+    try:
+        return example.features(take, at, at + size, names)
+    except ValueError as error:
+        raise ValueError(f"{label} is no tf.train.Example: {error}") from error
+
+
 def _add(
     label: str,
     take: Window,
     at: int,
     size: int,
     wanted: Mapping[bytes, str],
-    kinds: Mapping[str, Field],
-    columns: dict[bytes, _Column],
+    columns: Mapping[bytes, _Column],
 ) -> None:
-    """Adds the features of a record to the columns, which the first one makes."""
-
-    def read(names: Mapping[bytes, str] | None) -> dict[bytes, example.Feature]:
-        try:
-            return example.features(take, at, at + size, names)
-        except ValueError as error:
-            raise ValueError(f"{label} is no tf.train.Example: {error}") from error
-
-    values = read(wanted)
+    """Adds the features of a record to the columns."""
+    values = _features(label, take, at, size, wanted)
     for feature, name in wanted.items():
         try:
-            if feature not in columns:
-                columns[feature] = _Column(name, values[feature], take, kinds.get(name))
-            columns[feature].add(values[feature], take)
+            columns[feature].add(values.get(feature), take)
         except KeyError:
-            names = [other.decode(errors="replace") for other in sorted(read(None))]
-            raise ValueError(f"{label} has no {feature.decode()!r}, but {names}") from None
+            there = sorted(map(_text, _features(label, take, at, size, None)))
+            what = (
+                f"no value of {_text(feature)!r}"
+                if feature in values
+                else (f"no {_text(feature)!r}, but {there}")
+            )
+            raise ValueError(
+                f"{label} has {what}. If records may lack it, pass defaults={{{name!r}: ...}}, or "
+                f"say that it is a list of numbers, which is then empty: kinds={{{name!r}: "
+                "Field(dtype, ndim=1)}"
+            ) from None
         except ValueError as error:
-            raise ValueError(f"{feature.decode()!r} of {label} {error}") from error
+            raise ValueError(f"{_text(feature)!r} of {label} {error}") from error
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
 
 
 def is_sound(index: Index, fields: Collection[str]) -> bool:
