@@ -6,16 +6,30 @@
 - `Records`: anything with a length and records by number (Grain's sources, TFDS, HuggingFace).
 - `Arrays`: rows of arrays.
 - `Mixture`: several sources in exact proportions.
+- `Named`: a source with the name or number of each record in the batch.
 - `Source` and `Field`: the base class and the kinds of fields, for sources of your own.
 """
 
 from .core.sources.arrays import Arrays as Arrays
 from .core.sources.files import Files as Files
 from .core.sources.mixture import Mixture as Mixture
+from .core.sources.named import Named as Named
 from .core.sources.records import Records as Records
 from .core.sources.source import Field as Field
 from .core.sources.source import Source as Source
 from .core.sources.tar import Tar as Tar
 from .core.sources.tfrecord import TFRecord as TFRecord
 
-__all__ = ["Arrays", "Field", "Files", "Mixture", "Records", "Source", "TFRecord", "Tar"]
+__all__ = ["Arrays", "Field", "Files", "Mixture", "Named", "Records", "Source", "TFRecord", "Tar"]
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="python -m dalijax.sources",
+        description=__doc__,
+        epilog="help(dalijax.sources.Tar) describes the arguments of a source in Python.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
+    parser.print_help()

@@ -134,6 +134,15 @@ def checked_arguments(
     return checked
 
 
+def without_fraction(value: Any) -> Any:
+    """Converts a float like 2.0 to an int; all other values stay.
+
+    Positions are often computed by a division, which gives floats.
+    """
+    is_float = isinstance(value, (float, np.floating))
+    return int(value) if is_float and value % 1 == 0 else value
+
+
 def whole_number(
     name: str, value: Any, what: str, least: int | None = None, below: int | None = None
 ) -> int:

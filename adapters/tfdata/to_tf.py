@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
@@ -35,9 +36,26 @@ def by_generator(
         element_spec: Their specs.
         count: Their number, INFINITE or UNKNOWN.
     """
+
+    def checked() -> Iterator[Any]:
+        for element in generate():
+            jax.tree_util.tree_map_with_path(_check_text, element)
+            yield element
+
     # TensorFlow refers to the arrays that it is handed, and so keeps DALI's buffers alive.
-    generated = tf.data.Dataset.from_generator(generate, output_signature=element_spec)
+    generated = tf.data.Dataset.from_generator(checked, output_signature=element_spec)
     return _counted(generated, count)
+
+
+def _check_text(path: Sequence[Any], array: Any) -> None:
+    """Raises TypeError for an array of objects that are not text, which have no TensorFlow type."""
+    if array.dtype == object:
+        for value in array.flat:
+            if not isinstance(value, (str, bytes)):
+                raise TypeError(
+                    f"to_tf_dataset() takes text, and {path[-1].key!r} has {value!r:.60}: make it "
+                    "text in the source, like json.dumps(value), or leave the field out"
+                )
 
 
 def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.data.Dataset | None:

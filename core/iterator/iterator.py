@@ -11,7 +11,7 @@ import jax
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from ..arguments import knows_its_names, whole_number
+from ..arguments import knows_its_names, whole_number, without_fraction
 from ..config import IteratorConfig, Shardings, difference_names
 from ..epochs import EpochPlan
 from ..pipeline.batch import Batch
@@ -472,8 +472,8 @@ class DALIGenericIterator:
                 go only where a state says.
         """
         what = "a whole number, 0 or more"
-        epoch = whole_number("epoch", epoch, what, 0)
-        step = whole_number("step", step, what, 0)
+        epoch = whole_number("epoch", without_fraction(epoch), what, 0)
+        step = whole_number("step", without_fraction(step), what, 0)
         with self.opened(), self._engine.interruptible():
             self._engine.seek(epoch, step)
             self._engine.stays, self._engine.stopped = True, False
@@ -498,7 +498,9 @@ class DALIGenericIterator:
                 seek_step() that runs through the batches; with ``on_error="skip"``, since the
                 number of batches that were skipped is not known.
         """
-        step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
+        step = whole_number(
+            "step", without_fraction(step), "a whole number of batches, 0 or more", 0
+        )
         with self.opened(), self._engine.interruptible():
             place = self._engine.locate(step)
             if place is None:

@@ -16,8 +16,9 @@ from .index import Index
 from .order import Indices
 from .source import Field, Values
 
-# A value of the bytes of a record: uint8, aligned for any dtype.
 MISSING = 0  # offset of a value that a record lacks: files begin with a header
+
+# A value of the bytes of a record: uint8, aligned for any dtype.
 Decode = Callable[[NDArray[np.uint8]], Any]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from numbers import Rational
 from typing import Any
 
 import numpy as np
@@ -19,28 +22,43 @@ from .source import Field, Order, Source, Values, order_of
 MOST_EXACT = 1000  # samples of a window
 
 
-def window_counts(weights: Sequence[float]) -> tuple[int, ...]:
+def _rational(weight: Any) -> Fraction:
+    """A weight, of any type of real numbers, as an exact fraction.
+
+    Raises:
+        ValueError: If it is not a finite number above 0.
+    """
+    number = None
+    if not isinstance(weight, (bool, np.bool_, str, bytes)) and np.ndim(weight) == 0:
+        if isinstance(weight, np.generic) or hasattr(weight, "__array__"):
+            weight = np.asarray(weight).item()
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = Fraction(weight)
+    if number is None or number <= 0:
+        raise ValueError(f"weights must be numbers above 0, not {weight!r}")
+    return number
+
+
+def window_counts(weights: Sequence[Any]) -> tuple[int, ...]:
     """Samples of each component in a window.
 
-    Whole weights whose sum, divided by their greatest common divisor, is at most 1,000 are exact;
-    others are rounded to thousandths by the largest remainder.
+    Whole numbers and fractions are exact if the sum of the whole proportions is at most 1,000.
+    Other weights are rounded to thousandths by the largest remainder.
 
     Raises:
         ValueError: If there is no weight, or one is not above 0, or is rounded to 0.
     """
     if not weights:
         raise ValueError("a mixture needs a source at least")
-    for weight in weights:
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not (number and 0 < weight < math.inf):
-            raise ValueError(f"weights must be numbers above 0, not {weight!r}")
-    if all(float(weight).is_integer() for weight in weights):
-        whole = [int(weight) for weight in weights]
+    numbers = [_rational(weight) for weight in weights]
+    if all(isinstance(w, Rational) or n.denominator == 1 for w, n in zip(weights, numbers)):
+        scale = math.lcm(*(number.denominator for number in numbers))
+        whole = [int(number * scale) for number in numbers]
         divisor = math.gcd(*whole)
         if sum(whole) // divisor <= MOST_EXACT:
-            return tuple(weight // divisor for weight in whole)
-    total = math.fsum(weights)
-    shares = [weight / total * MOST_EXACT for weight in weights]
+            return tuple(number // divisor for number in whole)
+    total = sum(numbers)
+    shares = [number / total * MOST_EXACT for number in numbers]
     counts = [int(share) for share in shares]
     by_rest = sorted(range(len(shares)), key=lambda k: (counts[k] - shares[k], k))
     for k in by_rest[: MOST_EXACT - sum(counts)]:
@@ -48,8 +66,8 @@ def window_counts(weights: Sequence[float]) -> tuple[int, ...]:
     for weight, count in zip(weights, counts):
         if count == 0:
             raise ValueError(
-                f"the weight {weight} is less than a thousandth of their sum {total}: leave its "
-                "source out, or give it more"
+                f"the weight {weight} is less than a thousandth of the sum of {list(weights)}: "
+                "leave its source out, or give it more"
             )
     return tuple(counts)
 
@@ -98,8 +116,9 @@ class Mixture(Source):
     over the ends of the mixture's.
 
     Args:
-        sources: Pairs of a source and its weight. Whole weights whose sum, divided by their
-            greatest common divisor, is at most 1,000 are exact; others are rounded to thousandths.
+        sources: Pairs of a source and its weight, a real number of any type. Whole numbers and
+            fractions are exact if the sum of the whole proportions is at most 1,000; other weights
+            are rounded to thousandths.
         length: Records of an epoch; None: as many as the sources have together.
 
     Attributes:
@@ -121,7 +140,7 @@ class Mixture(Source):
         self._sources = tuple(source for source, _ in pairs)
         self._counts = window_counts([weight for _, weight in pairs])
         for source in self._sources:
-            if isinstance(source, Mixture):
+            if hasattr(source, "order"):
                 raise TypeError("a Mixture can't be a part of another one: list its sources there")
         _check_alike(self._sources)
         whole = isinstance(length, (int, np.integer)) and not isinstance(length, bool)

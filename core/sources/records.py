@@ -22,8 +22,8 @@ class Records(BaseSource):
     Args:
         records: The object, with ``__len__`` and ``__getitem__``; its methods may be called from
             several threads at once.
-        fields: The field of each key that is wanted; ``"image/bytes"`` is the key ``bytes`` of
-            the dict under ``image``. None: every key, under its own name.
+        fields: The field of each wanted key. ``"image/bytes"`` is this key of the first record, or
+            the key ``bytes`` of the dict at its key ``image``. None: every key, by its own name.
         kinds: Kinds of fields, where the first record does not say them.
         identity: What stands for the digest of 64 records in states.
 
@@ -66,7 +66,7 @@ class Records(BaseSource):
             ) from error
         if fields is None:
             fields = _keys(first)
-        self._paths = {name: tuple(filter(None, key.split("/"))) for key, name in fields.items()}
+        self._paths = {name: _path(first, key) for key, name in fields.items()}
         if fields is not None and not self._paths:
             raise ValueError("fields is empty: the records would have none")
         schema: dict[str, Field] = {}
@@ -131,13 +131,27 @@ def _kind(name: str, value: Any) -> Field:
         ) from error
 
 
+def _path(record: Any, key: str) -> tuple[str, ...]:
+    """The keys that lead to a value: of dicts within one another, or a key with slashes."""
+    parts = [part for part in key.split("/") if part]
+    for stop in (len(key), *(place for place in range(len(key)) if key[place] == "/")):
+        if isinstance(record, Mapping) and key[:stop] in record:
+            deeper = key[stop + 1 :]
+            return (key[:stop], *(_path(record[key[:stop]], deeper) if deeper else ()))
+    return tuple(parts)
+
+
 def _keys(record: Any) -> dict[str, str]:
     """The fields of a record of which nothing was said: its keys."""
     if isinstance(record, Mapping):
         odd = [key for key in record if not isinstance(key, str) or "/" in key or not key]
         if odd or not record:
+            last = {str(key).rpartition("/")[2]: key for key in record}
+            example = {key: name for name, key in last.items()} if len(last) == len(record) else {}
+            hint = f", like fields={example}" if example and all(example.values()) else ""
             raise ValueError(
-                f"the keys of records are {list(record)}: name those that you want by fields="
+                f"the keys of records are {list(record)}, which can't all be names of parameters: "
+                f"name the fields by fields={{key: name}}{hint}"
             )
         return {key: key for key in record}
     if isinstance(record, (tuple, list)) or hasattr(record, "__dataclass_fields__"):

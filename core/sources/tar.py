@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .byte_records import ByteRecords, Decode, as_json, as_text
 from .index_of import index_of
+from .order import Indices
 from .paths import Paths, path_list
 from .sound_index import is_sound
-from .source import Field
-from .tar_index import ABOUT, columns_of, extensions_of, index_tars, kinds_of, sample_name
+from .source import Field, Values
+from .tar_index import ABOUT, columns_of, extensions_of, index_tars, kinds_of, sample_key
 
 _log = logging.getLogger("dalijax")
 
@@ -37,7 +38,8 @@ class Tar(ByteRecords):
     Args:
         paths: A path or several, or URLs if fsspec is installed. ``*.tar`` and ``{000..127}.tar``
             are expanded.
-        fields: The field of each extension, in lower case; ``"jpg;png"`` is either of them.
+        fields: The field of each extension, in lower case; ``"jpg;png"`` is either of them. As in
+            WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
         missing: "raise" or "skip" samples that lack a member.
         index_paths: Index files of DALI's ``wds2idx``. They are not needed and not read.
         cache_dir: Folder of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
@@ -70,7 +72,13 @@ class Tar(ByteRecords):
                 stacklevel=2,
             )
         tars = path_list(paths)
+        named = dict(fields) if isinstance(fields, Mapping) else {}
+        self._described = {named.pop(k): v for k, v in _DESCRIPTIONS.items() if k in named}
+        if self._described:
+            fields = named
         extensions = extensions_of(fields)
+        if both := set(self._described) & set(extensions.values()):
+            raise ValueError(f"fields has a name twice: {sorted(both)}")
         index = index_of(
             None if cache_dir is None else os.fspath(cache_dir),
             "tar 3",
@@ -89,15 +97,34 @@ class Tar(ByteRecords):
                 kinds[name], decoders[name] = Field(None), _DECODERS[kind]
             else:
                 kinds[name] = Field(np.dtype(np.uint8), 1)
+        kinds |= dict.fromkeys(self._described, Field(None))
         super().__init__(index, tars, kinds, decoders, identity)
+
+    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
+        """See `dalijax.sources.Source`."""
+        columns = super().read(indices, [name for name in names if name not in self._described])
+        for name in names:
+            if name in self._described:
+                describe = self._described[name]
+                columns[name] = [describe(self, index) for index in indices.tolist()]
+        return columns
+
+    def _key(self, index: int) -> str:
+        number, start = self._place(index)
+        return sample_key(self._files.file(number), start)
+
+    def _url(self, index: int) -> str:
+        return self._files.paths[self._place(index)[0]]
 
     def name(self, index: int) -> str:
         """The tar, and the sample's name in it."""
-        number, start = self._place(index)
         try:
-            return sample_name(self._files.file(number), start)
-        except OSError:
-            return f"{self._files.paths[number]}: the sample at byte {start:,}"
+            return f"{self._url(index)}: {self._key(index)}"
+        except (OSError, ValueError):
+            return f"{self._url(index)}: the sample at byte {self._place(index)[1]:,}"
+
+
+_DESCRIPTIONS: Mapping[str, Callable[[Tar, int], str]] = {"__key__": Tar._key, "__url__": Tar._url}
 
 
 def _check_complete(

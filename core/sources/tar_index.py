@@ -256,13 +256,15 @@ def _number(name: str, sample: Sample, text: bytes, take: Window) -> int:
     )
 
 
-def sample_name(file: ByteFile, start: int) -> str:
-    """The tar, and the name of the sample that begins at an offset."""
-    try:
-        name = next(members(Window(file), file.size, file.path, start)).name
-    except (OSError, ValueError, StopIteration):
-        return f"{file.path}: the sample at byte {start:,}"
-    return f"{file.path}: {_text(split_name(name)[0])}"
+def sample_key(file: ByteFile, start: int) -> str:
+    """The name of the members of the sample that begins at an offset, up to the first dot.
+
+    Raises:
+        OSError, ValueError: If the header can't be read.
+    """
+    for member in members(file.read, file.size, file.path, start):
+        return _text(split_name(member.name)[0])
+    raise ValueError(f"{file.path} has no sample at byte {start:,}")
 
 
 def columns_of(extensions: Mapping[str, str]) -> set[str]:

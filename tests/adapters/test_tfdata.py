@@ -470,6 +470,33 @@ def test_to_tf_dataset_through_the_plugin_is_checkpointed(jpegs_many, tmp_path):
     assert [told(next(other)) for _ in range(6)] == expected
 
 
+TEXTS = {
+    "text": ["té", "", "b", "cc"],
+    "bytes": [b"\xff", b"", b"b", b"c"],
+    "NumPy": [np.str_("té"), np.str_("b"), np.str_("c"), np.str_("long")],
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_to_tf_dataset_of_text(kind):
+    rows = [{"x": k, "t": text} for k, text in enumerate(TEXTS[kind])]
+    source = sources.Records(rows, kinds={"t": sources.Field(None)})
+    ds = DALIDataset(data_iterator(lambda x: x, ["x"]), source=source, batch_size=2, shuffle=False)
+    for dataset in (ds.to_tf_dataset(), ds.enumerate().to_tf_dataset().map(lambda _, b: b)):
+        assert dataset.element_spec["t"].dtype == tf.string
+        found = [text for batch in dataset for text in batch["t"].numpy()]
+        assert found == [t if isinstance(t, bytes) else t.encode() for t in TEXTS[kind]]
+
+
+@pytest.mark.parametrize("value", ({"a": 1}, None, [1]))
+def test_to_tf_dataset_names_a_field_that_is_not_text(value):
+    rows = [{"x": 0, "t": "a"}, {"x": 1, "t": value}]
+    source = sources.Records(rows, kinds={"t": sources.Field(None)})
+    ds = DALIDataset(data_iterator(lambda x: x, ["x"]), source=source, batch_size=2, shuffle=False)
+    with pytest.raises(tf.errors.OpError, match="takes text, and 't' has .*leave the field out"):
+        next(iter(ds.to_tf_dataset()))
+
+
 def test_to_tf_dataset_of_python_sources_goes_by_the_generator():
     ds = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
     assert [told(e) for e in ds.to_tf_dataset()] == [[0, 1], [2, 3], [4, 5]]

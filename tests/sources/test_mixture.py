@@ -1,5 +1,9 @@
 """Mixtures against their sources, counted and read one by one."""
 
+import decimal
+import fractions
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -61,6 +65,37 @@ def test_the_order_of_some_samples_is_that_of_all():
 def test_weights_are_shown_as_they_are_kept():
     assert Mixture(list(zip(components(), (1, 2, 3)))).weights == (1 / 6, 2 / 6, 3 / 6)
     assert Mixture(list(zip(components(), (1, 1, 1.0004)))).weights == (0.333, 0.333, 0.334)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    (
+        *(float, np.float32, np.float16, np.int8, np.uint64, np.array, jnp.asarray),
+        *(fractions.Fraction, decimal.Decimal, lambda k: fractions.Fraction(k, 7)),
+    ),
+)
+def test_weights_are_real_numbers_of_any_type(convert):
+    weights = [convert(k) for k in (1, 2, 3)]
+    mixture = Mixture(list(zip(components(), weights)))
+    assert mixture.weights == (1 / 6, 2 / 6, 3 / 6)
+    assert mixture.identity() == Mixture(list(zip(components(), (1, 2, 3)))).identity()
+
+
+def test_fractions_of_any_type_are_rounded_alike():
+    wanted = Mixture(list(zip(components(), (0.5, 0.25, 0.125)))).weights
+    for convert in (np.float32, np.float64, decimal.Decimal, jnp.float32):
+        weights = [convert(k) for k in (0.5, 0.25, 0.125)]
+        assert Mixture(list(zip(components(), weights))).weights == wanted
+    assert Mixture(list(zip(components(), (10**400, 10**400, 2 * 10**400)))).weights[2] == 0.5
+
+
+@pytest.mark.parametrize(
+    "weight",
+    (0, -1, True, np.True_, "1", b"1", None, 1j, float("nan"), np.inf, np.array([1.0]), [1]),
+)
+def test_other_weights_are_refused(weight):
+    with pytest.raises(ValueError, match="weights must be numbers above 0, not"):
+        Mixture([(components()[0], weight)])
 
 
 def test_mixtures_that_can_not_be_are_refused():

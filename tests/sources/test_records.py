@@ -240,6 +240,25 @@ def test_a_record_that_the_identity_can_not_read_is_named(error):
     assert Records(Broken(rows), identity="mine").identity() == "mine"
 
 
+def test_keys_with_slashes_are_read_and_the_error_has_the_right_fields():
+    rows = [{"image/encoded": b"x", "image/class/label": 1, "a": {"b/c": {"d": 2}}}]
+    fields = {"image/encoded": "data", "image/class/label": "label", "a/b/c/d": "deep"}
+    values = Records(rows, fields).read(np.array([0]), ["data", "label", "deep"])
+    assert [values["data"][0].tobytes(), int(values["label"][0]), int(values["deep"][0])] == [
+        b"x",
+        1,
+        2,
+    ]
+    words = r"like fields=\{'image/encoded': 'encoded', 'image/class/label': 'label', 'a': 'a'\}"
+    with pytest.raises(ValueError, match=words):
+        Records(rows)
+    for odd in ({1: 2}, {"a/x": 1, "b/x": 2}, {}):
+        with pytest.raises(ValueError, match=r"name the fields by fields=\{key: name\}"):
+            Records([odd])
+    with pytest.raises(ValueError, match="record 0 has no 'image/jpeg', but"):
+        Records(rows, {"image/jpeg": "data"})
+
+
 def test_a_field_takes_what_numpy_takes_for_a_dtype():
     assert Field(np.int32) == Field("int32") == Field(np.dtype(np.int32))
     assert Field(None).dtype is None

@@ -1,0 +1,86 @@
+"""Sources with the name of each record as a field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .order import Indices
+from .source import Field, Source, Values
+
+
+class Named(Source):
+    """A source with the names or the numbers of its records as further fields.
+
+    They bypass the graph, like text: a batch has a NumPy array of them, with a value for each row.
+    Records, their order, states and identity are those of the source.
+
+    Args:
+        source: The source, which may be a `Mixture`.
+        field: The field of the names: the path of a file, the tar and the key of a sample, the
+            file and the number of a TFRecord's record, or what `Source.name` of your own source
+            returns. None: no names.
+        index: The field of the numbers of the records, int64. None: no numbers.
+
+    Attributes:
+        fields: The fields of the source, and these.
+
+    Raises:
+        TypeError: If it is not a source, or a field is not text.
+        ValueError: If the source has a field of that name, or there is neither.
+    """
+
+    def __init__(self, source: Source, field: str | None = "name", *, index: str | None = None):
+        if isinstance(source, type) or not hasattr(source, "fields"):
+            raise TypeError(f"Named takes a source, not {source!r:.80}")
+        added = [name for name in (field, index) if name is not None]
+        for name in added:
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"a field must be named by text, not {name!r}")
+        if not added:
+            raise ValueError("Named needs field= for the names, or index= for the numbers")
+        if taken := [name for name in added if name in source.fields or added.count(name) > 1]:
+            raise ValueError(
+                f"the field {taken[0]!r} is there already, among {sorted(source.fields)}: pass "
+                "another name as field= or index="
+            )
+        self._source = source
+        self._field, self._index = field, index
+        self.fields = {**source.fields, **dict.fromkeys(added, Field(None))}
+        self.read_threads = source.read_threads
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._source, name)  # the order of a mixture, the classes of files
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __repr__(self) -> str:
+        return f"Named({self._source!r}, {self._field!r}, index={self._index!r})"
+
+    def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
+        """See `dalijax.sources.Source`."""
+        wanted = [name for name in names if name in self._source.fields]
+        columns = dict(self._source.read(indices, wanted)) if wanted else {}
+        if self._field is not None and self._field in names:
+            columns[self._field] = [self._source.name(index) for index in indices.tolist()]
+        if self._index is not None and self._index in names:
+            columns[self._index] = indices
+        return columns
+
+    def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
+        """See `dalijax.sources.Source`."""
+        return self._source.sizes(indices, name, data)
+
+    def name(self, index: int) -> str:
+        """See `dalijax.sources.Source`."""
+        return self._source.name(index)
+
+    def identity(self) -> str:
+        """See `dalijax.sources.Source`."""
+        return self._source.identity()
