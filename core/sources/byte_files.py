@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from .http_ranges import http_options
 from .order import Indices
 
 _ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
@@ -67,7 +68,8 @@ def filesystem(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise ImportError(f"{url} is read by fsspec: pip install fsspec") from error
-    system, path = url_to_fs(url)
+    is_http = url.startswith(("http://", "https://"))
+    system, path = url_to_fs(url, **(http_options() if is_http else {}))
     return system, str(path)
 
 
@@ -185,20 +187,45 @@ class RemoteFile:
     def read(self, at: int, count: int) -> bytes:
         """Bytes from an offset on; fewer at the end of the file."""
         end = min(at + count, self.size)
-        return bytes(self._system.cat_file(self._path, start=at, end=end)) if at < end else b""
+        return self._pieces([at], [end])[0] if at < end else b""
 
     def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
-        """Fills buffers from offsets; the numbers of bytes that there are."""
+        """Fills buffers from offsets; returns the number of bytes of each."""
         starts = [at for at, _ in ranges]
-        ends = [at + len(buffer) for at, buffer in ranges]
-        counts = []
-        paths = [self._path] * len(ranges)
-        pieces = self._system.cat_ranges(paths, starts, ends, on_error="raise")
+        pieces = self._pieces(starts, [at + len(buffer) for at, buffer in ranges])
         for (_, buffer), piece in zip(ranges, pieces, strict=True):
-            count = min(len(piece), len(buffer))
-            buffer[:count] = piece[:count]
-            counts.append(count)
-        return counts
+            buffer[:] = piece
+        return [len(buffer) for _, buffer in ranges]
+
+    def _pieces(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        """The bytes of ranges, read at the same time if the file system can.
+
+        Raises:
+            OSError: If a range can't be read, or has another length than it should have.
+        """
+        # Some file systems read to the end of the file if a range is empty.
+        wanted = [k for k, (start, end) in enumerate(zip(starts, ends)) if start < end]
+        pieces = [b""] * len(starts)
+        try:
+            found = self._system.cat_ranges(
+                [self._path] * len(wanted),
+                [starts[k] for k in wanted],
+                [ends[k] for k in wanted],
+                on_error="raise",
+            )
+        except OSError:
+            raise
+        except Exception as error:  # of the file system's own kind, as aiohttp.ClientError
+            raise OSError(f"{self.path} can't be read: {error!r}") from error
+        for k, piece in zip(wanted, found, strict=True):
+            if len(piece) != ends[k] - starts[k]:
+                raise OSError(
+                    f"{self.path}: bytes {starts[k]:,} to {ends[k]:,} were asked for, and "
+                    f"{len(piece):,} bytes came: the file was changed, or its server ignores "
+                    "ranges. Open the source anew, or download the file"
+                )
+            pieces[k] = bytes(piece)
+        return pieces
 
 
 def _is_recent(date: str) -> bool:

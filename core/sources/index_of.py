@@ -56,7 +56,7 @@ def index_of(
     def stamped() -> Index:
         index = build()
         for path, before, after in zip(paths, stamps, _stamps(paths)):
-            if before != after:
+            if before is not None and before != after:
                 raise OSError(
                     f"{printable(path)} changed while it was indexed: open the source again when "
                     "the file is complete"

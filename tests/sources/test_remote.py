@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 
+from dalijax.core.sources.http_ranges import range_problem
 from dalijax.sources import Files, Tar, TFRecord
 from tars import FIELDS, samples, write_tar
 
@@ -60,9 +61,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served(folder):
+def served(folder, handler=Handler):
     server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, directory=folder)
+        ("127.0.0.1", 0), functools.partial(handler, directory=folder)
     )
     server.ranges = []
     thread = threading.Thread(target=server.serve_forever)
@@ -161,6 +162,134 @@ def test_a_tar_of_an_http_server_is_read_by_ranges(tmp_path):
         assert [v.tobytes() for v in values] == [samples(i, i + 1)[0][1] for i in (7, 30, 7)]
         assert sum(stop - start for start, stop in ranges) == sum(len(v) for v in values)
         same(source, Tar(path, FIELDS))
+
+
+class BadHandler(Handler):
+    """A server whose answers to range requests differ from the requests."""
+
+    way = ""
+
+    def send_head(self):
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+        path = self.translate_path(self.path)
+        if not wanted or not self.way:
+            return super().send_head()
+        if self.way == "ignores":
+            return http.server.SimpleHTTPRequestHandler.send_head(self)
+        start, stop = int(wanted[1]), int(wanted[2]) + 1
+        shift = {"other": 512, "before": -512}.get(self.way, 0)
+        lengthen = {"short": -1, "long": 1, "empty": start - stop, "lies": -1}.get(self.way, 0)
+        content = pathlib.Path(path).read_bytes()
+        body = (content + bytes(512))[max(0, start + shift) : stop + shift + lengthen]
+        self.send_response(500 if self.way == "fails" else 206)
+        ends = (start, stop - 1) if self.way == "lies" else (start + shift, stop - 1 + shift)
+        if self.way != "silent":
+            self.send_header("Content-Range", f"bytes {ends[0]}-{ends[1]}/{len(content)}")
+        missing = 1 if self.way in ("cut", "lies") else 0
+        self.send_header("Content-Length", str(len(body) + missing))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True
+        return None
+
+
+WAYS = ("ignores", "short", "long", "empty", "other", "before", "silent", "cut", "lies", "fails")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_other_bytes_than_those_asked_for_are_refused(way, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp")
+    write_tar(tmp_path / "a.tar", samples(0, 40))
+    with served(str(tmp_path), BadHandler) as (url, _):
+        source = Tar(f"{url}/a.tar", FIELDS)
+        monkeypatch.setattr(BadHandler, "way", way)
+        with pytest.raises(OSError, match=re.escape(f"{url}/a.tar")):
+            source.read(np.array([7, 30]), ["data"])
+        with pytest.raises(OSError, match=re.escape(f"{url}/a.tar")):
+            Tar(f"{url}/a.tar", FIELDS, cache_dir=tmp_path / "other")
+        monkeypatch.setattr(BadHandler, "way", "")
+        values = source.read(np.array([7, 30]), ["data"])["data"]
+        assert [v.tobytes() for v in values] == [samples(i, i + 1)[0][1] for i in (7, 30)]
+
+
+def test_pythons_server_is_refused_when_the_source_is_opened(tmp_path):
+    pytest.importorskip("aiohttp")
+    write_tar(tmp_path / "a.tar", samples(0, 40))
+    message = r"a\.tar: the server ignores ranges.*download the files"
+    plain = http.server.SimpleHTTPRequestHandler
+    with served(str(tmp_path), plain) as (url, _), pytest.raises(OSError, match=message):
+        Tar(f"{url}/a.tar", FIELDS)
+
+
+class TaggedHandler(Handler):
+    """Names the version of each file by an ETag alone."""
+
+    tag = ""
+
+    def end_headers(self):
+        if self.tag:
+            self.send_header("ETag", self.tag)
+        super().end_headers()
+
+    def send_header(self, name, value):
+        if name != "Last-Modified":
+            super().send_header(name, value)
+
+
+def test_another_etag_is_another_file(tmp_path, cache, monkeypatch, caplog):
+    pytest.importorskip("aiohttp")
+    write_tar(tmp_path / "a.tar", samples(0, 40))
+    with served(str(tmp_path), TaggedHandler) as (url, _):
+        for number, (tag, first) in enumerate((('"1"', 0), ('"1"', 0), ('"2"', 20))):
+            monkeypatch.setattr(TaggedHandler, "tag", tag)
+            write_tar(tmp_path / "a.tar", samples(first, first + 20))
+            source = Tar(f"{url}/a.tar", FIELDS)
+            assert source.read(np.array([3]), ["label"])["label"].tolist() == [first]
+            assert len(os.listdir(cache)) == (1 if number < 2 else 2)
+        monkeypatch.setattr(TaggedHandler, "tag", "")
+        write_tar(tmp_path / "a.tar", samples(30, 50))
+        assert Tar(f"{url}/a.tar", FIELDS).read(np.array([3]), ["label"])["label"].tolist() == [30]
+        assert "has neither an ETag" in caplog.text and len(os.listdir(cache)) == 2
+        # A server without versions is read like any other.
+        assert len(Tar(f"{url}/a.tar", FIELDS).read(np.array([3]), ["data"])["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "problem"),
+    [
+        (206, {"Content-Range": "bytes 5-9/100"}, ""),
+        (206, {"Content-Range": "bytes 5-9/*", "Content-Length": "5"}, ""),
+        (200, {}, "ignores ranges"),
+        (200, {"Content-Length": "5"}, "ignores ranges"),
+        (206, {}, "answered bytes=5-9 with ''"),
+        (206, {"Content-Range": "bytes 0-4/100"}, "with 'bytes 0-4/100'"),
+        (206, {"Content-Range": "bytes 5-8/100"}, "with 'bytes 5-8/100'"),
+        (206, {"Content-Range": "bytes */100"}, "with 'bytes"),
+        (206, {"Content-Range": "x\x1b[2J"}, r"with 'x\\x1b\[2J'"),
+        (206, {"Content-Range": "bytes 5-9/100", "Content-Length": "6"}, "with 6 bytes"),
+        (206, {"Content-Range": "bytes 5-9/100", "Content-Encoding": "gzip"}, "in 'gzip'"),
+    ],
+)
+def test_answers_to_a_range_request(status, headers, problem):
+    assert re.search(problem or r"^$", range_problem(status, headers, "bytes=5-9"))
+
+
+@pytest.mark.parametrize("change", [lambda b: b + b"x", lambda b: b[:-1], lambda b: b"", None])
+def test_other_lengths_of_any_file_system_are_refused(change, tmp_path, memory, monkeypatch):
+    path = write_tar(tmp_path / "a.tar", samples(0, 20))
+    memory.pipe("/a.tar", pathlib.Path(path).read_bytes())
+    source = Tar("memory://a.tar", FIELDS)
+    whole = type(memory).cat_file
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("the client failed")
+
+    other = fail if change is None else lambda *a, **k: change(whole(*a, **k))
+    monkeypatch.setattr(type(memory), "cat_file", other)
+    with pytest.raises(OSError, match="memory://a.tar(: bytes .* were asked| can't be read: Run)"):
+        source.read(np.array([7, 3]), ["data"])
+    with pytest.raises(OSError, match="memory://a.tar(: bytes .* were asked| can't be read: Run)"):
+        Tar("memory://a.tar", FIELDS, cache_dir=tmp_path / "other")
 
 
 def test_without_fsspec_it_says_how_to_get_it(monkeypatch):
