@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import operator
 
+import numpy as np
+
 from .hashing import fold
 
 # Two iterators with the same arguments deliver the same; DALI would draw a seed for each build.
 DEFAULT_SEED = 0
+_PASS = 0x70617373  # tells hashes of passes from those of shards
+_MOST_PASSES = 100_000  # that a seed is looked for in
 
 
 def shard_seed(seed: int, shard: int) -> int:
@@ -20,6 +24,23 @@ def shard_seed(seed: int, shard: int) -> int:
     if shard == 0:
         return seed
     return 1 << 31 | int(fold(seed, shard)) >> 33
+
+
+def pass_seed(seed: int, number: int) -> int:
+    """The seed of one pass over a data set that draws other numbers in each; pass 0 keeps the seed.
+
+    The hash is in the range of `shard_seed`, and belongs to no shard of a seed that people choose.
+    """
+    return seed if number == 0 else 1 << 31 | int(fold(seed, _PASS, number)) >> 33
+
+
+def pass_of(seed: int, of_pass: int) -> int | None:
+    """The number of the pass with a seed, given the seed of pass 0; None if it is none."""
+    if of_pass == seed:
+        return 0
+    seeds = fold(seed, _PASS, np.arange(1, _MOST_PASSES)) >> np.uint64(33) | np.uint64(1 << 31)
+    found = np.flatnonzero(seeds == np.uint64(of_pass & (1 << 64) - 1))
+    return int(found[0]) + 1 if len(found) else None
 
 
 class ShardSeed(int):

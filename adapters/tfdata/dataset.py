@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...core.arguments import whole_number
+from ...core.arguments import check_flags, whole_number
 from ...core.iterator.data_iterator import IteratorFunction, iterator_function
 from .iterator import Array, DatasetIterator, plain, scalar
 from .source import Source
@@ -51,9 +51,9 @@ _IN_THE_GRAPH = {
 class DALIDataset:
     """The batches of an iterator function, as tf.data has them.
 
-    Each ``iter()`` delivers the first epoch, independently of other iterators. ``repeat()`` adds
-    further epochs, each shuffled and augmented anew. An epoch's last batch depends on
-    ``last_batch_policy``:
+    Each ``iter()`` starts the next epoch, as tf.data's shuffle does: its order and its random
+    numbers differ from those of other iterators, and so do the epochs within ``repeat()``. An
+    epoch's last batch depends on ``last_batch_policy``:
 
     - FILL: ``repeat().batch(n)``, as many batches as hold all samples of the epoch. With
       pad_last_batch=True of the reader, and ``mask``, the last one is padded.
@@ -62,6 +62,9 @@ class DALIDataset:
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`.
+        reshuffle_each_iteration: False repeats the first epoch, in each ``iter()`` and in
+            ``repeat()``. Over a reader of DALI's, which can't start in a later epoch, True gives
+            each pass a seed of its own; operators with a seed argument repeat their numbers.
         **call: Arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
             `dalijax.data_iterator`: batch_size, last_batch_policy, mask, ...
 
@@ -74,14 +77,21 @@ class DALIDataset:
             or PARTIAL over a reader that runs on into the next epoch.
     """
 
-    def __init__(self, iterator_fn: IteratorFunction, **call: Any):
+    def __init__(
+        self,
+        iterator_fn: IteratorFunction,
+        *,
+        reshuffle_each_iteration: bool = True,
+        **call: Any,
+    ):
+        check_flags(reshuffle_each_iteration=reshuffle_each_iteration)
         if iterator_function(iterator_fn).is_placed(call):
             raise ValueError(
                 "a DALIDataset gives arrays on the host, as tf.data does: leave sharding, devices "
                 "and pmap_compatible out, or use the iterator function itself, which places them"
             )
         iterator_fn.check_names(DALIDataset, call)
-        self._source = Source(iterator_fn, call)
+        self._source = Source(iterator_fn, call, reshuffle_each_iteration)
         self._epochs: int | None = 1
         self._chain: tuple[Step, ...] = ()
 
@@ -109,12 +119,12 @@ class DALIDataset:
     def repeat(self, count: int | None = None, name: str | None = None) -> DALIDataset:
         """The elements ``count`` times over; without end where it is None or -1.
 
-        Directly on the dataset these are further epochs, shuffled and augmented anew; after take,
-        skip or enumerate the same elements again.
+        Directly on the dataset these are further epochs, shuffled and augmented anew. After take,
+        skip or enumerate, and with ``reshuffle_each_iteration=False``, they are the same elements.
         """
         del name
         count = -1 if count is None else whole_number("count", count, _COUNT)
-        if self._chain:
+        if self._chain or not self._source.reshuffles:
             return self._then(Repeat(count))
         if count == 0:
             return self._then(Take(0))
@@ -149,7 +159,8 @@ class DALIDataset:
         seed = source.call.get("seed")
         of_host = source.iterator_fn.of_shard(index, num_shards, seed, source.call)
         dataset = self._derived(1, ())
-        dataset._source = Source(source.iterator_fn, {**source.call, **of_host})
+        call = {**source.call, **of_host}
+        dataset._source = Source(source.iterator_fn, call, source.reshuffles)
         return dataset
 
     def enumerate(self, start: int = 0, name: str | None = None) -> DALIDataset:
@@ -226,20 +237,27 @@ class DALIDataset:
             element_spec: The specs of the elements, where shapes differ from batch to batch (with
                 None for these dimensions); by default the dataset's.
 
-        Where DALI's TensorFlow plugin (nvidia-dali-tf-plugin) is installed, and the batches come
-        from a CPU pipeline alone, without Python functions, the plugin makes the dataset, whose
-        iterators ``tf.train.Checkpoint`` saves. Else tf.data.Dataset.from_generator makes it, whose
-        iterators TensorFlow can't save.
+        Each iteration over it is an ``iter()`` of this dataset, so that the epochs of Keras' fit()
+        differ.
+
+        tf.data.Dataset.from_generator makes it, whose iterators TensorFlow can't save. DALI's
+        TensorFlow plugin (nvidia-dali-tf-plugin) makes it instead if it is installed, the batches
+        come from a CPU pipeline alone, without Python functions, and the dataset has no end
+        (``repeat()``) or ``reshuffle_each_iteration=False``. ``tf.train.Checkpoint`` saves its
+        iterators, and each of them starts with the first epoch.
 
         Raises:
             ImportError: If TensorFlow is not installed.
         """
         from .to_tf import by_generator, by_plugin
 
-        if element_spec is None:
+        # The plugin's pipeline does the same in each pass.
+        repeats = self._epochs is None or not self._source.reshuffles
+        if element_spec is None and repeats:
             dataset = by_plugin(self._source, self._epochs, self._chain)
             if dataset is not None:
                 return dataset
+        if element_spec is None:
             element_spec = self.element_spec
         leaves_out = self._source.config.on_error == "skip"
         count = UNKNOWN if leaves_out else int(self.cardinality())

@@ -12,10 +12,10 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.config import EpochRules, IteratorConfig
 from ...core.iterator.data_iterator import IteratorFunction
-from ...core.iterator.epoch_stream import BatchStream
 from ...core.pipeline.engine import EngineSource
 from ...core.pipeline.pipeline_source import FunctionSource
 from .iterator import tf
+from .passes import PassCounter, PassStream
 from .stepped_stream import stream_length
 from .steps import Enumerate, Step, length
 
@@ -30,42 +30,48 @@ class Source:
     Args:
         iterator_fn: The iterator function.
         call: Its arguments.
+        reshuffles: Whether each pass starts the next epoch.
 
     Attributes:
         config: The iterator's arguments.
     """
 
-    def __init__(self, iterator_fn: IteratorFunction, call: Mapping[str, Any]):
+    def __init__(
+        self, iterator_fn: IteratorFunction, call: Mapping[str, Any], reshuffles: bool = True
+    ):
         self.iterator_fn = iterator_fn
         self.call = dict(call)
         self.config = self.prepared()[1]
-        self._spare: dict[int | None, BatchStream] = {}
-        self._lent: weakref.WeakValueDictionary[int | None, BatchStream] = (
+        self.reshuffles = reshuffles
+        self._passes = PassCounter(reshuffles)
+        self._spare: dict[int | None, PassStream] = {}
+        self._lent: weakref.WeakValueDictionary[int | None, PassStream] = (
             weakref.WeakValueDictionary()
         )
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
 
     def __reduce__(self) -> Any:
-        return Source, (self.iterator_fn, self.call)  # pipelines stay behind
+        return Source, (self.iterator_fn, self.call, self.reshuffles)  # without pipelines
 
     def prepared(self) -> tuple[FunctionSource | EngineSource, IteratorConfig]:
         """Where the pipelines come from, and the iterator's arguments."""
         return self.iterator_fn.prepared((), dict(self.call))
 
-    def stream(self, epochs: int | None) -> BatchStream:
-        """A stream at its start, which belongs to the caller."""
+    def stream(self, epochs: int | None) -> PassStream:
+        """The stream of the next pass, at its start, which belongs to the caller."""
         stream = self._spare.pop(epochs, None) or self._new_stream(epochs)
+        stream.begin_next()
         self._lent[epochs] = stream
         return stream
 
-    def _new_stream(self, epochs: int | None) -> BatchStream:
+    def _new_stream(self, epochs: int | None) -> PassStream:
         iterator_fn = self.iterator_fn
         if self.config.last_batch_policy is not LastBatchPolicy.FILL:
             epoch_rules = EpochRules(epochs, per_shard=True)
             iterator_fn = iterator_fn.adapted("DALIDataset", epoch_rules=epoch_rules)
-        return iterator_fn.for_host(self.call).stream(epochs, **self.call)
+        return PassStream(iterator_fn.for_host(self.call), self.call, epochs, self._passes)
 
-    def known(self, epochs: int | None) -> BatchStream:
+    def known(self, epochs: int | None) -> PassStream:
         """A stream to ask for length and specs: one that is in use, or the next one."""
         lent = self._lent.get(epochs)
         if lent is not None and not lent.iterator.closed:

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from ...core.arguments import whole_number
 from ...core.errors import BatchError, StateError
-from ...core.iterator.epoch_stream import BatchStream
+from ...core.iterator.epoch_stream import BatchStream, StreamMark
 from ...core.pipeline.batch import Batch
-from ...core.pipeline.engine import Mark
 from ...core.state import codec
 from .steps import INFINITE, UNKNOWN, Step, element, length
 
 _FORMAT = "dalijax.chain"
-_KEYS = {"format", "index", "at", "found", "steps", "stream"}
+_KEYS = {"format", "index", "at", "found", "first", "steps", "stream"}
 _MOST = 1 << 53  # of a count, as in every state
 
 
@@ -68,7 +67,7 @@ class ChainedStream:
         self._steps = [repr(step) for step in chain]  # as states have them
         self._place = _Place()
         # The start of a call that has not ended: the chain's position, and the stream's.
-        self._before: tuple[_Place, Mark] | None = None
+        self._before: tuple[_Place, StreamMark] | None = None
 
     def next(self) -> tuple[Batch, tuple[int, ...]]:
         """The next batch and its numbers by enumerate, the last step's first.
@@ -176,14 +175,14 @@ class ChainedStream:
     def _begin(self) -> None:
         """Notes the position, to which the next call returns if this one is interrupted."""
         self._settle()
-        self._before = self._place, self.stream.iterator.mark()
+        self._before = self._place, self.stream.mark()
 
     def _settle(self) -> None:
         """Returns to the position before an interrupted call."""
         if self._before is None:
             return
         self._place, mark = self._before
-        if not self.stream.iterator.go_back(mark):  # there is no state of these pipelines
+        if not self.stream.go_back(mark):  # there is no state of these pipelines
             self.stream.reset()
             self._place = self._place._replace(at=0)
             self._move_to(self._behind(self._place.element, self._total()))
@@ -200,6 +199,7 @@ class ChainedStream:
                 "index": self._place.element,
                 "at": self._place.at,
                 "found": UNKNOWN if self._place.end is None else self._place.end,
+                "first": self.stream.first_epoch,
                 "steps": list(self._steps),
                 "stream": self.stream.get_state(),
             }
@@ -224,10 +224,10 @@ class ChainedStream:
             if state["steps"] != self._steps:
                 saved_steps = codec.brief(state["steps"])
                 raise StateError.of_other_data([f"steps: {saved_steps} -> {self._steps}"])
-            counts = [state[name] for name in ("index", "at", "found")]
+            counts = [state[name] for name in ("index", "at", "found", "first")]
             if any(type(n) is not int or n >= _MOST for n in counts) or min(counts[:2]) < 0:
                 raise _damaged(counts)
-            index, at, end = counts
+            index, at, end, first = counts
             place = _Place(index, at, end if end >= 0 else None)
             self._begin()
             try:
@@ -238,14 +238,18 @@ class ChainedStream:
             if not self._fits(*counts):
                 self._settle()
                 raise _damaged(counts)
+            self.stream.first_epoch = first
             self._place, self._before = place, None
 
-    def _fits(self, index: int, at: int, end: int) -> bool:
+    def _fits(self, index: int, at: int, end: int, first: int) -> bool:
         """Whether the stream's position agrees with a state's counts."""
         iterator, total = self.stream.iterator, stream_length(self.stream)
+        endless = self.stream.num_epochs is None
+        if not 0 <= first <= iterator.epoch or not (endless or first == self.stream.first_epoch):
+            return False
         if total == UNKNOWN:
             return True  # only the source knows
-        behind = iterator.total(iterator.epoch) + iterator.step
+        behind = iterator.total(iterator.epoch - first) + iterator.step
         # Batches that were left out are behind the stream, and not counted here. Only a reader's
         # states say how many.
         config = iterator.config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,10 +13,24 @@ from ..arguments import whole_number
 from ..errors import EpochError
 from ..pipeline.bad_record import MOST_SKIPPED
 from ..pipeline.batch import Batch
-from ..pipeline.engine import COUNT
+from ..pipeline.engine import COUNT, Mark
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .iterator import DALIGenericIterator
+
+
+class StreamMark(NamedTuple):
+    """A position of a stream.
+
+    Attributes:
+        position: The position of the iterator.
+        first_epoch: The epoch that the stream begins with.
+        number: The pass over the data set, if the stream has several.
+    """
+
+    position: Mark
+    first_epoch: int
+    number: int = 0
 
 
 class BatchStream:
@@ -29,6 +43,7 @@ class BatchStream:
 
     Attributes:
         iterator: The iterator.
+        first_epoch: The epoch that the stream begins with: 0, or a later one over a source.
 
     Raises:
         ValueError: If num_epochs is less than 1.
@@ -43,7 +58,13 @@ class BatchStream:
         self._make = make
         self.iterator = make()
         self.num_epochs = num_epochs
+        self.first_epoch = 0
         self._before_peek: dict[str, Any] | None = None  # the state, if peek() left its epoch
+
+    def begin_with(self, epoch: int) -> None:
+        """Makes an epoch of a source the first one, and moves to its start."""
+        self.iterator.begin_with(epoch)
+        self.first_epoch = epoch
 
     def __repr__(self) -> str:
         epochs = "no end" if self.num_epochs is None else f"{self.num_epochs} epochs"
@@ -169,10 +190,10 @@ class BatchStream:
             if not self.iterator.seeks:
                 self._run_to(step)
             elif step == total:  # the end of the last epoch, not the start of another one
-                self.iterator.seek_step(step - 1)
+                self.iterator.seek_step(step - 1, self.first_epoch)
                 self.iterator.skip(1)
             else:
-                self.iterator.seek_step(step)
+                self.iterator.seek_step(step, self.first_epoch)
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
@@ -277,7 +298,7 @@ class BatchStream:
         """
         iterator = self.iterator
         if self.num_epochs is not None:
-            return iterator.following_epoch < self.num_epochs
+            return iterator.following_epoch < self.first_epoch + self.num_epochs
         if iterator.plan is not None and len(iterator) == 0:
             raise ValueError(
                 f"no epoch has a batch: batch_size {iterator.batch_size} is more than the "
@@ -342,6 +363,15 @@ class BatchStream:
             self.iterator.set_state(state, allow)
             self._before_peek = None
 
+    def mark(self) -> StreamMark:
+        """The position and everything that belongs to it, for `go_back`."""
+        return StreamMark(self.iterator.mark(), self.first_epoch)
+
+    def go_back(self, mark: StreamMark) -> bool:
+        """Returns to a mark; False if the pipelines can't be built to stand there."""
+        self.first_epoch, self._before_peek = mark.first_epoch, None
+        return self.iterator.go_back(mark.position)
+
     def reset(self) -> None:
         """Returns to the start of the first epoch, with a new iterator."""
         before = self.iterator
@@ -349,6 +379,8 @@ class BatchStream:
             fresh = self._make()  # which builds nothing yet: an interrupted call keeps the old one
             fresh.stats = before.stats
             fresh.keep_seed(before)
+            if self.first_epoch:
+                fresh.begin_with(self.first_epoch)
             self.iterator, self._before_peek = fresh, None
             before.close()
 

@@ -483,15 +483,21 @@ class DALIGenericIterator:
         """Whether `seek` and `seek_step` move the iterator: over a source, and no reader."""
         return self._engine.locate(0) is not None
 
-    def seek_step(self, step: int) -> None:
+    def begin_with(self, epoch: int) -> None:
+        """Makes an epoch of an iterator over a source the first one, and moves to its start."""
+        with self.opened(), self._engine.interruptible():
+            self._engine.begin_with(epoch)
+            self._engine.stays = self._engine.stopped = False
+
+    def seek_step(self, step: int, first_epoch: int = 0) -> None:
         """Moves an iterator over a source to a global step, in constant time.
 
         ``next()`` then delivers the batch that a new iterator delivers after ``step`` batches, over
         as many epochs as that takes. Training loops that save only their step resume by it.
 
         Args:
-            step: The number of batches before it, from 0, in batches of the present size and from
-                the beginning of epoch 0.
+            step: The number of batches before it, from 0, in batches of the present size.
+            first_epoch: The epoch that step 0 begins.
 
         Raises:
             ValueError: If the number is less than 0; over DALI's readers, whose `stream` has a
@@ -509,7 +515,7 @@ class DALIGenericIterator:
                     f"iterator_fn.stream(...), whose seek_step({step}) runs through the batches "
                     "before it; or restore a state by set_state()"
                 )
-            self._engine.seek(*place)
+            self._engine.seek(first_epoch + place[0], place[1], first_epoch)
             self._engine.stays, self._engine.stopped = True, False
 
     def epochs(self, num_epochs: int | None = None) -> Iterator[tuple[int, Iterator[Batch]]]:
@@ -649,6 +655,12 @@ class DALIGenericIterator:
             )
         self._engine.set_checkpoints(pieces, self._config.allow_changes)
         self._engine.stays, self._engine.stopped = True, False
+
+    def start(self) -> None:
+        """Builds the pipelines, unless they are built: the first state says what they read."""
+        with self.opened():
+            self._engine.roll_back()
+            self._engine.start()
 
     def start_prefetch(self) -> None:
         """Builds the pipelines, unless they are built, and schedules runs without waiting."""

@@ -370,6 +370,14 @@ class EpochEngine(Engine[P]):
         """Moves to the first batch of all, with new pipelines of a reader."""
         self.go_to(self._beginning)
 
+    def begin_with(self, epoch: int) -> None:
+        """Makes an epoch the first one, and moves to its start; over a source alone.
+
+        Raises:
+            ValueError: If the pipelines read in order alone.
+        """
+        self.seek(epoch, 0)
+
     def locate(self, batch: int) -> tuple[int, int] | None:
         """The epoch and the step of a batch counted over all epochs; None over a reader.
 
@@ -378,7 +386,7 @@ class EpochEngine(Engine[P]):
         """
         return None
 
-    def seek(self, epoch: int, step: int) -> None:
+    def seek(self, epoch: int, step: int, first: int = 0) -> None:
         """Moves to a batch of an epoch, counted from the start in batches of the present size.
 
         Raises:

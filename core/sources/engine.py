@@ -233,13 +233,18 @@ class SourceEngine(EpochEngine[SamplePosition]):
             )
         return self._samples.locate(batch)
 
-    def seek(self, epoch: int, step: int) -> None:
-        """Moves to a batch, counted in batches of this size from the stream's beginning.
+    def seek(self, epoch: int, step: int, first: int = 0) -> None:
+        """Moves to a batch, counted in batches of this size from the start of the first epoch.
 
         Raises:
             ValueError: If there is no such batch.
         """
-        self.go_to(self._samples.seek(epoch, step))
+        self.go_to(self._samples.seek(epoch, step, first))
+
+    def begin_with(self, epoch: int) -> None:
+        """Makes an epoch the first one, and moves to its start."""
+        self._beginning = self._samples.seek(epoch, first=epoch)
+        self.go_to(self._beginning)
 
     def go_to(self, position: SamplePosition) -> None:
         """Moves to a position.
@@ -390,7 +395,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         rows = sum(len(part.valid) for part in parts)
         valid = sum(int(part.valid.sum()) for part in parts)
         counts = count_rows(rows, valid, self._samples.policy, self._samples.padded)
-        stats.delivered(here.epoch, self._samples.step(here), *counts, self.num_failed)
+        errors = self.num_failed + outcome.failures
+        stats.delivered(here.epoch, self._samples.step(here), *counts, errors)
 
     def _runner_at(self, here: SamplePosition) -> tuple[Runner, Feed]:
         if self.closed:
@@ -467,7 +473,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
     def _can_return_to(self, mark: Mark) -> bool:
         """Whether new pipelines can be built to stand at a mark."""
         run = self._samples.run_from(mark["position"])
-        at_start = run == self._samples.run_from(SamplePosition())
+        at_start = run == self._samples.run_from(self._beginning)
         return not self._random or at_start or run in mark["_checkpoints"]
 
     def _check_can_stand_at(self, position: SamplePosition) -> None:
@@ -510,7 +516,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
             StateError: If they are those of another layout, or of other pipelines.
         """
         run = self._samples.run_from(position)
-        if not self._random or run == self._samples.run_from(SamplePosition()):
+        if not self._random or run == self._samples.run_from(self._beginning):
             return {}
         layout, _, compressed = text.partition(" ")
         if layout != self._layout():
@@ -520,7 +526,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
             )
         if self._seed not in self._first:
             self.drop()
-            here, self.position = self.position, SamplePosition()
+            here, self.position = self.position, self._beginning
             try:
                 self.prepare()
             finally:

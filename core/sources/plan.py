@@ -163,25 +163,31 @@ class SamplePlan:
             sample += self.batch_size
         return SamplePosition(epoch, sample, sample)
 
-    def seek(self, epoch: int, step: int = 0) -> SamplePosition:
+    def seek(self, epoch: int, step: int = 0, first: int = 0) -> SamplePosition:
         """The position of a batch, counted from the stream's beginning in batches of this size.
+
+        Args:
+            epoch: The epoch.
+            step: The batch in it.
+            first: The epoch that the stream begins with.
 
         Raises:
             ValueError: If the epoch has no such batch; its number of batches is that of the end. An
                 epoch whose samples an earlier one's last batch has read has no position at all.
         """
-        n, b = self.num_samples, self.batch_size
+        n, b, before = self.num_samples, self.batch_size, epoch - first
         if self.padded:
-            start = epoch * n
+            start = before * n
         elif self.policy is LastBatchPolicy.DROP:
-            start = epoch * -(-n // b) * b
+            start = before * -(-n // b) * b
         else:
-            start = -(-epoch * n // b) * b
+            start = -(-before * n // b) * b
+        start += first * n
         if start >= MOST_SAMPLES:
             raise ValueError(f"epoch {epoch} begins at sample {start}, too far for a state")
         begin = SamplePosition(epoch, start, start)
         length = self.remaining(begin)
-        if epoch < 0 or length == 0 or not 0 <= step <= length:
+        if before < 0 or length == 0 or not 0 <= step <= length:
             raise ValueError(f"there is no batch {step} in epoch {epoch}, which has {length}")
         return self.skip(begin, step)
 

@@ -182,8 +182,8 @@ def test_chains_over_a_source_that_alone_knows_its_end():
 # Iterators
 
 
-def test_iterators_are_independent_and_alike(jpegs_many):
-    ds = dataset(jpegs_many, shuffle=True).repeat(2)
+def test_iterators_are_independent_and_alike_without_reshuffling(jpegs_many):
+    ds = dataset(jpegs_many, shuffle=True, reshuffle_each_iteration=False).repeat(2)
     first, second = iter(ds), iter(ds)
     for _ in range(2):
         next(first)
@@ -355,7 +355,7 @@ def test_tf_train_checkpoint(jpegs_many, tmp_path, chain, count):
 
 def test_asynchronous_checkpoints_are_of_the_call(jpegs_many, tmp_path):
     options = tf.train.CheckpointOptions(enable_async=True)
-    ds = dataset(jpegs_many, shuffle=True).repeat()
+    ds = dataset(jpegs_many, shuffle=True, reshuffle_each_iteration=False).repeat()
     iterator = iter(ds)
     checkpoint = tf.train.Checkpoint(step=tf.Variable(0), data=iterator)
     expected, paths = [told(e) for e in itertools.islice(ds, 40)], []
@@ -387,7 +387,7 @@ def test_a_refused_checkpoint_changes_nothing(jpegs_many, tmp_path):
     taken = iter(dataset(jpegs_many).take(2))
     with pytest.raises(ValueError, match=r"steps: .*Take\(count=2\).* -> .*Take\(count=1\)"):
         iter(dataset(jpegs_many).take(1)).set_state(taken.get_state())
-    for damage in ({"index": "1"}, {"at": -1}, {"stream": {}}):
+    for damage in ({"index": "1"}, {"at": -1}, {"stream": {}}, {"first": 1}, {"first": "0"}):
         with pytest.raises(ValueError, match="damaged|no state"):
             taken.set_state(taken.get_state() | damage)
     assert [told(e) for e in taken] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -423,11 +423,12 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
 @pytest.mark.parametrize("mask", (None, "mask"))
 def test_to_tf_dataset(jpegs_many, way, policy, mask):
+    same = {"mask": mask, "reshuffle_each_iteration": False}
     for ours in (
-        dataset(jpegs_many, policy, shuffle=True, mask=mask),
-        dataset(jpegs_many, policy, mask=mask).repeat(3),
-        dataset(jpegs_many, policy, mask=mask).repeat().skip(2).enumerate(),
-        dataset(jpegs_many, policy, mask=mask, stick=True, shard_id=1, num_shards=2).repeat(2),
+        dataset(jpegs_many, policy, shuffle=True, **same),
+        dataset(jpegs_many, policy, **same).repeat(3),
+        dataset(jpegs_many, policy, **same).repeat().skip(2).enumerate(),
+        dataset(jpegs_many, policy, stick=True, shard_id=1, num_shards=2, **same).repeat(2),
     ):
         theirs = ours.to_tf_dataset()
         assert isinstance(theirs, tf.data.Dataset)

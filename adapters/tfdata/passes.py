@@ -1,0 +1,163 @@
+"""The passes over a data set: each starts where tf.data's reshuffling would, in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.arguments import function_parameters
+from ...core.errors import EpochError, StateError
+from ...core.iterator.data_iterator import IteratorFunction
+from ...core.iterator.epoch_stream import BatchStream, StreamMark
+from ...core.iterator.iterator import DALIGenericIterator
+from ...core.seeds import DEFAULT_SEED, ShardSeed, pass_of, pass_seed
+from ...core.state import codec
+from ...core.state.fingerprint import unknown
+
+__all__: list[str] = []
+
+
+class PassCounter:
+    """Numbers the passes over a data set and the ones that are derived from it.
+
+    Over a source, a pass of E epochs has the epochs p * E to p * E + E - 1, so that the state of a
+    pass says which one it is. Over a reader of DALI's, which can't start in a later epoch, a pass
+    has a seed of its own instead.
+
+    Args:
+        reshuffles: Whether passes differ; else each is pass 0.
+    """
+
+    def __init__(self, reshuffles: bool):
+        self.reshuffles = reshuffles
+        self._next = 0  # the first epoch that no pass has begun; over a reader, the next pass
+
+    def number(self, num_epochs: int | None) -> int:
+        """The number of the next pass.
+
+        Args:
+            num_epochs: Epochs of a pass over a source, None for no end; 1 over a reader.
+        """
+        return -(-self._next // (num_epochs or 1)) if self.reshuffles else 0
+
+    def note(self, begun: int) -> None:
+        """Notes an epoch of a source, or a pass over a reader, that has begun."""
+        self._next = max(self._next, begun + 1)
+
+
+class PassStream(BatchStream):
+    """The batches of one pass.
+
+    Args:
+        iterator_fn: The iterator function.
+        call: Its arguments.
+        num_epochs: Number of epochs of a pass; None for no end.
+        counter: The counter of the data set's passes.
+    """
+
+    def __init__(
+        self,
+        iterator_fn: IteratorFunction,
+        call: Mapping[str, Any],
+        num_epochs: int | None,
+        counter: PassCounter,
+    ):
+        self._counter = counter
+        self._over_source = iterator_fn.has_source(call)
+        self._own_seed = "seed" in function_parameters(iterator_fn.pipeline_fn)
+        self._seed: int | None = call.get("seed")
+        self._number = 0
+
+        def make() -> DALIGenericIterator:
+            seed = self._seed_of_pass()
+            own = {} if seed is None else {"seed": seed}
+            return iterator_fn.stream(num_epochs, **{**call, **own}).iterator
+
+        super().__init__(make, num_epochs)
+
+    def _seed_of_pass(self) -> int | None:
+        """The seed of a pass over a reader; None for the one of the call."""
+        if self._over_source or self._number == 0:
+            return None
+        seed = pass_seed(DEFAULT_SEED if self._seed is None else self._seed, self._number)
+        return seed if self._own_seed else ShardSeed(seed, 0, is_default=self._seed is None)
+
+    def begin_next(self) -> None:
+        """Moves to the start of the next pass."""
+        number = self._counter.number(self.num_epochs if self._over_source else 1)
+        if self._over_source:
+            if number or self.first_epoch:
+                self.begin_with(number * (self.num_epochs or 1))
+        elif number != self._number:
+            self._number = number
+            self.reset()
+        self._note()
+
+    def _note(self) -> None:
+        self._counter.note(self.iterator.epoch if self._over_source else self._number)
+
+    def _go_on(self, errors: int, failed: EpochError | None) -> bool:
+        went = super()._go_on(errors, failed)
+        self._note()
+        return went
+
+    def seek_step(self, step: int) -> None:
+        super().seek_step(step)
+        self._note()
+
+    def mark(self) -> StreamMark:
+        return super().mark()._replace(number=self._number)
+
+    def go_back(self, mark: StreamMark) -> bool:
+        if mark.number != self._number:
+            self._number = mark.number
+            self.reset()
+        return super().go_back(mark)
+
+    def get_state(self) -> dict[str, Any]:
+        if self._number:  # the first state must contain the seed of the pass, too
+            self.iterator.start()
+        return super().get_state()
+
+    def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
+        """Moves to a saved position, of this pass or another one."""
+        if self._over_source:
+            super().set_state(state, allow)
+            if self.num_epochs is not None:
+                self.first_epoch = self.epoch // self.num_epochs * self.num_epochs
+        else:
+            self._set_state_of_reader(state, allow)
+        self._note()
+
+    def _set_state_of_reader(
+        self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str]
+    ) -> None:
+        before, number = self._number, self._pass_of(state)
+        if number is None or number == before:
+            super().set_state(state, allow)
+            return
+        # The state is of another pass: pipelines with its seed take its place if they accept it.
+        self._number = number
+        try:
+            fresh = self._make()
+            try:
+                fresh.set_state(state, allow)
+            except BaseException:
+                fresh.close()
+                raise
+        except BaseException:
+            self._number = before
+            raise
+        fresh.stats = self.iterator.stats
+        self.iterator, other, self._before_peek = fresh, self.iterator, None
+        other.close()
+
+    def _pass_of(self, state: Mapping[str, Any] | str | bytes) -> int | None:
+        """The pass over a reader that a state is of, if it is one of this data set's."""
+        try:
+            saved = codec.read(state).fingerprint["seed"]
+        except StateError:  # which the iterator describes
+            return None
+        if saved == unknown()["seed"]:  # before the first batch of pass 0
+            return 0
+        return pass_of(DEFAULT_SEED if self._seed is None else int(self._seed), saved)
