@@ -88,7 +88,9 @@ def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:
 
 
 def _head(path: bytes) -> bytes:
-    with open(path, "rb", buffering=0) as file:
+    # A FIFO would block without the flag.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file:
         return b"%d " % os.fstat(file.fileno()).st_size + (file.read(_MOST_BYTES) or b"")
 
 

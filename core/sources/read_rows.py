@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
+import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -110,6 +112,16 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
     return errors
 
 
+def _special_file(path: bytes) -> str:
+    """The reason why a file must not be opened, which may wait without end; else ""."""
+    try:
+        mode = os.stat(path.partition(b"\0")[0]).st_mode
+    except (OSError, ValueError):
+        return ""  # reading the file raises the reason
+    is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    return "" if is_file else "it is a FIFO, a socket or a device, and not a file"
+
+
 def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Exception]:
     """An error for each record that was read, and has no picture where the graph decodes one."""
     errors: dict[int, Exception] = {}
@@ -124,7 +136,10 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
         for place in np.flatnonzero(~whole[records]).tolist():
             if place in chunk.errors:
                 continue
-            _, said = look(np.asarray(chunk.columns[name][place], order="C"))
+            value = np.asarray(chunk.columns[name][place], order="C")
+            said = _special_file(bytes(value)) if is_path else ""
+            if not said:
+                _, said = look(value)
             if said:
                 errors.setdefault(place, ValueError(f"{name}: {said}"))
             else:

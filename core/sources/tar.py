@@ -13,7 +13,7 @@ import numpy as np
 from .byte_records import ByteRecords, Decode, as_json, as_text
 from .index_of import index_of
 from .order import Indices
-from .paths import Paths, path_list
+from .paths import Path, Paths, home_expanded, path_list, path_text
 from .sound_index import is_sound
 from .source import Field, Values
 from .tar_index import ABOUT, columns_of, extensions_of, index_tars, kinds_of, sample_key
@@ -60,7 +60,7 @@ class Tar(ByteRecords):
         *,
         missing: str = "raise",
         index_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: Path | None = None,
         identity: str | None = None,
     ):
         if missing not in ("raise", "skip"):
@@ -80,7 +80,7 @@ class Tar(ByteRecords):
         if both := set(self._described) & set(extensions.values()):
             raise ValueError(f"fields has a name twice: {sorted(both)}")
         index = index_of(
-            None if cache_dir is None else os.fspath(cache_dir),
+            None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tar 3",
             tars,
             extensions,

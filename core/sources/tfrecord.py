@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from . import example
 from .byte_records import ByteRecords, Decode, as_text
 from .index_of import index_of
-from .paths import Paths, path_list
+from .paths import Path, Paths, home_expanded, path_list, path_text
 from .source import Field
 from .tfrecord_index import index_records, is_sound
 from .values import as_scalars
@@ -57,7 +57,7 @@ class TFRecord(ByteRecords):
         *,
         kinds: Mapping[str, Field] | None = None,
         defaults: Mapping[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: Path | None = None,
         identity: str | None = None,
     ):
         if not isinstance(features, Mapping) or not features:
@@ -82,7 +82,7 @@ class TFRecord(ByteRecords):
         files = path_list(paths)
         wanted = {name.encode(): field for name, field in features.items()}
         index = index_of(
-            None if cache_dir is None else os.fspath(cache_dir),
+            None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tfrecord 2",
             files,
             [wanted, sorted(kinds.items()), sorted(defaults.items())],

@@ -9,10 +9,12 @@ import socket
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
+from PIL import Image
 
+import dalijax
 from dalijax import data_iterator
 from dalijax.core.errors import BatchError
-from dalijax.sources import Files
+from dalijax.sources import Files, Records
 
 NAMES = [
     "b/2.jpg",
@@ -143,6 +145,30 @@ def test_special_files_are_left_out_with_a_warning(tmp_path, caplog):
     for name in ("2", "3", "5", "6"):
         with pytest.raises(FileNotFoundError, match=rf"paths\[0\] is .*{name}\.jpg$"):
             Files(paths=[tmp_path / f"a/{name}.jpg"])
+
+
+@pytest.mark.parametrize("listed", (False, True), ids=("encoded paths", "a list"))
+def test_a_fifo_among_paths_is_a_bad_record(listed, tmp_path, monkeypatch):
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    paths = [str(tmp_path / f"{k}.png") for k in (0, 1)]
+    if listed:  # of long lists not all files are checked
+        monkeypatch.setattr("dalijax.core.sources.files._MOST_CHECKED", 1)
+        os.mkfifo(tmp_path / "1.png")
+        source = Files(paths=paths, identity="x")
+    else:
+        os.mkfifo(tmp_path / "1.png")
+        source = Records([{"data": os.fsencode(path)} for path in paths])
+
+    @data_iterator(output_map=["x"], mask="mask", on_error="mask", as_numpy=True)
+    def read(data):
+        encoded = data if listed else dalijax.fn.read_file(data)
+        return fn.decoders.image(encoded, device="cpu")
+
+    with read(source=source, batch_size=2, shuffle=False) as iterator:
+        assert list(next(iterator)["mask"]) == [True, False]
+        assert "it is a FIFO, a socket or a device" in iterator.errors[0].message
+    if listed:
+        assert Files(paths=paths).identity()  # a digest of the records does not wait for it
 
 
 @pytest.mark.parametrize("policy", ("raise", "mask", "skip"))
