@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ class BaseSource(Source):
         identity: The identity, where the user says it.
     """
 
+    _described: Mapping[str, Any] = MappingProxyType({})  # fields that only name a record
+
     def __init__(self, fields: Mapping[str, Field], identity: str | None):
         if identity is not None and (not isinstance(identity, str) or not identity):
             raise TypeError(f"identity must be a text that says which records, not {identity!r}")
@@ -33,7 +36,7 @@ class BaseSource(Source):
     def identity(self) -> str:
         """See `dalijax.sources.Source`."""
         if self._identity is None:
-            self._identity = identity_of(self, *self._content())
+            self._identity = identity_of(self, *self._content(), without=self._described)
         return self._identity
 
     def _content(self) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,14 @@ def spread(count: int, most: int = _MOST_RECORDS) -> Indices:
     return np.arange(chosen, dtype=np.int64) * (count - 1) // max(1, chosen - 1)
 
 
-def identity_of(source: Source, *parts: Any) -> str:
+def identity_of(source: Source, *parts: Any, without: Collection[str] = ()) -> str:
     """A digest of the number and the kinds of a source's records, and of the bytes of 64.
 
     Args:
         source: The source.
         *parts: What else the records depend on: names and sizes of files e.g.; bytes, arrays, or
             what JSON takes.
+        without: Fields that are not part of the digest, like names with a path.
 
     Returns:
         32 hexadecimal digits.
@@ -38,7 +39,7 @@ def identity_of(source: Source, *parts: Any) -> str:
     Raises:
         StateError: If one of the 64 can't be read.
     """
-    names = sorted(source.fields)
+    names = sorted(source.fields.keys() - set(without))
     digest = hashlib.sha256()
     kinds = [(name, str(source.fields[name].dtype), source.fields[name].ndim) for name in names]
     for piece in _pieces((len(source), kinds, *parts)):

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -109,7 +110,11 @@ def test_keys_of_webdataset(tmp_path):
     source = Tar(path, {**FIELDS, "__key__": "key", "__url__": "tar"})
     values = source.read(np.array([3, 0]), ["key", "label", "tar"])
     assert values["key"] == ["d.x/0003", "d.x/0000"] and values["tar"] == [path] * 2
-    assert source.identity() != Tar(path, FIELDS, identity="x").identity()
+    assert source.identity() == Tar(path, FIELDS).identity()
+    (tmp_path / "moved").mkdir()
+    moved = Tar(shutil.copy(path, tmp_path / "moved"), {**FIELDS, "__url__": "tar"})
+    assert moved.identity() == source.identity()
+    assert Named(source).identity() == source.identity()
     graph = data_iterator(lambda label: label, ["y"], as_numpy=True)
     with graph(source=source, batch_size=4) as iterator:
         batch = next(iterator)
