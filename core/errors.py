@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .printable import printable_lines
+
 
 class Difference(NamedTuple):
     """A difference between a state and the pipelines.
@@ -25,7 +27,14 @@ class Difference(NamedTuple):
         return f"{self.name}: {self.before} -> {self.after}"
 
 
-class StateError(ValueError):
+class _Printable(Exception):
+    """Escapes control characters in the message: names of files may come from strangers."""
+
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
+
+
+class StateError(_Printable, ValueError):
     """A state that was refused; the iterator is as it was."""
 
     @classmethod
@@ -51,7 +60,7 @@ class StateError(ValueError):
         )
 
 
-class BatchError(RuntimeError):
+class BatchError(_Printable, RuntimeError):
     """DALI failed to produce a batch; it counts as delivered.
 
     Attributes:
@@ -63,7 +72,7 @@ class BatchError(RuntimeError):
     unexplained = False
 
 
-class RecordError(RuntimeError):
+class RecordError(_Printable, RuntimeError):
     """DALI can't decode some records; the iterator has moved past the batch.
 
     Attributes:

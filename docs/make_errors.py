@@ -114,7 +114,8 @@ def _short(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr.strip("_")
     inner = [child.id for child in ast.walk(node) if isinstance(child, ast.Name)]
-    inner = [name.strip("_") for name in inner if name != "self" and name not in vars(builtins)]
+    skipped = {"self", "printable", *vars(builtins)}  # printable() gives its argument
+    inner = [name.strip("_") for name in inner if name not in skipped]
     return inner[0] if inner else "..."
 
 

@@ -13,6 +13,7 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.tensors import TensorListCPU
 
 from ..errors import BatchError
+from ..printable import printable
 from ..state.random_state import for_operators
 from .bad_record import failing, runs_alone
 from .dali_pipeline import operators
@@ -71,10 +72,10 @@ def name_files(
     every = list(dict.fromkeys(one.file for one in samples))
     if files:
         more = " and perhaps more" if len(bad) == _MOST_FILES else ""
-        what = f"What can't be decoded: {', '.join(files)}{more}"
+        what = f"What can't be decoded: {', '.join(map(printable, files))}{more}"
     elif every:
         more = f" and {len(every) - _MOST_FILES} more" if len(every) > _MOST_FILES else ""
-        what = f"The batch is of {', '.join(every[:_MOST_FILES])}{more}"
+        what = f"The batch is of {', '.join(map(printable, every[:_MOST_FILES]))}{more}"
     else:
         return error
     named = type(error)(f"{error}\n{what}")

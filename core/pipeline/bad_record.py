@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import BatchError, EpochError, GraphError, RecordError
+from ..printable import printable
 from ..state.position import FailedBatch
 from .failure import Failure, failure_of
 from .runner import Runner, SourceEnded, SourceError, discard
@@ -81,7 +82,15 @@ def failing(
 
 def listed(names: Sequence[str]) -> str:
     """Lists the first names, and says if there are more."""
-    return ", ".join(names[:_MOST_NAMED]) + " and more" * (len(names) > _MOST_NAMED)
+    return ", ".join(map(printable, names[:_MOST_NAMED])) + " and more" * (len(names) > _MOST_NAMED)
+
+
+def with_printable(text: str, names: Iterable[str]) -> str:
+    """DALI's text with the names in it escaped: they may have line breaks."""
+    for name in names:
+        if not name.isprintable():
+            text = text.replace(name, printable(name))
+    return text
 
 
 def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "decoded") -> str:
@@ -93,16 +102,16 @@ def describe(failure: Failure, names: Sequence[str], every: bool, verb: str = "d
         every: Whether every record that was tried fails.
         verb: What could not be done with a bad file.
     """
-    shown = listed(names)
+    shown, message = listed(names), with_printable(failure.message, names)
     if failure.reads_file:
-        return f"{shown} can't be {verb}: {failure.message}" if names else failure.message
+        return f"{shown} can't be {verb}: {message}" if names else message
     if every:
         where = " for every record"
     elif names:
         where = f" for {shown}"
     else:
         where = ""
-    return f"{failure.subject} failed{where}: {failure.message}"
+    return f"{failure.subject} failed{where}: {message}"
 
 
 def can_skip(error: Exception | None) -> bool:

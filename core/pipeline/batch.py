@@ -16,6 +16,7 @@ from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement, over_devices
+from ..printable import printable
 from . import schema
 from .deferred import DeferredCalls
 from .dtypes import WIDE, check_width, narrowed
@@ -271,7 +272,7 @@ class RaggedError(ValueError):
         records: Sequence[str] = (),
     ):
         self.name, self.pipeline, self.rows, self.shapes = name, pipeline, rows, shapes
-        which = [f"{shape} ({record})" for shape, record in zip(shapes, records)]
+        which = [f"{shape} ({printable(record)})" for shape, record in zip(shapes, records)]
         first, second = which or map(str, shapes)
         super().__init__(
             f"output {name!r} is ragged: its samples have shapes {first} and "

@@ -22,6 +22,7 @@ from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
 from ..pipeline.failure import RETRY_DELAYS, failure_of
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
+from ..printable import printable
 from ..state import random_state
 from ..state.position import FailedBatch
 from ..stats import InputStats
@@ -512,7 +513,7 @@ def _description(
     of_graph: bool,
 ) -> str:
     """Describes a failed batch: its bad records, or the operator, and DALI's message."""
-    names = [f"{batch.name(row)} ({described(batch.records[row])})" for row in bad[:5]]
+    names = [f"{printable(batch.name(row))} ({described(batch.records[row])})" for row in bad[:5]]
     more = " and more" if len(bad) > 5 else ""
     if unfit:
         return f"DALI can't take {'; '.join(names)}{more}. {error}"

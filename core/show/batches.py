@@ -12,6 +12,7 @@ import numpy as np
 
 from ..iterator.data_iterator import IteratorFunction
 from ..iterator.iterator import DALIGenericIterator
+from ..printable import printable, printable_lines
 from ..sources.source import Source
 
 _MOST_NAMED = 10
@@ -70,12 +71,14 @@ class Taken:
 
 def described(error: Exception) -> str:
     """An error in words, with the files that it names."""
-    return f"{type(error).__name__}: {error}{_files(error)}"
+    return printable_lines(f"{type(error).__name__}: {error}") + _files(error)
 
 
 def _files(error: Any) -> str:
-    unnamed = [file for file in getattr(error, "files", ()) if str(file) not in str(error)]
-    return "".join(f"\n{file}" for file in unnamed)
+    unnamed = [
+        file for file in getattr(error, "files", ()) if printable(str(file)) not in str(error)
+    ]
+    return "".join(f"\n{printable(str(file))}" for file in unnamed)
 
 
 def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:

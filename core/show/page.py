@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..printable import printable_lines
 from .contents import Contents, Figures, Output, is_drawn
 from .drawing import pixels_of, png_uri, waveforms_of
 from .layouts import SOUNDS, VIDEOS
@@ -73,14 +74,14 @@ def page(
     parts = [
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{html.escape(title)}</h1><p class='quiet'>{html.escape(about)}</p>",
+        f"<title>{_escaped(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{_escaped(title)}</h1><p class='quiet'>{_escaped(about)}</p>",
     ]
     if failures:
-        items = "".join(f"<li>{html.escape(text)}</li>" for text in failures)
+        items = "".join(f"<li>{_escaped(text)}</li>" for text in failures)
         parts.append(f"<div class='failures'><strong>Failed</strong><ul>{items}</ul></div>")
     for contents in batches:
-        parts.append(f"<section><h2>{html.escape(contents.title)}</h2>")
+        parts.append(f"<section><h2>{_escaped(contents.title)}</h2>")
         if contents.valid is not None and not contents.valid.all():
             count = int((~contents.valid).sum())
             parts.append(
@@ -90,6 +91,11 @@ def page(
         parts += [_output(contents, output, samples) for output in contents.outputs]
         parts.append("</section>")
     return "\n".join([*parts, "</body></html>\n"])
+
+
+def _escaped(text: str) -> str:
+    """Text of a page: neither a tag nor a control character."""
+    return html.escape(printable_lines(text))
 
 
 def frame(text: str) -> str:
@@ -116,7 +122,7 @@ def _output(contents: Contents, output: Output, samples: int) -> str:
     bad = figures is not None and figures.nans + figures.infinities > 0
     entries = "".join(
         f"<div><dt>{name}</dt><dd{' class=bad' if bad and name.startswith('NaN') else ''}>"
-        f"{html.escape(value)}</dd></div>"
+        f"{_escaped(value)}</dd></div>"
         for name, value in facts
         if value
     )
@@ -131,7 +137,7 @@ def _output(contents: Contents, output: Output, samples: int) -> str:
     cells = "".join(_figure(contents, output, row) for row in range(shown))
     histogram = "" if figures is None else _histogram(figures)
     return (
-        f"<div class='output'><div class='about'><div><h3>{html.escape(output.name)}</h3>"
+        f"<div class='output'><div class='about'><div><h3>{_escaped(output.name)}</h3>"
         f"<dl>{entries}</dl></div>{histogram}</div><div class='{kind}'{style}>{cells}</div></div>"
     )
 
@@ -148,7 +154,7 @@ def _figure(contents: Contents, output: Output, row: int) -> str:
             drawn = f"<div class='drawn frames'>{''.join(pictures)}</div>"
         else:
             caption = [f"no picture that Pillow reads: {output.caption(row)}", *caption]
-    text = html.escape("\n".join(caption))
+    text = _escaped("\n".join(caption))
     padding = " class='padding'" if contents.is_padding(row) else ""
     return f"<figure{padding}>{drawn}<figcaption>{text}</figcaption></figure>"
 

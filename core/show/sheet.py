@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from ..printable import printable_lines
 from .contents import Contents, Output, is_drawn
 from .drawing import pixels_of, waveforms_of
 from .layouts import SOUNDS, VIDEOS
@@ -58,7 +59,11 @@ def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _text(text: str, color: str, size: int = 12) -> Image.Image:
-    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, 140) or [""]]
+    lines = [
+        part
+        for line in printable_lines(text).splitlines()
+        for part in textwrap.wrap(line, 140) or [""]
+    ]
     height = size + 4
     strip = Image.new("RGB", (8 * (_CELL + _GAP), height * len(lines)), _BACK)
     for k, line in enumerate(lines):

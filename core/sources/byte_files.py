@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ..printable import printable
 from .http_ranges import http_options
 from .order import Indices
 
@@ -95,12 +96,16 @@ class LocalFile:
 
     Args:
         path: The path.
+
+    Attributes:
+        shown: The path in messages.
     """
 
     window = _LOCAL_WINDOW
 
     def __init__(self, path: str):
         self._fd = -1
+        self.shown = printable(path)
         self._knows_cached = bool(_NOWAIT)
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -161,7 +166,7 @@ class RemoteFile:
     window = _REMOTE_WINDOW
 
     def __init__(self, url: str):
-        self.path = url
+        self.path, self.shown = url, printable(url)
         self._system, self._path = filesystem(url)
         self._info = self._system.info(self._path)
         size = self._info.get("size")
@@ -216,11 +221,11 @@ class RemoteFile:
         except OSError:
             raise
         except Exception as error:  # of the file system's own kind, as aiohttp.ClientError
-            raise OSError(f"{self.path} can't be read: {error!r}") from error
+            raise OSError(f"{self.shown} can't be read: {error!r}") from error
         for k, piece in zip(wanted, found, strict=True):
             if len(piece) != ends[k] - starts[k]:
                 raise OSError(
-                    f"{self.path}: bytes {starts[k]:,} to {ends[k]:,} were asked for, and "
+                    f"{self.shown}: bytes {starts[k]:,} to {ends[k]:,} were asked for, and "
                     f"{len(piece):,} bytes came: the file was changed, or its server ignores "
                     "ranges. Open the source anew, or download the file"
                 )
@@ -315,12 +320,12 @@ class ByteFiles:
         file = open_file(self.paths[number])
         if file.size != self.sizes[number]:
             raise OSError(
-                f"{file.path} has {file.size:,} bytes, and had {self.sizes[number]:,} when the "
+                f"{file.shown} has {file.size:,} bytes, and had {self.sizes[number]:,} when the "
                 "source was opened: open it anew"
             )
         stamp = self._stamps[number]
         if stamp is not None and not file.is_of(stamp):
-            raise OSError(f"{file.path} was changed after the source was opened: open it anew")
+            raise OSError(f"{file.shown} was changed after the source was opened: open it anew")
         if len(self._open) >= max(1, most_open()):
             self._open = {}
         self._open[number] = file
@@ -345,8 +350,8 @@ class ByteFiles:
             row = int(np.argmin(inside))
             raise OSError(
                 f"{name_of(row)} would be {sizes[row]:,} bytes at byte {offsets[row]:,} of "
-                f"{self.paths[files[row]]}, which has {limits[row]:,}: the stored index is "
-                "damaged; remove it, or pass another cache_dir="
+                f"{printable(self.paths[files[row]])}, which has {limits[row]:,}: the stored index "
+                "is damaged; remove it, or pass another cache_dir="
             )
         ends = np.cumsum(-(-sizes // _ALIGNMENT) * _ALIGNMENT)
         starts = ends - -(-sizes // _ALIGNMENT) * _ALIGNMENT
@@ -361,6 +366,6 @@ class ByteFiles:
                 if done != counts[row]:
                     raise OSError(
                         f"{name_of(row)} is cut off: {done:,} of {counts[row]:,} bytes at byte "
-                        f"{ats[row]:,} of {self.paths[number]}"
+                        f"{ats[row]:,} of {printable(self.paths[number])}"
                     )
         return [buffer[b : b + count] for b, count in zip(begins, counts)]

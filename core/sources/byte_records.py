@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..printable import printable
 from .base import BaseSource
 from .byte_files import WAITING_THREADS, ByteFiles, is_remote
 from .index import Index
@@ -94,7 +95,8 @@ class ByteRecords(BaseSource):
                 np.concatenate([arrays[f"{name}.offset"][indices] for name in ranges]),
                 np.concatenate([arrays[f"{name}.size"][indices] for name in ranges]),
                 lambda place: (
-                    f"{ranges[place // rows]!r} of {self.name(int(indices[place % rows]))}"
+                    f"{ranges[place // rows]!r} of "
+                    f"{printable(self.name(int(indices[place % rows])))}"
                 ),
             )
             for turn, name in enumerate(ranges):
@@ -117,7 +119,7 @@ class ByteRecords(BaseSource):
                 values.append(decode(piece))
             except ValueError as error:
                 raise ValueError(
-                    f"{name!r} of {self.name(index)} can't be read: {error}"
+                    f"{name!r} of {printable(self.name(index))} can't be read: {error}"
                 ) from error
         return values
 

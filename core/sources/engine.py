@@ -22,7 +22,15 @@ from ..config import IteratorConfig
 from ..epochs import EpochPlan, count_rows
 from ..errors import BatchError, GraphError, StateError
 from ..pipeline import advice
-from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe, failing, fails_alike, listed
+from ..pipeline.bad_record import (
+    MOST_SKIPPED,
+    can_skip,
+    describe,
+    failing,
+    fails_alike,
+    listed,
+    with_printable,
+)
 from ..pipeline.batch import Batch, RaggedError
 from ..pipeline.dali_pipeline import check_outputs, graph_lines, queue_depth
 from ..pipeline.deferred import FunctionError
@@ -755,7 +763,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
             own = [int(record) for rows in parts for record in self._own(rows, samples)]
             bad = [*unread, *((record, reason) for record in own)]
             described = self._bad_records(here, bad)
-            described.args = (f"{described}{dali}",)
+            described.args = (f"{described}{with_printable(dali, described.files)}",)
         described.__cause__ = error
         if self._random:  # which only go on as they are
             feed.forget(run)

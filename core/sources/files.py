@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..pipeline.schema import leaf
+from ..printable import printable
 from ..state.reader_files import below_common_root, file_sizes
 from .base import BaseSource
 from .byte_files import WAITING_THREADS, fetch, filesystem, is_remote
@@ -126,7 +127,7 @@ class Files(BaseSource):
     def _list(self, suffixes: tuple[bytes, ...]) -> None:
         """Lists the folder."""
         files, folders = self._listed(b"", suffixes)
-        root = os.fsdecode(self._root)
+        root = printable(self._root)
         if not folders:
             self._names = Names([(b"", files)])
             if not files:
@@ -215,7 +216,7 @@ class Files(BaseSource):
             target = os.path.realpath(place)
             if target in above:
                 raise ValueError(
-                    f"{os.fsdecode(place)} is a link to {os.fsdecode(target)}, in which it lies: "
+                    f"{printable(place)} is a link to {printable(target)}, in which it lies: "
                     "remove it, or list what you want by paths= and labels="
                 )
             above = [*above, target]
@@ -253,7 +254,7 @@ class Files(BaseSource):
             _log.warning(
                 "%s: %s left out, for opening them may never end: they are FIFOs, sockets, devices "
                 "or links to themselves",
-                os.fsdecode(self._root + folder),
+                printable(self._root + folder),
                 _few(sorted(left_out)),
             )
         files.sort()
@@ -265,7 +266,7 @@ class Files(BaseSource):
             path = self.name(index)
             if not os.path.isfile(path):
                 there = "no file" if os.path.exists(path) else "not there"
-                raise FileNotFoundError(f"paths[{index}] is {there}: {path}")
+                raise FileNotFoundError(f"paths[{index}] is {there}: {printable(path)}")
 
 
 def _kind(entry: os.DirEntry[bytes]) -> str:

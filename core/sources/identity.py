@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import StateError
+from ..printable import printable
 from .order import Indices
 from .source import Source
 
@@ -83,8 +84,8 @@ def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:
         ]
     except Exception as error:  # what a user's source raises, StopIteration too
         raise StateError(
-            f"{source.name(index)} can't be read, and states have a digest of it: mend it, or "
-            f"pass identity='...' to the source, a text that says which data it is. {error!r}"
+            f"{printable(source.name(index))} can't be read, and states have a digest of it: "
+            f"repair it, or pass identity='...' to the source, a name of the data. {error!r}"
         ) from error
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..printable import printable
 from ..state.reader_files import below_common_root
 from .byte_files import ByteFile, Window, open_file
 from .index import Index
@@ -147,7 +148,7 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
                 if links and key == links_of:
                     start, sample, links = links_start, links, {}
             if extension in sample and not sample[extension].link:
-                raise ValueError(f"{path} has the member {_text(member.name)!r} twice")
+                raise ValueError(f"{path} has the member '{printable(member.name)}' twice")
             sample[extension] = member
     if sample:
         yield Sample(start, last[1], sample)
@@ -191,12 +192,12 @@ class _Columns:
                 found = [member for member in some if not member.link]
                 if len(found) > 1:
                     raise ValueError(
-                        f"{take.file.path}: {_text(sample.name)} has {name!r} twice: "
-                        f"{[_text(member.name) for member in found]}"
+                        f"{take.file.shown}: {printable(sample.name)} has {name!r} twice: "
+                        f"{[printable(member.name) for member in found]}"
                     )
                 row += found
             if len(row) < len(self._fields):
-                self._add_incomplete(sample, take.file.path)
+                self._add_incomplete(sample, take.file.shown)
                 continue
             for (name, _, first, second), member in zip(self._fields, row):
                 if second is None:
@@ -214,16 +215,16 @@ class _Columns:
         for name, extensions, _, _ in self._fields:
             found = [members[e] for e in extensions if e in members]
             if not found:
-                wanted = " or ".join(f".{_text(extension)}" for extension in extensions)
+                wanted = " or ".join(f".{printable(extension)}" for extension in extensions)
                 lacking.append(f"{wanted} ({name!r})")
             elif all(member.link for member in found):
                 self.has_links = True
-                lacking.append(f"{_text(found[0].name)}, which is a {found[0].link} link")
+                lacking.append(f"{printable(found[0].name)}, which is a {found[0].link} link")
         if len(self.reasons) < _NAMED:
-            has = [_text(extension) for extension, member in members.items() if not member.link]
+            has = [printable(extension) for extension, member in members.items() if not member.link]
             self.extensions.update(has)
             only = ", ".join(f".{extension}" for extension in has) or "no other member"
-            name = f"{path}: {_text(sample.name)}"
+            name = f"{path}: {printable(sample.name)}"
             self.reasons.append(f"{name} lacks {' and '.join(lacking)}, and has {only}")
 
 
@@ -239,7 +240,7 @@ def _scattered(names: set[bytes], samples: Iterable[Sample]) -> Iterator[str]:
             if not seen.setdefault(name, set()).isdisjoint(found):
                 continue  # another sample of the same name
             if seen[name]:
-                yield _text(name)
+                yield printable(name)
             seen[name].update(found)
 
 
@@ -251,7 +252,7 @@ def _number(name: str, sample: Sample, text: bytes, take: Window) -> int:
     except ValueError:
         pass
     raise ValueError(
-        f"{name!r} of {take.file.path}: {_text(sample.name)} must be a whole number of 64 "
+        f"{name!r} of {take.file.shown}: {printable(sample.name)} must be a whole number of 64 "
         f"bits, not {text[:40]!r}"
     )
 
@@ -262,9 +263,9 @@ def sample_key(file: ByteFile, start: int) -> str:
     Raises:
         OSError, ValueError: If the header can't be read.
     """
-    for member in members(file.read, file.size, file.path, start):
+    for member in members(file.read, file.size, file.shown, start):
         return _text(split_name(member.name)[0])
-    raise ValueError(f"{file.path} has no sample at byte {start:,}")
+    raise ValueError(f"{file.shown} has no sample at byte {start:,}")
 
 
 def columns_of(extensions: Mapping[str, str]) -> set[str]:
@@ -313,12 +314,12 @@ def _indexed(file: ByteFile, extensions: Mapping[str, str], done: Any) -> _Colum
     columns, take = _Columns(extensions), Window(file)
 
     def samples() -> Iterator[Sample]:
-        return grouped(members(take, file.size, file.path), file.path)
+        return grouped(members(take, file.size, file.shown), file.shown)
 
     columns.add(_counted(samples(), file.size, done), take)
     if columns.incomplete:
         scattered = _scattered(columns.incomplete, samples())
-        columns.scattered = [f"{file.path}: {n}" for n in itertools.islice(scattered, _NAMED)]
+        columns.scattered = [f"{file.shown}: {n}" for n in itertools.islice(scattered, _NAMED)]
     return columns
 
 

@@ -173,8 +173,8 @@ def index_records(
         for path in paths:
             file = open_file(path)
             take, reported = Window(file), 0
-            for number, (at, size) in enumerate(records(take, file.size, path)):
-                label = f"{path}: record {number}"
+            for number, (at, size) in enumerate(records(take, file.size, file.shown)):
+                label = f"{file.shown}: record {number}"
                 if not starts:
                     has = set(_features(label, take, at, size, None))
                 _add(label, take, at, size, wanted, columns)
