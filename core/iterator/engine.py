@@ -307,8 +307,8 @@ class ReaderEngine(EpochEngine[Position]):
         names = renamed(saved.fingerprint, self.fingerprint())
         if names is not None:
             return self._build_renamed(saved.position, names)
-        if refusal is not None:
-            raise refusal
+        if refusal is not None:  # without the checkpoints the pipelines were built
+            raise _refusal(refusal)
         return saved.position
 
     def _try_to_build(self, saved: Saved, checkpoints: Checkpoints) -> Exception | None:
@@ -349,7 +349,10 @@ class ReaderEngine(EpochEngine[Position]):
             checkpoints=moved(position.checkpoints),
             epoch_start=moved(position.epoch_start),
         )
-        self._build(position.checkpoints or Checkpoints())
+        try:
+            self._build(position.checkpoints or Checkpoints())
+        except RuntimeError as error:
+            raise _refusal(error) from error
         return position
 
     def _check(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
@@ -807,6 +810,15 @@ def _batch_error(error: RuntimeError, here: Position) -> BatchError:
     return described
 
 
+def _refusal(error: Exception) -> Exception:
+    """Returns a StateError if DALI refused checkpoints, and the error if the graph failed."""
+    if isinstance(error, StateError) or not advice.is_of_dali(error):
+        return error
+    refusal = StateError(f"DALI refuses its part of the state: {error}")
+    refusal.__cause__ = error
+    return refusal
+
+
 def _check_forms(saved: Saved, reader: str | None) -> None:
     """Raises StateError where saved checkpoints are none that DALI gives.
 
@@ -822,6 +834,14 @@ def _check_forms(saved: Saved, reader: str | None) -> None:
         # Of a pass over its shard, which is filled up to whole batches.
         readers[reader] = data["epoch_size"] // data["num_shards"] + 1 + data["batch_size"]
     pieces = [one.data or () for one in (position.checkpoints, position.epoch_start) if one]
-    names = [[check_form(piece, readers) for piece in group] for group in pieces]
-    if len(names) == 2 and names[1] and names[0] != names[1]:
+    forms = [[check_form(piece, readers) for piece in group] for group in pieces]
+    if len(forms) < 2 or not forms[1]:
+        return
+    # DALI reads the part of the epoch's start when the iterator is reset, long after this.
+    differ = len(forms[0]) != len(forms[1])
+    for here, start in zip(*forms):
+        states = [(here[name], start[name]) for name in here.keys() & start.keys()]
+        differ = differ or here.keys() != start.keys()
+        differ = differ or any(a != b and None not in (a, b) for a, b in states)
+    if differ:
         raise StateError("DALI's parts of the state are of different graphs")

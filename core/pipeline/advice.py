@@ -112,13 +112,18 @@ FORKED = (
 )
 
 
+def is_of_dali(error: BaseException) -> bool:
+    """Returns whether DALI raised an error, and not a function of the caller's that it called."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith("nvidia.dali")
+
+
 def of_fed(error: BaseException) -> str:
     """The cure for a value of ``fn.external_source`` that DALI can't take, or ""."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # Not of the caller's own function, which DALI called.
-    of_dali = frames and str(frames[-1].f_globals.get("__name__", "")).startswith("nvidia.dali")
     text = str(error)
-    if not of_dali or not ("unknown format string" in text or "cannot include dtype" in text):
+    if not is_of_dali(error) or not (
+        "unknown format string" in text or "cannot include dtype" in text
+    ):
         return ""
     return (
         f"fn.external_source takes numbers that DALI has ({text}). Give it text as bytes, "

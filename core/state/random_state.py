@@ -39,7 +39,7 @@ def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
     return {fields[1].decode(): fields for fields in map(dict, map(protobuf.fields, contents))}
 
 
-def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
+def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool | None]:
     """Checks a checkpoint where DALI does not, and would go wrong or hang.
 
     Args:
@@ -47,32 +47,35 @@ def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> list[str]:
         readers: The largest number of samples in a pass of each of its readers, by name.
 
     Returns:
-        The names of its operators, sorted.
+        Whether each operator's state is one of random numbers, by its name; None without a state.
 
     Raises:
         StateError: If it is no checkpoint, or has values that no pipeline saves.
     """
-    names: list[str] = []
+    random: dict[str, bool | None] = {}
+    counted = False
     try:
         for number, content in protobuf.fields(checkpoint):
             fields = dict(protobuf.fields(content))
             if number == 2:
-                counts = json.loads(fields[1]) if fields.get(1) else {}
-                known = [counts[name] for name in ("iter", "epoch_idx") if name in counts]
+                counts, counted = json.loads(fields[1]), True
+                known = [counts[name] for name in ("iter", "epoch_idx")]
                 if any(type(count) is not int or count < 0 for count in known):
                     raise ValueError(f"its counts are {known}")
             elif number == 1:
                 name, state = fields[1].decode(), fields[2]
-                names.append(name)
+                random[name] = state.startswith(b"Philox") if state else None
                 if {*fields} != {1, 2}:
                     raise ValueError(f"{name} has {sorted(fields)}")
-                if state.startswith(b"Philox") and not _PHILOX.fullmatch(state):
+                if random[name] and not _PHILOX.fullmatch(state):
                     raise ValueError(f"the random state of {name} is none")
                 if name in readers:
                     _check_reader(name, state, readers[name])
+        if not counted:
+            raise ValueError("it has no count of runs")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise StateError(f"DALI's part of the state is damaged: {error}") from None
-    return sorted(names)
+    return random
 
 
 def _check_reader(name: str, state: bytes, most: int) -> None:

@@ -266,6 +266,35 @@ def test_the_reader_s_part_of_a_checkpoint(jpegs_many):
             assert plain(next(stream)) == plain(next(iterator_fn(**call)))
 
 
+@pytest.mark.parametrize("where", ("checkpoints", "epoch_start"))
+def test_what_dali_can_not_read_is_refused_before_a_reset_needs_it(jpegs_many, where):
+    iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
+    saved = iterator_fn(**call)
+    next(saved)
+    state = saved.get_state()
+    read = state_lib.read(state)
+    position, outputs, own = read.position, read.outputs, read.fingerprint
+    (checkpoint,) = position.checkpoints.data
+    counts = list(protobuf.fields(checkpoint))
+    bad = [
+        checkpoint.replace(b"Philox_", b"Philos_"),
+        checkpoint.replace(b"Philox_", b"Ph\xfflox_"),
+        checkpoint.replace(b'"epoch_idx"', b'"epoch_idy"'),
+        checkpoint.replace(b'"iter"', b'"itar"'),
+        protobuf.message([field for field in counts if field[0] != 2]),
+    ]
+    assert checkpoint not in bad
+    other = iterator_fn(**call)
+    want = plain(next(iterator_fn(**call)))
+    for data in bad:
+        checkpoints = dataclasses.replace(getattr(position, where), data=(data,))
+        damaged = dataclasses.replace(position, **{where: checkpoints})
+        assert refused(other, state_lib.encode(damaged, outputs, own)), data[:80]
+    assert plain(next(other)) == want
+    other.reset()
+    assert plain(next(other)) == want
+
+
 def test_checkpoints_as_bytes(jpegs_many):
     iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
     iterator = iterator_fn(**call)
