@@ -247,7 +247,14 @@ class SourceEngine(EpochEngine[SamplePosition]):
         Raises:
             ValueError: If there is no such batch.
         """
-        self.go_to(self._samples.seek(epoch, step, first))
+        position = self._samples.seek(epoch, step, first)
+        if self._random:  # also after a peek, which knows the numbers of one batch more
+            known = [self._samples.run_from(here) for here in (SamplePosition(), self.position)]
+            if self._samples.run_from(position) not in known:
+                raise self._unknown_numbers(
+                    "which follow from the batches before, and from there on"
+                )
+        self.go_to(position)
 
     def begin_with(self, epoch: int) -> None:
         """Makes an epoch the first one, and moves to its start."""
@@ -263,7 +270,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         """
         if position != self.position:
             run = self._samples.run_from(position)
-            if self._feed is None or self._feed.position(self._taken) != run:
+            if run != self._samples.run_from(self.position):
                 self._check_can_stand_at(position)
             self.position, self._outcome = position, None
             self._forget_checkpoints()
@@ -779,13 +786,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     def _remember(self, feed: Feed, sample: int, reason: UnusableRecord) -> None:
         """Remembers a sample that fails, and its record if it will fail in each epoch."""
-        if self._config.on_error == "mask":
-            self._known.add_sample(self._seed, sample, reason)
         if reason.failure.reads_file and not self._random:
             rows = feed.alone(np.array([sample], np.int64)).rows.read
             columns = {name: rows.column(name) for name in self._graph.taken}
             digest = digest_of(self._source, columns, 0)
             self._known.add_record(int(rows.own_records[0]), digest, reason)
+        if self._config.on_error == "mask":  # last: now another sample stands in for it
+            self._known.add_sample(self._seed, sample, reason)
 
     def _works_elsewhere(self, feed: Feed, here: SamplePosition, failure: Failure) -> bool:
         """Returns whether the graph works for any record, trying some across the epoch."""

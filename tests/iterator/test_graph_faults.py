@@ -232,6 +232,27 @@ def test_a_graph_s_own_source_is_not_taken_for_bad_records():
     assert caught.value.files == ()
 
 
+def test_what_dali_s_own_reader_refuses_can_not_be_skipped(tmp_path):
+    for k in range(6):
+        np.save(tmp_path / f"{k}.npy", np.array([k], np.int32))
+    good = (tmp_path / "3.npy").read_bytes()
+    (tmp_path / "3.npy").write_bytes(b"no array")
+
+    def graph():
+        return fn.readers.numpy(
+            file_root=str(tmp_path), file_filter="*.npy", name="reader", dont_use_mmap=True
+        )
+
+    make = data_iterator(graph, ["x"], reader_name="reader", on_error="skip", as_numpy=True)
+    iterator = make(batch_size=2)
+    assert next(iterator)["x"].ravel().tolist() == [0, 1]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="on_error='skip' can't leave it out: DALI's reader"):
+            next(iterator)
+    (tmp_path / "3.npy").write_bytes(good)
+    assert [batch["x"].ravel().tolist() for batch in iterator] == [[2, 3], [4, 5]]
+
+
 @pytest.mark.parametrize(
     ("operator", "text", "message", "reads_file"),
     [
