@@ -124,7 +124,7 @@ def braces(text: str) -> Iterator[str]:
 
 
 def _parts(text: str, start: int) -> tuple[list[str], int] | None:
-    """The alternatives of the brace at a place, and its end; None if it has none."""
+    """The alternatives of the brace at a place, and its end; None for other braces."""
     depth, commas = 0, [start]
     for place in range(start, len(text)):
         depth += (text[place] == "{") - (text[place] == "}")
@@ -144,7 +144,7 @@ def _parts(text: str, start: int) -> tuple[list[str], int] | None:
 
 
 def _range(first: str, last: str, step: str | None) -> list[str] | None:
-    """The values of a range, whose numbers are as wide as the wider end; None if it is none."""
+    """The values of a range, whose numbers are as wide as the wider end; None for other text."""
     if first.isalpha() != last.isalpha():
         return None
     convert = ord if first.isalpha() else int

@@ -65,22 +65,22 @@ def members(
     while at < end:
         header = take(at, BLOCK)
         if header == _ZEROS:
-            behind = _end_of_zeros(take, at, end)
+            next_at = _end_of_zeros(take, at, end)
             if name is not None or length is not None:
                 raise ValueError(f"{path}: the extended header at byte {begin:,} has no member")
-            if behind < end and not _is_header(take(behind, BLOCK)):
+            if next_at < end and not _is_header(take(next_at, BLOCK)):
                 _log.warning(
                     "%s: %s bytes after the end mark are ignored: they are not a tar",
                     path,
-                    f"{end - behind:,}",
+                    f"{end - next_at:,}",
                 )
-                behind = end
-            if behind == end:
+                next_at = end
+            if next_at == end:
                 return
-            if behind - at > BLOCK:  # one block of zeros is not an end mark
+            if next_at - at > BLOCK:  # one block of zeros is not an end mark
                 archive += 1
                 everywhere = {}
-            at = begin = behind
+            at = begin = next_at
             continue
         kind = header[156:157]
         size = _checked_size(header, at, end, path, last)
@@ -123,8 +123,8 @@ def members(
                 yield Member(name, begin, content, size, archive)
         begin, name, length = at, None, None
     if at > end:
-        raise ValueError(f"{path} is cut off behind {_shown(last)}, before byte {at:,}")
-    _log.warning("%s has no end mark: it may be cut off behind %s", path, _shown(last))
+        raise ValueError(f"{path} is cut off after {_shown(last)}, before byte {at:,}")
+    _log.warning("%s has no end mark: it may be cut off after %s", path, _shown(last))
 
 
 def _end_of_zeros(take: Callable[[int, int], bytes], at: int, end: int) -> int:
@@ -151,7 +151,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _shown(name: bytes) -> str:
-    return repr(name.decode(errors="replace")) if name else "its beginning"
+    return repr(name.decode(errors="replace")) if name else "its start"
 
 
 def _check_end(stop: int, end: int, path: str, what: str, content: int) -> None:
@@ -180,13 +180,12 @@ def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> i
         packed = header.startswith((b"\x1f\x8b", b"BZh", b"\xfd7z", b"\x28\xb5\x2f\xfd"))
         if len(header) < BLOCK and not packed:
             raise ValueError(
-                f"{path}: the header at byte {at:,}, behind {_shown(last)}, is cut off: "
+                f"{path}: the header at byte {at:,}, after {_shown(last)}, is cut off: "
                 f"{end - at} bytes there"
             ) from None
         hint = ": it is compressed, and has no records by number; unpack it" if packed else ""
-        raise ValueError(
-            f"{path}: no tar header at byte {at:,}, behind {_shown(last)}{hint}"
-        ) from None
+        what = f"has no tar header at byte {at:,}, after {_shown(last)}" if at else "is not a tar"
+        raise ValueError(f"{path} {what}{hint}") from None
 
 
 def _signed_sum(header: bytes) -> int:

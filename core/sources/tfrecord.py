@@ -22,12 +22,12 @@ from .values import as_scalars
 class TFRecord(ByteRecords):
     """Records of tf.train.Example (or the context of SequenceExamples), by number.
 
-    The files are read once, and an index of the payloads and the labels is stored: nothing is
+    The files are read once, and an index of the payloads and the labels is stored: records are not
     parsed afterwards, and TensorFlow is not needed. The first record that has a feature determines
     its kind: bytes are uint8 [bytes], one number is a scalar of 32 bits, several are an array.
 
-    A record that lacks a list of numbers has an empty one, as with ``tf.io.VarLenFeature``. For
-    other features pass ``defaults=``, like the ``default_value`` of ``tf.io.FixedLenFeature``.
+    A list of numbers that a record lacks is empty, as with ``tf.io.VarLenFeature``. For other
+    features pass ``defaults=``, like the ``default_value`` of ``tf.io.FixedLenFeature``.
 
     Args:
         paths: A path or several, or URLs if fsspec is installed. Patterns like ``*.tfrecord`` and
