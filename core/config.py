@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -11,8 +12,9 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .arguments import check_flags, whole_number
 from .epochs import EpochPlan
+from .placement import over_current_mesh
 
-Shardings: TypeAlias = Sharding | Mapping[str, Sharding | PartitionSpec]
+Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec]
 OnError: TypeAlias = Literal["raise", "skip", "mask"]
 
 
@@ -33,6 +35,21 @@ def _parse_auto_reset(value: object) -> bool:
     if isinstance(value, str) and value.lower() in ("yes", "no"):
         return value.lower() == "yes"
     raise ValueError(f"auto_reset must be 'yes', 'no', True, False or None, not {value!r}")
+
+
+def _check_seconds(value: object) -> None:
+    """Checks ``check_processes``: a flag, or a number of seconds."""
+    if isinstance(value, bool):
+        return
+    if not isinstance(value, (int, float)):
+        raise TypeError(
+            f"check_processes must be True, False, or a number of seconds, not {value!r}"
+        )
+    if not 0 < value < math.inf:
+        raise ValueError(
+            "check_processes must be the seconds to wait for other processes, more than 0, not "
+            f"{value!r}: pass False for no check"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,17 +126,28 @@ class IteratorConfig:
     as_numpy: bool | None = None
     on_error: OnError = "raise"
     allow_changes: Sequence[str] = ()
+    check_processes: bool | float = True
     source: Any = None
     shuffle: bool = True
     # Set by adapters alone.
     epoch_rules: EpochRules | None = None
     on_host: bool = False  # DALI copies outputs on a GPU to the host
+    hosts: tuple[int, int] = (0, 1)  # this host, and how many make slices of the global batch
 
     @property
     def over_processes(self) -> bool:
         """Whether batches are placed over devices of several processes."""
         every = self.sharding.values() if isinstance(self.sharding, Mapping) else [self.sharding]
         return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in every)
+
+    def placed(self) -> IteratorConfig:
+        """The same, with the current mesh for PartitionSpecs that have none.
+
+        Raises:
+            ValueError: If there is no current mesh.
+        """
+        sharding = over_current_mesh(self.sharding)
+        return self if sharding is self.sharding else dataclasses.replace(self, sharding=sharding)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -138,6 +166,7 @@ class IteratorConfig:
             as_numpy=self.as_numpy,
             shuffle=self.shuffle,
         )
+        _check_seconds(self.check_processes)
         is_class = isinstance(self.source, type)
         if self.source is not None and (is_class or not hasattr(self.source, "bind")):
             raise TypeError(
@@ -221,5 +250,5 @@ CONFIG_DEFAULTS = {
     for field in dataclasses.fields(IteratorConfig)
 }
 # The arguments that users pass.
-CONFIG_NAMES = frozenset(CONFIG_DEFAULTS) - {"epoch_rules", "on_host"}
+CONFIG_NAMES = frozenset(CONFIG_DEFAULTS) - {"epoch_rules", "on_host", "hosts"}
 OF_DATA_ITERATOR = {"those of dalijax.data_iterator": CONFIG_NAMES}  # for messages

@@ -60,6 +60,10 @@ class StateError(_Printable, ValueError):
         )
 
 
+class ProcessError(_Printable, RuntimeError):
+    """The iterators of several processes differ, or a process did not come; nothing has moved."""
+
+
 class BatchError(_Printable, RuntimeError):
     """DALI failed to produce a batch; it counts as delivered.
 

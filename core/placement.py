@@ -90,10 +90,49 @@ def rows_sharding(sharding: Sharding) -> Sharding:
     return sharding
 
 
+def over_current_mesh(sharding: Any) -> Any:
+    """A sharding, with the current mesh for PartitionSpecs that have none.
+
+    Args:
+        sharding: A Sharding, a PartitionSpec, or a dict of them. In a dict, PartitionSpecs are of
+            the mesh of another output's NamedSharding, if there is one.
+
+    Raises:
+        ValueError: If there is no current mesh.
+    """
+    if isinstance(sharding, PartitionSpec):
+        return NamedSharding(_current_mesh(sharding), sharding)
+    if not isinstance(sharding, Mapping):
+        return sharding
+    if any(isinstance(one, NamedSharding) for one in sharding.values()):
+        return sharding
+    return {name: over_current_mesh(one) for name, one in sharding.items()}
+
+
+def _current_mesh(spec: PartitionSpec) -> jax.sharding.Mesh:
+    """The mesh of `jax.set_mesh`, or of the contexts of older versions of JAX."""
+    from jax._src import mesh as meshes  # the only getter of `with mesh:` and of jax below 0.6
+
+    getters = (
+        getattr(jax.sharding, "get_mesh", None),
+        getattr(meshes, "get_concrete_mesh", None),
+        lambda: meshes.thread_resources.env.physical_mesh,
+    )
+    for getter in getters:
+        mesh = None if getter is None else getter()
+        if isinstance(mesh, jax.sharding.Mesh) and not mesh.empty:
+            return mesh
+    raise ValueError(
+        f"sharding is {spec!r}, and no mesh is set in this thread: make the iterator within `with "
+        f"jax.set_mesh(mesh):`, or pass jax.sharding.NamedSharding(mesh, {spec!r})"
+    )
+
+
 def _output_shardings(
     sharding: Sharding | Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Sharding]:
     """The sharding of each output, given one for all or a dict."""
+    sharding = over_current_mesh(sharding)
     if isinstance(sharding, Sharding):
         return dict.fromkeys(names, sharding)
     if not isinstance(sharding, Mapping):
@@ -106,12 +145,7 @@ def _output_shardings(
     mesh = next((s.mesh for s in sharding.values() if isinstance(s, NamedSharding)), None)
     shardings: dict[str, Sharding] = {}
     for name, value in sharding.items():
-        if isinstance(value, PartitionSpec):
-            if mesh is None:
-                raise ValueError(
-                    f"sharding[{name!r}] is a PartitionSpec, and no output has a NamedSharding "
-                    "whose mesh it could use: pass NamedSharding(mesh, spec) for one of them"
-                )
+        if isinstance(value, PartitionSpec) and mesh is not None:
             value = NamedSharding(mesh, value)
         if not isinstance(value, Sharding):
             raise _no_sharding(f"sharding[{name!r}] must be a Sharding or PartitionSpec", value)
@@ -121,9 +155,7 @@ def _output_shardings(
 
 def _no_sharding(what: str, value: object) -> TypeError:
     cure = "jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))"
-    if isinstance(value, PartitionSpec):
-        cure = f"with the mesh that it is of, jax.sharding.NamedSharding(mesh, {value!r})"
-    elif isinstance(value, jax.sharding.Mesh):
+    if isinstance(value, jax.sharding.Mesh):
         axis = value.axis_names[0] if value.axis_names else "data"
         cure = (
             "with the axes that cut the batch, "

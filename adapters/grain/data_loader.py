@@ -12,7 +12,9 @@ import numpy as np
 
 from ...core.arguments import whole_number
 from ...core.errors import StateError
+from ...core.placement import over_current_mesh
 from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition, Restored
+from ...core.records.stream_part import StreamPart, describe
 from ...core.seeds import DEFAULT_SEED, shard_seed
 from ...core.state.codec import brief
 from ...core.state.fingerprint import digest
@@ -100,6 +102,7 @@ class DALIDataLoader:
                     "on_error='skip' with several shards, one of which would then be a batch ahead "
                     "of the others: use 'mask'"
                 )
+        sharding = over_current_mesh(sharding)
         batch_size = operator.index(batch_size)
         local_batch_size = batch_size // parts
         self.skips = call.get("on_error") == "skip"
@@ -114,7 +117,7 @@ class DALIDataLoader:
             pad=pad,
             sharding=sharding,
             **call,
-        )
+        ).of_host(index, parts)
         shards = self._transform.shards()
         self.num_shards = shards[0].num_shards if shards else parts
         self.shard = index
@@ -145,6 +148,18 @@ class DALIDataLoader:
     def num_steps(self) -> int:
         """Number of global batches."""
         return len(self._steps)
+
+    def part(self) -> StreamPart:
+        """This process's part of the batches, of which all processes have the same number."""
+        values = describe(
+            loader="DALIDataLoader",
+            sampler=self.described["sampler"],
+            number_of_records=self._steps.records,
+            batches=self.num_steps,
+            global_batch=self._batch_size,
+            pad=self._steps.pad,
+        )
+        return StreamPart(values, self.num_steps, agreed=True)
 
     def numbers(self) -> Numbers:
         """A function of a step to the indices in the sampler's order of this process's records."""
@@ -233,7 +248,7 @@ class DALIDataLoaderIterator(RecordIterator):
         self._loader = loader
         self._reader = _StepReader(loader)
         self._engine = transform.engine(
-            self._reader, 0, loader.numbers(), loader.seed, by_step=True
+            self._reader, 0, loader.numbers(), loader.seed, by_step=True, part=loader.part()
         )
         self._deliver = transform.delivered
 

@@ -16,7 +16,12 @@ Row = dict[str, Any]  # "index" of the record, its "key", and the "record"
 
 
 class Steps(grain.MapDataset):
-    """This process's rows of each global batch, by the number of the batch."""
+    """This process's rows of each global batch, by the number of the batch.
+
+    Attributes:
+        records: Number of records of the sampler.
+        pad: Whether the last batch is padded.
+    """
 
     def __init__(
         self,
@@ -34,9 +39,9 @@ class Steps(grain.MapDataset):
         self._operations = operations
         self._batch_size = batch_size
         self._rows = rows
-        self._pad = pad
-        self._records = len(sampler) if hasattr(sampler, "__len__") else sys.maxsize
-        whole, rest = divmod(self._records, batch_size)
+        self.pad = pad
+        self.records = len(sampler) if hasattr(sampler, "__len__") else sys.maxsize
+        whole, rest = divmod(self.records, batch_size)
         self._length = whole + (rest > 0 and not drop_remainder)
 
     def __len__(self) -> int:
@@ -49,10 +54,10 @@ class Steps(grain.MapDataset):
             raise IndexError(f"step {index} of {self._length}")
         start = index * self._batch_size
         # Padding repeats the last record of the global batch, also in other processes.
-        last = min(start + self._batch_size, self._records) - 1
+        last = min(start + self._batch_size, self.records) - 1
         numbers = [start + row for row in self._rows]
         valid = [number <= last for number in numbers]
-        if not self._pad:
+        if not self.pad:
             numbers = [number for number in numbers if number <= last]
         metadata = [self._sampler[min(number, last)] for number in numbers]
         keys = [one.record_key for one in metadata]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from typing import Any
 
 import grain
+import numpy as np
 from grain import experimental
 from grain._src.python.dataset.transformations import prefetch
 
@@ -91,6 +93,7 @@ class Reader:
         lists: Whether the parent is one of `RecordLists`, which are joined and cut.
         whole: Whether batches of fewer rows are left out.
         pad: Whether they are filled up with their last record.
+        longer: Whether batches of padding may follow the last record.
 
     Attributes:
         start: The position of the first batch.
@@ -98,13 +101,21 @@ class Reader:
     """
 
     def __init__(
-        self, parent: grain.DatasetIterator, rows: int, lists: bool, whole: bool, pad: bool
+        self,
+        parent: grain.DatasetIterator,
+        rows: int,
+        lists: bool,
+        whole: bool,
+        pad: bool,
+        longer: bool = False,
     ):
         self._parent = parent
         self._rows = rows
         self._lists = lists
         self._whole = whole
         self._pad = pad
+        self._longer = longer
+        self._first: list[Any] = []  # the first record, once a batch of padding was asked for
         self._source = _source(parent)
         self.start = Position(parent.get_state())
         self._begin(self.start)
@@ -132,9 +143,37 @@ class Reader:
         All but the last are whole, unless the parent gives lists of its own.
         """
         whole = step * self._rows
+        if self._longer:
+            return 0 <= records <= whole
         fewest = whole if self._whole else whole - self._rows + 1 if self._lists else step
         most = records if self._whole and not self._lists else whole  # lists may be left out
         return max(fewest, 0) <= records <= most
+
+    def padding(self) -> RecordBatch:
+        """A batch of padding behind the last record, which repeats the first one.
+
+        A resumed iterator that starts behind the last record pads with the same one.
+        """
+        position = self.position
+        if not self._first:
+            self.go_to(self.start)
+            try:
+                self._first = [self._first_record()]
+            finally:
+                self.go_to(position)
+        return RecordBatch(
+            self._first * self._rows,
+            position,
+            lambda row: "the first record of the stream, as padding",
+            np.zeros(self._rows, bool),
+        )
+
+    def _first_record(self) -> Any:
+        """The first record that can be read, from the start."""
+        while True:
+            with contextlib.suppress(ReadError):
+                entry = self._entry()
+                return entry[0] if isinstance(entry, list) else entry
 
     def seek(self, position: RecordPosition) -> None:
         """Moves to the batch behind a position; see `RecordReader`."""

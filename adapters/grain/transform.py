@@ -10,7 +10,9 @@ from typing import Any
 import grain
 import jax
 import numpy as np
+from grain._src.python.dataset.transformations.slice import SliceMapDataset
 from grain.experimental import ShapeDtypeStruct
+from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from ...core.arguments import checked_arguments, own_arguments, whole_number
@@ -23,7 +25,9 @@ from ...core.placement import DataShard
 from ...core.records.engine import RecordEngine
 from ...core.records.record_pipelines import check_record_graph
 from ...core.records.record_queue import Numbers, RecordPosition, RecordReader, Restored
+from ...core.records.stream_part import StreamPart, describe
 from ...core.seeds import ShardSeed
+from ...core.state.agreement import Values
 from ...core.state.codec import brief
 from .reading import READ_OPTIONS, Position, Reader, RecordLists
 from .record_iterator import RecordIterator
@@ -106,7 +110,10 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         prefetch: Number of batches that DALI prepares ahead.
         sharding: A jax.sharding.Sharding, or a dict of them by outputs, for global arrays. Over
             several processes each reads a slice of the records, by
-            ``ds[jax.process_index()::jax.process_count()]`` before the transform.
+            ``ds[jax.process_index()::jax.process_count()]`` before the transform. All processes
+            deliver as many batches: with ``pad``, those with fewer records add batches of padding;
+            with ``drop_remainder``, all stop when the first one has no further batch. A
+            PartitionSpec is of the mesh that `jax.set_mesh` has set.
         own_records: Whether each process has records of its own without such a slice, say of its
             own files; else a dataset that nothing slices is refused.
         on_error: Handling of a record that DALI can't decode. "raise": a RuntimeError that names
@@ -119,10 +126,12 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             that read four batches ahead.
         allow_changes: ["graph"] restores a state although arguments of the graph's operators have
             changed, as for progressive resizing.
+        check_processes: Whether processes that make a global batch together compare their
+            iterators before the first batch; see `dalijax.data_iterator`.
         writable: Whether NumPy arrays are copies that may be written to. If not, DALI's are
             read-only views of its buffers, which outputs may share.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. The default of
-            ``seed`` is the dataset's (``ds.seed(...)``), or 0.
+            ``seed`` follows from the dataset's (``ds.seed(...)``), wherever that is set, or is 0.
 
     Elements are dicts of arrays of shape [batch, ...]: NumPy arrays of CPU pipelines, jax.Arrays of
     GPU ones. Values that bypass the graph are NumPy arrays, of objects for text and bytes. With
@@ -148,6 +157,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         element_spec: Any = None,
         read_options: grain.ReadOptions | None = None,
         allow_changes: Sequence[str] = (),
+        check_processes: bool | float = True,
         writable: bool = False,
         **call: Any,
     ):
@@ -168,7 +178,11 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             raise ValueError(f"allow_changes may have 'graph' alone here, not {allow_changes}")
         # Mistakes raise here, not at the first batch.
         self._config = IteratorConfig(
-            output_map, mask="mask" if pad else None, sharding=sharding, allow_changes=allow_changes
+            output_map,
+            mask="mask" if pad else None,
+            sharding=sharding,
+            allow_changes=allow_changes,
+            check_processes=check_processes,
         )
         check_record_graph(pipeline_fn, self._config, on_error)
         call = {"prefetch_queue_depth": prefetch, **call}
@@ -183,7 +197,9 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         """
         if not isinstance(ds, (grain.IterDataset, grain.MapDataset)):
             raise TypeError(f"a DALITransform takes a dataset, not {ds!r:.80}: {_PIPE}")
-        if self._config.over_processes and not self._own_records and not _is_sliced(ds):
+        if not self._is_placed():
+            return _UnplacedDataset(ds, self)
+        if self._config.over_processes and not self._own_records and not is_sliced(ds):
             raise ValueError(
                 f"the sharding is over {jax.process_count()} processes, and nothing slices {ds}: "
                 "each would read all records, and batches would have them several times. Write "
@@ -191,10 +207,47 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
                 "own_records=True where each process has other records"
             )
         if isinstance(ds, grain.IterDataset):
-            return _DecodedDataset(ds, self, lists=False)
+            return _DecodedDataset(ds, self, lists=False, values=self._described(ds))
         options = self.read_options or READ_OPTIONS
-        lists = RecordLists(ds, self.local_rows()).to_iter_dataset(options)
-        return _DecodedDataset(lists, self, lists=True)
+        rows = self.local_rows()
+        lists = RecordLists(ds, rows).to_iter_dataset(options)
+        batches = len(ds) // rows if self.drop_remainder else -(-len(ds) // rows)
+        return _DecodedDataset(lists, self, True, self._described(ds), batches)
+
+    def _is_placed(self) -> bool:
+        """Whether the mesh of each sharding is known."""
+        sharding = self._config.sharding
+        every = [*sharding.values()] if isinstance(sharding, Mapping) else [sharding]
+        specs = [isinstance(one, PartitionSpec) for one in every]
+        return not any(specs) or any(isinstance(one, NamedSharding) for one in every)
+
+    def placed(self) -> DALITransform:
+        """The same transform, with the current mesh for PartitionSpecs that have none.
+
+        Raises:
+            ValueError: If there is no current mesh.
+        """
+        return self if self._is_placed() else self._with(self._config.placed())
+
+    def of_host(self, index: int, count: int) -> DALITransform:
+        """The same transform, for this host's rows of a global batch without a sharding."""
+        return self._with(dataclasses.replace(self._config, hosts=(index, count)))
+
+    def _with(self, config: IteratorConfig) -> DALITransform:
+        transform = copy.copy(self)
+        transform._config = config
+        return transform
+
+    def _described(self, ds: grain.MapDataset | grain.IterDataset) -> Values:
+        """What processes must have in common, for errors."""
+        return describe(
+            function=getattr(self._fn, "__name__", "the graph"),
+            outputs=", ".join(self._config.output_map),
+            global_batch=self.batch_size,
+            last_batch="drop" if self.drop_remainder else self.pad or "keep",
+            on_error=self._on_error,
+            records=type(ds).__name__ if self._own_records else _lineage(ds),
+        )
 
     def map(self, element: Any) -> Any:
         """Refuses to be applied to each record.
@@ -203,6 +256,11 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             TypeError: Always; the message says how to apply it.
         """
         raise TypeError(f"a DALITransform is no transformation of single records: {_PIPE}")
+
+    @property
+    def over_processes(self) -> bool:
+        """Whether batches are placed over devices of several processes."""
+        return self._config.over_processes
 
     def shards(self) -> Sequence[DataShard]:
         """The data shards of this process; none without a sharding."""
@@ -252,6 +310,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         numbers: Numbers | None,
         draw_seed: int | None = None,
         by_step: bool = False,
+        part: StreamPart | None = None,
     ) -> RecordEngine:
         """The pipelines that make batches of a reader's records.
 
@@ -260,6 +319,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             seed: The dataset's seed.
             numbers, by_step: As for `RecordEngine`.
             draw_seed: The seed of ``draw``; None for the graph's.
+            part: As for `RecordEngine`, without the seed.
 
         Raises:
             RuntimeError: For a GPU pipeline in a worker process of Grain.
@@ -270,6 +330,9 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         each = shard_pipelines(self.shards(), self.batch_size, call)
         for name in each[0]:
             call.pop(name, None)
+        if part is not None:
+            seed_of_all = int(self.seed(seed)) if draw_seed is None else draw_seed
+            part = dataclasses.replace(part, values={**part.values, "seed": seed_of_all})
         return RecordEngine(
             self._fn,
             config,
@@ -282,45 +345,119 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             self._on_error,
             self._spec,
             by_step,
+            part,
         )
 
 
-def _is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
+def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
     """Whether all that a dataset is made of are slices of records that this process has alone.
 
     Such a slice has a process's share at most, and begins at the first record in the first process
     alone: others, of a part that is kept for evaluation say, are the same in every process.
     """
-    from grain._src.python.dataset.transformations.slice import SliceMapDataset
-
-    parents: Sequence[Any] = getattr(ds, "parents", ())
+    parents = _parents_of(ds)
     if isinstance(ds, SliceMapDataset):
         share = -(-len(parents[0]) // jax.process_count())
         if len(ds) <= share and (ds._start > 0 or jax.process_index() == 0):  # not public
             return True
-    return bool(parents) and all(map(_is_sliced, parents))
+    return bool(parents) and all(map(is_sliced, parents))
+
+
+def _parents_of(ds: Any) -> Sequence[Any]:
+    """The datasets that a dataset is made of.
+
+    Grain hides those of an interleaving, and so the dataset before ``mp_prefetch``.
+    """
+    parents: Sequence[Any] = getattr(ds, "parents", ())
+    hidden = getattr(ds, "_datasets", ())  # not public
+    if isinstance(hidden, grain.MapDataset):
+        hidden = [hidden]
+    return parents or (hidden if isinstance(hidden, (list, tuple)) else ())
+
+
+def _lineage(ds: Any) -> str:
+    """The transformations of a dataset, with their seeds and the records behind slices."""
+    parents = _parents_of(ds)
+    text = type(ds).__name__.removesuffix("Dataset")
+    seeds = [getattr(ds, name, None) for name in ("_seed", "_seed_rng_seed")]  # not public
+    text += "".join(f" seed {seed}" for seed in seeds if isinstance(seed, (int, np.integer)))
+    before = " + ".join(dict.fromkeys(map(_lineage, parents)))
+    if isinstance(ds, SliceMapDataset) and "Slice" not in before:  # others differ in their lengths
+        text += f" of {len(parents[0])} records"
+    return f"{before} > {text}" if before else text
+
+
+def _seed_of(ds: Any) -> int | None:
+    """The seed that follows from a dataset's ``seed()``; None without one.
+
+    Grain's own default seeds also depend on the number of transformations in between, and are lost
+    by ``mp_prefetch``.
+    """
+    seeds, nodes = dict[int, None](), [ds]  # each once: workers read copies of one dataset
+    while nodes:
+        node = nodes.pop(0)
+        seed = getattr(node, "_seed_rng_seed", None)  # not public
+        if seed is None:
+            nodes += _parents_of(node)
+        else:
+            seeds[int(seed)] = None
+    if not seeds:
+        return None
+    return int(np.random.SeedSequence([*seeds]).generate_state(1)[0])
+
+
+class _UnplacedDataset(grain.IterDataset):
+    """A dataset of batches over the mesh that is current when an iterator is made."""
+
+    def __init__(self, parent: grain.MapDataset | grain.IterDataset, transform: DALITransform):
+        super().__init__(parent)
+        self._transform = transform
+
+    def _placed(self) -> grain.IterDataset:
+        return self._transform.placed()(self._parents[0])
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return self._placed().__iter__()
+
+    @property
+    def _element_spec(self) -> Any:
+        return self._placed()._element_spec
+
+    def __str__(self) -> str:
+        return f"DALITransform(batch_size={self._transform.batch_size})"
 
 
 class _DecodedDataset(grain.IterDataset):
     """A dataset of a `DALITransform`'s batches."""
 
-    def __init__(self, parent: grain.IterDataset, transform: DALITransform, lists: bool):
+    def __init__(
+        self,
+        parent: grain.IterDataset,
+        transform: DALITransform,
+        lists: bool,
+        values: Values,
+        batches: int | None = None,
+    ):
         super().__init__(parent)
         self._transform = transform
         self._lists = lists
+        self._part = StreamPart(values, batches, pads=bool(transform.pad))
 
     def __iter__(self) -> DecodedIterator:
-        seed = self._default_seed
+        return self._iterator(self._part)
+
+    def _iterator(self, part: StreamPart | None) -> DecodedIterator:
         return DecodedIterator(
             self._parent.__iter__(),
             self._transform,
-            ShardSeed.of(None if seed is None else int(seed), 0),
+            ShardSeed.of(_seed_of(self), 0),
             self._lists,
+            part,
         )
 
     @property
     def _element_spec(self) -> Any:
-        iterator = self.__iter__()
+        iterator = self._iterator(None)  # which other processes need not make
         batch = next(iterator, None)
         iterator.close()
         if batch is None:
@@ -382,17 +519,25 @@ class DecodedIterator(RecordIterator):
     """Iterates over a dataset behind a `DALITransform`."""
 
     def __init__(
-        self, parent: grain.DatasetIterator, transform: DALITransform, seed: int, lists: bool
+        self,
+        parent: grain.DatasetIterator,
+        transform: DALITransform,
+        seed: int,
+        lists: bool,
+        part: StreamPart | None,
     ):
         super().__init__(parent)
         self._rows = transform.local_rows()
         # A MapDataset's position counts lists, an IterDataset's records.
         self._default_identity = f"{transform.identity(seed)}{' lists' if lists else ''}"
         self._takes_seed = transform.takes_seed(seed)
+        longer = transform.over_processes and lists and bool(transform.pad)
         self._reader = Reader(
-            parent, self._rows, lists, transform.drop_remainder, bool(transform.pad)
+            parent, self._rows, lists, transform.drop_remainder, bool(transform.pad), longer
         )
-        self._engine = transform.engine(self._reader, seed, transform.numbers())
+        if part is not None:
+            part = dataclasses.replace(part, padding=self._reader.padding)
+        self._engine = transform.engine(self._reader, seed, transform.numbers(), part=part)
         self._deliver = transform.delivered
 
     def get_state(self) -> dict[str, Any]:

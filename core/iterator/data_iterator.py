@@ -243,6 +243,7 @@ class IteratorFunction:
         if self.has_source(call or {}):
             return {"hosts": (shard_id, num_shards), "seed": ShardSeed.of(seed, 0)}
         shard: dict[str, Any] = dict(self._named(shard_id, num_shards))
+        shard["hosts"] = (shard_id, num_shards)
         if "seed" not in function_parameters(self.pipeline_fn):
             shard["seed"] = ShardSeed.of(seed, shard_id)
         elif seed is not None:
@@ -275,9 +276,10 @@ class IteratorFunction:
         """The source of the pipelines of a call, and the iterator's arguments."""
         parameters = function_parameters(self.pipeline_fn)
         named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}
-        config = self._configured(named)
+        config = self._configured(named).placed()
+        hosts = kwargs.pop("hosts", (0, 1))
+        config = dataclasses.replace(config, hosts=hosts)
         if config.source is not None:
-            hosts = kwargs.pop("hosts", (0, 1))
             bound = config.source.bind(self.pipeline_fn, args, kwargs, config, hosts)
             return bound, config
         kwargs = checked_arguments(self.pipeline_fn, kwargs, OF_DATA_ITERATOR)
@@ -425,6 +427,7 @@ def data_iterator(
     allow_changes: Sequence[str] = ...,
     source: Any = ...,
     shuffle: bool = ...,
+    check_processes: bool | float = ...,
 ) -> IteratorFunction: ...
 
 
@@ -448,6 +451,7 @@ def data_iterator(
     allow_changes: Sequence[str] = ...,
     source: Any = ...,
     shuffle: bool = ...,
+    check_processes: bool | float = ...,
 ) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
 
 
@@ -471,6 +475,7 @@ def data_iterator(
     allow_changes: Sequence[str] = (),
     source: Any = None,
     shuffle: bool = True,
+    check_processes: bool | float = True,
 ) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
     """Turns a function of a DALI graph into one that makes iterators.
 
@@ -494,8 +499,9 @@ def data_iterator(
         output_map, size, reader_name, auto_reset: As for `dalijax.DALIGenericIterator`.
         last_batch_padded, last_batch_policy, prepare_first_batch, pmap_compatible: The same.
         mask, as_numpy, on_error: The same.
-        sharding: A jax.sharding.Sharding, or a dict of one (or a PartitionSpec of another's mesh)
-            for each output: batches are global arrays placed by it.
+        sharding: A jax.sharding.Sharding, or a PartitionSpec of the mesh that `jax.set_mesh` has
+            set when the iterator is made, or a dict of them for each output: batches are global
+            arrays placed by it.
         devices: jax devices, one pipeline for each: batches have pmap's layout
             [devices, batch, ...].
         allow_changes: Names of differences that states go on with, where a trainer restores them
@@ -506,6 +512,9 @@ def data_iterator(
             in the call. Batches then depend on the seed and the position alone: a state goes on
             with any sharding, number of devices or processes, and batch size.
         shuffle: Whether each epoch of a source has an order of its own.
+        check_processes: Whether processes that make a global batch together compare their
+            iterators before the first batch, and after a restore. A number is the seconds to wait
+            for the others (True: 300), False skips the check.
 
     Returns:
         An `IteratorFunction`, or a decorator that makes one where ``pipeline_fn`` is None.
@@ -535,6 +544,7 @@ def data_iterator(
         allow_changes=allow_changes,
         source=source,
         shuffle=shuffle,
+        check_processes=check_processes,
     )
     if pipeline_fn is None:
         return lambda decorated: IteratorFunction(decorated, config)

@@ -39,6 +39,7 @@ from ..pipeline.runner import (
     discard,
 )
 from ..state import codec, dali_checkpoints
+from ..state.agreement import Values, without_seeds
 from ..state.codec import Saved
 from ..state.fingerprint import Fingerprint, check_names, fingerprint, not_allowed, renamed, unknown
 from ..state.position import Checkpoints, FailedBatch, Position
@@ -83,6 +84,12 @@ class ReaderEngine(EpochEngine[Position]):
                 "on_error='mask' is for iterators over a source, which know their records: a "
                 "reader's batch fails as a whole, and 'skip' leaves it out"
             )
+        if config.on_error == "skip" and (config.over_processes or config.hosts[1] > 1):
+            raise ValueError(
+                "on_error='skip' over several processes, one of which would then be a batch ahead "
+                "of the others: leave it out, or use a source of dalijax.sources with "
+                "on_error='mask'"
+            )
         super().__init__(source.name, Position(), config)
         self._source = source
         self._runner: Runner | None = None
@@ -94,6 +101,53 @@ class ReaderEngine(EpochEngine[Position]):
         self._exact: Position | None = None  # where the pipelines stand, unless a batch failed
         self._most_to_drop = _MOST_TO_DROP
         self._failures_to_name = _MOST_NAMED
+        self.compare_processes(source.name, self._outline())
+
+    def _outline(self) -> dict[str, Any]:
+        """What processes must have in common, as far as it is known without pipelines."""
+        config = self._config
+        return {
+            "function": self._source.name,
+            "outputs": ", ".join(config.output_map),
+            "reader": str(config.reader_name),
+            "size": config.size,
+            "last batch": config.last_batch_policy.name,
+            "mask": str(config.mask),
+            "on_error": config.on_error,
+        }
+
+    def _shared_values(self) -> Values:
+        """What must be equal in all processes; see `Engine`."""
+        self.prepare()
+        if self.plan is None:
+            self._end_cure = (
+                "Let the source of every process end after the same number of batches, or pass "
+                "size, the number of samples of an epoch"
+            )
+        data, plan, shards = self.fingerprint(), self.plan, len(self.shards)
+        if self._data_shards:
+            shards = self._data_shards[0].num_shards
+        elif self._config.hosts[1] > 1:
+            shards *= self._config.hosts[1]
+        values = {
+            **self._outline(),
+            "global batch": self.batch_size * shards,
+            "seed": data["seed"],
+            "operators": [without_seeds(line) for line in data["operators"]],
+        }
+        if plan is not None:
+            values |= {
+                "number of records": plan.num_samples,
+                "shards": plan.num_shards,
+                "batches of the epoch": plan.delivered(self.epoch),
+                "padding": "padded" if plan.padded else "unpadded",
+                "shards stay in place": str(plan.stick),
+            }
+        if plan is None or plan.num_shards == shards:  # else each shard has files of its own
+            values["sources"] = [
+                line for line in data["sources"] if not line.partition(":")[0].endswith(".seed")
+            ]
+        return values | {"position": f"epoch {self.epoch}, step {self.step}"}
 
     # The consumer's position
 

@@ -48,7 +48,8 @@ class DALIGenericIterator:
         last_batch_policy: FILL delivers every batch whole; DROP leaves out the last one
             where it is not whole; PARTIAL cuts it to the samples of the epoch.
         prepare_first_batch: Whether to schedule the first batches at once.
-        sharding: How to place the batches over devices.
+        sharding: How to place the batches over devices; a PartitionSpec is of the mesh that
+            `jax.set_mesh` has set.
         pmap_compatible: Whether arrays have a leading device axis.
         mask: A name: each batch then has a bool array of that name, shape [batch], True
             where the sample belongs to the epoch and is no padding.
@@ -94,6 +95,7 @@ class DALIGenericIterator:
         mask: str | None = None,
         as_numpy: bool | None = None,
         on_error: Literal["raise", "skip"] = "raise",
+        check_processes: bool | float = True,
     ):
         config = IteratorConfig(
             output_map=output_map,
@@ -108,7 +110,8 @@ class DALIGenericIterator:
             mask=mask,
             as_numpy=as_numpy,
             on_error=on_error,
-        )
+            check_processes=check_processes,
+        ).placed()
         self._open(ReaderEngine(HandmadeSource(pipelines), config), config)
 
     @classmethod
@@ -436,7 +439,7 @@ class DALIGenericIterator:
             length, step = self._length() if count else None, self.step
             if length is not None and step + count > length:
                 raise self._beyond(count, length - step)
-            done = self._engine.skip(count)
+            done = self._skip(count)
             if done < count:  # the length was unknown, or failed batches were left out
                 self._engine.roll_back()
                 raise self._beyond(count, done, moved=self.step != step)
@@ -457,7 +460,13 @@ class DALIGenericIterator:
         count = whole_number("skip()'s argument", batches, COUNT, 0)
         with self.opened(), self._engine.interruptible():
             self._engine.stays = self._engine.stays and count < 1
-            return self._engine.skip(count)
+            return self._skip(count)
+
+    def _skip(self, count: int) -> int:
+        done = self._engine.skip(count)
+        if done:
+            self._engine.moved()
+        return done
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Goes to a batch of an iterator over a source, in constant time.
@@ -476,6 +485,7 @@ class DALIGenericIterator:
         step = whole_number("step", without_fraction(step), what, 0)
         with self.opened(), self._engine.interruptible():
             self._engine.seek(epoch, step)
+            self._engine.moved()
             self._engine.stays, self._engine.stopped = True, False
 
     @property
@@ -516,6 +526,7 @@ class DALIGenericIterator:
                     "before it; or restore a state by set_state()"
                 )
             self._engine.seek(first_epoch + place[0], place[1], first_epoch)
+            self._engine.moved()
             self._engine.stays, self._engine.stopped = True, False
 
     def epochs(self, num_epochs: int | None = None) -> Iterator[tuple[int, Iterator[Batch]]]:
@@ -615,6 +626,7 @@ class DALIGenericIterator:
         names = difference_names(allow, "allow")
         with self.opened(), self._engine.interruptible():
             self._engine.set_state(state, self._config.allow_changes, names)
+            self._engine.moved()
             self._engine.stays, self._engine.stopped = True, False
 
     def mark(self) -> Mark:
@@ -654,6 +666,7 @@ class DALIGenericIterator:
                 f"an iterator gives it, not {str(pieces)[:40]!r}; a state is for set_state()"
             )
         self._engine.set_checkpoints(pieces, self._config.allow_changes)
+        self._engine.moved()
         self._engine.stays, self._engine.stopped = True, False
 
     def start(self) -> None:

@@ -19,11 +19,13 @@ from nvidia.dali import Pipeline
 from ..config import IteratorConfig
 from ..epochs import EpochPlan
 from ..errors import BatchError, GraphError, RecordError
+from ..state.agreement import Values
 from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats
 from .bad_record import MOST_UNEXPLAINED, every_batch_failed, graph_error
 from .batch import Batch, BatchMaker, choose_placement
 from .failed_batches import FailedBatches
+from .processes import Agreement, agreement_of
 from .runner import calls
 
 _log = logging.getLogger("dalijax")
@@ -102,7 +104,7 @@ class Engine(abc.ABC, Generic[P]):
 
     # The attributes that a call may change together with the position. They are replaced, never
     # changed in place, so that a mark stays what it was.
-    _marked: ClassVar[tuple[str, ...]] = ("position",)
+    _marked: ClassVar[tuple[str, ...]] = ("position", "_must_agree")
 
     def __init__(self, start: P, config: IteratorConfig):
         self.position = self._beginning = start
@@ -118,6 +120,10 @@ class Engine(abc.ABC, Generic[P]):
         self._outcome: Outcome[P] | None = None
         self._interrupted: Mark | None = None  # where an interrupted call began
         self._lock = threading.RLock()
+        self._agreement: Agreement | None = None
+        self._must_agree = False
+        self._end_cure = ""  # if only the data tell where they end: the cure if ends differ
+        self._end: tuple[int, int] | None = None  # epoch and step of an end that was agreed on
         self._calls = calls  # modules lose their names before the last iterators are freed
         self._one_call = _Interruptible(self)
 
@@ -153,13 +159,21 @@ class Engine(abc.ABC, Generic[P]):
         self._outcome = None
 
     def deliver(self, stats: InputStats | None) -> Outcome[P]:
-        """Delivers what `peek` gives: counts it, if there are counters, and moves behind it."""
+        """Delivers what `peek` gives: counts it, if there are counters, and moves behind it.
+
+        Raises:
+            ProcessError: If the iterators of several processes differ; nothing has moved.
+        """
+        if self._must_agree:
+            self._agree()
         with _UNCOUNTED if stats is None else stats.waiting():
             annotation: Any = UNTRACED
             if TraceAnnotation.is_enabled():
                 annotation = TraceAnnotation("dalijax.next", epoch=self.epoch, step=self.step)
             with annotation:
                 outcome = self.peek()
+            if outcome.ended and self._agreement is not None:
+                self._agree_on_end(self._agreement)
             try:
                 if stats is not None and not outcome.ended:
                     self.count(stats, outcome)
@@ -167,6 +181,47 @@ class Engine(abc.ABC, Generic[P]):
                 return outcome
             finally:
                 del outcome  # an error's traceback leads to this frame: they would keep the batch
+
+    # Several processes
+
+    def compare_processes(self, name: str, outline: Values) -> None:
+        """Has the first batch wait until all processes of the global batch have the same iterator.
+
+        Only `deliver` waits: every process takes each batch of a global array, but one of them may
+        peek, or ask for element_spec, alone.
+
+        Args:
+            name: Name of the iterator, for errors.
+            outline: Those values that need no reading and no pipeline.
+        """
+        self._agreement = agreement_of(self._config, name, outline)
+        self.moved()
+
+    def moved(self) -> None:
+        """Has the next batch wait until all processes stand at the same position."""
+        self._must_agree = self._agreement is not None
+
+    def _agree(self) -> None:
+        """Compares this process's iterator with those of the others."""
+        if self._agreement is not None:
+            self._agreement.settle(self._shared_values())
+        self._must_agree = False
+
+    def _agree_on_end(self, agreement: Agreement) -> None:
+        """Checks that all processes end after the same batch, if only the data tell the end.
+
+        A process that has more batches waits for this one in its step, and never comes: better an
+        error than a loop that waits for ever.
+        """
+        end = self.epoch, self.step
+        if self._end_cure and self._end != end:
+            values = {**agreement.outline, "batches": f"{self.step} in epoch {self.epoch}"}
+            agreement.settle(values, f"the end after {self.step} batches", cure=self._end_cure)
+            self._end = end
+
+    def _shared_values(self) -> Values:
+        """What must be equal in all processes; may build the pipelines."""
+        return {}
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
         """Context manager of a call that moves; a call that Ctrl-C interrupts moves nothing.

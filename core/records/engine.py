@@ -24,6 +24,7 @@ from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
 from ..printable import printable
 from ..state import random_state
+from ..state.agreement import Values
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .record_pipelines import RecordPipelines, check_record_graph
@@ -36,6 +37,7 @@ from .record_queue import (
     RecordReader,
     Restored,
 )
+from .stream_part import PartReader, StreamPart
 
 _MOST_SKIPPED = 16 * MOST_SKIPPED  # batches that are left out in a row: a stream may have no end
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
@@ -65,6 +67,7 @@ class RecordEngine(Engine[RecordPosition]):
             batch) or "mask" (a neighbour stands for them, masked out).
         spec: The structure of a record, where the first one doesn't show it.
         by_step: Whether the random state follows from the step alone, for whole batches.
+        part: This process's part of the stream, if several processes make its batches together.
 
     Attributes:
         stats: The counters of `next`, once `watch` was called.
@@ -83,16 +86,18 @@ class RecordEngine(Engine[RecordPosition]):
         on_error: str = "raise",
         spec: Any = None,
         by_step: bool = False,
+        part: StreamPart | None = None,
     ):
         check_record_graph(pipeline_fn, config, on_error)
         super().__init__(RecordPosition(), config)
         self.stats: InputStats | None = None
-        self._reader = reader
+        self._part = part or StreamPart({})
+        self._reader = PartReader(reader, self._part)
         self._read_at_position = True  # whether the reader and the queue are where they must be
         self._rows, self._rows_each = rows * len(each), rows
         self._on_error = on_error
         self._by_step = by_step
-        self._queue = RecordQueue(reader.next_records, len(each), rows, numbers)
+        self._queue = RecordQueue(self._reader.next_records, len(each), rows, numbers)
         self._pipelines = RecordPipelines(
             pipeline_fn,
             config.output_map,
@@ -105,6 +110,15 @@ class RecordEngine(Engine[RecordPosition]):
             spec,
         )
         self._peeked: RecordBatch | None = None  # the records of the outcome
+        if part is not None:
+            self.compare_processes(getattr(pipeline_fn, "__name__", "the graph"), part.values)
+            self._reader.agreement = self._agreement
+            if part.batches is None:
+                self._end_cure = (
+                    "The number of records of an IterDataset is not known before its end: apply "
+                    "the DALITransform to the MapDataset, with pad='mask' or drop_remainder=True, "
+                    "or repeat() the records"
+                )
 
     @property
     def epoch(self) -> int:
@@ -115,6 +129,23 @@ class RecordEngine(Engine[RecordPosition]):
     def step(self) -> int:
         """Number of batches behind the consumer."""
         return self.position.step
+
+    # Several processes
+
+    def _agree(self) -> None:
+        """Compares the number of batches, and then the graph, which needs a record."""
+        self._reader.agree()
+        with contextlib.suppress(ReadError):  # raised when it is due; the next call compares
+            super()._agree()
+
+    def _shared_values(self) -> Values:
+        """What must be equal in all processes; see `Engine`."""
+        try:
+            self.prepare()
+            graph = self._pipelines.graph
+        except StopIteration:
+            graph = "no record"
+        return {**self._part.values, "graph": graph, "position": f"step {self.step}"}
 
     # Batches
 
@@ -202,6 +233,9 @@ class RecordEngine(Engine[RecordPosition]):
             Exception: What the reader raised where nothing was read; nothing has moved.
         """
         self._peeked = None
+        total = self._reader.total
+        if total is not None and here.step >= total:
+            return Outcome(here, ended=True)
         try:
             runner = self._runner_at(here)
         except ReadError as raised:
@@ -500,8 +534,10 @@ class RecordEngine(Engine[RecordPosition]):
             if move is not None:
                 move()
                 self._queue.clear(position.step)
+                self._reader.step = position.step
             self.position, self._interrupted = position, None
             self._read_at_position = move is not None
+            self.moved()
 
 
 def _description(

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -37,11 +36,13 @@ from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, Outcome, log_failure
 from ..pipeline.failure import RETRY_DELAYS, Failure, failure_of, is_environment
 from ..pipeline.pipeline_source import FunctionSource
+from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import of_fields
 from ..pipeline.shards import shard_pipelines
 from ..seeds import ShardSeed
 from ..state import random_state
+from ..state.agreement import Values
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..stats import InputStats
@@ -64,12 +65,6 @@ from .source import Source
 _MOST_MASKED = 1000  # batches whose masked records are remembered, to log them once
 _MOST_PROBED = 24  # records that are tried before the graph is at fault
 _READ_AHEAD = 2  # runs that are read before DALI asks for them
-
-
-def _is_one_of_several() -> bool:
-    """Whether there are other processes of `jax.distributed`; it starts no devices to know."""
-    started = getattr(jax.distributed, "is_initialized", lambda: False)  # of jax 0.4.36 and later
-    return started() and jax.process_count() > 1
 
 
 _Bad = Sequence[tuple[int, Exception]]  # numbers of records, and their errors
@@ -123,7 +118,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
                 "on_error='skip' over several processes or hosts, one of which would then be a "
                 "batch ahead of the others: use 'mask'"
             )
-        if hosts[1] == 1 and not config.over_processes and _is_one_of_several():
+        if hosts[1] == 1 and not config.over_processes and is_one_of_several():
             warnings.warn(
                 "several processes and no sharding over them: each gets all rows of the source. "
                 "Pass a sharding of a mesh over all devices, jax.sharding.Mesh(...), for global "
@@ -180,6 +175,40 @@ class SourceEngine(EpochEngine[SamplePosition]):
         # the stream's first run, by seed.
         self._checkpoints: dict[SamplePosition, tuple[bytes, ...]] = {}
         self._first: dict[int, tuple[bytes, ...]] = {}
+        self.compare_processes(graph.__name__, self._outline())
+
+    def _outline(self) -> dict[str, Any]:
+        """What processes must have in common, as far as it is known without a record."""
+        config, plan = self._config, self._samples
+        return {
+            "function": self._graph.__name__,
+            "outputs": ", ".join(config.output_map),
+            "source": type(self._source).__name__,
+            "number of records": plan.num_samples,
+            "global batch": plan.batch_size,
+            "batches per epoch": self.plan.delivered(0) if self.plan is not None else -1,
+            "seed": self._seed,
+            "shuffle": str(config.shuffle),
+            "last batch": plan.policy.name,
+            "padding": "padded" if plan.padded else "unpadded",
+            "mask": str(config.mask),
+            "on_error": config.on_error,
+        }
+
+    def _shared_values(self) -> Values:
+        """What must be equal in all processes; see `Engine`."""
+        self.prepare()
+        try:
+            identity = stated_identity(self._source)[:16]
+        except StateError:  # a record can't be read, which is said when its batch is due
+            identity = "unreadable"
+        here = self.position
+        return {
+            **self._outline(),
+            "records (names, sizes, bytes)": identity,
+            "operators": list(self._operators),
+            "position": f"epoch {here.epoch}, sample {here.sample}",
+        }
 
     # The consumer's position
 

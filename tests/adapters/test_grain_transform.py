@@ -21,6 +21,7 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 from dalijax.adapters.grain import DALIBatch, DALITransform, pack_records
+from dalijax.adapters.grain.transform import is_sliced
 from full import in_full
 
 B = 4
@@ -373,6 +374,40 @@ def workers(count):
 )
 def test_checkpoints_hold_under_worker_processes(make):
     assert_equal_output_after_checkpoint(make(8))
+
+
+PREFETCHED = {
+    "threads": lambda ds: experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1),
+    "a process": lambda ds: ds.mp_prefetch(workers(1)),
+    "two processes": in_full(lambda ds: ds.mp_prefetch(workers(2))),
+    "another map": lambda ds: ds.map(lambda batch: batch),
+}
+
+
+@pytest.mark.parametrize("prefetched", PREFETCHED.values(), ids=PREFETCHED)
+def test_the_default_seed_does_not_depend_on_prefetching(prefetched):
+    def drawn(image, draw):
+        return fn.decoders.image(image)[0, 0, 0], fn.random.uniform(), draw.uniform(0, 1)
+
+    def batches(ds):
+        return walk(iter(ds.pipe(transform(drawn, output_map=["x", "u", "v"]))))
+
+    def packed(seed):
+        return source(8).seed(seed).batch(B, batch_fn=pack_records).to_iter_dataset()
+
+    want = batches(packed(5))
+    assert batches(prefetched(packed(5))) == want
+    assert batches(source(8).seed(5)) == want
+    assert batches(packed(6)) != want
+
+
+def test_slices_are_found_before_workers():
+    """Grain hides the dataset before mp_prefetch."""
+    whole = source(8).batch(B, batch_fn=pack_records).to_iter_dataset()
+    sliced = source(8)[0::1].batch(B, batch_fn=pack_records).to_iter_dataset()
+    for count in (1, 2):
+        assert is_sliced(sliced.mp_prefetch(workers(count)))
+        assert not is_sliced(whole.mp_prefetch(workers(count)))
 
 
 def test_the_element_spec_says_shapes_and_dtypes():

@@ -1,0 +1,220 @@
+"""Comparison of the iterators of processes that make a global batch together.
+
+Pure functions: `dalijax.core.pipeline.processes` exchanges the descriptions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .fingerprint import differences, unknown
+
+# What must be equal in all processes, by a name for the error: str, int, or a list of lines of
+# a fingerprint ("operators", "sources").
+Values = Mapping[str, Any]
+
+_MOST_LINES = 12
+_LINES = ("operators", "sources")  # fields of a fingerprint, compared line by line
+_POSITION = "position"
+
+
+def without_seeds(line: str) -> str:
+    """An operator's line of a fingerprint without its seed, which each shard has of its own."""
+    return " ".join(part for part in line.split(" ") if not part.startswith("seed="))
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """The description of an iterator that waits for its counterparts.
+
+    Attributes:
+        process: The process.
+        number: Counts the descriptions of its process.
+        values: The values that must be equal.
+        batches: Number of batches that this process has by itself; None if it is not compared.
+    """
+
+    process: int
+    number: int
+    values: Values
+    batches: int | None = None
+
+    def to_json(self) -> str:
+        """The values and the number of batches, as JSON."""
+        return json.dumps([self.values, self.batches])
+
+    @classmethod
+    def from_json(cls, process: int, number: int, text: str) -> Offer:
+        """The inverse of `to_json`."""
+        values, batches = json.loads(text)
+        return cls(process, number, values, batches)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of the values, equal for offers that agree."""
+        text = json.dumps(self.values, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """The counterparts of an offer.
+
+    Attributes:
+        equal: By process, an offer with equal values.
+        other: By process, the most similar offer if no offer has equal values.
+        absent: Processes without an offer that could be the counterpart.
+    """
+
+    equal: Mapping[int, Offer]
+    other: Mapping[int, Offer]
+    absent: tuple[int, ...]
+
+    @property
+    def offers(self) -> dict[int, Offer]:
+        """All of them, by process."""
+        return dict(sorted({**self.equal, **self.other}.items()))
+
+
+def counterparts(own: Offer, offers: Iterable[Offer], processes: Sequence[int]) -> Round:
+    """Finds the counterparts of an offer among all that wait.
+
+    Offers with equal values belong together, in any order that the processes made their iterators.
+    An offer with the values of another offer of this process belongs to that offer.
+
+    Args:
+        own: The offer.
+        offers: All offers that wait, of all processes.
+        processes: The processes that must agree.
+    """
+    waiting: dict[int, list[Offer]] = {process: [] for process in processes}
+    for offer in sorted(offers, key=lambda offer: offer.number):
+        waiting[offer.process].append(offer)
+    own_digests = {own.digest, *(offer.digest for offer in waiting[own.process])}
+    equal, other, absent = {own.process: own}, dict[int, Offer](), list[int]()
+    for process, theirs in waiting.items():
+        matching = [offer for offer in theirs if offer.digest == own.digest]
+        unmatched = [offer for offer in theirs if offer.digest not in own_digests]
+        if process == own.process:
+            continue
+        if matching:
+            equal[process] = matching[0]
+        elif unmatched:
+            other[process] = max(unmatched, key=lambda offer: similarity(own.values, offer.values))
+        else:
+            absent.append(process)
+    return Round(equal, other, tuple(absent))
+
+
+def similarity(one: Values, other: Values) -> int:
+    """Number of equal values."""
+    return sum(value == other.get(name) for name, value in one.items())
+
+
+def described(offers: Mapping[int, Offer]) -> list[str]:
+    """A line for each value that differs, with the value of each process."""
+    lines = []
+    first, *others = offers.values()
+    names = dict.fromkeys(name for offer in offers.values() for name in offer.values)
+    for name in names:
+        if name not in _LINES:
+            having = {p: offer.values.get(name, "none") for p, offer in offers.items()}
+            if len({json.dumps(value) for value in having.values()}) > 1:
+                lines.append(f"{name}: {_shares(having)}")
+    # Arguments of operators, each with the values of the processes that differ from the first.
+    arguments: dict[str, dict[int, Any]] = {}
+    for offer in others:
+        before, after = (
+            unknown() | {k: list(one.values.get(k, ())) for k in _LINES} for one in (first, offer)
+        )
+        for difference in differences(before, after):
+            having = arguments.setdefault(difference.name, {first.process: difference.before})
+            having[offer.process] = difference.after
+    lines += [f"{name}: {_shares(having)}" for name, having in arguments.items()]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]
+    return lines
+
+
+def _shares(having: Mapping[int, Any]) -> str:
+    """Values with their processes: "processes 0, 2 have 21, process 1 has 20"."""
+    groups: dict[str, list[int]] = {}
+    for process, value in having.items():
+        groups.setdefault(str(value), []).append(process)
+    return ", ".join(
+        f"{_processes(group)} {'has' if len(group) == 1 else 'have'} {value}"
+        for value, group in groups.items()
+    )
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    """ "process 1", "processes 0, 2", or the first few of many."""
+    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return f"process {shown}" if len(numbers) == 1 else f"processes {shown}"
+
+
+def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> str:
+    """The message about offers that differ.
+
+    Args:
+        name: Name of the iterator.
+        offers: The offers, by process.
+        cure: What to do; by default it depends on the values that differ.
+    """
+    lines = described(offers)
+    if cure:
+        pass
+    elif all(line.startswith(f"{_POSITION}: ") for line in lines):
+        cure = (
+            "Restore the same state, or seek to the same batch, in every process before the next "
+            "batch"
+        )
+    else:
+        cure = (
+            "Give every process the same records in the same order, and the same arguments: "
+            "dalijax gives each its rows of the global batch. Processes with records of their own "
+            "need equal numbers of them, or Grain's DALITransform with own_records=True"
+        )
+    return (
+        f"the processes differ in their iterators of {name}, so that records would be repeated or "
+        "lost, and the processes would wait for each other:\n  " + "\n  ".join(lines) + f"\n{cure}"
+        ". check_processes=False turns this check off"
+    )
+
+
+def absence_text(
+    name: str,
+    goal: str,
+    absent: Sequence[int],
+    offers: Iterable[Offer],
+    seconds: float,
+    cure: str = "",
+) -> str:
+    """The message about processes that did not come.
+
+    Args:
+        name: Name of the iterator.
+        goal: The point that the processes must reach.
+        absent: The processes that did not come.
+        offers: All offers that wait.
+        seconds: The time that was waited.
+        cure: What to do.
+    """
+    elsewhere = [
+        f"process {offer.process} waits for {offer.values.get('function')}"
+        for offer in offers
+        if offer.process in absent
+    ]
+    has = "has" if len(absent) == 1 else "have"
+    return (
+        f"{_processes(list(absent))} {has} not come to {goal} of {name} within {seconds:g} s"
+        + (f" ({'; '.join(elsewhere[:4])})" if elsewhere else "")
+        + f". {cure or 'Every process of the sharding must take its batches'}. If one needs "
+        "longer to get there, pass check_processes=SECONDS; if some processes use this iterator "
+        "alone on purpose, pass check_processes=False"
+    )

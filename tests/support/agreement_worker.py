@@ -1,0 +1,293 @@
+"""One of several processes of test_agreement.py: iterators that agree, and others that differ."""
+
+import threading
+
+import jax
+
+from processes import join, leave
+
+options = join()
+
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+from nvidia.dali import fn  # noqa: E402
+
+from dalijax import LastBatchPolicy, data_iterator, sources  # noqa: E402
+from dalijax.adapters.tfdata import DALIDataset  # noqa: E402
+
+PROCESS, PROCESSES = options["process"], options["processes"]
+LAST = PROCESS == PROCESSES - 1  # the process that differs
+MESH = Mesh(np.array(jax.devices()), ("d",))
+SHARDING = NamedSharding(MESH, PartitionSpec("d"))
+FILES = options["files"]
+BATCH = 2 * PROCESSES
+TOTAL = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(MESH, PartitionSpec()))
+
+
+def rows(batch):
+    """The records of this process's rows that are not masked."""
+    values, mask = (
+        np.concatenate([np.ravel(shard.data) for shard in batch[name].addressable_shards])
+        for name in ("x", "mask")
+    )
+    return values[mask].tolist()
+
+
+def delivered(iterator, steps=None):
+    """The records of each batch, of which all processes compute the sum, or the error."""
+    batches = []
+    try:
+        for batch in iterator:
+            float(TOTAL(batch["x"]))
+            batches.append(rows(batch))
+            if len(batches) == steps:
+                break
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return batches
+
+
+def numbers(x, plus=0):
+    return x + plus
+
+
+def over_source(ids=range(21), batch_size=BATCH, plus=0, **more):
+    arguments = {"mask": "mask", "sharding": SHARDING, "check_processes": 60, **more}
+    source = sources.Arrays({"x": np.array(ids, np.int32)})
+    function = data_iterator(numbers, ["x"], source=source, **arguments)
+    return function(batch_size=batch_size, plus=plus)
+
+
+def seeded(seed, **more):
+    function = data_iterator(numbers, ["x"], mask="mask", sharding=SHARDING, **more)
+    return function(source=sources.Arrays({"x": np.arange(21)}), batch_size=BATCH, seed=seed)
+
+
+def read(files, shard_id=0, num_shards=1, pad=True, plus=0, own=False, shuffle=False):
+    split = {} if own else {"shard_id": shard_id, "num_shards": num_shards}
+    own_files = files[shard_id::num_shards] if own else files
+    labels = fn.readers.file(
+        files=own_files,
+        labels=[int(name[-8:-4]) for name in own_files],
+        name="reader",
+        pad_last_batch=pad,
+        random_shuffle=shuffle,
+        **split,
+    )[1]
+    return fn.cast(fn.squeeze(labels, axes=0), dtype=dali_int()) + plus
+
+
+def dali_int():
+    from nvidia.dali import types
+
+    return types.INT32
+
+
+def over_reader(files=FILES[:13], batch_size=BATCH, seed=0, policy=LastBatchPolicy.FILL, **more):
+    function = data_iterator(
+        read, ["x"], reader_name="reader", mask="mask", sharding=SHARDING, last_batch_policy=policy
+    )
+    return function(files, batch_size=batch_size, seed=seed, num_threads=1, **more)
+
+
+# Each returns what this process sees: the records of its batches, or an error.
+
+
+def agree():
+    return [delivered(over_source()), delivered(over_reader()), delivered(seeded(3))]
+
+
+def source_lacks_a_record():
+    return delivered(over_source(np.delete(np.arange(21), 5) if LAST else range(21)))
+
+
+def source_in_another_order():
+    return delivered(over_source(range(20, -1, -1) if LAST else range(21)))
+
+
+def source_seed():
+    return delivered(seeded(int(LAST)))
+
+
+def source_batch():
+    return delivered(over_source(batch_size=2 * BATCH if LAST else BATCH))
+
+
+def source_policy():
+    policy = LastBatchPolicy.DROP if LAST else LastBatchPolicy.FILL
+    return delivered(over_source(last_batch_policy=policy))
+
+
+def source_padding():
+    return delivered(over_source(last_batch_padded=LAST))
+
+
+def source_shuffle():
+    return delivered(over_source(shuffle=LAST))
+
+
+def source_graph():
+    return delivered(over_source(plus=3 if LAST else 2))
+
+
+def source_of_a_host():
+    ids = np.arange(20 if LAST else 21)
+    function = data_iterator(numbers, ["x"], last_batch_padded=True)
+    dataset = DALIDataset(function, source=sources.Arrays({"x": ids}), batch_size=2)
+    try:
+        return len(list(dataset.shard(PROCESSES, PROCESS)))
+    except RuntimeError as error:
+        return str(error)
+
+
+def reader_lacks_a_file():
+    return delivered(over_reader(FILES[:12] if LAST else FILES[:13]))
+
+
+def reader_in_another_order():
+    return delivered(over_reader(FILES[12::-1] if LAST else FILES[:13]))
+
+
+def reader_seed():
+    return delivered(over_reader(seed=int(LAST), shuffle=True))
+
+
+def reader_batch():
+    return delivered(over_reader(batch_size=2 * BATCH if LAST else BATCH))
+
+
+def reader_policy():
+    policy = LastBatchPolicy.DROP if LAST else LastBatchPolicy.FILL
+    return delivered(over_reader(policy=policy))
+
+
+def reader_padding():
+    return delivered(over_reader(pad=LAST))
+
+
+def reader_graph():
+    return delivered(over_reader(plus=2 if LAST else 3))
+
+
+def reader_of_a_folder_for_each_host():
+    count = 14 if LAST else 20
+    files = [name for name in FILES[: 20 * PROCESSES] if int(name[-8:-4]) // PROCESSES < count]
+    return delivered(over_reader(files, own=True))
+
+
+def reader_of_equal_folders():
+    return delivered(over_reader(FILES[: 4 * PROCESSES], own=True))
+
+
+def of_a_host_reader():
+    function = data_iterator(read, ["x"], reader_name="reader")
+    call = function.of_shard(PROCESS, PROCESSES)
+    iterator = function(FILES[: 12 - LAST], batch_size=2, num_threads=1, **call)
+    try:
+        return len(list(iterator))
+    except RuntimeError as error:
+        return str(error)
+
+
+def restored_apart():
+    made = [over_source(), over_reader()]
+    states = []
+    for iterator in made:
+        delivered(iterator, 2)
+        states.append(iterator.get_state())
+        delivered(iterator, 1)
+        if LAST:
+            iterator.set_state(states[-1])
+        else:
+            iterator.set_state(iterator.get_state())
+    results = [delivered(iterator, 1) for iterator in made]
+    for iterator, state in zip(made, states):
+        iterator.set_state(state)
+    return [*results, [delivered(iterator, 1) for iterator in made]]
+
+
+def sought_apart():
+    iterator = over_source()
+    iterator.seek(1, int(LAST))
+    result = delivered(iterator, 1)
+    iterator.seek(1, 1)
+    return [result, delivered(iterator, 1)]
+
+
+def made_in_another_order():
+    """The same graph and arguments for training and evaluation, made in turns."""
+    ids = {"train": range(21), "eval": range(21, 42)}
+    names = sorted(ids, reverse=LAST)
+    made = {name: over_source(ids[name]) for name in names}
+    return [delivered(made[name]) for name in ("train", "eval")]
+
+
+def in_threads():
+    """Each process takes its first batches in threads that begin in another order."""
+    made = [over_source(range(21 + k)) for k in range(3)]
+    firsts = {}
+
+    def take(k):
+        firsts[k] = rows(next(made[k]))
+
+    threads = [threading.Thread(target=take, args=(k,)) for k in range(3)]
+    for thread in threads[::-1] if LAST else threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [firsts[k] for k in range(3)]
+
+
+def alone():
+    """What a process may do by itself: peek, ask for the spec, prefetch, use its own iterators."""
+    iterator = over_source()
+    local = data_iterator(numbers, ["x"], source=sources.Arrays({"x": np.arange(8)}))
+    if not LAST:
+        assert iterator.element_spec["x"].shape == (BATCH,)
+        iterator.peek()
+        iterator.start_prefetch()
+        next(local(batch_size=4, as_numpy=True))
+    return delivered(iterator)
+
+
+def unchecked():
+    """Differences that are allowed: each process has its rows."""
+    iterator = over_source(np.arange(20) if LAST else range(21), check_processes=False)
+    return [rows(next(iterator)) for _ in range(2)]
+
+
+def never_comes():
+    """The last process takes no batch; then the first one takes none."""
+    results = []
+    for absent in (LAST, PROCESS == 0):
+        iterator = over_source(check_processes=2)
+        results.append("absent" if absent else delivered(iterator, 1))
+        jax.experimental.multihost_utils.sync_global_devices("both")
+    return results
+
+
+def mesh_of_the_context():
+    """A bare PartitionSpec is of the current mesh of all processes."""
+    with jax.set_mesh(jax.make_mesh((PROCESSES,), ("d",))):
+        return delivered(over_source(sharding=PartitionSpec("d")))
+
+
+def skipping():
+    try:
+        over_reader(on_error="skip")
+    except ValueError as error:
+        return str(error)
+
+
+def main():
+    from jax.experimental import multihost_utils
+
+    report = {}
+    for name in options["scenarios"]:
+        report[name] = globals()[name]()
+        multihost_utils.sync_global_devices(name)
+    leave(options, report)
+
+
+if __name__ == "__main__":
+    main()

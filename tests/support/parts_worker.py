@@ -1,0 +1,209 @@
+"""One of several processes of test_parts.py: parts of Grain's records that differ in length."""
+
+import jax
+
+from processes import join, leave
+
+options = join()
+
+import grain  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+from nvidia.dali import fn  # noqa: E402
+
+from dalijax.adapters.grain import DALIDataLoader, DALITransform  # noqa: E402
+
+PROCESS, PROCESSES = options["process"], options["processes"]
+LAST = PROCESS == PROCESSES - 1
+MESH = Mesh(np.array(jax.devices()), ("d",))
+SHARDING = NamedSharding(MESH, PartitionSpec("d"))
+BATCH = 2 * PROCESSES
+COUNT = options["count"]
+TOTAL = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(MESH, PartitionSpec()))
+
+
+def graph(x):
+    return x + 0, fn.random.uniform(range=[0, 1])
+
+
+def transform(**more):
+    settings = {"pad": "mask", "sharding": SHARDING, "check_processes": 60, **more}
+    return DALITransform(graph, batch_size=BATCH, output_map=["x", "u"], **settings)
+
+
+def records(count=COUNT, start=0):
+    return grain.MapDataset.source([{"x": np.int32(start + k)} for k in range(count)])
+
+
+def sliced(count=COUNT):
+    return records(count)[PROCESS::PROCESSES]
+
+
+def arrays(batch):
+    """The rows of this process: x, random numbers and mask."""
+    return [
+        np.concatenate([np.ravel(s.data) for s in batch[k].addressable_shards]).tolist()
+        for k in ("x", "u", "mask")
+        if k in batch
+    ]
+
+
+def delivered(iterator, steps=None, together=True):
+    """This process's rows of each batch, or the error."""
+    batches = []
+    try:
+        for batch in iterator:
+            if together:
+                float(TOTAL(batch["x"]))
+            batches.append(arrays(batch))
+            if len(batches) == steps:
+                break
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return batches
+
+
+def slices():
+    """Whole, and resumed after each batch, in place and anew; at the end there is no batch."""
+    ds = sliced().seed(7).pipe(transform())
+    iterator, states = iter(ds), []
+    whole = []
+    while True:
+        states.append(iterator.get_state())
+        batch = next(iterator, None)
+        if batch is None:
+            break
+        whole.append(arrays(batch))
+    resumed = []
+    for k, state in enumerate(states):
+        again = iter(ds) if k % 2 else iterator
+        again.set_state(state)
+        resumed.append(delivered(again))
+        assert next(again, None) is None
+    return {"whole": whole, "resumed": resumed}
+
+
+def slices_dropped():
+    return delivered(sliced().pipe(transform(pad=None, drop_remainder=True)))
+
+
+def slices_repeated():
+    return delivered(sliced().repeat().pipe(transform(pad=None, drop_remainder=True)), 9)
+
+
+def own_folders():
+    own = records(14 if LAST else 20, 100 * PROCESS)
+    drops = transform(pad=None, drop_remainder=True, own_records=True)
+    return [delivered(own.pipe(t)) for t in (transform(own_records=True), drops)]
+
+
+def filtered():
+    """A filter behind the slice: its number of records is not known."""
+    some = sliced().filter(lambda record: record["x"] % 3 != 0 or not LAST)
+    return [
+        delivered(some.pipe(transform())),
+        delivered(some.pipe(transform(pad=None, drop_remainder=True)), together=False),
+    ]
+
+
+def lacks_a_record():
+    return delivered(sliced(COUNT - 1 if LAST else COUNT).pipe(transform()))
+
+
+def another_order():
+    ds = records().seed(PROCESS).shuffle()[PROCESS::PROCESSES]
+    return delivered(ds.pipe(transform(seed=0)))
+
+
+def another_seed():
+    return delivered(sliced().pipe(transform(seed=PROCESS)))
+
+
+def another_end():
+    ds = sliced().to_iter_dataset()
+    drops = {"pad": None, "drop_remainder": True}
+    return [
+        delivered(ds.pipe(transform()), together=False),
+        delivered(sliced(8 * PROCESSES).to_iter_dataset().pipe(transform(**drops))),
+    ]
+
+
+def nothing_to_pad():
+    return delivered(records(1)[PROCESS::PROCESSES].pipe(transform()))
+
+
+def loader(seed=0, count=COUNT, **more):
+    sampler = grain.samplers.IndexSampler(count, num_epochs=1, shuffle=True, seed=seed)
+    settings = {"pad": "mask", "sharding": SHARDING, "pipeline_fn": graph, **more}
+    return DALIDataLoader(
+        [{"x": np.int32(k)} for k in range(count)],
+        sampler,
+        batch_size=BATCH,
+        output_map=["x", "u"],
+        **settings,
+    )
+
+
+def loaders():
+    options = grain.sharding.ShardOptions(PROCESS, PROCESSES)
+    by_host = {"sharding": None, "shard_options": options}
+    return [
+        delivered(loader()),
+        delivered(loader(seed=PROCESS)),
+        delivered(loader(count=COUNT - LAST)),
+        [len(list(loader(**by_host)))],
+        str(_error(lambda: list(loader(seed=PROCESS, **by_host)))),
+    ]
+
+
+def _error(call):
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return error
+
+
+def restored_apart():
+    ds = sliced().pipe(transform())
+    iterator = iter(ds)
+    next(iterator)
+    state = iterator.get_state()
+    next(iterator)
+    again = iter(ds)
+    again.set_state(state if LAST else iterator.get_state())
+    refused = delivered(again, 1)
+    again.set_state(state)
+    return [refused, delivered(again, 1)]
+
+
+def spec_alone():
+    """One process asks for the spec, and prefetches."""
+    ds = sliced().pipe(transform())
+    iterator = iter(ds)
+    if LAST:
+        assert grain.experimental.get_element_spec(ds)["x"].shape == (BATCH,)
+        iterator.start_prefetch()
+    return delivered(iterator)
+
+
+def mesh_of_the_context():
+    made_before = sliced().pipe(transform(sharding=PartitionSpec("d")))
+    refused = str(_error(lambda: iter(made_before)))
+    with jax.set_mesh(jax.make_mesh((PROCESSES,), ("d",))):
+        iterator = iter(made_before)
+        inside = iter(loader(sharding=PartitionSpec("d")))
+    return [refused, delivered(iterator), delivered(inside)]
+
+
+def main():
+    from jax.experimental import multihost_utils
+
+    report = {}
+    for name in options["scenarios"]:
+        report[name] = globals()[name]()
+        multihost_utils.sync_global_devices(name)
+    leave(options, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Iterators of several processes that differ: an error in each process, and no process hangs."""
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+
+from processes import started
+
+SUPPORT = pathlib.Path(__file__).parents[1] / "support"
+PROCESSES = 2
+
+# What the error names; each scenario is a function of agreement_worker.py.
+DIFFERENT = {
+    "source_lacks_a_record": [
+        "number of records: process 0 has 21, process 1 has 20",
+        "batches per epoch: process 0 has 6, process 1 has 5",
+    ],
+    "source_in_another_order": ["records (names, sizes, bytes): process 0 has"],
+    "source_seed": ["seed: process 0 has 0, process 1 has 1"],
+    "source_batch": ["global batch: process 0 has 4, process 1 has 8"],
+    "source_policy": ["last batch: process 0 has FILL, process 1 has DROP"],
+    "source_padding": ["padding: process 0 has unpadded, process 1 has padded"],
+    "source_shuffle": ["shuffle: process 0 has False, process 1 has True"],
+    "source_graph": ["operators."],
+    "source_of_a_host": ["number of records: process 0 has 21, process 1 has 20"],
+    "reader_lacks_a_file": ["number of records: process 0 has 13, process 1 has 12"],
+    "reader_in_another_order": ["reader.files: process 0 has 13 files"],
+    "reader_seed": ["seed: process 0 has 0, process 1 has 1"],
+    "reader_batch": ["global batch: process 0 has 4, process 1 has 8"],
+    "reader_policy": ["last batch: process 0 has FILL, process 1 has DROP"],
+    "reader_padding": ["padding: process 0 has unpadded, process 1 has padded"],
+    "reader_graph": ["operators."],
+    "reader_of_a_folder_for_each_host": ["number of records: process 0 has 20, process 1 has 14"],
+    "of_a_host_reader": ["number of records: process 0 has 12, process 1 has 11"],
+}
+OTHERS = [
+    *("agree", "reader_of_equal_folders", "restored_apart", "sought_apart"),
+    *("made_in_another_order", "in_threads", "alone", "unchecked", "never_comes"),
+    *("mesh_of_the_context", "skipping"),
+]
+THREE = ["agree", "source_lacks_a_record", "reader_seed", "made_in_another_order", "in_threads"]
+
+
+def run(folder, processes, scenarios):
+    files = [folder / f"file{k:04}.bin" for k in range(20 * processes)]
+    for file in files:
+        file.write_bytes(b"x")
+    options = {"files": list(map(str, files)), "scenarios": scenarios}
+    reports = started(SUPPORT / "agreement_worker.py", folder, options, processes, timeout=400)
+    return {name: [report[name] for report in reports] for name in scenarios}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("two"), PROCESSES, [*DIFFERENT, *OTHERS])
+
+
+@pytest.fixture(scope="module")
+def seen_by_three(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("three"), 3, THREE)
+
+
+def together(pieces):
+    """The records of each batch, from those of each process."""
+    return [list(itertools.chain(*own)) for own in zip(*pieces, strict=True)]
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_difference_raises_the_same_error_in_every_process(seen, name):
+    first, second = seen[name]
+    assert first == second and "the processes differ in their iterators of" in first
+    for text in DIFFERENT[name]:
+        assert text in first
+    assert "check_processes=False" in first
+    named = [line.strip().partition(":")[0] for line in first.splitlines() if "process 0" in line]
+    assert "position" not in named and "function" not in named
+
+
+@pytest.mark.parametrize("processes", (2, 3))
+def test_processes_that_agree_deliver_what_one_process_does(request, processes):
+    from dalijax import data_iterator, sources
+
+    reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")["agree"]
+    function = data_iterator(lambda x: x + 0, ["x"], mask="mask", as_numpy=True)
+    for place, seed in ((0, 0), (2, 3)):
+        source = sources.Arrays({"x": np.arange(21, dtype=np.int32)})
+        iterator = function(source=source, batch_size=2 * processes, seed=seed)
+        want = [batch["x"][batch["mask"]].tolist() for batch in iterator]
+        assert together([report[place] for report in reports]) == want
+    labels = sorted(itertools.chain(*together([report[1] for report in reports])))
+    assert labels == list(range(13))
+
+
+def test_three_processes_of_which_one_differs(seen_by_three):
+    for name, text in (
+        ("source_lacks_a_record", "number of records: processes 0, 1 have 21, process 2 has 20"),
+        ("reader_seed", "seed: processes 0, 1 have 0, process 2 has 1"),
+    ):
+        errors = seen_by_three[name]
+        assert len(set(errors)) == 1 and text in errors[0]
+
+
+@pytest.mark.parametrize("processes", (2, 3))
+def test_iterators_are_compared_by_what_they_are(request, processes):
+    """Not by the order in which a process makes them, or takes their first batches."""
+    reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
+    for place, ids in enumerate((range(21), range(21, 42))):
+        batches = together([own[place] for own in reports["made_in_another_order"]])
+        assert sorted(itertools.chain(*batches)) == list(ids)
+    assert all(len(own) == 3 and all(own) for own in reports["in_threads"])
+
+
+def test_a_reader_with_files_of_its_own_for_each_shard(seen):
+    batches = together(seen["reader_of_equal_folders"])
+    assert sorted(itertools.chain(*batches)) == list(range(4 * PROCESSES))
+
+
+def test_positions_are_compared_after_a_restore_and_a_seek(seen):
+    first, second = seen["restored_apart"]
+    assert first[:2] == second[:2]
+    assert "position: process 0 has epoch 0, sample 12, process 1 has epoch 0, sample 8" in first[0]
+    assert "Restore the same state" in first[0]
+    assert "position: process 0 has epoch 0, step 3, process 1 has epoch 0, step 2" in first[1]
+    # The same state in every process: nothing is left of the refusal.
+    source, reader = ([own[2][k] for own in (first, second)] for k in range(2))
+    agreed = seen["agree"]
+    assert source == [own[0][2:3] for own in agreed] and reader == [own[1][2:3] for own in agreed]
+    first, second = seen["sought_apart"]
+    assert first[0] == second[0] and "epoch 1, sample 21, process 1 has epoch 1" in first[0]
+    assert isinstance(first[1], list) and isinstance(second[1], list)
+
+
+def test_one_process_may_peek_and_prefetch_alone(seen):
+    assert seen["alone"] == [own[0] for own in seen["agree"]]
+
+
+def test_without_the_check_each_process_has_its_rows(seen):
+    first, second = seen["unchecked"]
+    assert len(first) == len(second) == 2
+
+
+def test_a_process_that_never_comes_is_named(seen):
+    first, second = seen["never_comes"]
+    assert second[0] == first[1] == "absent"
+    for text, absent in ((first[0], 1), (second[1], 0)):
+        assert f"process {absent} has not come to the next batch of numbers within 2 s" in text
+        assert "check_processes=SECONDS" in text
+
+
+def test_a_partition_spec_is_of_the_mesh_that_is_set(seen):
+    assert seen["mesh_of_the_context"] == [own[0] for own in seen["agree"]]
+
+
+def test_skipping_is_refused_over_several_processes(seen):
+    assert all("on_error='skip' over several processes" in text for text in seen["skipping"])

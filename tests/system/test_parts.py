@@ -1,0 +1,164 @@
+"""Parts of Grain's records, one for each process, that differ in their numbers of batches."""
+
+import itertools
+import math
+import pathlib
+
+import pytest
+
+from processes import started
+
+WORKER = pathlib.Path(__file__).parents[1] / "support" / "parts_worker.py"
+COUNT = 21
+# For three processes: 5, 4 and 4 records.
+COUNTS = {2: COUNT, 3: 13}
+SCENARIOS = [
+    *("slices", "slices_dropped", "slices_repeated", "own_folders", "filtered", "lacks_a_record"),
+    *("another_order", "another_seed", "another_end", "nothing_to_pad", "loaders"),
+    *("restored_apart", "spec_alone", "mesh_of_the_context"),
+]
+
+
+def run(folder, processes, scenarios):
+    options = {"scenarios": scenarios, "count": COUNTS[processes]}
+    reports = started(WORKER, folder, options, processes, timeout=400)
+    return {name: [report[name] for report in reports] for name in scenarios}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("two"), 2, SCENARIOS)
+
+
+@pytest.fixture(scope="module")
+def seen_by_three(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("three"), 3, ["slices", "slices_dropped", "lacks_a_record"])
+
+
+def counted(batches):
+    """The records of one process that are not masked."""
+    return [x for xs, _, mask in batches for x, ok in zip(xs, mask) if ok]
+
+
+def same_error(errors):
+    assert len(set(errors)) == 1 and isinstance(errors[0], str), errors
+    return errors[0]
+
+
+@pytest.mark.parametrize("processes", (2, 3))
+def test_slices_of_unequal_length_have_as_many_batches(request, processes):
+    reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")["slices"]
+    count = COUNTS[processes]
+    longest = math.ceil(math.ceil(count / processes) / 2)
+    shortest = math.floor(count / processes)
+    assert math.ceil(shortest / 2) < longest  # else there were nothing to see
+    for process, report in enumerate(reports):
+        whole = report["whole"]
+        assert len(whole) == longest
+        assert counted(whole) == list(range(process, count, processes))
+        # Padding is at the end, and repeats records of this process.
+        for xs, us, mask in whole:
+            assert mask == sorted(mask, reverse=True) and len(us) == 2
+            assert all(x % processes == process for x in xs)
+    assert sum(len(counted(report["whole"])) for report in reports) == count
+
+
+@pytest.mark.parametrize("processes", (2, 3))
+def test_they_resume_after_each_batch(request, processes):
+    """Bit for bit: records, random numbers, masks, the padding and the end."""
+    reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")["slices"]
+    for report in reports:
+        whole = report["whole"]
+        assert report["resumed"] == [whole[k:] for k in range(len(whole) + 1)]
+
+
+@pytest.mark.parametrize("processes", (2, 3))
+def test_or_as_few_as_the_smallest(request, processes):
+    fixture = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
+    count = COUNTS[processes]
+    for process, batches in enumerate(fixture["slices_dropped"]):
+        fewest = count // processes // 2
+        records = [x for xs, _ in batches for x in xs]
+        assert records == list(range(process, count, processes))[: 2 * fewest]
+
+
+def test_repeated_slices_go_on(seen):
+    for process, batches in enumerate(seen["slices_repeated"]):
+        own = list(range(process, COUNT, 2))
+        assert [x for xs, _ in batches for x in xs] == (own * 2)[:18]
+
+
+def test_a_folder_for_each_process(seen):
+    for process, (padded, dropped) in enumerate(seen["own_folders"]):
+        own = [100 * process + k for k in range((20, 14)[process])]
+        assert len(padded) == 10 and counted(padded) == own
+        assert [x for xs, _ in dropped for x in xs] == own[:14]
+
+
+def test_a_filter_behind_the_slices(seen):
+    (padded, _), (fewer, error) = seen["filtered"]
+    assert len(padded) == len(fewer) == 6
+    assert counted(padded) == list(range(0, COUNT, 2))
+    assert counted(fewer) == [x for x in range(1, COUNT, 2) if x % 3]
+    assert "this process has 3 batches, and 5 were expected of every process" in error
+    assert "Filter the records before they are sliced" in error
+
+
+@pytest.mark.parametrize(
+    "name,text",
+    [
+        ("lacks_a_record", "of 21 records, process 1 has"),
+        ("another_order", "ShuffleMap seed"),
+        ("another_seed", "seed: process 0 has 0, process 1 has 1"),
+        ("nothing_to_pad", "processes [1] have no batch of records, and each needs a record"),
+    ],
+)
+def test_other_differences_raise_in_every_process(seen, name, text):
+    assert text in same_error(seen[name])
+
+
+def test_three_processes_of_which_one_lacks_a_record(seen_by_three):
+    error = same_error(seen_by_three["lacks_a_record"])
+    assert "records: processes 0, 1 have" in error and "process 2 has" in error
+
+
+def test_ends_of_an_iter_dataset_are_compared(seen):
+    """Where the number of records is not known before."""
+    error = same_error([own[0] for own in seen["another_end"]])
+    assert "batches: process 0 has 6 in epoch 0, process 1 has 5 in epoch 0" in error
+    assert "apply the DALITransform to the MapDataset" in error
+    for process, (_, batches) in enumerate(seen["another_end"]):
+        assert [x for xs, _ in batches for x in xs] == list(range(process, 16, 2))
+
+
+def test_loaders(seen):
+    reports = seen["loaders"]
+    records = [counted(own[0]) for own in reports]
+    assert sorted(itertools.chain(*records)) == list(range(COUNT))
+    assert {len(own[0]) for own in reports} == {6}
+    assert "sampler: process 0 has IndexSampler" in same_error([own[1] for own in reports])
+    text = same_error([own[2] for own in reports])
+    assert "number of records: process 0 has 21, process 1 has 20" in text
+    assert [own[3] for own in reports] == [[6], [6]]
+    assert "sampler: process 0 has IndexSampler" in same_error([own[4] for own in reports])
+
+
+def test_positions_are_compared_after_a_restore(seen):
+    first, second = seen["restored_apart"]
+    assert "position: process 0 has step 2, process 1 has step 1" in same_error(
+        [first[0], second[0]]
+    )
+    for own, report in zip((first, second), seen["slices"]):
+        assert [xs for xs, _, _ in own[1]] == [xs for xs, _, _ in report["whole"][1:2]]
+
+
+def test_one_process_may_ask_for_the_spec_alone(seen):
+    for own, report in zip(seen["spec_alone"], seen["slices"]):
+        assert counted(own) == counted(report["whole"])
+
+
+def test_a_partition_spec_is_of_the_mesh_that_is_set(seen):
+    for own, report in zip(seen["mesh_of_the_context"], seen["slices"]):
+        refused, batches, of_loader = own
+        assert "no mesh is set in this thread" in refused and "jax.set_mesh(mesh)" in refused
+        assert counted(batches) == counted(report["whole"]) and len(of_loader) == 6
