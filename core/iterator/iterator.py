@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +22,7 @@ from ..pipeline.pipeline_source import PipelineSource
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .engine import ReaderEngine
+from .step_loops import steps_left, warn_of_early_end
 
 Self = TypeVar("Self", bound="DALIGenericIterator")  # typing has one from Python 3.11 on
 _MOST_TO_SKIP = 1 << 53  # more batches than any epoch has
@@ -150,6 +152,8 @@ class DALIGenericIterator:
         self._engine = engine
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
         self.stats: InputStats | None = None
+        self._has_ended = False  # once, with auto_reset
+        self._early_end: weakref.finalize[Any, Any] | None = None  # gives a warning
         if lazy:
             return
         if checkpoints is not None:
@@ -187,10 +191,14 @@ class DALIGenericIterator:
         """
         with self.opened(), self._engine.interruptible():
             self._engine.stays = False
+            if self._early_end is not None:  # another loop follows
+                self._early_end.detach()
+                self._early_end = None
             outcome = self._engine.deliver(self.stats)
             if outcome.ended:
                 self._engine.stopped = True
                 if self._config.auto_reset:
+                    self._note_end()
                     self._next_epoch()
             try:
                 return outcome.unwrap()
@@ -198,6 +206,19 @@ class DALIGenericIterator:
                 del outcome  # an error's traceback has this frame: they would keep the batch
 
     next = __next__  # as in DALI
+
+    def _note_end(self) -> None:
+        """Prepares a warning if the first end of an epoch ends a loop that counts steps.
+
+        The warning is given when the iterator is closed or freed, unless it is used again: a loop
+        may limit the steps of each epoch by a zip.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if left := steps_left(self):
+            name, epoch = self._engine.name, self.epoch
+            self._early_end = weakref.finalize(self, warn_of_early_end, name, epoch, left)
 
     def peek(self) -> Batch:
         """The batch that ``next()`` will deliver, which stays the next one.
@@ -689,6 +710,8 @@ class DALIGenericIterator:
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError. May be called again."""
         self._engine.close()
+        if self._early_end is not None:
+            self._early_end()
 
     def __enter__(self: Self) -> Self:
         return self

@@ -1,7 +1,9 @@
 """`epochs(N)` is one correct training loop, wherever an iterator stands and is stopped."""
 
+import gc
 import itertools
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from python_sources import ends_after
 
 from dalijax import LastBatchPolicy, data_iterator
 from numbered import numbers, read_files
+from programs import run_python
 
 BATCH, EPOCHS = 4, 3
 
@@ -169,3 +172,108 @@ def test_the_number_of_epochs_is_checked_at_once():
     iterator.close()
     with pytest.raises(ValueError, match="closed"):
         next(iterator.epochs(3))
+
+
+# Loops that count steps over an iterator of epochs
+
+
+def early(make):
+    """The warnings of loops over an iterator that is closed, freed, or left to the exit."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make().close()
+        make()
+        gc.collect()
+    messages = [str(warning.message) for warning in caught]
+    assert len(set(messages)) <= 1
+    return len(messages)
+
+
+def iterator(auto_reset=True):
+    return of_source(LastBatchPolicy.FILL, auto_reset, mask="mask")
+
+
+@pytest.mark.parametrize("reversed_zip", (False, True))
+def test_a_zip_that_an_epoch_ends_warns_once(reversed_zip):
+    def loop():
+        it = iterator()
+        for _ in zip(it, range(10)) if reversed_zip else zip(range(10), it):
+            pass
+        it.get_state()  # no further batch is requested
+        return it
+
+    assert early(loop) == 2  # once for each iterator
+    with pytest.warns(RuntimeWarning, match=r"end of epoch 0, 7 steps early.*iterator_fn\.stream"):
+        loop().close()
+
+
+def test_loops_that_do_not_warn():
+    def epochs(it):
+        for _ in range(3):
+            for _ in it:
+                pass
+
+    def one_epoch(it):
+        for _ in it:
+            pass
+
+    def in_numbers(it):
+        for _ in enumerate(it):
+            pass
+
+    def enough(it):
+        for _ in zip(range(3), it):
+            pass
+
+    def limited_in_each_epoch(it):
+        for _ in range(3):
+            for _ in zip(range(10), it):
+                pass
+
+    def limited_and_continued(it):
+        for _ in zip(range(10), it):
+            pass
+        next(it)
+
+    def beside_another(it):
+        for _ in zip(it, iterator(False)):
+            pass
+
+    def by_epochs(it):
+        for _, batches in it.epochs(2):
+            for _ in zip(range(10), batches):
+                pass
+
+    def listed(it):
+        assert len(list(it)) == 3
+
+    def kept_beside_a_range(it):
+        kept = (iter(range(9)), it)
+        one_epoch(it)
+        assert kept
+
+    loops = [epochs, one_epoch, in_numbers, enough, limited_in_each_epoch, limited_and_continued]
+    for loop in [*loops, beside_another, by_epochs, listed, kept_beside_a_range]:
+
+        def used(loop=loop):
+            it = iterator()
+            loop(it)
+            return it
+
+        assert early(used) == 0, loop.__name__
+    plain = iterator(auto_reset=False)
+    for _ in zip(range(10), plain):
+        pass
+    assert early(lambda: plain) == 0
+
+
+def test_a_process_that_exits_after_it_warns():
+    program = """
+import numpy as np
+from dalijax import data_iterator, sources
+make = data_iterator(lambda x: x + 0, ["x"], source=sources.Arrays({"x": np.arange(8)}))
+it = make(batch_size=2, auto_reset=True)
+print(sum(1 for _ in zip(range(100), it)))
+"""
+    done = run_python("-c", program)
+    assert done.stdout == "4\n" and done.stderr.count("96 steps early") == 1
