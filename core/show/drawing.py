@@ -69,7 +69,8 @@ def _decoded(sample: Any) -> Pixels | None:
     data = sample.tobytes() if isinstance(sample, np.ndarray) else bytes(sample)
     try:
         return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    except (OSError, ValueError, SyntaxError):  # Pillow's for files that it can't read
+    # Pillow's errors for files that it can't read, or whose pixels would fill the memory.
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
 
 

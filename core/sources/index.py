@@ -231,17 +231,21 @@ def _default_folder() -> str:
 
 @functools.lru_cache(maxsize=64)  # one warning for each folder
 def _is_own(folder: str) -> bool:
-    """Tells if the default folder belongs to this user; XDG_CACHE_HOME may be /tmp."""
+    """Tells if only this user writes to the default folder; XDG_CACHE_HOME may be /tmp."""
     try:
-        owner, above = os.stat(folder).st_uid, os.stat(os.path.dirname(folder)).st_uid
+        status, above = os.stat(folder), os.stat(os.path.dirname(folder)).st_uid
     except OSError:  # it is created, or the error is reported then
         return True
+    if status.st_mode & stat.S_IWOTH:
+        owner = "can be written by all users"
     # A home that is mounted into a container belongs to another user as a whole.
-    if owner in (os.geteuid(), 0, above):
+    elif status.st_uid not in (os.geteuid(), 0, above):
+        owner = f"belongs to user {status.st_uid}"
+    else:
         return True
     _log.warning(
-        "%s belongs to user %d, who could change labels in it: indexes are not stored. Set "
-        "XDG_CACHE_HOME to a folder of yours, or pass cache_dir=",
+        "%s %s, who could change labels in it: indexes are not stored. Set XDG_CACHE_HOME to a "
+        "folder of yours, or pass cache_dir=",
         printable(folder),
         owner,
     )

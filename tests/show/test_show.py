@@ -4,8 +4,10 @@ import base64
 import html.parser
 import io
 import pathlib
+import struct
 import subprocess
 import sys
+import zlib
 
 import grain
 import jax
@@ -150,6 +152,19 @@ def test_every_kind_of_output_is_drawn():
         assert words in text, words
     # A histogram for each output of numbers: all but the text and the files.
     assert found.classes("svg").count("histogram") == 8
+
+
+def test_a_decompression_bomb_is_not_drawn():
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0"))
+    files = np.stack([np.frombuffer(bomb, np.uint8)] * 2)
+    page = show({"files": files}, layouts={"files": "encoded"})
+    assert page.html.count("no picture that Pillow reads") == 2
 
 
 def test_figures_of_what_is_wrong_stand_out():

@@ -437,6 +437,17 @@ def test_a_default_folder_of_another_user_is_not_used(tmp_path, cache, caplog):
     assert len(os.listdir(cache)) == 1  # named by the user
 
 
+def test_a_default_folder_that_all_users_write_to_is_not_used(tmp_path, cache, caplog):
+    path = make_tar(tmp_path / "a")
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    for _ in range(2):
+        assert len(open_tar(path)) == COUNT and not os.listdir(cache)
+    assert caplog.text.count("can be written by all users") == 1  # one warning for a folder
+    open_tar(path, cache_dir=cache)
+    assert len(os.listdir(cache)) == 1
+
+
 def test_indexes_that_are_not_used_are_removed(tmp_path, cache):
     path = make_tar(tmp_path / "a")
     open_tar(path)
