@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 
 from .identity import identity_of
 from .order import Indices
+from .record_table import RecordTable
 from .source import Field, Source, Values
 
 
@@ -55,11 +54,10 @@ class BaseSource(Source):
 
 
 class SizeTables:
-    """Sizes of the pictures of a source, looked up once in a process for each record."""
+    """Sizes of the pictures of a source, looked up once in a process for most records."""
 
     def __init__(self) -> None:
-        # By field, int32 [records, 2], 0 where nobody looked; threads may write a size twice.
-        self._tables: dict[str, NDArray[np.int32]] = {}
+        self._tables: dict[str, RecordTable] = {}  # by field
 
     def sizes(
         self,
@@ -68,29 +66,23 @@ class SizeTables:
         name: str,
         look_up: Callable[[Indices], NDArray[np.int32]],
     ) -> NDArray[np.int32]:
-        """Heights and widths, int32 [rows, 2].
+        """Returns heights and widths, int32 [rows, 2].
 
         Args:
             count: Number of records of the source.
             indices: The record of each row.
             name: The field.
-            look_up: Gives the sizes of some of the rows.
+            look_up: Returns the sizes of some of the rows.
         """
         table = self._tables.get(name)
         if table is None:
-            table = self._tables.setdefault(name, _zeros(count))
-        rows = np.flatnonzero(table[indices, 0] == 0)
+            table = self._tables.setdefault(name, RecordTable(count, 2))
+        known, sizes = table.get(indices)
+        rows = np.flatnonzero(~known)
         if len(rows):
-            table[indices[rows]] = look_up(rows)
-        return table[indices]
+            sizes[rows] = found = look_up(rows)
+            table.put(indices[rows], found)
+        return sizes
 
     def __reduce__(self) -> Any:
         return SizeTables, ()  # another process looks for itself
-
-
-def _zeros(count: int) -> NDArray[np.int32]:
-    """A table of shape [count, 2], of which the small pages that are written take memory alone."""
-    pages = mmap.mmap(-1, count * 8, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(pages, np.int32).reshape(count, 2)

@@ -21,6 +21,7 @@ from ..pipeline.picture_size import look_at, look_at_file
 from ..pipeline.riff import cut_off, file_cut_off
 from .bad_samples import BadSamples, NoStandIn, UnusableRecord, stand_ins
 from .order import Indices
+from .record_table import RecordTable
 from .reuse import ReuseCheck
 from .source import Source, Values, picture_sizes
 
@@ -53,7 +54,7 @@ class Wanted:
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
     pictures: Mapping[str, bool]
-    whole: dict[str, NDArray[np.bool_]] = dataclasses.field(default_factory=dict)
+    whole: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
 
@@ -127,13 +128,12 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
     errors: dict[int, Exception] = {}
     for name, is_path in list(wanted.pictures.items()):
         look = look_at_file if is_path else look_at
-        whole, last = wanted.whole.get(name), int(np.max(records))
-        if whole is None or len(whole) <= last:
-            # A mixture may have more records than places. What another thread has noted in the old
-            # one is looked at again.
-            whole = np.zeros(max(len(wanted.source), 2 * last + 1), bool)
-            wanted.whole[name] = whole
-        for place in np.flatnonzero(~whole[records]).tolist():
+        table = wanted.whole.get(name)
+        if table is None:
+            table = wanted.whole.setdefault(name, RecordTable(len(wanted.source), 0))
+        known, _ = table.get(records)
+        good: list[int] = []
+        for place in np.flatnonzero(~known).tolist():
             if place in chunk.errors:
                 continue
             value = np.asarray(chunk.columns[name][place], order="C")
@@ -143,7 +143,9 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
             if said:
                 errors.setdefault(place, ValueError(f"{name}: {said}"))
             else:
-                whole[records[place]] = True
+                good.append(place)
+        if good:
+            table.put(records[good], np.empty((len(good), 0)))
     return errors
 
 
