@@ -23,6 +23,7 @@ from ..core.environment.extras import extra
 from ..core.errors import StateError
 from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
 from ..core.iterator.iterator import DALIGenericIterator
+from ..core.pipeline.workers import Workers
 from ..core.stats import InputStats
 from .process_files import write_text_atomically
 
@@ -103,7 +104,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self._stream = iterator_fn.stream(num_epochs, **call)
         self._checkpoint = checkpoint
         self._future: concurrent.futures.Future[Any] | None = None
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._workers: Workers | None = None
         self._future_lock = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -130,10 +131,10 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
     def peek_async(self) -> concurrent.futures.Future[Any]:
         """`peek` in a thread; the same future until the next batch is taken or the position set."""
         with self._future_lock:
-            if self._pool is None:
-                self._pool = concurrent.futures.ThreadPoolExecutor(1, "dalijax-peek")
+            if self._workers is None:
+                self._workers = Workers(1, "dalijax-peek")
             if self._future is None:
-                self._future = self._pool.submit(self.peek)
+                self._future = self._workers.future(self.peek)
             return self._future
 
     def _forget_future(self) -> None:
@@ -229,9 +230,9 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError."""
-        if self._pool is not None:
-            self._pool.shutdown()
         self._stream.close()
+        if self._workers is not None:
+            self._workers.end(drop=False)  # a peek that waits raises that the iterator is closed
 
     def __repr__(self) -> str:
         return f"DALIDatasetIterator(num_epochs={self._stream.num_epochs})"
@@ -256,7 +257,7 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
             first one; after ``next()`` it counts as delivered.
     """
 
-    _pool: concurrent.futures.ThreadPoolExecutor | None = None
+    _workers: Workers | None = None
     _first: dict[str, dataset_iterator.ArraySpec] | None = None
 
     def __next__(self) -> dict[str, Any]:
@@ -271,9 +272,9 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
     def peek_async(self) -> concurrent.futures.Future[Any]:
         """`peek` in a thread."""
         with self._engine.lock:
-            if self._pool is None:
-                self._pool = concurrent.futures.ThreadPoolExecutor(1, "dalijax-peek")
-            return self._pool.submit(self.peek)
+            if self._workers is None:
+                self._workers = Workers(1, "dalijax-peek")
+            return self._workers.future(self.peek)
 
     @property
     def element_spec(self) -> Any:
@@ -294,9 +295,9 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)  # a peek that waits raises that it is closed
         super().close()
+        if self._workers is not None:
+            self._workers.end(drop=False)  # a peek that waits raises that the iterator is closed
 
 
 class _PeekableFunction(IteratorFunction):

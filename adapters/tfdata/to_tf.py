@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from ...core.config import IteratorConfig
 from ...core.environment.extras import extra
 from ...core.epochs import EpochPlan
 from ...core.pipeline.pipeline_source import FunctionSource
+from ...core.pipeline.runner import calls
+from ...core.pipeline.workers import busy
 from .source import Source
 from .steps import UNKNOWN, Repeat, Skip, Step, Take
 
@@ -43,7 +46,9 @@ def by_generator(
             yield element
 
     # TensorFlow refers to the arrays that it is handed, and so keeps DALI's buffers alive.
-    generated = tf.data.Dataset.from_generator(checked, output_signature=element_spec)
+    generated = tf.data.Dataset.from_generator(
+        lambda: _until_exit(checked()), output_signature=element_spec
+    )
     return _counted(generated, count)
 
 
@@ -56,6 +61,25 @@ def _check_text(path: Sequence[Any], array: Any) -> None:
                     f"to_tf_dataset() takes text, and {path[-1].key!r} has {value!r:.60}: make it "
                     "text in the source, like json.dumps(value), or leave the field out"
                 )
+
+
+def _until_exit(elements: Iterator[Any]) -> Iterator[Any]:
+    """Ends the elements when Python ends.
+
+    TensorFlow's threads do not end with Python: they would print the error that they get, or need
+    the interpreter while the main thread waits for them.
+    """
+    while True:
+        try:
+            with busy():
+                element = next(elements)
+        except StopIteration:
+            return
+        except BaseException:
+            if calls.ended or not threading.main_thread().is_alive():
+                return
+            raise
+        yield element
 
 
 def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.data.Dataset | None:

@@ -39,6 +39,10 @@ def queue_depth(pipeline: Pipeline) -> int:
     return depth
 
 
+# Pipelines that only the end of the process may free, in its main thread.
+kept_to_the_end: list[Pipeline] = []
+
+
 class FreedAnywhere(Pipeline):
     """A pipeline that Python may collect in a thread of DALI's, which can't wait for its end.
 
@@ -47,10 +51,13 @@ class FreedAnywhere(Pipeline):
 
     def _shutdown(self) -> None:
         # Not public: the class of threads that Python did not start.
-        if isinstance(threading.current_thread(), threading._DummyThread):
-            threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
-        else:
+        if not isinstance(threading.current_thread(), threading._DummyThread):
             super()._shutdown()  # type: ignore[no-untyped-call]
+            return
+        try:
+            threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
+        except RuntimeError:  # Python ends, and starts no thread any more
+            kept_to_the_end.append(self)
 
 
 def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:

@@ -35,6 +35,8 @@ Mark = Mapping[str, Any]  # the attributes of an engine that make up its positio
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
 _UNCOUNTED = contextlib.nullcontext()
 CLOSED = "the iterator is closed: make a new one"
+# Seconds that close() waits for a call in another thread.
+_PATIENCE = 5.0
 
 
 class NoReplica(Exception):
@@ -275,13 +277,23 @@ class Engine(abc.ABC, Generic[P]):
         return position
 
     def close(self) -> None:
-        """Frees the pipelines for good; may be called again, and without the lock."""
+        """Frees the pipelines for good; may be called again, and without the lock.
+
+        A call in another thread may wait for a disk or a network. If it does not end within five
+        seconds, it frees the pipelines when it ends.
+        """
+        self.closed = True
         if self._calls.lost(self.process):  # whoever has the lock may never give it back
-            self.closed = True
             return
-        with self._lock:
-            self.closed = True
-            self.drop()
+        self._stop_waiting()
+        if self._lock.acquire(timeout=_PATIENCE):
+            try:
+                self.drop()
+            finally:
+                self._lock.release()
+
+    def _stop_waiting(self) -> None:
+        """Has a call that waits for a source raise an error, if that is possible."""
 
     @property
     @abc.abstractmethod
@@ -549,8 +561,12 @@ class _Interruptible:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         engine = self._engine()
-        if engine is not None and (kind is None or issubclass(kind, Exception)):
+        if engine is None:
+            return
+        if kind is None or issubclass(kind, Exception):
             engine._interrupted = None
+        if engine.closed:  # by another thread, which did not wait for this call
+            engine.drop()
 
 
 class EngineSource(Protocol):

@@ -15,7 +15,7 @@ from nvidia.dali import Pipeline
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from ..stats import span
-from .dali_pipeline import can_checkpoint, queue_depth
+from .dali_pipeline import can_checkpoint, kept_to_the_end, queue_depth
 from .deferred import deferred_of
 from .function_notes import release
 
@@ -146,7 +146,8 @@ class Runner:
         self._queues = [_PipelineQueue(pipeline, gradual) for pipeline in pipelines]
         self._depth = max((queue.depth for queue in self._queues), default=0)
         self.deferred = deferred_of(self.pipelines)
-        self._process, self._calls = os.getpid(), calls
+        # Modules lose their names before the last iterators are freed.
+        self._process, self._calls, self._kept = os.getpid(), calls, kept_to_the_end
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
 
     def schedule(self, most: int = _ALL) -> None:
@@ -278,6 +279,8 @@ class Runner:
 
     def close(self) -> None:
         """Frees the pipelines and their threads now; arrays made of their outputs stay valid."""
+        if self._calls.ended:  # a destructor here would wait for threads that need Python
+            self._kept.extend(self.pipelines)
         if self._calls.lost(self._process):  # DALI ends them, or the process that built them
             return
         with self._calls:
@@ -402,7 +405,8 @@ def _every_pipeline() -> list[Any]:
     """The pipelines of the process."""
     # Not public: where a DALI has none of it, it ends its pipelines as it does without us.
     references = list(getattr(Pipeline, "_pipes", ()))
-    return [pipeline for one in references if (pipeline := one()) is not None]
+    found = [pipeline for one in references if (pipeline := one()) is not None]
+    return list(dict.fromkeys([*found, *kept_to_the_end]))
 
 
 def _forget() -> None:

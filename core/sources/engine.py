@@ -40,6 +40,7 @@ from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import of_fields
 from ..pipeline.shards import shard_pipelines
+from ..pipeline.workers import WorkersEnded
 from ..seeds import ShardSeed
 from ..state import random_state
 from ..state.agreement import Values
@@ -608,11 +609,16 @@ class SourceEngine(EpochEngine[SamplePosition]):
         if feed is not None:
             feed.close()
 
+    def _stop_waiting(self) -> None:
+        feed = self._feed
+        if feed is not None:
+            feed.close()
+
     def __del__(self) -> None:
         # Rows refer to their feed: its threads would stay until Python's cyclic gc runs.
         feed: Feed | None = getattr(self, "_feed", None)
         if feed is not None:
-            feed.abandon()
+            feed.close()
 
     # Batches
 
@@ -644,6 +650,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
         while True:
             try:
                 outcome = self._run_at(here)
+            except WorkersEnded:
+                if self.closed:  # by another thread, during this call
+                    raise ValueError(CLOSED) from None
+                raise
             except _EnvironmentFailure as failed:
                 self.drop()
                 delay = next(delays, None)

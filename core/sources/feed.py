@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..pipeline.draw import DrawRows
 from ..pipeline.runner import calls
+from ..pipeline.workers import Result, Workers, WorkersEnded
 from .bad_samples import BadSamples
 from .order import Indices
 from .plan import SamplePlan, SamplePosition
-from .read_rows import CHUNK, ReadRows, Wanted, read_chunk
+from .read_rows import CHUNK, Chunk, ReadRows, Wanted, read_chunk
 from .reuse import ReuseCheck
 from .source import Source, order_of
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,46 +60,56 @@ class Rows:
         self.samples, self.valid = samples, valid
         self._feed = feed
         self._batch, self._first = batch or (lambda: samples), first
-        self._started = feed.submit(self._start)
+        self._result = Result[ReadRows]()
         self._read: ReadRows | None = None
+        feed.submit(self._start)
 
-    def _start(self) -> concurrent.futures.Future[ReadRows]:
-        """Starts to read."""
+    def _start(self) -> None:
+        """Starts to read, in a thread."""
+        try:
+            self._submit_chunks()
+        except BaseException as error:
+            self._result.fail(error)
+
+    def _submit_chunks(self) -> None:
         feed = self._feed
         records, epochs = feed.wanted.order(self.samples)
         # By number: a task reads of few files, or parts of a mixture, and onwards in each.
         order = np.argsort(records, kind="stable")
-        tasks = [
-            feed.submit(read_chunk, feed.wanted, records[order[k : k + CHUNK]])
-            for k in range(0, len(records), CHUNK)
-        ]
-        rows: concurrent.futures.Future[ReadRows] = concurrent.futures.Future()
-        count, ends = len(tasks), itertools.count(1)
+        starts = range(0, len(records), CHUNK)
+        chunks: list[Chunk | BaseException | None] = [None] * len(starts)
+        ends = itertools.count(1)
 
-        def finish(_: object) -> None:
-            """Called as a task ends: the thread with the last one goes on, and none waits."""
-            if next(ends) < count:
-                return
-            done, tasks[:] = tasks[:], []  # which refer to this function
+        def read(number: int, start: int) -> None:
+            """Reads a chunk; the thread with the last one makes the rows, and none waits."""
             try:
-                made = ReadRows(
+                chunks[number] = read_chunk(feed.wanted, records[order[start : start + CHUNK]])
+            except BaseException as error:
+                chunks[number] = error
+            if next(ends) < len(chunks):
+                return
+            try:
+                rows = ReadRows(
                     feed.wanted,
                     self.samples,
                     records,
                     epochs,
                     order,
-                    done,
+                    [_unless_error(chunk) for chunk in chunks],
                     self._batch,
                     self._first,
                 )
             except BaseException as error:
-                rows.set_exception(error)
+                self._result.fail(error)
             else:
-                rows.set_result(made)
+                self._result.set(rows)
 
-        for task in [*tasks]:  # which `finish` empties
-            task.add_done_callback(finish)
-        return rows
+        for number, start in enumerate(starts):
+            feed.submit(read, number, start)
+
+    def end(self) -> None:
+        """Has threads that wait for the rows get an error, if they are not read yet."""
+        self._result.fail(self._feed.ended)
 
     @property
     def read(self) -> ReadRows:
@@ -112,8 +120,14 @@ class Rows:
         """
         if self._read is None:
             with calls.suspended():  # it may wait as long as a disk likes
-                self._read = self._started.result().result()
+                self._read = self._result.get()
         return self._read
+
+
+def _unless_error(chunk: Chunk | BaseException | None) -> Chunk:
+    if not isinstance(chunk, Chunk):
+        raise chunk or WorkersEnded()
+    return chunk
 
 
 class Feed:
@@ -137,6 +151,7 @@ class Feed:
     Attributes:
         next_run: The run that DALI asks for next.
         wanted: What is read of each record.
+        ended: The error of threads that wait for rows when the feed is closed.
     """
 
     def __init__(
@@ -164,8 +179,8 @@ class Feed:
             pictures,
         )
         # Referred to from here alone: its threads end when it is freed.
-        self._pool: concurrent.futures.ThreadPoolExecutor | None
-        self._pool = concurrent.futures.ThreadPoolExecutor(source.read_threads, "dalijax-read")
+        self._workers = Workers(source.read_threads, "dalijax-read")
+        self.ended = WorkersEnded()  # now: modules lose their names before the last feed is freed
         self.next_run = 0
         self._plan = plan
         self._parts = list(parts)
@@ -173,22 +188,13 @@ class Feed:
         self._positions: dict[int, SamplePosition] = {0: SamplePosition()}
         self._rows: dict[tuple[int, int], Rows] = {}
 
-    def submit(self, function: Callable[..., T], *arguments: Any) -> concurrent.futures.Future[T]:
+    def submit(self, function: Callable[..., object], *arguments: Any) -> None:
         """Has a thread call a function.
 
         Raises:
-            CancelledError: If the threads were ended.
+            WorkersEnded: If the threads were ended.
         """
-        pool = self._pool
-        if pool is None:
-            raise concurrent.futures.CancelledError
-        return pool.submit(self._unless_ended, function, *arguments)
-
-    def _unless_ended(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls a function, unless nobody waits for it any more."""
-        if self._pool is None:
-            raise concurrent.futures.CancelledError
-        return function(*arguments)
+        self._workers.submit(function, *arguments)
 
     def start_at(self, position: SamplePosition) -> None:
         """Has the run that DALI asks for next begin at a position."""
@@ -248,18 +254,13 @@ class Feed:
         return SomeRows(Rows(self, samples, np.ones(len(samples), bool)))
 
     def close(self) -> None:
-        """Ends the threads, and drops what was read."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self.abandon()
+        """Ends the threads, and drops what was read; threads that wait for it get an error.
 
-    def abandon(self) -> None:
-        """Drops what was read, and the pool, so that its threads end once they have nothing to do.
-
-        It takes no lock, as `close` does: Python's cyclic gc may call it while another pool starts
-        a task, and so has the lock that the threads of this one wait for.
+        It takes no lock and waits for nothing, however long a read takes.
         """
-        self._pool = None
+        self._workers.end()
+        for rows in list(self._rows.values()):
+            rows.end()
         self._rows.clear()
 
 

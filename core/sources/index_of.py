@@ -7,9 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..pipeline.workers import call_each
 from ..printable import printable
 from .byte_files import WAITING_THREADS, Stamp, is_remote, stamp_of
 from .index import Index, kept
@@ -71,8 +71,7 @@ def index_of(
 def _stamps(paths: Sequence[str]) -> list[Stamp | None]:
     """The stamps of files, each of which changes if its file changes from now on."""
     if any(map(is_remote, paths)):
-        with ThreadPoolExecutor(WAITING_THREADS) as pool:
-            return list(pool.map(stamp_of, paths))
+        return call_each(stamp_of, paths, WAITING_THREADS, "dalijax-index")
     stamps = list(map(_local_stamp, paths))
     age = time.time_ns() - max(max(stamp[1:3]) for stamp in stamps)
     if 0 <= age < _TICK:  # a change within the same tick would leave the times as they are

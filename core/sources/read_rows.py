@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import itertools
 import os
@@ -225,7 +224,7 @@ class ReadRows:
         samples: The sample of the stream in each row.
         records, epochs: Their records, and the epochs of these.
         order: The rows in the order in which they are read.
-        tasks: The tasks that read them, in that order.
+        chunks: The records that the tasks have read, in that order.
         batch: Returns the samples of the whole global batch.
         first: The row of the global batch that the first of these rows is.
 
@@ -248,7 +247,7 @@ class ReadRows:
         records: Indices,
         epochs: Indices,
         order: Indices,
-        tasks: Sequence[concurrent.futures.Future[Chunk]],
+        chunks: Sequence[Chunk],
         batch: Callable[[], Indices],
         first: int,
     ):
@@ -256,7 +255,7 @@ class ReadRows:
         self.errors: dict[int, Exception] = {}
         self._wanted, self._order = wanted, order
         self._hashes = fold(wanted.seed, epochs, records)
-        self._chunks = [task.result() for task in tasks]
+        self._chunks = chunks
         self._columns: dict[str, Values] = {}
         for number, chunk in enumerate(self._chunks):
             for place, error in chunk.errors.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import array
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..pipeline.workers import call_each
 from ..printable import printable
 from ..state.reader_files import below_common_root
 from .byte_files import ByteFile, Window, open_file
@@ -285,11 +285,12 @@ def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
     """
     sizes = [open_file(path).size for path in paths]
     with progress(f"Indexing {len(paths)} tars", sum(sizes)) as done:
-        pool = ThreadPoolExecutor(_THREADS)
-        try:
-            tars = list(pool.map(lambda path: _indexed(open_file(path), extensions, done), paths))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        tars = call_each(
+            lambda path: _indexed(open_file(path), extensions, done),
+            paths,
+            _THREADS,
+            "dalijax-index",
+        )
     arrays = {
         name: np.concatenate([np.frombuffer(tar.arrays[name], np.int64) for tar in tars])
         for name in tars[0].arrays

@@ -125,7 +125,7 @@ def test_threads_read_ahead_once_a_batch_is_taken():
 
     def runs_read():
         for _ in range(3):  # a start, its reads, and what follows them
-            feed.submit(int).result()
+            feed._workers.call(int).get()
         return len(read) // BATCH
 
     plan = SamplePlan(1024, BATCH, LastBatchPolicy.DROP, False)
@@ -186,9 +186,9 @@ def test_inputs_of_any_rank_and_size_reach_the_graph():
             np.testing.assert_array_equal(batch["doubled"], table[list(rows)] * 2)
 
 
-# While a pool starts a task, Python's cyclic gc may free an iterator whose threads start some, too.
+# While threads start tasks, Python's cyclic gc may free the iterator that they read for.
 ABANDONED = """
-import concurrent.futures.thread as pools, gc, threading, time
+import gc, threading
 from dalijax import data_iterator
 from dalijax.sources import Records
 
@@ -211,15 +211,10 @@ def abandoned():
 
 gc.disable()
 abandoned()
-(pool,) = [one for one in gc.get_objects() if isinstance(one, pools.ThreadPoolExecutor)]
 readers = [one for one in threading.enumerate() if one.name.startswith("dalijax-read")]
 assert readers
-with pools._global_shutdown_lock:  # as in submit()
-    goes_on.set()
-    while not pool._shutdown_lock.locked():
-        time.sleep(0.01)
-    del pool
-    gc.collect()
+goes_on.set()
+gc.collect()
 for reader in readers:
     reader.join(60)
 assert not any(one.is_alive() for one in readers)

@@ -5,6 +5,7 @@ python exit_worker.py table [N [HOW]]   N times each, as a table; fails unless a
 """
 
 import collections
+import contextlib
 import os
 import pathlib
 import re
@@ -26,7 +27,10 @@ from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALITransform
 
 PICTURE = np.zeros((200, 200, 3), np.uint8)  # a batch of it takes DALI about 0.1 s
-HOWS = ("none", "thread", "device_put", "mp", "own_thread", "iterator", "peek")
+HOWS = (
+    *("none", "thread", "device_put", "mp", "own_thread", "iterator", "peek"),
+    *("functions", "stalled", "stalled_and_closed"),
+)
 # How the program ends, and its exit code: Python ends by the signal after Ctrl-C.
 ENDS = {"normal": 0, "exception": 1, "exit": 7, "ctrl-c": -signal.SIGINT}
 # What is ours of what a program prints: Grain's iterators and pools print errors, too, with DALI
@@ -49,8 +53,36 @@ def read():
     )
 
 
+def python_graph():
+    return fn.python_function(read(), function=lambda picture: picture + 1)
+
+
+class Stalled(dalijax.sources.Records):
+    """Its records behind the first batches never come, as of a disk that does not answer."""
+
+    def read(self, indices, names):
+        if max(indices) >= 40:
+            threading.Event().wait()
+        return super().read(indices, names)
+
+
 def opened(how):
     """An iterator, of which something was taken."""
+    if how == "functions":
+        iterator = dalijax.data_iterator(python_graph, ["x"], as_numpy=True)(
+            batch_size=8, device_id=None
+        )
+        in_thread(iterator)
+        in_thread(iterator)
+        return iterator
+    if how.startswith("stalled"):
+        make = dalijax.data_iterator(lambda x: x + 0, ["x"], shuffle=False, as_numpy=True)
+        source = Stalled([{"x": np.array([k])} for k in range(64)])
+        iterator = make(source=source, batch_size=8, device_id=None, prefetch_queue_depth=1)
+        in_thread(iterator)
+        if how == "stalled_and_closed":
+            iterator.close()  # the thread waits in next(), which then raises that it is closed
+        return iterator
     if how in ("iterator", "peek"):
         iterator_fn = dalijax.data_iterator(read, ["x"], as_numpy=True)
         call = {"batch_size": 8, "device_id": None}
@@ -84,8 +116,9 @@ def in_thread(iterator):
     begun = threading.Event()
 
     def take():
-        for _ in iterator:
-            begun.set()
+        with contextlib.suppress(ValueError):  # it was closed
+            for _ in iterator:
+                begun.set()
 
     threading.Thread(target=take, daemon=True).start()
     begun.wait()

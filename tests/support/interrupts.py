@@ -14,6 +14,7 @@ FILES = (
     "core/records/",
     "core/sources/engine",
     "core/pipeline/engine",
+    "core/pipeline/workers",
 )
 
 
