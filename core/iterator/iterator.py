@@ -66,6 +66,8 @@ class DALIGenericIterator:
             The files are named (``files`` of the error, and of what ``errors`` lists) for the
             first eight batches of an iterator of `data_iterator`: its reader is run again
             alone, which takes as long as a restore, and pictures are decoded one by one.
+        check_processes: Whether processes that make a global batch together compare their
+            pipelines before the first batch; see `dalijax.data_iterator`.
 
     What a source can't give is never skipped nor counted: an exception of the pipeline's own
     Python source, or a RuntimeError of a reader (a missing file), is raised by each call until

@@ -13,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from nvidia.dali import fn  # noqa: E402
 
 from dalijax import LastBatchPolicy, data_iterator, sources  # noqa: E402
-from dalijax.adapters.tfdata import DALIDataset  # noqa: E402
 
 PROCESS, PROCESSES = options["process"], options["processes"]
 LAST = PROCESS == PROCESSES - 1  # the process that differs
@@ -131,6 +130,8 @@ def source_graph():
 
 
 def source_of_a_host():
+    from dalijax.adapters.tfdata import DALIDataset  # imports TensorFlow, which takes seconds
+
     ids = np.arange(20 if LAST else 21)
     function = data_iterator(numbers, ["x"], last_batch_padded=True)
     dataset = DALIDataset(function, source=sources.Arrays({"x": ids}), batch_size=2)
