@@ -1,8 +1,11 @@
 """Sizes of pictures against Pillow's, and against what DALI decodes."""
 
+import concurrent.futures
 import io
 import os
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
+from dalijax.core.pipeline import picture_size as picture_size_module
 from dalijax.core.pipeline.picture_size import look_at, look_at_file, path_size, picture_size
 from dalijax.sources import Arrays, Files, Mixture, Records
 
@@ -68,7 +72,7 @@ PICTURES = {
     "JPEG, LONG": jpeg_with(EXIF + directory("<", 6, 4)),
     "JPEG, BYTE": jpeg_with(EXIF + directory("<", 6, 1)),
     "JPEG, big endian": jpeg_with(EXIF + directory(">", 8)),
-    "JPEG, last of two": jpeg_with(EXIF + directory("<", 6), EXIF + directory(">", 1)),
+    "JPEG, two alike": jpeg_with(EXIF + directory("<", 6), EXIF + directory(">", 6)),
     "JPEG, XMP before": jpeg_with(b"http://ns.adobe.com/xap/1.0/\0<x/>", EXIF + directory("<", 6)),
     "JPEG, cut EXIF": jpeg_with(EXIF + directory("<", 6)[:12]),
     "JPEG, odd magic": jpeg_with(EXIF + b"XX" + directory("<", 6)[2:]),
@@ -128,7 +132,9 @@ def test_cut_off_or_damaged_headers_have_no_size(name, tmp_path):
 
 
 def test_what_is_no_picture_has_no_size(tmp_path):
+    two = jpeg_with(EXIF + directory("<", 6), EXIF + directory(">", 1))
     for data in (
+        two,  # DALI's parser and its decoders disagree
         b"",
         b"\xff\xd8",
         b"some text",
@@ -221,6 +227,72 @@ def test_pictures_are_pictures_and_a_cut_is_one_where_dali_parses_it(name, tmp_p
         parsed = parsed_by_dali(data[:end])
         # Behind JPEG's last marker DALI wants no more; without its two bytes there are no pixels.
         assert bool(look_at(data[:end])[1]) != parsed or data[:end].endswith(b"\xff\xda"), end
+
+
+def test_files_are_looked_at_like_bytes(tmp_path):
+    rng = np.random.default_rng(0)
+    large = rng.integers(0, 256, (600, 700, 3), np.uint8)
+    exif = {"exif": Image.Exif()}
+    exif["exif"][ORIENTATION] = 6
+    cases = {name: encoded(form, pixels=large) for name, form in zip("abc", ("PNG", "TIFF", "BMP"))}
+    cases["d"] = encoded("JPEG", 6, pixels=large, quality=98)
+    cases["e"] = encoded("JPEG", 6, pixels=large, quality=98, icc_profile=bytes(500_000))
+    cases["f"] = cases["d"][:100] + b"\xff\xd0" * (1 << 18)
+    cases["g"] = cases["a"][:-20]
+    cases["h"] = bytes(1 << 19)
+    for name, data in cases.items():
+        assert len(data) > 1 << 18
+        (tmp_path / name).write_bytes(data)
+        assert look_at_file(os.fsencode(tmp_path / name)) == look_at(data), name
+    sizes = [look_at(cases[name])[0] for name in "abcde"]
+    assert sizes == [(600, 700)] * 3 + [(700, 600)] * 2
+    assert all(look_at(cases[name])[1] for name in "fgh")
+
+
+def test_what_is_no_file_is_said_at_once(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    said = (None, "it isn't a regular file")
+    assert look_at_file(os.fsencode(tmp_path / "fifo")) == said
+    assert look_at_file(os.fsencode(tmp_path)) == said
+    (tmp_path / "itself").symlink_to("itself")
+    for path in (tmp_path / "none", tmp_path / "itself"):  # reading them says why
+        assert look_at_file(os.fsencode(path)) == (None, "")
+    (tmp_path / "\udcff.png").write_bytes(encoded("PNG"))
+    path = os.fsencode(tmp_path / "\udcff.png")
+    assert look_at_file(np.frombuffer(path.ljust(200, b"\0"), np.uint8)) == ((37, 61), "")
+
+
+def test_the_parser_prints_nothing(capfd):
+    for data in DAMAGED.values():
+        look_at(data)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_the_parser_the_error_names_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
+    picture_size_module._code_stream.cache_clear()
+    with pytest.raises(ImportError, match="pip install nvidia-nvimgcodec-cu12 for CUDA 12"):
+        look_at(WHOLE)
+    monkeypatch.undo()
+    assert look_at(WHOLE) == ((37, 61), "")
+    assert "PYNVIMGCODEC_VERBOSITY" not in os.environ
+
+
+def test_threads_and_forked_processes_may_look_at_once():
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        sizes = list(pool.map(picture_size, [WHOLE, WEBP, PNG, b"text"] * 500))
+    assert sizes == [(37, 61), (37, 61), (37, 61), None] * 500
+    code = (
+        "import os, sys, threading\n"
+        "from dalijax.core.pipeline.picture_size import look_at\n"
+        "data = sys.stdin.buffer.read()\n"
+        "look_at(data)\n"  # a process that forks within an import may wait for it for good
+        "threading.Thread(target=lambda: [look_at(data) for _ in range(99)]).start()\n"
+        "if not (child := os.fork()):\n"
+        "    os._exit(0 if look_at(data) == ((37, 61), '') else 1)\n"
+        "sys.exit(os.waitpid(child, 0)[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], input=WHOLE, check=True, timeout=100)
 
 
 def test_exif_behind_the_frame_header_turns_a_picture():

@@ -22,6 +22,10 @@ SHORT = [
     ("grain paths", "gif"),
     ("operator", "text"),
     ("padded paths", "cut"),
+    ("record paths", "webp"),
+    ("grain", "tiff"),
+    ("files", "alpha"),
+    ("grain paths", "jpeg2000"),
 ]
 
 

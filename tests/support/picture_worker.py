@@ -8,6 +8,7 @@ DEVICE is that of DALI's decoders. It prints which rows of the batches are valid
 import io
 import json
 import pathlib
+import struct
 import sys
 import tempfile
 
@@ -25,10 +26,21 @@ MASKS = [[row != WRONG for row in range(begin, begin + BATCH)] for begin in (0, 
 device = "cpu"
 
 
-def encoded(form):
+def encoded(form, mode="RGB", **options):
     file = io.BytesIO()
-    Image.fromarray(np.full((20, 30, 3), 90, np.uint8)).save(file, form)
+    Image.fromarray(np.full((20, 30, 3), 90, np.uint8)).convert(mode).save(file, form, **options)
     return file.getvalue()
+
+
+def odd_webp():
+    """A WebP with EXIF data after a chunk of odd length."""
+    header = b"VP8X" + struct.pack("<IIHBHB", 10, 8, 29, 0, 19, 0)
+    pixels = encoded("WEBP", lossless=True)[20:]
+    pixels = pixels if len(pixels) % 2 else pixels + b"\0"
+    chunk = b"VP8L" + struct.pack("<I", len(pixels)) + pixels + b"\0"
+    exif = b"EXIF" + struct.pack("<I", 26) + b"II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\1" + bytes(7)
+    body = b"WEBP" + header + chunk + exif
+    return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 GOOD = encoded("JPEG")
@@ -39,6 +51,10 @@ BAD = {
     "cut": GOOD[:40],
     "gif": encoded("GIF"),
     "png": encoded("PNG")[:20],
+    "webp": odd_webp(),
+    "tiff": encoded("TIFF", "I"),
+    "alpha": encoded("TIFF", "LA"),
+    "jpeg2000": encoded("JPEG2000", "LA"),
 }
 CALL = dict(batch_size=BATCH, num_threads=4)
 

@@ -1,0 +1,454 @@
+"""Headers of encoded images: EXIF orientations, and kinds that DALI's decoders can't handle.
+
+nvImageCodec, which DALI decodes with, parses the headers. These functions read what its Python API
+leaves out, in the same way as its parser does, and check what its parser accepts but its decoders
+decode to wrong pixels or crash on.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+
+TURNED = (5, 6, 7, 8)  # EXIF orientations that swap height and width
+
+_EXIF = b"Exif\0\0"
+_ORIENTATION = 0x112
+# Bytes of the data of EXIF tags that nvImageCodec reads. Texts have their own length.
+_TEXTS = (0x10E, 0x10F, 0x110, 0x131, 0x132, 0x8298)
+_RATIONALS = {0x11A: 8, 0x11B: 8, 0x13E: 16, 0x13F: 48, 0x211: 24, 0x214: 48}
+
+_NO_SEGMENT = frozenset((0x01, *range(0xD0, 0xD9)))  # JPEG markers without a length
+_NO_FRAME = (0xC4, 0xC8, 0xCC)  # tables, within the range of the markers of frame headers
+_JPEG_LS = 0xF7
+
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_SAMPLES, _PLANAR, _COLOR_MAP, _SAMPLE_FORMAT = 277, 284, 320, 339
+_PALETTE = 3  # a TIFF's photometric interpretation
+_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 50000)
+_COMPRESSION_NAMES = {
+    **{number: "JPEG 2000" for number in (33003, 33004, 33005, 34712)},
+    34887: "LERC",
+    34892: "lossy JPEG",
+    34925: "LZMA",
+    34933: "PNG",
+    34934: "JPEG XR",
+    50001: "WebP",
+    **{number: "JPEG XL" for number in (50002, 52546)},
+}
+_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}  # TIFF's unsigned integers
+_SAMPLE_KINDS = {2: "int", 3: "float", 5: "complex int", 6: "complex"}
+_REQUIRED = {_WIDTH: "ImageWidth", _HEIGHT: "ImageLength", _SAMPLES: "SamplesPerPixel"}
+
+_TOKEN = rb"(?:\s+(?:#[^\n]*\n\s*)*)(\d+)"
+_PNM = re.compile(rb"P[56]" + 3 * _TOKEN)
+
+
+class Unsupported(ValueError):
+    """An image of a kind that DALI's decoders can't decode; the message names the kind."""
+
+
+def codec_of(data: memoryview) -> str:
+    """Returns nvImageCodec's name of the codec of an image; "" if it has none."""
+    start = bytes(data[:12])
+    for magic, codec in _MAGIC:
+        if start.startswith(magic):
+            return codec
+    return "webp" if start[:4] == b"RIFF" and start[8:] == b"WEBP" else ""
+
+
+def foreign_kind(data: memoryview) -> str:
+    """Returns the name of a common file format that DALI doesn't decode; "" for other formats."""
+    start = bytes(data[:12])
+    if start[4:8] == b"ftyp":
+        return "HEIC" if start[8:11] in (b"hei", b"mif", b"msf") else _FTYP.get(start[8:], "MP4")
+    return next((name for magic, name in _FOREIGN if start.startswith(magic)), "")
+
+
+def orientation_of(data: memoryview, codec: str) -> int:
+    """Returns the EXIF orientation of an image, as nvImageCodec's parser reads it.
+
+    Args:
+        data: The encoded image.
+        codec: Its codec.
+
+    Raises:
+        Unsupported: If DALI's decoders would crash, or decode the image to wrong pixels.
+        EOFError, IndexError, struct.error: If the header is damaged or cut off.
+    """
+    return _ORIENTATIONS[codec](data)
+
+
+def kind_of(data: memoryview, codec: str) -> str:
+    """Returns the kind of an image that nvImageCodec's parser refused; "" if it is damaged.
+
+    Args:
+        data: The encoded image.
+        codec: Its codec.
+    """
+    try:
+        return _KINDS[codec](data)
+    except (EOFError, IndexError, struct.error):
+        return ""
+
+
+def _exif_orientation(exif: memoryview) -> tuple[int, bool]:
+    """Reads EXIF data like the EXIF reader of OpenCV, which nvImageCodec has a copy of.
+
+    Returns:
+        The orientation, 0 without any, and whether the data is complete: the reader stops where
+        it isn't, and some callers use what it found until then.
+    """
+    order = "<" if bytes(exif[:2]) == b"II" else ">"
+    orientation = 0
+    try:
+        if _unpack(order + "H", exif, 2) != 42:
+            return 0, False
+        start = _unpack(order + "I", exif, 4)
+        for entry in range(start + 2, start + 2 + 12 * _unpack(order + "H", exif, start), 12):
+            tag = _unpack(order + "H", exif, entry)
+            if tag == _ORIENTATION:
+                value = _unpack(order + "H", exif, entry + 8)
+                orientation = orientation or value
+            elif tag in _TEXTS:
+                size = _unpack(order + "I", exif, entry + 4)
+                at = _unpack(order + "I", exif, entry + 8) if size > 4 else 8
+                if at + size > len(exif):
+                    return orientation, False
+            elif tag in _RATIONALS and (
+                _unpack(order + "I", exif, entry + 8) + _RATIONALS[tag] > len(exif)
+            ):
+                return orientation, False
+    except (EOFError, struct.error):
+        return orientation, False
+    return orientation, True
+
+
+def _unpack(form: str, data: memoryview, at: int) -> int:
+    if at > len(data):  # which may be too large for an index
+        raise EOFError
+    value: int = struct.unpack_from(form, data, at)[0]
+    return value
+
+
+def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yields the marker, the start and the length of each segment up to the pixels.
+
+    The length includes its own two bytes.
+    """
+    at = 2
+    while True:
+        marker = data[at + 1]
+        while marker == 0xFF:  # a fill byte
+            at += 1
+            marker = data[at + 1]
+        if marker in _NO_SEGMENT or (data[at] < 0xFF and marker != 0xDA):
+            raise EOFError
+        length = data[at + 2] << 8 | data[at + 3]
+        yield marker, at + 4, length
+        if marker == 0xDA:
+            return
+        at += 2 + length
+
+
+def _jpeg(data: memoryview) -> int:
+    found: list[int] = []
+    for marker, at, length in _jpeg_segments(data):
+        if _is_frame(marker) and data[at] > 16:  # bits
+            raise EOFError
+        if marker == 0xE1 and data[at : at + 6] == _EXIF:
+            if length < 8:  # nvImageCodec's parser subtracts 8 from it
+                raise EOFError
+            orientation, complete = _exif_orientation(data[at + 6 : at + length - 2])
+            found.append(orientation if complete else 0)
+    # The parser takes the last EXIF segment with an orientation, and some decoders the first
+    # segment.
+    last = next((value for value in reversed(found) if value), 0)
+    if found and _valid(found[0]) != _valid(last):
+        raise Unsupported("JPEG with two EXIF orientations")
+    return last
+
+
+def _is_frame(marker: int) -> bool:
+    return 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME
+
+
+def _jpeg_kind(data: memoryview) -> str:
+    for marker, at, _ in _jpeg_segments(data):
+        if marker == _JPEG_LS:
+            return "JPEG-LS"
+        if _is_frame(marker) and data[at + 5] not in (1, 3, 4):
+            return f"JPEG with {data[at + 5]} channels"
+    return ""
+
+
+def _valid(orientation: int) -> int:
+    return orientation if 1 <= orientation <= 8 else 1
+
+
+def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the kind, the start and the length of each chunk."""
+    at, kind = 8, b""
+    while kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, at)
+        yield kind, at + 8, length
+        at += 12 + length
+
+
+def _png(data: memoryview) -> int:
+    last, values = 0, set()
+    for kind, at, length in _png_chunks(data):
+        if kind == b"eXIf":
+            if at + length > len(data):
+                raise EOFError
+            orientation, complete = _exif_orientation(data[at : at + length])
+            checksum = zlib.crc32(data[at - 4 : at + length])
+            last = orientation if complete and orientation else last
+            # The decoder also uses incomplete EXIF data, but only with a correct checksum. If it
+            # turns an image that the parser doesn't turn, it writes past the end of its memory.
+            values.add(_valid(orientation if complete else 0))
+            values.add(_valid(orientation) if checksum == _unpack(">I", data, at + length) else 1)
+    if len(values) > 1:
+        raise Unsupported("PNG with damaged or several EXIF data")
+    return last
+
+
+def _png_kind(data: memoryview) -> str:
+    return "PNG with Apple's CgBI chunk" if bytes(data[12:16]) == b"CgBI" else ""
+
+
+def _webp_chunks(data: memoryview, padding: bool) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the kind, the start and the length of each chunk.
+
+    nvImageCodec's parser ignores the padding of chunks of odd length.
+    """
+    at = 12
+    while True:
+        kind, length = struct.unpack_from("<4sI", data, at)
+        yield kind, at + 8, length
+        at += 8 + length + (length % 2 if padding else 0)
+
+
+def _webp_exif(data: memoryview, padding: bool) -> memoryview:
+    """Returns the EXIF data of a WebP, if its header announces any."""
+    if bytes(data[12:16]) == b"VP8X" and data[20] & 8:
+        for kind, at, length in _webp_chunks(data, padding):
+            if kind == b"EXIF":
+                if at + length > len(data):
+                    raise EOFError
+                return data[at : at + length]
+    return data[:0]
+
+
+def _webp(data: memoryview) -> int:
+    try:
+        exif = _webp_exif(data, padding=False)
+    except (EOFError, struct.error):
+        if kind := _webp_kind(data):
+            raise Unsupported(kind) from None
+        raise
+    if (orientation := _exif_orientation(exif)[0]) > 1:
+        # The decoder doesn't turn an image with a chunk that is cut off.
+        file = data[: 8 + _unpack("<I", data, 4)]
+        end = 12
+        for _, at, length in _webp_chunks(file, padding=True):
+            end = at + length + length % 2
+            if end >= len(file):
+                break
+        if end > len(data):
+            raise EOFError
+    return orientation
+
+
+def _webp_kind(data: memoryview) -> str:
+    odd = "WebP with EXIF data after a chunk of odd length"
+    return odd if _webp_exif(data, padding=True) else ""
+
+
+def _tiff_tags(data: memoryview) -> tuple[dict[int, int], dict[int, int]]:
+    """Returns the first values of a TIFF's tags that hold unsigned integers, and all types."""
+    order = "<" if data[0] == 0x49 else ">"
+    big = data[2] + data[3] == 43
+    count_form, form, offset_form = ("Q", "HHQ8s", "Q") if big else ("H", "HHI4s", "I")
+    start = _unpack(order + offset_form, data, 8 if big else 4)
+    count = _unpack(order + count_form, data, start)
+    start += struct.calcsize(count_form)
+    size = struct.calcsize(order + form)
+    if start + count * size > len(data):
+        raise EOFError
+    tags: dict[int, int] = {}
+    types: dict[int, int] = {}
+    for tag, kind, number, value in struct.iter_unpack(
+        order + form, data[start : start + count * size]
+    ):
+        types[tag] = kind
+        if kind in _TYPES and number:
+            item = order + _TYPES[kind]
+            if number * struct.calcsize(item) <= len(value):
+                tags[tag] = struct.unpack_from(item, value)[0]
+            elif tag in (_BITS, _SAMPLE_FORMAT):
+                tags[tag] = _unpack(item, data, _unpack(order + offset_form, value, 0))
+    if len(types) < count:  # the parser and the decoder differ in which of two tags they use
+        raise EOFError
+    return tags, types
+
+
+def _tiff(data: memoryview) -> int:
+    tags, types = _tiff_tags(data)
+    compression = tags.get(_COMPRESSION, 1)
+    bits, samples = tags.get(_BITS, 1), tags.get(_SAMPLES, 1)
+    if compression not in _COMPRESSIONS:  # these decode to black images
+        name = _COMPRESSION_NAMES.get(compression, f"method {compression}")
+        raise Unsupported(f"TIFF compressed with {name}")
+    if tags.get(_PHOTOMETRIC) == _PALETTE:
+        if samples != 1 or bits > 8 or _COLOR_MAP not in types:
+            raise Unsupported(f"{bits}-bit palette TIFF with {samples} channels")
+    elif samples == 2:
+        raise Unsupported("gray TIFF with alpha")
+    if samples > 1 and tags.get(_PLANAR) == 2 and (samples, bits) != (3, 8):
+        raise Unsupported(f"planar {bits}-bit TIFF with {samples} channels")
+    return tags.get(_ORIENTATION, 1)
+
+
+def _tiff_kind(data: memoryview) -> str:
+    tags, types = _tiff_tags(data)
+    bits, kind = tags.get(_BITS, 1), _SAMPLE_KINDS.get(tags.get(_SAMPLE_FORMAT, 1), "")
+    if _BITS not in types:
+        return "1-bit TIFF"  # the standard's default
+    if kind or bits > 16:
+        return f"{bits}-bit {kind} TIFF".replace("  ", " ")
+    if missing := [name for tag, name in _REQUIRED.items() if tag not in types]:
+        return f"TIFF without {' and '.join(missing)}"
+    return "TIFF with tags of unusual types"
+
+
+def _codestream(data: memoryview) -> memoryview:
+    """Returns the codestream of a JPEG 2000."""
+    if data[0] == 0xFF:
+        return data
+    at = 0
+    while True:
+        length, kind = struct.unpack_from(">I4s", data, at)
+        end = at + length if length else len(data)
+        if end > len(data) or end < at + 8:
+            raise EOFError
+        if kind == b"jp2c":
+            return data[at + 8 : end]
+        at = end
+
+
+def _check_tiles(stream: memoryview) -> None:
+    """Raises EOFError for a JPEG 2000 that may crash its decoder: with damaged headers or tiles."""
+    at = 2
+    while (marker := _unpack(">H", stream, at)) != 0xFF90:
+        if marker < 0xFF01:
+            raise EOFError
+        if marker == 0xFF52:  # the default coding style
+            levels, width, height, style, transform = struct.unpack_from("5B", stream, at + 9)
+            if max(levels - 32, width - 8, height - 8, width + height - 8, transform - 1) > 0:
+                raise EOFError
+            if style > 127:
+                raise EOFError
+        at += 2 + _unpack(">H", stream, at + 2)
+    while at < len(stream) and (marker := _unpack(">H", stream, at)) != 0xFFD9:
+        length = _unpack(">I", stream, at + 6) or len(stream) - at
+        if marker != 0xFF90 or length < 14:
+            raise EOFError
+        at += length
+    if at > len(stream):
+        raise EOFError
+
+
+def _jpeg2000_components(stream: memoryview) -> list[int]:
+    """Returns the size byte of each component: bits - 1, plus 128 if they are signed."""
+    *_, tile_width, tile_height, _, _, count = struct.unpack_from(">8IH", stream, 8)
+    sizes = stream[42 : 42 + 3 * count]
+    # nvImageCodec's parser divides by the number of components.
+    if (
+        not count
+        or len(sizes) < 3 * count
+        or not (tile_width and tile_height and all(sizes[1::3]) and all(sizes[2::3]))
+    ):
+        raise EOFError
+    return list(sizes[::3])
+
+
+def _jpeg2000(data: memoryview) -> int:
+    stream = _codestream(data)
+    components = _jpeg2000_components(stream)
+    _check_tiles(stream)
+    if len(set(components)) > 1:
+        raise Unsupported("JPEG 2000 with channels of different bit depths")
+    if (bits := components[0] % 128 + 1) > 16:
+        raise Unsupported(f"{bits}-bit JPEG 2000")
+    if len(components) == 2:
+        raise Unsupported("gray JPEG 2000 with alpha")
+    return 1
+
+
+def _jpeg2000_kind(data: memoryview) -> str:
+    channels = len(_jpeg2000_components(_codestream(data)))
+    return f"JPEG 2000 with {channels} channels and another color space"
+
+
+def _bmp_kind(data: memoryview) -> str:
+    header = _unpack("<I", data, 14)
+    bits = _unpack("<H", data, 24 if header == 12 else 28)
+    compression = 0 if header == 12 else _unpack("<I", data, 30)
+    if header != 12 and header < 40:
+        return ""
+    return f"{bits}-bit BMP" + (f" of compression {compression}" if compression else "")
+
+
+def _pnm(data: memoryview) -> int:
+    kind = bytes(data[:2])
+    if kind in (b"P2", b"P3"):
+        raise Unsupported(f"PNM with text ({kind.decode()})")
+    header = _PNM.match(data) if kind in (b"P5", b"P6") else None
+    # The decoder ignores the maximum, and reads one byte of two.
+    if header and int(header[3]) not in (255, 65535):
+        raise Unsupported(f"PNM with a maximum of {header[3].decode()}")
+    return 1
+
+
+def _pnm_kind(data: memoryview) -> str:
+    return "PNM with text (P1)" if bytes(data[:2]) == b"P1" else ""
+
+
+_MAGIC = (
+    (b"\xff\xd8", "jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    *((magic, "tiff") for magic in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "jpeg2k"),
+    (b"\xff\x4f\xff\x51", "jpeg2k"),
+    (b"BM", "bmp"),
+    *((b"P%d" % number, "pnm") for number in range(1, 7)),
+)
+_FOREIGN = (
+    *((b"GIF8", "GIF"), (b"\0\0\1\0", "ICO"), (b"DDS ", "DDS"), (b"8BPS", "PSD")),
+    *((b"qoif", "QOI"), (b"P7\n", "PAM"), (b"PF\n", "PFM"), (b"Pf\n", "PFM")),
+    *((b"\xff\x0a", "JPEG XL"), (b"\0\0\0\x0cJXL ", "JPEG XL"), (b"v/1\1", "OpenEXR")),
+    *((b"#?RADIANCE", "Radiance HDR"), (b"%PDF", "PDF"), (b"%!PS", "PostScript")),
+    (b"II\xbc\1", "JPEG XR"),
+)
+_FTYP = {b"avif": "AVIF", b"avis": "AVIF"}
+_ORIENTATIONS: dict[str, Callable[[memoryview], int]] = {
+    "jpeg": _jpeg,
+    "png": _png,
+    "webp": _webp,
+    "tiff": _tiff,
+    "jpeg2k": _jpeg2000,
+    "bmp": lambda data: 1,
+    "pnm": _pnm,
+}
+_KINDS: dict[str, Callable[[memoryview], str]] = {
+    "jpeg": _jpeg_kind,
+    "png": _png_kind,
+    "webp": _webp_kind,
+    "tiff": _tiff_kind,
+    "jpeg2k": _jpeg2000_kind,
+    "bmp": _bmp_kind,
+    "pnm": _pnm_kind,
+}

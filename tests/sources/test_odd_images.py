@@ -1,0 +1,145 @@
+"""Odd images in a process of their own: DALI crashes if its parser refuses one of 32 or more."""
+
+import json
+import pathlib
+import re
+
+import grain
+import numpy as np
+import odd_image_worker
+import pytest
+from nvidia.dali import fn
+from odd_images import MODES, RGB, odd_images, saved, tiff
+
+from dalijax import augment, data_iterator, sources
+from dalijax.adapters.grain import DALITransform
+from dalijax.core.pipeline.picture_size import look_at, picture_size
+from programs import run_python
+
+# Pillow decodes them to other pixels: it converts colors in another way, clips 16 bits, ignores
+# EXIF numbers of one byte, or the header of a file was changed without its pixels.
+UNSURE = re.compile("YCbCr|LAB|Lab|YCC|16 orient|orient.* 16$|Adobe|BYTE|2000.* bits|without a pal")
+
+
+def decoded_in_a_process(mutations):
+    done = run_python(pathlib.Path(odd_image_worker.__file__), mutations, timeout=600)
+    decoded = json.loads(done.stdout)
+    assert decoded["lost"] == 0
+    numbers = {int(name.removeprefix("record ")) // 2 for name in decoded["bad"]}
+    bad = {name for number, name in enumerate(decoded["names"]) if number in numbers}
+    assert bad.isdisjoint(decoded["shapes"])
+    assert bad | set(decoded["shapes"]) == set(decoded["names"])
+    return decoded, bad
+
+
+def test_no_odd_image_ends_the_process_and_each_is_decoded_or_named():
+    images = odd_images()
+    decoded, bad = decoded_in_a_process(0)
+    assert len(images) > 750 and len(decoded["shapes"]) > 350
+    for name, data in images.items():
+        size, fault = look_at(data)
+        assert (size is None) == bool(fault), name
+        assert not fault or name in bad
+        if name in decoded["shapes"]:
+            assert [*size] == decoded["shapes"][name][:2], name
+    wrong = [name for name, right in decoded["right"].items() if not right]
+    assert [name for name in wrong if not UNSURE.search(name)] == []
+
+
+def test_no_damaged_image_ends_the_process():
+    decoded, _ = decoded_in_a_process(600)
+    names = list(odd_images())
+    for number in range(600):
+        name, data = odd_image_worker.mutation(names, odd_images(), number)
+        if name in decoded["shapes"]:
+            assert [*picture_size(data)] == decoded["shapes"][name][:2], name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    {
+        "GIF P": "GIF",
+        "AVIF RGB": "AVIF",
+        "other: HEIC": "HEIC",
+        "other: JPEG XL in a box": "JPEG XL",
+        "PNM: P7": "PAM",
+        "TIFF 1": "1-bit TIFF",
+        "TIFF I": "int32 TIFF",
+        "TIFF LA": "gray TIFF with alpha",
+        "TIFF: RGB uint32": "uint32 TIFF",
+        "TIFF: gray int64": "int64 TIFF",
+        "TIFF: gray float16": "float16 TIFF",
+        "TIFF: gray float64": "float64 TIFF",
+        "TIFF: gray complex64": "64-bit complex TIFF",
+        "TIFF: 24-bit gray": "uint32 TIFF",
+        "TIFF: 128-bit gray": "128-bit TIFF",
+        "TIFF: RGB without samples": "TIFF without SamplesPerPixel",
+        "TIFF: orientation 6 as BYTE": "TIFF with tags of unusual types",
+        "TIFF: planar 16": "planar 16-bit TIFF with 3 channels",
+        "TIFF: palette 16": "16-bit palette TIFF with 1 channels",
+        "TIFF: JPEG 2000 inside": "TIFF compressed with JPEG 2000",
+        "TIFF: BigTIFF gray and alpha": "gray TIFF with alpha",
+        "JPEG 2000: LA": "gray JPEG 2000 with alpha",
+        "JPEG 2000: L 20 bits": "20-bit JPEG 2000",
+        "JPEG 2000: RGB 24 bits": "24-bit JPEG 2000",
+        "JPEG: two EXIF 1 6": "JPEG with two EXIF orientations",
+        "JPEG: 2 components": "JPEG with 2 channels",
+        "JPEG: JPEG-LS": "JPEG-LS",
+        "PNG: CgBI": "PNG with Apple's CgBI chunk",
+        "PNG: two eXIf 6 1": "PNG with damaged or several EXIF data",
+        "WebP: odd lossless=True EXIF 1": "WebP with EXIF data after a chunk of odd length",
+        "BMP: 16-bit": "16-bit BMP",
+        "PNM: P3": "PNM with text (P3)",
+        "PNM: P5 1023": "PNM with a maximum of 1023",
+    }.items(),
+)
+def test_valid_images_are_refused_by_their_kind(name, kind):
+    assert look_at(odd_images()[name]) == (None, f"not supported by DALI's decoders: {kind}")
+
+
+@pytest.mark.parametrize(
+    "name", ["JPEG: no scan", "PNG: no end", "WebP: cut EXIF", "JPEG 2000: cut pixels"]
+)
+def test_damaged_images_are_called_damaged(name):
+    data = odd_images()[name]
+    said = f"its header is damaged or cut off, and it has {len(data)} bytes"
+    assert look_at(data) == (None, said)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "JPEG2000", "BigTIFF"])
+def test_a_cut_header_is_called_damaged(form):
+    data = tiff(RGB, big=True) if form == "BigTIFF" else saved(MODES["RGB"], form)
+    header = {"JPEG": data.find(b"\xff\xda"), "PNG": len(data), "BMP": 26}.get(form, 30)
+    for end in range(14 if form != "JPEG2000" else 20, header, 7):
+        if form in ("TIFF", "BigTIFF") and end < 16:
+            continue
+        assert look_at(data[:end])[1].startswith("its header is damaged or cut off"), end
+
+
+LOSSLESS = {
+    "PPM": saved(MODES["RGB"], "PPM"),
+    "JPEG 2000": saved(MODES["RGB"], "JPEG2000"),
+    "raw JPEG 2000": saved(MODES["RGB"], "JPEG2000", no_jp2=True),
+    "BigTIFF": tiff(RGB, big=True),
+    "turned BigTIFF": tiff(np.rot90(RGB), big=True, extra={274: (3, [6])}.items()),
+}
+
+
+def crop(data, number, draw):
+    return augment.random_resized_crop(fn.decoders.image(data), 16, draw=draw), number
+
+
+@pytest.mark.parametrize("form", LOSSLESS)
+@pytest.mark.parametrize("by_grain", [False, True])
+def test_crops_of_other_formats_are_those_of_a_png(form, by_grain):
+    def crops(data):
+        records = [{"data": data, "number": k} for k in range(12)]
+        options = {"batch_size": 4, "num_threads": 2, "seed": 3}
+        if by_grain:
+            transform = DALITransform(crop, output_map=["x", "n"], **options)
+            return [b["x"] for b in grain.MapDataset.source(records).seed(1).pipe(transform)]
+        make = data_iterator(crop, ["x", "n"], source=sources.Records(records), as_numpy=True)
+        return [batch["x"] for batch in make(**options)]
+
+    for one, other in zip(crops(LOSSLESS[form]), crops(saved(MODES["RGB"], "PNG")), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
