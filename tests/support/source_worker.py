@@ -90,12 +90,12 @@ def main():
         "short": lambda: next(short),
         "forgotten": lambda: forgotten(**call),
         "unsliced": by_grain,
-        "part": lambda: by_grain(kept_back=5),
+        "part": lambda: by_grain(kept_back=5, check_processes=2),
     }
     for name, wrong in wrong_calls.items():
         try:
             wrong()
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             report[name] = str(error)
     leave(options, report)
 
