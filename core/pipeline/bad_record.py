@@ -27,29 +27,53 @@ def runs(runner: Runner) -> bool:
     return True
 
 
-def runs_alone(runner: Runner) -> bool:
-    """Runs and drops one batch, and closes the runner; returns whether that succeeded."""
-    try:
-        return runs(runner)
-    finally:
-        runner.close()
-
-
-def fails_alike(runner: Runner, failure: Failure) -> bool:
-    """Runs one batch, and closes the runner; returns whether it fails as another batch did.
-
-    Another failure proves nothing: a graph's own ``external_source``, for example, gives batches
-    that these rows do not fit.
-    """
+def failure_alone(runner: Runner) -> Failure | None:
+    """Runs and drops one batch, and closes the runner; returns its failure, if it failed."""
     try:
         runner.take(discard)
-    except RuntimeError as error:
-        return failure.is_like(failure_of(error))
-    except (SourceError, SourceEnded):
-        return False
+    except (RuntimeError, SourceError) as error:
+        return failure_of(error)
+    except SourceEnded:  # the graph's own source has no batch for this run
+        return None
     finally:
         runner.close()
-    return False
+    return None
+
+
+def runs_alone(runner: Runner) -> bool:
+    """Runs and drops one batch, and closes the runner; returns whether that succeeded."""
+    return failure_alone(runner) is None
+
+
+def find_bad(
+    count: int,
+    run: Callable[[Sequence[int]], Failure | None],
+    failure: Failure,
+    at_once: int | None = None,
+) -> list[int]:
+    """Finds the records of a batch that made it fail.
+
+    These are the records that fail alone in the same way; if there are none, those that fail alone
+    in another way, unless all do: then the runs prove nothing. A graph's own ``external_source``,
+    for example, gives batches that single records do not fit.
+
+    Args:
+        count: Number of records.
+        run: Runs some records, given by their numbers; returns their failure.
+        failure: The failure of the batch.
+        at_once: The largest number of records that run together.
+    """
+    failures: dict[int, Failure] = {}
+
+    def succeed(rows: Sequence[int]) -> bool:
+        found = run(rows)
+        if found is not None and len(rows) == 1:
+            failures[rows[0]] = found
+        return found is None
+
+    bad = failing(count, succeed, at_once)
+    alike = [row for row in bad if failures[row].is_like(failure)]
+    return alike or (bad if len(bad) < count else [])
 
 
 def failing(

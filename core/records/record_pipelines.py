@@ -15,7 +15,7 @@ from nvidia.dali.pipeline import do_not_convert
 from ..arguments import function_parameters, is_pipeline_def
 from ..config import IteratorConfig
 from ..hashing import fold
-from ..pipeline.bad_record import failing, fails_alike, runs_alone
+from ..pipeline.bad_record import failing, failure_alone, find_bad
 from ..pipeline.dali_pipeline import check_outputs, graph_lines
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
@@ -225,20 +225,22 @@ class RecordPipelines:
         Args:
             batch: The batch.
             step: Its step.
-            failure: The failure; others are then left out.
+            failure: The failure of the batch; None for the rows that fail in any way.
         """
         numbers = self._numbers and self._numbers(step)
 
-        def decode(rows: Sequence[int]) -> bool:
+        def run(rows: Sequence[int]) -> Failure | None:
             alone = RecordBatch([batch.records[row] for row in rows], None, str)
             some = None if numbers is None else numbers[list(rows)]
             of_step = None if some is None else lambda _: some
             queue = RecordQueue(no_more, 1, self._rows, of_step, [alone])
             one = self._over(queue, self._each[:1], prefetch_queue_depth=1)
-            runner = Runner(one.build())
-            return runs_alone(runner) if failure is None else not fails_alike(runner, failure)
+            return failure_alone(Runner(one.build()))
 
-        return failing(len(batch.records), decode, self._rows)
+        count = len(batch.records)
+        if failure is None:
+            return failing(count, lambda rows: run(rows) is None, self._rows)
+        return find_bad(count, run, failure, self._rows)
 
     def unfit(self, batch: RecordBatch) -> list[int]:
         """The rows of a batch of which no inputs of the graph can be made."""

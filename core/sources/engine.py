@@ -25,8 +25,8 @@ from ..pipeline.bad_record import (
     MOST_SKIPPED,
     can_skip,
     describe,
-    failing,
-    fails_alike,
+    failure_alone,
+    find_bad,
     listed,
     with_printable,
 )
@@ -786,10 +786,14 @@ class SourceEngine(EpochEngine[SamplePosition]):
             raise _EnvironmentFailure(failure.message) from error
         parts = [feed.rows(run, part) for part in range(len(self._parts))]
         used = np.unique(np.concatenate([rows.read.samples for rows in parts]))
-        samples = [int(used[k]) for k in self._failing(feed, used, failure)]
+
+        def run_alone(places: Sequence[int]) -> Failure | None:
+            return self._run_alone(feed, used[list(places)])
+
+        samples = [int(used[k]) for k in find_bad(len(used), run_alone, failure)]
         reason = UnusableRecord(failure)
         every = len(samples) == len(used) and not failure.reads_file
-        every = every and not self._works_elsewhere(feed, here, failure)
+        every = every and not self._works_elsewhere(feed, here)
         unread = self._bad_of(feed, run)
         dali = f"\nDALI says: {advice.of_run(error)}"
         described: BatchError
@@ -833,13 +837,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
         if self._config.on_error == "mask":  # last: now another sample stands in for it
             self._known.add_sample(self._seed, sample, reason)
 
-    def _works_elsewhere(self, feed: Feed, here: SamplePosition, failure: Failure) -> bool:
+    def _works_elsewhere(self, feed: Feed, here: SamplePosition) -> bool:
         """Returns whether the graph works for any record, trying some across the epoch."""
         if not self._works:
             epoch = (here.sample + self._samples.batch_size - 1) // self._samples.num_samples
             tried = across_epoch(epoch, self._samples.num_samples)
             self._works = any(
-                self._stands(feed, sample, failure)
+                self._stands(feed, sample)
                 for sample in itertools.islice(dict.fromkeys(tried), _MOST_PROBED)
             )
         return self._works
@@ -851,12 +855,12 @@ class SourceEngine(EpochEngine[SamplePosition]):
         for sample in dict.fromkeys(stand_ins(batch, first, self._samples.num_samples)):
             if self._known.sample_error(self._seed, sample) is not None:
                 continue
-            if self._stands(feed, sample, failure):
+            if self._stands(feed, sample):
                 return True
             self._remember(feed, sample, UnusableRecord(failure))
         return False
 
-    def _stands(self, feed: Feed, sample: int, failure: Failure) -> bool:
+    def _stands(self, feed: Feed, sample: int) -> bool:
         """Returns whether a sample can be read and processed."""
         samples = np.array([sample], np.int64)
         try:
@@ -867,18 +871,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
             if is_environment(error):
                 raise
             return False
-        return not self._failing(feed, samples, failure)
+        return self._run_alone(feed, samples) is None
 
-    def _failing(self, feed: Feed, samples: Indices, failure: Failure) -> list[int]:
-        """Returns the places of the samples that fail alone in the same way."""
-
-        def succeed(places: Sequence[int]) -> bool:
-            rows = feed.alone(samples[list(places)])
-            each = {**self._each[0], "batch_size": len(places)}
-            pipelines = self._pipelines(rows, [each], prefetch_queue_depth=1).build()
-            return not fails_alike(Runner(pipelines), failure)
-
-        return failing(len(samples), succeed)
+    def _run_alone(self, feed: Feed, samples: Indices) -> Failure | None:
+        """Runs some samples in a pipeline of their own; returns the failure."""
+        each = {**self._each[0], "batch_size": len(samples)}
+        source = self._pipelines(feed.alone(samples), [each], prefetch_queue_depth=1)
+        return failure_alone(Runner(source.build()))
 
     def _described(
         self, here: SamplePosition, text: str, kind: type[BatchError] = BatchError

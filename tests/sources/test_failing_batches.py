@@ -223,8 +223,8 @@ def test_a_record_that_can_not_be_decoded_is_searched_for_once():
     make = data_iterator(first_pixel, ["x"], source=source, on_error="mask", mask="m")
     iterator = make(batch_size=16, seed=3)
     engine, searches = iterator._engine, []
-    search = engine._failing
-    engine._failing = lambda *args: searches.append(iterator.epoch) or search(*args)
+    search = engine._run_alone
+    engine._run_alone = lambda *args: searches.append(iterator.epoch) or search(*args)
     states, epochs = [], []
     for _ in range(3):
         states.append(iterator.get_state())
