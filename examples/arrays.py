@@ -106,11 +106,10 @@ def main() -> None:
     weights = jnp.zeros((4, len(source.classes)))
     with volumes(source=source, batch_size=8, seed=1) as batches:
         show(batches, classes={"label": source.classes}).save(options.out / "batch.png")
-        for _ in range(options.epochs):
-            for batch in batches:
+        for epoch, rest_of_epoch in batches.epochs(options.epochs):
+            for batch in rest_of_epoch:
                 weights, loss = step(weights, batch)
-            print(f"epoch {batches.epoch}: loss {loss:.3f}")
-            batches.reset()
+            print(f"epoch {epoch}: loss {loss:.3f}")
     print(f"{source}; {options.out / 'batch.png'}; compiled {step._cache_size()} times")
     with patients(source=open_table(options.out / "table.npy", 24), batch_size=8) as batches:
         print({name: array.shape for name, array in next(batches).items()})

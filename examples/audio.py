@@ -106,13 +106,12 @@ def main() -> None:
     weights = jnp.zeros((2 * BANDS, len(source.classes)))
     with recordings(source=source, batch_size=12, seed=1, bucket=options.bucket) as batches:
         show(batches, classes={"label": source.classes}).save(options.out / "batch.png")
-        for _ in range(options.epochs):
+        for epoch, rest_of_epoch in batches.epochs(options.epochs):
             losses = []
-            for batch in batches:
+            for batch in rest_of_epoch:
                 weights, loss = step(weights, batch)
                 losses.append(float(loss))
-            print(f"epoch {batches.epoch}: loss {np.mean(losses):.3f}")
-            batches.reset()
+            print(f"epoch {epoch}: loss {np.mean(losses):.3f}")
     print(f"{source}; {options.out / 'batch.png'}; compiled {step._cache_size()} times")
 
 

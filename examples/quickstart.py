@@ -166,10 +166,9 @@ def main() -> None:
     schedule = optax.cosine_onecycle_schedule(steps, peak_value=4e-3)
     optimizer = nnx.Optimizer(model, optax.adamw(schedule), wrt=nnx.Param)
     with tqdm(total=steps, desc="Training", unit="batch") as progress:
-        for epoch in range(1, arguments.epochs + 1):
+        for epoch, batches in train.epochs(arguments.epochs):
             trained, start = 0, time.perf_counter()
-            # Each loop over the iterator is one epoch; there is nothing to reset.
-            for batch in train:
+            for batch in batches:
                 loss = train_step(model, optimizer, batch["images"], batch["labels"])
                 trained += len(batch["labels"])
                 progress.update()
@@ -181,7 +180,7 @@ def main() -> None:
             test_speed = seen / (time.perf_counter() - start)
             if seen != len(held_out_files[0]):
                 raise SystemExit(f"{seen} pictures evaluated of {len(held_out_files[0])} files")
-            progress.set_postfix(epoch=epoch, loss=f"{loss:.3f}", right=f"{right / seen:.1%}")
+            progress.set_postfix(epoch=epoch + 1, loss=f"{loss:.3f}", right=f"{right / seen:.1%}")
 
     # The speeds of the last epoch, since the first one also compiles.
     accuracy = right / seen
