@@ -24,6 +24,7 @@ extras.check_dali()
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 
 from . import fn as fn
+from .core import replacements as _replacements
 from .core.iterator.data_iterator import data_iterator as data_iterator
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
 
@@ -35,11 +36,17 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> _Any:  # importing the package costs nothing for these
-    if name in ("augment", "sources"):
+    if name in ("augment", "show", "sources", "tune"):
         return _importlib.import_module(f"{__name__}.{name}")
     if name == "profile":
         return _importlib.import_module(f"{__name__}.core.profiling.profile").profile
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for module in ("sources", "augment", "fn"):
+        if name in (names := _importlib.import_module(f"{__name__}.{module}").__all__):
+            table = {
+                other.replace("_", "").lower(): f"{__name__}.{module}.{other}" for other in names
+            }
+            raise _replacements.no_attribute(__name__, name, (), table)
+    raise _replacements.no_attribute(__name__, name, __all__, _replacements.PACKAGE)
 
 
 def __dir__() -> list[str]:

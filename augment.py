@@ -11,6 +11,9 @@ shard or device it comes in, and after a restore. Each function takes the graph'
         return augment.color_jitter(images, brightness=0.3, draw=draw), label
 """
 
+from typing import TYPE_CHECKING, Any
+
+from .core import replacements as _replacements
 from .core.augment.auto import auto_augment as auto_augment
 from .core.augment.auto import rand_augment as rand_augment
 from .core.augment.auto import trivial_augment as trivial_augment
@@ -32,3 +35,8 @@ __all__ = [
     "random_resized_crop",
     "trivial_augment",
 ]
+
+if not TYPE_CHECKING:  # it would hide misspelt names
+
+    def __getattr__(name: str) -> Any:
+        raise _replacements.no_attribute("dalijax.augment", name, __all__, _replacements.AUGMENT)

@@ -6,10 +6,13 @@ It writes a page, batch.html, or with ``--out batch.png`` a contact sheet; see `
 from Python. It needs Pillow: ``pip install "dalijax[show]"``.
 """
 
+from .core import replacements as _replacements
 from .core.show.show import Page as Page
 from .core.show.show import show as show
 
 __all__ = ["Page", "show"]
+
+_replacements.not_callable(__name__)
 
 if __name__ == "__main__":
     from .core.show.command import main

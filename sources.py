@@ -10,6 +10,9 @@
 - `Source` and `Field`: the base class and the kinds of fields, for sources of your own.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from .core import replacements as _replacements
 from .core.sources.arrays import Arrays as Arrays
 from .core.sources.files import Files as Files
 from .core.sources.mixture import Mixture as Mixture
@@ -21,6 +24,11 @@ from .core.sources.tar import Tar as Tar
 from .core.sources.tfrecord import TFRecord as TFRecord
 
 __all__ = ["Arrays", "Field", "Files", "Mixture", "Named", "Records", "Source", "TFRecord", "Tar"]
+
+if not TYPE_CHECKING:  # it would hide misspelt names
+
+    def __getattr__(name: str) -> Any:
+        raise _replacements.no_attribute("dalijax.sources", name, __all__, _replacements.SOURCES)
 
 if __name__ == "__main__":
     import argparse

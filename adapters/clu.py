@@ -178,9 +178,12 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         Raises:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
+        path = epath.Path(filename)
+        if not path.name or path.is_dir():
+            raise ValueError(f"{str(filename)!r} is a folder: pass the path of a file in it")
         if not self._checkpoint:
             return
-        write_text_atomically(epath.Path(filename), json.dumps(self._stream.get_state()))
+        write_text_atomically(path, json.dumps(self._stream.get_state()))
 
     def restore(self, filename: epath.PathLike) -> None:
         """Continues at the position in a file.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import operator
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from nvidia.dali import Pipeline
 
+from . import replacements
 from .seeds import ShardSeed
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,7 +67,22 @@ def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
-    """Raises TypeError if a call with ``args`` and the keywords ``names`` lacks an argument."""
+    """Checks that a call without a source passes every argument of the graph's function.
+
+    Args:
+        pipeline_fn: The graph's function.
+        args: Its positional arguments.
+        names: Names of its keyword arguments.
+
+    Raises:
+        TypeError: If an argument is missing, or a source was passed by position.
+    """
+    for value in args:
+        if hasattr(value, "bind") and hasattr(value, "fields"):
+            raise TypeError(
+                f"{name_of(pipeline_fn)} got {value!r:.80} as a positional argument: pass a source "
+                "by keyword, source=..."
+            )
     parameters = list(inspect.signature(pipeline_fn).parameters.values())
     open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     by_place = {p.name for p in parameters[: len(args)] if p.kind is not p.KEYWORD_ONLY}
@@ -76,9 +92,17 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
         if p.default is p.empty and p.kind not in open_kinds and p.name not in by_place | names
     ]
     if missing:
+        paths = [value for value in args if isinstance(value, (str, os.PathLike))]
+        cure = "source= (see dalijax.sources) whose records have fields of these names"
+        if paths:
+            cure = f"source=dalijax.{replacements.for_path(paths[0])} instead of {paths[0]!r}"
+        if "draw" in missing:
+            cure += (
+                ". draw has random numbers of a source's records; a graph over a reader uses "
+                "nvidia.dali.fn.random"
+            )
         raise TypeError(
-            f"nothing gives {missing} of {name_of(pipeline_fn)}: pass them in the call, or a "
-            "source= (see dalijax.sources) whose records have fields of these names"
+            f"nothing gives {missing} of {name_of(pipeline_fn)}: pass them in the call, or a {cure}"
         )
 
 
@@ -181,18 +205,24 @@ def check_flags(**flags: Any) -> None:
 def check_names(
     function: str, names: Collection[str], known: Mapping[str, Collection[str]]
 ) -> None:
-    """Raises TypeError for names that are in no group of known ones, with close names."""
+    """Raises TypeError for unknown names, with a replacement for each.
+
+    Args:
+        function: The function's name.
+        names: The names.
+        known: The names that exist, grouped by owner.
+    """
     every = sorted({name for group in known.values() for name in group})
     unknown = sorted(set(names) - set(every))
     if unknown:
-        close = [near for name in unknown for near in difflib.get_close_matches(name, every, 1)]
-        meant = f" (did you mean {' and '.join(map(repr, close))}?)" if close else ""
+        cures = filter(None, (replacements.for_argument(name, every) for name in unknown))
+        meant = f" ({'; '.join(cures)})".replace(" ()", "")
         listed = "; ".join(f"{what} are {sorted(group)}" for what, group in known.items() if group)
         raise TypeError(f"{function} has no argument {unknown}{meant}: {listed}")
 
 
 def knows_its_names(function: F) -> F:
-    """Decorates a function: its TypeError for an unknown keyword argument suggests close names."""
+    """Adds suggestions to a function's errors about unknown keyword arguments."""
     parameters = set(inspect.signature(function).parameters)
 
     @functools.wraps(function)

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from jax.sharding import PartitionSpec, Sharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from . import replacements
 from .arguments import check_flags, whole_number
 from .epochs import EpochPlan
 from .placement import over_current_mesh
@@ -133,6 +134,7 @@ class IteratorConfig:
     epoch_rules: EpochRules | None = None
     on_host: bool = False  # DALI copies outputs on a GPU to the host
     hosts: tuple[int, int] = (0, 1)  # this host, and how many make slices of the global batch
+    endless: bool = False  # epochs follow one another, and none is an evaluation
 
     @property
     def over_processes(self) -> bool:
@@ -170,9 +172,8 @@ class IteratorConfig:
         is_class = isinstance(self.source, type)
         if self.source is not None and (is_class or not hasattr(self.source, "bind")):
             raise TypeError(
-                f"source must be one of dalijax.sources, not {self.source!r:.80}: wrap anything "
-                "with a length and records by number in dalijax.sources.Records(...), or subclass "
-                "dalijax.sources.Source"
+                f"source must be one of dalijax.sources, not {self.source!r:.80}: "
+                f"{replacements.for_data(self.source)}"
             )
         if self.reader_name is not None and not isinstance(self.reader_name, str):
             raise TypeError(
@@ -195,7 +196,8 @@ class IteratorConfig:
                 f"output_map must be a list of names, not a string: "
                 f"pass [{self.output_map!r}] for a pipeline of one output"
             )
-        if not isinstance(self.output_map, Sequence):
+        ordered = isinstance(self.output_map, Iterable)
+        if not ordered or isinstance(self.output_map, (set, frozenset)):
             raise TypeError(
                 "output_map must be a list of names in the order of the pipeline's outputs, not "
                 f"{self.output_map!r}"
@@ -212,7 +214,9 @@ class IteratorConfig:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"output_map has {twice} more than once: names must be distinct")
-        if self.mask is not None and (not isinstance(self.mask, str) or self.mask in names):
+        if self.mask is not None and not isinstance(self.mask, str):
+            raise TypeError(f"mask must be the mask's name, not {self.mask!r}: pass mask='mask'")
+        if self.mask in names:
             raise ValueError(
                 f"mask must be a name that output_map {list(names)} has not, not {self.mask!r}"
             )
@@ -250,5 +254,5 @@ CONFIG_DEFAULTS = {
     for field in dataclasses.fields(IteratorConfig)
 }
 # The arguments that users pass.
-CONFIG_NAMES = frozenset(CONFIG_DEFAULTS) - {"epoch_rules", "on_host", "hosts"}
+CONFIG_NAMES = frozenset(CONFIG_DEFAULTS) - {"epoch_rules", "on_host", "hosts", "endless"}
 OF_DATA_ITERATOR = {"those of dalijax.data_iterator": CONFIG_NAMES}  # for messages

@@ -193,10 +193,17 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
 
         Raises:
             TypeError: If ``ds`` is no dataset.
-            ValueError: If the sharding is over several processes, and each would read all records.
+            ValueError: If the records are batches already, or each of several processes would read
+                all records.
         """
         if not isinstance(ds, (grain.IterDataset, grain.MapDataset)):
             raise TypeError(f"a DALITransform takes a dataset, not {ds!r:.80}: {_PIPE}")
+        if _is_stacked(ds):
+            raise ValueError(
+                f"{ds} stacks records before the DALITransform, which makes batches of its own: "
+                "leave .batch() out, since batch_size= does it. For samples of several records, "
+                "such as clips, pass a batch_fn= to .batch()"
+            )
         if not self._is_placed():
             return _UnplacedDataset(ds, self)
         if self._config.over_processes and not self._own_records and not is_sliced(ds):
@@ -347,6 +354,17 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             by_step,
             part,
         )
+
+
+def _is_stacked(ds: grain.MapDataset | grain.IterDataset) -> bool:
+    """Whether ``.batch()`` without ``batch_fn`` made the elements of a dataset."""
+    from grain._src.python.dataset.transformations import batch
+
+    # Not public; if they are missing, the batches are not detected.
+    kinds = tuple(getattr(batch, name, ()) for name in ("BatchMapDataset", "BatchIterDataset"))
+    function = getattr(ds, "_batch_fn", None)
+    stacking = function is batch.make_batch or "MakeBatch" in type(function).__name__
+    return isinstance(ds, kinds) and stacking
 
 
 def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:

@@ -34,7 +34,14 @@ def pair(value: int | Sequence[int], name: str) -> Pair:
 
 
 def check_ranges(scale: Range, ratio: Range) -> None:
-    """Raises ValueError where a share of an area, or a ratio of two lengths, can't be."""
+    """Checks a range of shares of an area, and a range of ratios of two lengths.
+
+    Raises:
+        TypeError, ValueError: If one is not a pair of allowed numbers.
+    """
+    for name, value, example in (("scale", scale, "(0.08, 1.0)"), ("ratio", ratio, "(0.75, 1.33)")):
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{name} must be a pair (low, high) such as {example}, not {value!r}")
     if len(scale) != 2 or not 0 <= scale[0] <= scale[1] <= 1 or scale[1] == 0:
         raise ValueError(
             f"scale must be (low, high) with 0 <= low <= high <= 1 and high above 0, not {scale!r}"

@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from .. import replacements
 from ..arguments import (
     check_call,
     check_filled,
@@ -167,9 +168,8 @@ class IteratorFunction:
         def make() -> DALIGenericIterator:
             source, config = self.prepared(args, dict(kwargs))
             # The stream goes from epoch to epoch.
-            return DALIGenericIterator.from_source(
-                source, dataclasses.replace(config, auto_reset=False), lazy=True
-            )
+            config = dataclasses.replace(config, auto_reset=False, endless=num_epochs is None)
+            return DALIGenericIterator.from_source(source, config, lazy=True)
 
         return BatchStream(make, num_epochs)
 
@@ -335,7 +335,8 @@ class IteratorFunction:
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_") or not hasattr(DALIGenericIterator, name):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+                names = [*dir(type(self)), *vars(self)]
+                raise replacements.no_attribute(f"{self!r}", name, names, replacements.ITERATOR)
             raise AttributeError(f"{self._not_called()}, which has {name!r}")
 
     def _not_called(self) -> str:
@@ -402,7 +403,8 @@ def iterator_function(value: object) -> IteratorFunction:
         )
     if not isinstance(value, IteratorFunction):
         raise TypeError(
-            f"{value!r} is no iterator function: decorate it with dalijax.data_iterator"
+            f"{value!r} is not an iterator function: decorate the graph's function with "
+            "dalijax.data_iterator"
         )
     return value
 
@@ -410,7 +412,7 @@ def iterator_function(value: object) -> IteratorFunction:
 @overload
 def data_iterator(
     pipeline_fn: Callable[..., Any],
-    output_map: Sequence[str] = ...,
+    output_map: Iterable[str] = ...,
     size: int = ...,
     reader_name: str | None = ...,
     auto_reset: str | bool | None = ...,
@@ -434,7 +436,7 @@ def data_iterator(
 @overload
 def data_iterator(
     pipeline_fn: None = None,
-    output_map: Sequence[str] = ...,
+    output_map: Iterable[str] = ...,
     size: int = ...,
     reader_name: str | None = ...,
     auto_reset: str | bool | None = ...,
@@ -458,7 +460,7 @@ def data_iterator(
 @knows_its_names
 def data_iterator(
     pipeline_fn: Callable[..., Any] | None = None,
-    output_map: Sequence[str] = [],
+    output_map: Iterable[str] = [],
     size: int = -1,
     reader_name: str | None = None,
     auto_reset: str | bool | None = False,
@@ -523,12 +525,13 @@ def data_iterator(
         ValueError, TypeError: For arguments that are wrong or exclude one another.
     """
     if pipeline_fn is not None and not callable(pipeline_fn):
+        named = "output_map" if isinstance(pipeline_fn, (list, tuple)) else "source"
         raise TypeError(
-            f"pipeline_fn must be the function of a DALI graph, not {pipeline_fn!r}: name the "
-            "outputs by output_map=[...]"
+            f"pipeline_fn must be the function of a DALI graph, not {pipeline_fn!r:.80}: pass "
+            f"other arguments by keyword, such as {named}=..."
         )
     config = IteratorConfig(
-        output_map=output_map,
+        output_map=output_map,  # type: ignore[arg-type] # it becomes a tuple
         size=size,
         reader_name=reader_name,
         auto_reset=auto_reset,

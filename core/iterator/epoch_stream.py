@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -335,6 +335,9 @@ class BatchStream:
 
     def __bool__(self) -> bool:
         return True
+
+    if not TYPE_CHECKING:  # type checkers report names that do not exist
+        __getattr__ = DALIGenericIterator.__getattr__
 
     def __len__(self) -> int:
         """Number of batches of the whole stream, from its start.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import jax
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from .. import replacements
 from ..arguments import knows_its_names, whole_number, without_fraction
 from ..config import IteratorConfig, Shardings, difference_names
 from ..epochs import EpochPlan
@@ -86,7 +87,7 @@ class DALIGenericIterator:
     def __init__(
         self,
         pipelines: Pipeline | Sequence[Pipeline],
-        output_map: Sequence[str],
+        output_map: Iterable[str],
         size: int = -1,
         reader_name: str | None = None,
         auto_reset: str | bool | None = False,
@@ -102,7 +103,7 @@ class DALIGenericIterator:
         check_processes: bool | float = True,
     ):
         config = IteratorConfig(
-            output_map=output_map,
+            output_map=output_map,  # type: ignore[arg-type] # it becomes a tuple
             size=size,
             reader_name=reader_name,
             auto_reset=auto_reset,
@@ -256,6 +257,16 @@ class DALIGenericIterator:
 
     def __bool__(self) -> bool:
         return True
+
+    if not TYPE_CHECKING:  # type checkers report names that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that raised AttributeError
+                return object.__getattribute__(self, name)
+            owner = type(self)
+            raise replacements.no_attribute(
+                f"a {owner.__name__}", name, dir(owner), replacements.ITERATOR
+            )
 
     def __repr__(self) -> str:
         """Where the iterator stands; builds nothing, and waits for nothing."""

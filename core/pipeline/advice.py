@@ -6,35 +6,60 @@ import difflib
 import os
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-from nvidia.dali import Pipeline, backend
+import numpy as np
+from nvidia.dali import Pipeline, backend, types
 from nvidia.dali.data_node import DataNode
 
+from .. import replacements
 from ..state.operators import operators_of
+from .dtypes import DALI_TYPES
 
 _ARRAYS = ("jax", "jaxlib", "numpy")
 _NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')
 _NO_FILES = re.compile("No files found|Failed to open|Cannot open|empty list|No webdataset")
 _MOST_NAMES = 3
+_NO_BFLOAT16 = (
+    "DALI has no bfloat16: cast to types.FLOAT or FLOAT16 in the graph, and to bfloat16 in "
+    "the step, or in a dalijax.fn.jax_function that has a sharding"
+)
+# What DALI says of a dtype that it can't convert to one of its own.
+_BAD_DTYPE = re.compile(
+    r"generic\.item\(\)|int\(\) argument must be|invalid literal for int|can only hold one of|"
+    r"Cannot convert|not a valid DALIDataType"
+)
 
 
-def of_definition(error: Exception) -> str:
-    """The cure for an error of a graph's function; "" if none is known."""
+def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
+    """The cure for an error of a graph's function; "" if none is found.
+
+    Args:
+        error: The error.
+        arguments: The arguments that the caller passed to the function.
+    """
     text = str(error)
     if match := _NO_ARGUMENT.search(text):
         return _of_operator(*match.groups())
+    if cure := _of_dtype(error) or _of_device(text) or _of_name(error):
+        return cure
+    if isinstance(error, (RuntimeError, ValueError)):
+        return ""
+    paths = [value for value in arguments if isinstance(value, (str, os.PathLike))]
+    if paths and ("str" in text or "Path" in text):
+        return (
+            f"The function got the path {os.fspath(paths[0])!r}. If its parameters are fields of "
+            f"records, pass source=dalijax.{replacements.for_path(paths[0])} instead"
+        )
     if "are not iterable" in text:
         return (
             "An operator of one output gives one DataNode, which can't be unpacked: a function of "
             "several says so, as by dalijax.fn.jax_function(..., num_outputs=2)"
         )
     if "no attribute 'BFLOAT16'" in text:
-        return (
-            "DALI has no bfloat16: cast to types.FLOAT or FLOAT16 in the graph, and to bfloat16 in "
-            "the step, or in a dalijax.fn.jax_function that has a sharding"
-        )
+        return _NO_BFLOAT16
     if "conditional context" in text:
         return (
             "Pass enable_conditionals=True where the iterator is made, or choose by DALI's "
@@ -51,6 +76,71 @@ def of_definition(error: Exception) -> str:
         "dalijax.fn.numba_function or dalijax.fn.dl_tensor_python_function for NumPy. Or apply it "
         "to the batches that the iterator gives"
     )
+
+
+def _of_dtype(error: Exception) -> str:
+    """The cure for a dtype of NumPy, JAX or Python in place of DALI's."""
+    if not _BAD_DTYPE.search(str(error)):
+        return ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if not str(frame.f_globals.get("__name__", "")).startswith("nvidia.dali"):
+            continue
+        passed = frame.f_locals.get("kwargs")
+        values = [frame.f_locals.get("dtype")]
+        if isinstance(passed, Mapping):
+            values += [value for name, value in passed.items() if "dtype" in name]
+        for value in values:
+            if value is not None and not isinstance(value, types.DALIDataType):
+                return _instead_of(value)
+    return ""
+
+
+def _instead_of(value: Any) -> str:
+    """DALI's type to pass instead of another library's dtype."""
+    try:
+        # np.dtype makes a dtype of a class of objects, too, and knows float as float64.
+        dtype = np.dtype(np.float32 if value in (float, "float") else value)
+    except TypeError:
+        return ""
+    if dtype.name == "bfloat16":
+        return f"dtype={value!r}: {_NO_BFLOAT16}"
+    if dtype not in DALI_TYPES:
+        return (
+            f"dtype={value!r} is not a type of DALI: pass one of nvidia.dali.types, as types.FLOAT"
+        )
+    return (
+        f"dtype={value!r} is not a type of DALI: pass types.{DALI_TYPES[dtype].name} "
+        "(from nvidia.dali import types)"
+    )
+
+
+def _of_device(text: str) -> str:
+    """The cure for a device that an operator does not have, or whose input is elsewhere."""
+    if match := re.search(r'Unsupported device type: "(\w*)"', text):
+        return (
+            f"device={match[1]!r} is not a device of DALI: pass device='mixed' to a decoder, "
+            "which decodes on the GPU, and 'gpu' or 'cpu' to other operators"
+        )
+    decoder = re.search(r"gpu operator `nvidia.dali.fn.(decoders[.\w]*)` is stored", text)
+    if decoder:
+        return (
+            f"device='gpu' of fn.{decoder[1]}: pass device='mixed', which takes encoded data on "
+            "the CPU and decodes it on the GPU"
+        )
+    if "is stored on incompatible device" in text:
+        return "Copy the input to the GPU by .gpu(), or leave device= out"
+    return ""
+
+
+def _of_name(error: Exception) -> str:
+    """Close names, for an attribute that a module of DALI does not have."""
+    module = getattr(error, "obj", None)
+    if not isinstance(error, AttributeError) or not isinstance(module, ModuleType):
+        return ""
+    if not module.__name__.startswith("nvidia.dali"):
+        return ""
+    names = [name for name in dir(module) if not name.startswith("_")]
+    return replacements.for_name(str(error.name), names, {})
 
 
 def _of_operator(name: str, schema: str) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import random
 import re
 import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, TypeVar
 
+import numpy as np
 from nvidia.dali import Pipeline, backend
 
 from ..environment import cuda_queues
@@ -27,6 +32,9 @@ _OF_ANOTHER = re.compile(
     "superfluous operator states|Failed to deserialize|Philox state"
 )
 _UNMAPPABLE = re.compile("File mapping failed: (.*)")
+_LONGEST_WAIT = 0.1  # seconds
+
+T = TypeVar("T")
 
 
 def queue_depth(pipeline: Pipeline) -> int:
@@ -58,6 +66,77 @@ class FreedAnywhere(Pipeline):
             threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
         except RuntimeError:  # Python ends, and starts no thread any more
             kept_to_the_end.append(self)
+
+
+def defined_without_random(define: Callable[[], T], function: Any, name: str) -> T:
+    """Defines a graph, and refuses functions that draw from a generator meanwhile.
+
+    The graph is defined a second time if a state has changed: a function that seeds the generator
+    itself, say to shuffle its files, leaves the same state and passes. Generators that change
+    without the function belong to other threads, and are ignored.
+
+    Args:
+        define: Calls the function.
+        function: The function, whose global and outer variables may be generators, too.
+        name: What to call it.
+
+    Raises:
+        RuntimeError: If the function draws random numbers.
+    """
+    generators = _generators(function)
+    before, start = _states(generators), time.perf_counter()
+    result = define()
+    after, took = _states(generators), time.perf_counter() - start
+    if after != before:
+        time.sleep(min(took, _LONGEST_WAIT))
+        idle = _states(generators)
+        define()
+        drawn = _changed(before, after) & _changed(idle, _states(generators))
+        drawn -= _changed(after, idle)
+        if drawn:
+            raise RuntimeError(
+                f"{name} draws from {', '.join(sorted(drawn))} while the graph is defined, which "
+                "happens once: every batch would get the same numbers. Use draw.uniform() and the "
+                "like over a source (docs/randomness.md), or nvidia.dali.fn.random. Lists, say of "
+                "files, are to be shuffled before the function is called"
+            )
+    return result
+
+
+def _generators(function: Any) -> dict[str, Any]:
+    """Generators that a function refers to by global and outer variables."""
+    function = inspect.unwrap(function)
+    if not isinstance(function, FunctionType):
+        return {}
+    variables = inspect.getclosurevars(function)
+    kinds = (np.random.Generator, np.random.RandomState, random.Random)
+    named = {**variables.globals, **variables.nonlocals}
+    return {name: value for name, value in named.items() if isinstance(value, kinds)}
+
+
+def _states(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of NumPy's and Python's global generators, and of further ones."""
+    states: dict[str, Any] = {"numpy.random": _of_numpy(np.random.get_state(legacy=False))}
+    states["random"] = random.getstate()
+    for name, generator in generators.items():
+        if isinstance(generator, np.random.Generator):
+            states[name] = _of_numpy(generator.bit_generator.state)
+        elif isinstance(generator, np.random.RandomState):
+            states[name] = _of_numpy(generator.get_state(legacy=False))
+        else:
+            states[name] = generator.getstate()
+    return states
+
+
+def _of_numpy(state: Any) -> Any:
+    """A state of NumPy as values that can be compared."""
+    if isinstance(state, Mapping):
+        return {key: _of_numpy(value) for key, value in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    return {name for name, state in before.items() if state != after[name]}
 
 
 def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:

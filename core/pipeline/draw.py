@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from nvidia.dali import Pipeline, fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
+from .. import replacements
+from ..arguments import knows_its_names
 from ..hashing import Bits, column_keys, uniform
 from .dtypes import dali_type
 
@@ -35,7 +37,9 @@ def _size(shape: Sequence[int]) -> int:
         TypeError, ValueError: If it is none.
     """
     if not isinstance(shape, Sequence):
-        raise TypeError(f"shape must be a tuple of whole numbers, not {shape!r}")
+        raise TypeError(
+            f"shape must be a tuple of whole numbers, such as ({shape!r},), not {shape!r}"
+        )
     if not all(isinstance(extent, (int, np.integer)) and extent >= 0 for extent in shape):
         raise ValueError(f"shape must be whole numbers, 0 or more, not {shape}")
     return math.prod(shape)
@@ -79,8 +83,24 @@ def check_draw(draw: Any) -> None:
         )
 
 
+def check_numbers(call: str, **values: Any) -> None:
+    """Checks that arguments are numbers.
+
+    Args:
+        call: The call with numbers, for the message: "draw.uniform(-10, 10)".
+        **values: The arguments.
+
+    Raises:
+        TypeError: If one is not a number.
+    """
+    for name, value in values.items():
+        if not isinstance(value, (int, float, np.number)):
+            raise TypeError(f"{name} must be a number, not {value!r}: write {call}")
+
+
 def check_share(name: str, value: float) -> None:
-    """Raises ValueError unless it is a probability."""
+    """Raises TypeError or ValueError unless a value is a probability."""
+    check_numbers(f"{name}=0.5", **{name: value})
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be from 0 to 1, not {value}")
 
@@ -122,6 +142,12 @@ def _check_pure(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
             )
 
 
+def _both(first: Any, second: Any) -> str:
+    """Two numbers as a call takes them; a pair that was passed as the first one is unpacked."""
+    pair = first if isinstance(first, (tuple, list)) and len(first) == 2 else (first, second)
+    return f"{pair[0]!r}, {pair[1]!r}"
+
+
 def _raise(row: int, error: Exception) -> None:
     raise error
 
@@ -152,6 +178,13 @@ class DrawRows:
 DrawFunction = Callable[[DrawRows], list[NDArray[Any]]]
 DRAW = "draw"  # the parameter of a graph that gets it
 _DRAW = "_dalijax_draw"
+# Methods of NumPy's and JAX's generators.
+_OF_NUMPY = {
+    **dict.fromkeys(("randint", "integers", "categorical"), "choice(range(10))"),
+    **dict.fromkeys(("bernoulli", "binomial"), "coin_flip(probability)"),
+    **dict.fromkeys(("rand", "random", "range"), "uniform(low, high)"),
+    **dict.fromkeys(("randn", "gaussian"), "normal(mean, stddev)"),
+}
 
 
 def _draw_of(pipeline: Pipeline | None) -> Draw | None:
@@ -217,7 +250,13 @@ class Draw:
         if pipeline is not None:  # an attribute: a table of ours would keep the pipeline
             vars(pipeline)[_DRAW] = self
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise replacements.no_attribute("draw", name, dir(type(self)), _OF_NUMPY)
+
     @do_not_convert
+    @knows_its_names
     def uniform(
         self,
         low: float = 0.0,
@@ -234,6 +273,7 @@ class Draw:
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
+        check_numbers(f"uniform({_both(low, high)})", low=low, high=high)
         width = float(high) - float(low)
         if not math.isfinite(width) or width < 0:
             raise ValueError(f"low must be at most high, and both finite: not {low}, {high}")
@@ -246,6 +286,7 @@ class Draw:
         return self.compute(scaled, shape, _FLOAT, settings=settings, name=name)
 
     @do_not_convert
+    @knows_its_names
     def normal(
         self,
         mean: float = 0.0,
@@ -262,6 +303,7 @@ class Draw:
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
+        check_numbers(f"normal({_both(mean, stddev)})", mean=mean, stddev=stddev)
         if not (math.isfinite(mean) and math.isfinite(stddev) and stddev >= 0):
             raise ValueError(
                 f"mean and stddev must be finite, stddev not below 0: {mean}, {stddev}"
@@ -282,6 +324,7 @@ class Draw:
         )
 
     @do_not_convert
+    @knows_its_names
     def coin_flip(
         self, probability: float = 0.5, *, shape: Sequence[int] = (), name: str | None = None
     ) -> DataNode:
@@ -297,6 +340,7 @@ class Draw:
         return self.compute(lambda u, _: u < probability, shape, _INT, settings=settings, name=name)
 
     @do_not_convert
+    @knows_its_names
     def choice(
         self,
         values: Sequence[float] | NDArray[Any],

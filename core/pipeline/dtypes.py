@@ -18,7 +18,7 @@ _NARROWED: dict[Any, str] = {
 # By dtype, too: str(dtype) takes 3 to 6 us, for each output of each batch.
 _NARROWED |= {np.dtype(name): narrow for name, narrow in _NARROWED.items()}
 
-_DALI_TYPES = {
+DALI_TYPES = {
     np.dtype(types.to_numpy_type(one)): one
     for one in (
         *(types.UINT8, types.UINT16, types.UINT32, types.UINT64, types.BOOL, types.FLOAT16),
@@ -26,9 +26,9 @@ _DALI_TYPES = {
     )
 }
 # The characters of the dtypes that DALI has; not all kinds "f" are: float8_e5m2 is one, too.
-KINDS = frozenset(char for char in "?bBhHiIlLqQefdg" if np.dtype(char) in _DALI_TYPES)
+KINDS = frozenset(char for char in "?bBhHiIlLqQefdg" if np.dtype(char) in DALI_TYPES)
 # DALI's types that JAX would narrow: asked of each output of each batch.
-WIDE = {one for dtype, one in _DALI_TYPES.items() if dtype in _NARROWED}
+WIDE = {one for dtype, one in DALI_TYPES.items() if dtype in _NARROWED}
 
 
 def dali_type(dtype: np.dtype[Any]) -> types.DALIDataType:
@@ -37,9 +37,9 @@ def dali_type(dtype: np.dtype[Any]) -> types.DALIDataType:
     Raises:
         TypeError: If DALI has none.
     """
-    if dtype not in _DALI_TYPES:
-        raise TypeError(f"DALI has no type for {dtype}: cast it to one of {list(_DALI_TYPES)}")
-    return _DALI_TYPES[dtype]
+    if dtype not in DALI_TYPES:
+        raise TypeError(f"DALI has no type for {dtype}: cast it to one of {list(DALI_TYPES)}")
+    return DALI_TYPES[dtype]
 
 
 def cast_to(dtype: np.dtype[Any]) -> str:

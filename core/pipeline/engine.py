@@ -27,6 +27,7 @@ from .batch import Batch, BatchMaker, choose_placement
 from .failed_batches import FailedBatches
 from .processes import Agreement, agreement_of
 from .runner import calls
+from .traced import check_not_traced, trace_state_clean
 
 _log = logging.getLogger("dalijax")
 P = TypeVar("P")
@@ -161,11 +162,14 @@ class Engine(abc.ABC, Generic[P]):
         self._outcome = None
 
     def deliver(self, stats: InputStats | None) -> Outcome[P]:
-        """Delivers what `peek` gives: counts it, if there are counters, and moves behind it.
+        """Delivers the next batch: counts it, if there are counters, and moves past it.
 
         Raises:
             ProcessError: If the iterators of several processes differ; nothing has moved.
+            RuntimeError: If JAX traces the caller.
         """
+        if not trace_state_clean():
+            check_not_traced()
         if self._must_agree:
             self._agree()
         with _UNCOUNTED if stats is None else stats.waiting():

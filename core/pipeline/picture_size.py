@@ -66,7 +66,10 @@ def look_at(data: Any) -> tuple[Size | None, str]:
     if not codec:
         if kind := foreign_kind(view):
             return None, f"not supported by DALI's decoders: {kind}"
-        return None, f"it isn't an image that DALI decodes: it begins with {bytes(view[:12])!r}"
+        start = bytes(view[:12])
+        text = start.isascii() and start.decode().isprintable()
+        cure = ". It is text: if it is a path, read the file by dalijax.fn.read_file(path)" * text
+        return None, f"it isn't an image that DALI decodes: it begins with {start!r}{cure}"
     try:
         return _size(view, codec), ""
     except Unsupported as error:

@@ -24,6 +24,7 @@ from .dali_pipeline import (
     FreedAnywhere,
     at_checkpoint,
     build_pipeline,
+    defined_without_random,
     is_unmappable,
     unmap_readers,
 )
@@ -163,6 +164,7 @@ class FunctionSource(PipelineSource):
         each: Arguments that differ between the pipelines (device_id, shard_id, ...), one mapping
             for each pipeline.
         on_host: Whether the pipeline copies outputs on a GPU to the host, where its executor can.
+        function: The caller's function, if ``pipeline_fn`` wraps it.
 
     Raises:
         TypeError: If a keyword belongs neither to the function nor to pipeline_def.
@@ -175,8 +177,10 @@ class FunctionSource(PipelineSource):
         kwargs: Mapping[str, Any] | None = None,
         each: Sequence[Mapping[str, Any]] = ({},),
         on_host: bool = False,
+        function: Callable[..., Any] | None = None,
     ):
         super().__init__(getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__))
+        self._function = pipeline_fn if function is None else function
         self._on_host = on_host
         self._mapped = True  # whether readers map their files, where the graph leaves it open
         self._fn = pipeline_fn
@@ -188,6 +192,8 @@ class FunctionSource(PipelineSource):
         self._kwargs = checked_arguments(pipeline_fn, self._kwargs)
         self._each = [checked_arguments(pipeline_fn, one) for one in each]
         decorated = is_pipeline_def(pipeline_fn)
+        if not decorated and "batch_size" in function_parameters(pipeline_fn):
+            raise _no_batch_size(pipeline_fn)
         if not decorated and self._first_call.get("batch_size") is None:
             raise _no_batch_size(pipeline_fn)
         self._own_seed = "seed" in function_parameters(pipeline_fn)
@@ -342,8 +348,12 @@ class FunctionSource(PipelineSource):
             call["seed"] = shard_seed(self._saved_seed, shard)
         elif isinstance(seed, ShardSeed):
             call["seed"] = int(seed)
-        with deferring():
-            pipeline = self._defined(state, call)
+
+        def defined() -> Pipeline:
+            with deferring():
+                return self._defined(state, call)
+
+        pipeline = defined_without_random(defined, self._function, name_of(self._fn))
         plan_calls(pipeline)
         if self._on_host and pipeline.exec_dynamic:
             # Not public; without it the arrays are copied when they are taken.
@@ -357,16 +367,15 @@ class FunctionSource(PipelineSource):
     def _defined(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
         try:
             return self._called(state, call)
-        except (AttributeError, KeyError, TypeError) as error:
-            if cure := advice.of_definition(error):
-                # DALI's KeyError of an unknown argument would print its text in quotation marks.
-                kind = AttributeError if isinstance(error, AttributeError) else TypeError
-                text = error.args[0] if isinstance(error, KeyError) else error
-                raise kind(f"{name_of(self._fn)}: {text}\n{cure}") from error
-            raise
-        except ValueError as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if "batch size must be set" in str(error):  # nor did a pipeline_def of its own
                 raise _no_batch_size(self._fn) from None
+            if cure := advice.of_definition(error, (*self._args, *call.values())):
+                # DALI's KeyError of an unknown argument would print its text in quotation marks.
+                text = error.args[0] if isinstance(error, KeyError) else error
+                kinds = (k for k in (AttributeError, RuntimeError) if isinstance(error, k))
+                kind: type[Exception] = next(kinds, TypeError)
+                raise kind(f"{name_of(self._fn)}: {text}\n{cure}") from error
             raise
 
     def _called(self, state: Mapping[str, Any], call: dict[str, Any]) -> Pipeline:
@@ -384,6 +393,11 @@ class FunctionSource(PipelineSource):
 
 
 def _no_batch_size(pipeline_fn: Callable[..., Any]) -> ValueError:
+    if "batch_size" in function_parameters(pipeline_fn):
+        return ValueError(
+            f"{name_of(pipeline_fn)} has a parameter batch_size, which hides the argument "
+            "batch_size= of the call: rename the parameter"
+        )
     return ValueError(
         f"batch_size is missing: pass the number of samples of a batch where the iterator is made, "
         f"as by {getattr(pipeline_fn, '__name__', 'iterator_fn')}(..., batch_size=128)"

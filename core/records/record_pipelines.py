@@ -24,6 +24,7 @@ from ..pipeline.picture_size import Size, look_at, look_at_file
 from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
+from ..replacements import for_name
 from ..state import random_state
 from ..state.fingerprint import digest
 from ..state.operators import Operator, operators_of, picture_inputs
@@ -183,7 +184,7 @@ class RecordPipelines:
         """The source of pipelines that read a queue."""
         graph: Any = functools.partial(self._record_graph, queue)
         graph.__name__ = getattr(self._fn, "__name__", repr(self._fn))  # for errors
-        source = FunctionSource(graph, (), {**self._options, **more}, each)
+        source = FunctionSource(graph, (), {**self._options, **more}, each, function=self._fn)
         source.set_seed(self._seed)
         return source
 
@@ -300,6 +301,9 @@ class _RecordGraph:
             kwargs[DRAW] = Draw(feed.draw_rows, columns, sized)
         try:
             outputs = self._fn(*args, **kwargs, **self._arguments)
+            several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+            if any(isinstance(output, dict) for output in several):
+                raise TypeError("an output of the graph's function is a dict")
             self._pictures.update({int(column): paths for column, paths in sized.items()})
             return outputs
         except StopIteration as error:
@@ -309,14 +313,15 @@ class _RecordGraph:
                 raise
             keys = ["/".join(column.path) for column in schema.columns]
             raise KeyError(f"{error} in the graph's function: the records have {keys}") from error
-        except TypeError as error:
+        except (AttributeError, TypeError) as error:
             if not (args and isinstance(args[0], dict)):
                 raise
-            names = sorted(function_parameters(self._fn) - set(self._arguments))
+            names = sorted(function_parameters(self._fn) - set(self._arguments) - {DRAW})
+            close = " or ".join(filter(None, (for_name(name, args[0], {}) for name in names)))
             raise TypeError(
-                f"{error}\nThe whole record, a dict of {sorted(args[0])}, is its only argument, "
-                f"since none of its parameters, {names}, is one of these keys: name its parameters "
-                "like the keys that it takes, or index the dict"
+                f"{error}\nThe parameter {names} of the graph's function is not a key of the "
+                f"records, {sorted(args[0])}, and so gets the whole record, a dict: rename it to "
+                f"the key that it takes, or index the dict{f' ({close})' if close else ''}"
             ) from error
 
     def find_inputs(self, operators: Sequence[Operator]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from ..iterator.data_iterator import IteratorFunction
 from ..iterator.iterator import DALIGenericIterator
 from ..printable import printable, printable_lines
+from ..replacements import for_path
 from ..sources.source import Source
 
 _MOST_NAMED = 10
@@ -95,6 +97,11 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
         Exception: What an iterator function raises when it is called.
     """
     taken = Taken()
+    if isinstance(data, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"{data!r:.80} is a path: show its records by show(dalijax.{for_path(data)}), or the "
+            "batches of a graph by an iterator function and its arguments"
+        )
     if isinstance(data, IteratorFunction):
         with data(**call) as iterator:
             taken.take(iterator, count, lambda: next(iterator))
@@ -112,7 +119,10 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
         taken.learn(iterator)
         getattr(iterator, "close", lambda: None)()
     else:
-        raise TypeError(f"{data!r:.80} is no iterator function, iterator, dataset, source or batch")
+        cure = ": decorate it with dalijax.data_iterator" if callable(data) else ""
+        raise TypeError(
+            f"{data!r:.80} is not an iterator function, iterator, dataset, source or batch{cure}"
+        )
     return taken
 
 

@@ -35,7 +35,9 @@ class Arrays(BaseSource):
 
     def __init__(self, arrays: Mapping[str, Any], *, identity: str | None = None):
         if not isinstance(arrays, Mapping):
-            raise TypeError(f"Arrays takes a dict of arrays, not a {type(arrays).__name__}")
+            raise TypeError(
+                f"Arrays takes a dict of arrays {{'x': array}}, not a {type(arrays).__name__}"
+            )
         self._arrays = {name: _as_array(name, array) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in self._arrays.items()}
         lengths = {shape[:1] for shape in shapes.values()}

@@ -11,7 +11,7 @@ from ..config import OF_DATA_ITERATOR, IteratorConfig
 from ..pipeline.pipeline_source import default_device_id
 from .engine import SourceEngine
 from .graph import FieldGraph
-from .source import Source
+from .source import Field, Source
 
 _OF_READERS = ("shard_id", "num_shards")
 
@@ -57,8 +57,15 @@ def bind(
     name, parameters = name_of(function), function_parameters(function)
     if args:
         raise TypeError(
-            f"{name} with a source takes its settings by keyword, not {args!r}: its parameters "
-            "are the fields of the records"
+            f"{name} got {args!r:.80} by position, and has a source: its parameters are fields of "
+            "the records. Pass settings by keyword, such as batch_size=128"
+        )
+    check_source(source)
+    taken = sorted({"batch_size"} & parameters - {*source.fields})
+    if taken:
+        raise ValueError(
+            f"{name} has a parameter {taken[0]}, which would hide the argument {taken[0]}= of the "
+            "call: rename the parameter"
         )
     settings = {k: v for k, v in call.items() if k in parameters}
     of_readers = [
@@ -86,3 +93,29 @@ def bind(
         rest.setdefault("device_id", default_device_id())
     graph = FieldGraph(function, source.fields, settings)
     return SourcePipelines(source, graph, rest, hosts)
+
+
+def check_source(source: Source) -> None:
+    """Raises TypeError if a source lacks a part of the protocol."""
+    name, fields = type(source).__name__, getattr(source, "fields", None)
+    if not isinstance(fields, Mapping):
+        raise TypeError(
+            f"fields of {name} must be a dict like {{'x': Field(np.float32, 1)}}, not {fields!r}"
+        )
+    for key, field in fields.items():
+        if not isinstance(field, Field):
+            dtype = field if isinstance(field, str) else "uint8"
+            raise TypeError(
+                f"fields of {name} must hold dalijax.sources.Field, and {key!r} is {field!r}: "
+                f"write Field(np.{dtype}, ndim), with ndim=0 for a number and 1 for a vector"
+            )
+    for method, call in _METHODS.items():
+        if getattr(type(source), method, None) in (None, getattr(Source, method)):
+            raise TypeError(f"{name} has no method {method}: define {call}")
+
+
+_METHODS = {
+    "__len__": "__len__(self), the number of records",
+    "read": "read(self, indices, names), which returns a dict of a list or array for each name",
+    "identity": "identity(self), a text that changes if the records change",
+}

@@ -83,6 +83,30 @@ class _EnvironmentFailure(Exception):
     """The machine or the network made a run fail; a retry may succeed."""
 
 
+def _warn_of_repeats(plan: SamplePlan) -> None:
+    """Warns of batches that have every record more than twice."""
+    if plan.batch_size > 2 * plan.num_samples:
+        warnings.warn(
+            f"batch_size={plan.batch_size} is more than twice the {plan.num_samples} records of "
+            "the source: each batch reads and decodes records several times, for padding or for "
+            f"further epochs. Pass batch_size={plan.num_samples} or less",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
+    """The warning of a last batch with records of the next epoch, without shuffling."""
+    rows = position.sample - plan.end(position)
+    return (
+        f"the last batch of epoch {position.epoch} has {rows} records of the next epoch, since "
+        f"batch_size={plan.batch_size} does not divide the {plan.num_samples} records, and the "
+        "next epoch begins after them: an evaluation counts them wrongly. Pass mask='mask' to mark "
+        "padding, last_batch_policy=LastBatchPolicy.PARTIAL for a smaller batch, or "
+        "LastBatchPolicy.DROP to leave it out; to train without end, use stream(...)"
+    )
+
+
 class SourceEngine(EpochEngine[SamplePosition]):
     """Pipelines that are fed with the rows of a position; see `Engine`.
 
@@ -149,6 +173,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
             padded = pads_by_default(config.last_batch_policy, config.mask)
         rules = config.last_batch_policy, padded
         self._samples = SamplePlan(len(source), batch_size, *rules)
+        _warn_of_repeats(self._samples)
+        self._may_mix_epochs = not (padded or config.shuffle or config.endless)
         self.plan = EpochPlan(len(source), 1, batch_size, *rules)
         self.batch_size, self.shards = rows, (0,)
         self.device_ids = tuple(one.get("device_id", call.get("device_id")) for one in each)
@@ -308,7 +334,11 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     def advance(self) -> None:
         """Moves behind the batch that `peek` gives."""
-        self._num_failed += self.peek().failures
+        outcome = self.peek()
+        if self._may_mix_epochs and self._samples.mixes_epochs(outcome.after):
+            self._may_mix_epochs = False  # before it, in case warnings are errors
+            warnings.warn(_mixed(self._samples, outcome.after), RuntimeWarning, stacklevel=2)
+        self._num_failed += outcome.failures
         super().advance()
         self._graph_in_state = True
         self._forget_checkpoints()
@@ -595,7 +625,8 @@ class SourceEngine(EpochEngine[SamplePosition]):
         graph: Any = functools.partial(self._graph, feeder)
         graph.__name__ = self._graph.__name__  # for errors
         call = {**self._call, **more}
-        source = FunctionSource(graph, (), call, each, self._config.on_host)
+        function = self._graph.function
+        source = FunctionSource(graph, (), call, each, self._config.on_host, function)
         source.set_seed(self._seed)
         return source
 

@@ -115,6 +115,11 @@ class Files(BaseSource):
                         f"{root} is not there: Files takes one folder, and a pattern of files as "
                         "paths="
                     )
+                if os.path.isfile(root):
+                    raise NotADirectoryError(
+                        f"{root} is a file: Files takes a folder, or files by paths=[...]; Tar and "
+                        "TFRecord take archives"
+                    )
             self._root = os.path.join(os.fsencode(root), b"")
             self._list(_suffixes(extensions))
         if self._system is not None:
@@ -299,8 +304,13 @@ def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:
         raise ValueError(
             f"there are {count} paths, and labels of shape {array.shape}: one for each"
         )
-    if array.dtype.kind not in "iub" or not np.array_equal(array, array.astype(np.int32)):
-        raise ValueError(f"labels must be whole numbers of 32 bits, not {array.dtype}")
+    whole = array.dtype.kind in "iub"
+    fits = array.astype(np.int32) == array if whole else np.zeros(count, bool)
+    if not fits.all():
+        bad = array[np.argmin(fits)].tolist()
+        names = isinstance(bad, (str, bytes))
+        cure = ": classes, labels = np.unique(names, return_inverse=True) numbers names" * names
+        raise ValueError(f"labels must be whole numbers of 32 bits, not {bad!r}{cure}")
     return array.astype(np.int32)
 
 

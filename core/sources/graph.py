@@ -12,6 +12,7 @@ from nvidia.dali.fn.io import file
 from ..arguments import name_of
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
+from ..replacements import for_name
 from ..state.operators import FIELD, Operator, picture_inputs
 from .source import Field
 
@@ -37,6 +38,7 @@ class FieldGraph:
         settings: Its other arguments.
 
     Attributes:
+        function: The function.
         taken: The fields that it takes.
         passed: Those that pass it by: text, dicts and the like.
         pictures: Those that its decoders take for pictures; True: the paths of these. Empty until
@@ -53,7 +55,7 @@ class FieldGraph:
         fields: Mapping[str, Field],
         settings: Mapping[str, Any],
     ):
-        self._function = function
+        self.function = function
         self._fields = fields
         self._settings = dict(settings)
         name = name_of(function).removesuffix("()")
@@ -66,10 +68,12 @@ class FieldGraph:
             and k not in {*fields, *settings, DRAW}
         ]
         if missing:
+            cures = filter(None, (for_name(k, [*fields, DRAW], {}) for k in missing))
+            meant = f" ({'; '.join(cures)})".replace(" ()", "")
             raise TypeError(
-                f"{name}() needs {missing}, which {'is' if len(missing) == 1 else 'are'} no field "
-                f"of the source: its fields are {sorted(fields)}, and 'draw' has random numbers. "
-                "Pass the others by keyword in the call"
+                f"{name}() needs {missing}{meant}, which the records do not "
+                f"have: the fields of the source are {sorted(fields)}, and 'draw' has random "
+                "numbers. Pass other arguments by keyword in the call"
             )
         self.taken = [k for k in fields if k in parameters and k not in settings]
         self.passed = [k for k, field in fields.items() if field.dtype is None]
@@ -128,7 +132,7 @@ class FieldGraph:
         draw = Draw(lambda run, _: feeder.draw_rows(run, part), names, sized)
         if self._draws:
             nodes[DRAW] = draw
-        outputs = self._function(**nodes, **self._settings)
+        outputs = self.function(**nodes, **self._settings)
         self.pictures.update({name: True for name, are_paths in sized.items() if are_paths})
         return outputs
 

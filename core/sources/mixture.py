@@ -131,11 +131,14 @@ class Mixture(Source):
     """
 
     def __init__(self, sources: Sequence[tuple[Source, float]], length: int | None = None):
+        if isinstance(sources, Mapping):
+            raise TypeError("a Mixture takes a list of pairs [(source, weight), ...], not a dict")
         pairs = [(*one,) if isinstance(one, (tuple, list)) else (one,) for one in sources]
         for pair in pairs:
             if len(pair) != 2 or isinstance(pair[0], type) or not hasattr(pair[0], "fields"):
                 raise TypeError(
-                    f"a Mixture takes pairs of a source and its weight, not {pair!r:.80}"
+                    "a Mixture takes a list of pairs [(source, weight), ...], not "
+                    f"{pair if len(pair) > 1 else pair[0]!r:.80}"
                 )
         self._sources = tuple(source for source, _ in pairs)
         self._counts = window_counts([weight for _, weight in pairs])

@@ -121,6 +121,11 @@ class SamplePlan:
         """Number of batches of the epoch: those delivered, and those to come."""
         return self.step(here) + self.remaining(here)
 
+    def mixes_epochs(self, here: SamplePosition) -> bool:
+        """Whether the batch before a position had records of two epochs, all delivered."""
+        fills = self.policy is LastBatchPolicy.FILL and not self.padded
+        return fills and here.sample > self.end(here)
+
     def rows(self, here: SamplePosition, first: int = 0, last: int | None = None) -> Rows:
         """Rows of the next batch, of which there must be one.
 

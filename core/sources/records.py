@@ -45,8 +45,9 @@ class Records(BaseSource):
     ):
         if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(
-                f"a {type(records).__name__} has no length, or no records by number: "
-                "dalijax.sources.Records needs both"
+                f"Records needs a length and records by number, which a {type(records).__name__} "
+                "does not have: pass a list, as by Records(list(...)), or an object with __len__ "
+                "and __getitem__"
             )
         self._records = records
         self._count = len(records)

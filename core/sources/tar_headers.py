@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from . import file_kinds
+
 _log = logging.getLogger("dalijax")
 
 BLOCK = 512
@@ -177,15 +179,15 @@ def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> i
             raise ValueError
         return size
     except ValueError:
-        packed = header.startswith((b"\x1f\x8b", b"BZh", b"\xfd7z", b"\x28\xb5\x2f\xfd"))
-        if len(header) < BLOCK and not packed:
+        if at == 0 and (kind := file_kinds.described(header)):
+            raise ValueError(f"{path} is not a tar; {kind}") from None
+        if len(header) < BLOCK:
             raise ValueError(
                 f"{path}: the header at byte {at:,}, after {_shown(last)}, is cut off: "
                 f"{end - at} bytes there"
             ) from None
-        hint = ": it is compressed, and has no records by number; unpack it" if packed else ""
         what = f"has no tar header at byte {at:,}, after {_shown(last)}" if at else "is not a tar"
-        raise ValueError(f"{path} {what}{hint}") from None
+        raise ValueError(f"{path} {what}") from None
 
 
 def _signed_sum(header: bytes) -> int:

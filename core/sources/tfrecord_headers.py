@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from . import file_kinds
+
 _HEADER, _FOOTER = 12, 4  # length and its checksum; the checksum of the content
-_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # gzip, zlib
 
 
 def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[tuple[int, int]]:
@@ -27,9 +28,10 @@ def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[
         size = int.from_bytes(head[:8], "little")
         stop = at + _HEADER + size + _FOOTER
         if len(head) == _HEADER and not _is_head(head):
-            hint = ": it is compressed, and has no records by number; unpack it"
-            packed = number == 0 and head.startswith(_COMPRESSED)
-            raise ValueError(f"{path}: the length of record {number} is damaged{hint * packed}")
+            kind = "" if number else file_kinds.described(take(0, file_kinds.HEAD))
+            if kind:
+                raise ValueError(f"{path} is not a TFRecord file; {kind}")
+            raise ValueError(f"{path}: the length of record {number} is damaged")
         if len(head) < _HEADER or stop > end:
             raise ValueError(
                 f"{path}: record {number} at byte {at:,} is cut off: {end - at:,} of "

@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 import reprlib
 import zlib
 from collections.abc import Mapping, Sequence
@@ -128,14 +129,16 @@ def parsed(saved: Mapping[str, Any] | str | bytes) -> Any:
     Raises:
         StateError: If the text is no JSON.
     """
-    if not isinstance(saved, (str, bytes)):
+    if isinstance(saved, os.PathLike):
+        saved = os.fspath(saved)
+    elif not isinstance(saved, (str, bytes)):
         return saved
     try:
         return json.loads(saved)
     except (ValueError, RecursionError) as error:
         raise StateError(
-            f"no state of dalijax, since it is no JSON ({error}): {str(saved)[:80]!r}. Of a file, "
-            "pass what is in it, as json.load(file) gives it"
+            f"not a state of dalijax, since it is not JSON ({error}): {str(saved)[:80]!r}. For a "
+            "path, pass the content of the file: set_state(json.load(open(path)))"
         ) from None
 
 

@@ -168,7 +168,7 @@ def test_help_has_both_texts_and_is_true():
     assert "bare ``@data_iterator`` is refused" in data_iterator.__doc__
     with pytest.raises(ValueError, match="in parentheses"):
         data_iterator(documented)
-    with pytest.raises(TypeError, match=r"not \['x'\]: name the outputs by output_map="):
+    with pytest.raises(TypeError, match=r"not \['x'\]: pass other.*such as output_map="):
         data_iterator(["x"])
 
 

@@ -289,7 +289,7 @@ def test_parameters_are_fields_draws_and_settings():
     iterator = scaled(source=numbers(), batch_size=2, factor=3, shuffle=False)
     assert np.asarray(next(iterator)["x"]).ravel().tolist() == [0, 3]
     with pytest.raises(
-        TypeError, match=r"scaled.. needs \['factor'\], which is no field.*'number'"
+        TypeError, match=r"scaled.. needs \['factor'\], which the records do not have.*'number'"
     ):
         scaled(source=numbers(), batch_size=2)
     with pytest.raises(TypeError, match="settings by keyword"):

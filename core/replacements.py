@@ -1,0 +1,213 @@
+"""Replacements for names of other libraries: the cures in errors about unknown names."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import types
+from collections.abc import Collection, Mapping
+from typing import Any
+
+_DROP = ("drop_remainder=True", "last_batch_policy=LastBatchPolicy.DROP")
+_EPOCHS = (
+    "iterator.epochs(num_epochs), or stream(num_epochs, ...) of the iterator function; over a "
+    "dataset of Grain or tf.data, its repeat()"
+)
+_ENDLESS = "stream(...) of the iterator function, which has no end"
+_DEPTH = ("prefetch=", "prefetch_queue_depth=")
+_THREADS = "num_threads=, DALI's threads (read_threads of a source are those that read)"
+_SHUFFLED = "shuffle=True, which shuffles all records of a source (random_shuffle=True of a reader)"
+_ON_DEVICE = "nothing, leave it out: batches are on their device already"
+_GRAPH = "DALI's operators in the graph's function"
+_SHARDING = "sharding=NamedSharding(mesh, PartitionSpec('data'))"
+_SOURCE = "source=, one of dalijax.sources"
+
+# Arguments of other libraries. Of several replacements the first is named whose argument exists.
+ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
+    **dict.fromkeys(("drop_remainder", "drop_last"), _DROP),
+    **dict.fromkeys(("num_epochs", "epochs", "n_epochs"), _EPOCHS),
+    "repeat": _ENDLESS,
+    **dict.fromkeys(("prefetch", "prefetch_factor", "prefetch_size", "buffer_size"), _DEPTH),
+    **dict.fromkeys(("shuffle_buffer_size", "shuffle_buffer", "shuffle_files"), _SHUFFLED),
+    **dict.fromkeys(("num_workers", "worker_count", "workers", "threads"), _THREADS),
+    "num_parallel_calls": _THREADS,
+    **dict.fromkeys(("pin_memory", "persistent_workers", "non_blocking"), _ON_DEVICE),
+    "cache": "nothing, leave it out: the operating system keeps files in memory",
+    **dict.fromkeys(("collate_fn", "transform", "transforms", "operations", "map_fn"), _GRAPH),
+    **dict.fromkeys(("batch", "bs", "global_batch_size"), "batch_size="),
+    "mesh": _SHARDING,
+    "device": "device_id=, None for the CPU, or sharding=",
+    "gpu": "device_id=",
+    **dict.fromkeys(("dataset", "data_source", "path", "root", "folder", "data_dir"), _SOURCE),
+    **dict.fromkeys(("rng", "key", "random_seed"), "seed=, a whole number"),
+    **dict.fromkeys(("outputs", "output_names", "keys"), "output_map="),
+    "worker_init_fn": "nothing, leave it out: there are no worker processes",
+    "sampler": "shuffle= (a source says its own order)",
+}
+
+_GLOBAL = (
+    "a dalijax.fn.jax_function of the global batch (docs/functions.md), or the training step, "
+    "since it mixes records"
+)
+_FLIP = "flip(images, draw=draw), with vertical=True for top and bottom"
+_FILES, _TAR, _TFRECORD = "Files(folder)", "Tar(paths, fields)", "TFRecord(paths, features)"
+_RECORDS, _ARRAYS = "Records(dataset), of records by number", "Arrays({'x': array})"
+_MIXTURE = "Mixture([(source, weight), ...])"
+_GET, _SET = "json.dump(iterator.get_state(), file)", "iterator.set_state(state)"
+_LENGTH = "len(iterator)"
+
+# Attributes of other libraries, by the object or module that lacks them.
+AUGMENT: Mapping[str, str] = {
+    "normalize": "nvidia.dali.fn.crop_mirror_normalize(images, mean=[...], std=[...])",
+    **dict.fromkeys(("mixup", "cutmix"), _GLOBAL),
+    **dict.fromkeys(("randomhorizontalflip", "randomverticalflip", "horizontalflip"), _FLIP),
+    **dict.fromkeys(("hflip", "vflip", "randomflip", "randomflipleftright"), _FLIP),
+    "totensor": "nothing: batches are jax.Arrays; nvidia.dali.fn.cast and arithmetic scale them",
+    "resize": "nvidia.dali.fn.resize(images, size=(224, 224))",
+    **dict.fromkeys(
+        ("randomrotation", "rotate"),
+        "nvidia.dali.fn.rotate(images, angle=draw.uniform(-10, 10))",
+    ),
+    "gaussianblur": "nvidia.dali.fn.gaussian_blur(images, sigma=draw.uniform(0.1, 2.0))",
+    "grayscale": "nvidia.dali.fn.color_space_conversion",
+    **dict.fromkeys(("compose", "sequential"), "the functions, called one after another"),
+    "trivialaugmentwide": "trivial_augment",
+    **dict.fromkeys(("cutout", "erase"), "random_erasing"),
+}
+SOURCES: Mapping[str, str] = {
+    **dict.fromkeys(("imagefolder", "datasetfolder", "folder", "directory", "images"), _FILES),
+    **dict.fromkeys(("webdataset", "tardataset", "wds"), _TAR),
+    **dict.fromkeys(("tfrecorddataset", "tfrecords"), _TFRECORD),
+    **dict.fromkeys(("huggingface", "hf", "arrayrecord", "arrayrecorddatasource"), _RECORDS),
+    **dict.fromkeys(("tfds", "parquet", "lmdb", "hdf5", "csv", "json", "dataset"), _RECORDS),
+    **dict.fromkeys(("grain", "torch", "loaddataset", "randomaccessdatasource"), _RECORDS),
+    **dict.fromkeys(("numpy", "npy", "tensordataset", "fromtensorslices", "array"), _ARRAYS),
+    **dict.fromkeys(("concatdataset", "concatenate", "interleave", "chain", "mix"), _MIXTURE),
+}
+ITERATOR: Mapping[str, str] = {
+    "take": "itertools.islice(iterator, n)",
+    "map": "DALI's operators in the graph's function, or map(function, iterator)",
+    "filter": "leave the records out in the source",
+    "shuffle": _SHUFFLED,
+    **dict.fromkeys(("statedict", "save", "savestate", "checkpoint"), _GET),
+    **dict.fromkeys(("loadstatedict", "restore", "load", "loadstate"), _SET),
+    **dict.fromkeys(("repeat", "cycle"), _ENDLESS),
+    **dict.fromkeys(("batch", "setbatchsize"), "batch_size= of the call"),
+    "prefetch": "prefetch_queue_depth= of the call",
+    "cache": "nothing: the operating system keeps files in memory",
+    "shard": _SHARDING,
+    "enumerate": "enumerate(iterator)",
+    "zip": "zip(iterator, other)",
+    **dict.fromkeys(("asnumpyiterator", "numpy"), "as_numpy=True of the call"),
+    **dict.fromkeys(("cardinality", "numbatches", "stepsperepoch"), _LENGTH),
+    "getnext": "next(iterator)",
+    **dict.fromkeys(("spec", "outputtypes", "outputshapes"), "element_spec"),
+    "setepoch": "seek(epoch), over a source",
+}
+_GRAIN, _TFDATA = "dalijax.adapters.grain", "dalijax.adapters.tfdata"
+PACKAGE: Mapping[str, str] = {
+    **{name.lower(): f"{_GRAIN}.{name}" for name in ("DALITransform", "DALIIterDataset")},
+    "dalidataloader": f"{_GRAIN}.DALIDataLoader",
+    "dalidataset": f"{_TFDATA}.DALIDataset",
+    "dalidatasetiterator": "dalijax.adapters.clu.DALIDatasetIterator",
+    "reportinput": "dalijax.adapters.clu.ReportInput",
+    **dict.fromkeys(("dataloader", "loader", "dataset"), "data_iterator"),
+    "pipelinedef": "data_iterator, which takes the plain function",
+}
+
+
+def for_name(name: str, names: Collection[str], table: Mapping[str, str]) -> str:
+    """The cure for an unknown name; "" if none is found.
+
+    Args:
+        name: The name, in any spelling: RandomResizedCrop, random_resized_crop.
+        names: The names that exist.
+        table: Replacements of other libraries' names, lower case and without underscores.
+    """
+    plain = _plain(name)
+    spelled = [other for other in names if _plain(other) == plain]
+    if spelled:
+        return f"use {spelled[0]}"
+    if plain in table:
+        return f"use {table[plain]}"
+    close = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def for_argument(name: str, names: Collection[str]) -> str:
+    """The cure for an unknown argument; "" if none is found."""
+    cures = ARGUMENTS.get(name)
+    if cures is None:
+        close = difflib.get_close_matches(name, names, 1)
+        return f"did you mean {close[0]!r}?" if close else ""
+    if isinstance(cures, str):
+        return f"instead of {name}, use {cures}"
+    existing = (cure for cure in cures if cure.partition("=")[0] in names)
+    return f"instead of {name}, use {next(existing, cures[-1])}"
+
+
+def no_attribute(
+    owner: str, name: str, names: Collection[str], table: Mapping[str, str]
+) -> AttributeError:
+    """The error for an attribute that does not exist, with its replacement."""
+    public = sorted(other for other in names if not other.startswith("_"))
+    cure = "" if name.startswith("_") else for_name(name, public, table)
+    return AttributeError(f"{owner} has no attribute {name!r}" + (f": {cure}" if cure else ""))
+
+
+def for_data(value: Any) -> str:
+    """The source to make of data that is not a source."""
+    if isinstance(value, (str, bytes, os.PathLike)):
+        return f"make it one by dalijax.{for_path(value)}"
+    if isinstance(value, type):
+        return f"make one, as by {value.__name__}(...)"
+    if isinstance(value, Mapping) or hasattr(value, "shape"):
+        return "make it one by dalijax.sources.Arrays({'x': array})"
+    if hasattr(value, "__next__"):
+        return (
+            "an iterator has no records by number: pass what it reads, as by "
+            "dalijax.sources.Records(list(...))"
+        )
+    if type(value).__module__.partition(".")[0] == "grain":
+        return (
+            "pass dalijax.sources.Records(...) of its data source, or use "
+            "dalijax.adapters.grain.DALITransform to keep Grain's order of the records"
+        )
+    return (
+        "wrap anything with a length and records by number in dalijax.sources.Records(...), or "
+        "subclass dalijax.sources.Source"
+    )
+
+
+def for_path(path: str | bytes | os.PathLike[Any]) -> str:
+    """The source to make of a path."""
+    text = os.fsdecode(path)
+    name = text.rpartition("/")[2].lower()
+    if ".tar" in name:
+        made = f"Tar({text!r}, {{'jpg': 'data', 'cls': 'label'}})"
+    elif "tfrecord" in name:
+        made = f"TFRecord({text!r}, {{'image/encoded': 'data'}})"
+    else:
+        made = f"Files({text!r})"
+    return f"sources.{made}"
+
+
+class _Uncallable(types.ModuleType):
+    """A module whose name is that of its function; calling the module says how to import it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__
+        function = name.rpartition(".")[2]
+        raise TypeError(
+            f"{name} is a module: write `from {name} import {function}`, and call that function"
+        )
+
+
+def not_callable(module: str) -> None:
+    """Makes a call of a module, in place of its function, an error that names the import."""
+    sys.modules[module].__class__ = _Uncallable
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()

@@ -1,0 +1,788 @@
+"""Mistakes of newcomers: each raises an error that names the value and the fix."""
+
+import pathlib
+import random
+import types as python_types
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def, types
+
+import dalijax
+from conftest import write_jpegs
+from dalijax import augment, data_iterator, sources
+from dalijax import fn as own_fn
+from dalijax import show as show_module
+from dalijax import tune as tune_module
+from dalijax.adapters.clu import DALIDatasetIterator
+from dalijax.adapters.grain import DALIIterDataset, DALITransform
+from dalijax.adapters.tfdata import DALIDataset
+from tars import FIELDS, samples, write_tar
+
+COUNT, BATCH = 8, 4
+NUMBERS = sources.Arrays({"x": np.arange(COUNT, dtype=np.int32)})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder of class folders, its files, and a tar."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    files = write_jpegs(folder / "pictures" / "class", COUNT)
+    return python_types.SimpleNamespace(
+        folder=str(folder / "pictures"),
+        files=files,
+        tar=write_tar(folder / "a.tar", samples(0, COUNT)),
+        missing=str(folder / "missing"),
+    )
+
+
+def same(x):
+    return x + 0
+
+
+take = data_iterator(same, ["x"])
+
+
+def open_numbers(**call):
+    """An iterator over the numbers 0 to 7."""
+    return take(**{"source": NUMBERS, "batch_size": BATCH, **call})
+
+
+def decoded(data, **arguments):
+    """An iterator of decoded pictures."""
+    graph = data_iterator(lambda data: fn.decoders.image(data, **arguments), ["images"])
+    return lambda files: graph(source=sources.Files(files.folder), batch_size=BATCH)
+
+
+def define(function, **call):
+    """Defines a graph of pictures and labels, and takes a batch."""
+
+    def program(data):
+        graph = data_iterator(function, ["images"])
+        with graph(source=sources.Files(data.folder), batch_size=BATCH, **call) as iterator:
+            next(iterator)
+
+    return program
+
+
+def of_numbers(function, **call):
+    """Defines a graph of numbers, and takes a batch."""
+
+    def program(data):
+        with data_iterator(function, ["x"])(source=NUMBERS, batch_size=BATCH, **call) as iterator:
+            next(iterator)
+
+    return program
+
+
+def images(data):
+    return fn.decoders.image(data)
+
+
+def grain_records():
+    return grain.MapDataset.source([{"image": np.uint8([k]), "label": k} for k in range(COUNT)])
+
+
+def transformed(function, dataset=None, **call):
+    """The first batch of a `DALITransform`."""
+    arguments = {"batch_size": BATCH, "output_map": ["x"], **call}
+    dataset = grain_records() if dataset is None else dataset
+    return next(iter(dataset.pipe(DALITransform(function, **arguments))))
+
+
+def label_reader(files):
+    return fn.readers.file(files=files, name="reader")[1]
+
+
+def with_reader(function, **options):
+    return lambda data: data_iterator(function, ["x"], reader_name="reader", **options)(
+        data.files, batch_size=BATCH
+    )
+
+
+class NoFields(sources.Source):
+    def __len__(self):
+        return COUNT
+
+    def read(self, indices, names):
+        return {name: indices.astype(np.int32) for name in names}
+
+    def identity(self):
+        return "numbers"
+
+
+class TextFields(NoFields):
+    fields = {"x": "float32"}
+
+
+class ListOfFields(NoFields):
+    fields = ["x"]
+
+
+class NoIdentity(NoFields):
+    fields = {"x": sources.Field(np.int32)}
+    identity = sources.Source.identity
+
+
+class NoLength(NoFields):
+    fields = {"x": sources.Field(np.int32)}
+    __len__ = sources.Source.__len__
+
+
+class NoRead(NoFields):
+    fields = {"x": sources.Field(np.int32)}
+    read = sources.Source.read
+
+
+class Unrelated:
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return {"x": index}
+
+
+# Names of arguments of other libraries: the argument, its value and the replacement.
+ARGUMENTS = [
+    ("drop_remainder", True, "last_batch_policy=LastBatchPolicy.DROP"),
+    ("drop_last", True, "last_batch_policy=LastBatchPolicy.DROP"),
+    ("num_epochs", 3, "stream(num_epochs"),
+    ("epochs", 3, "stream(num_epochs"),
+    ("repeat", True, "stream("),
+    ("prefetch", 4, "prefetch_queue_depth"),
+    ("prefetch_factor", 4, "prefetch_queue_depth"),
+    ("prefetch_size", 4, "prefetch_queue_depth"),
+    ("shuffle_buffer_size", 1000, "shuffle=True"),
+    ("shuffle_buffer", 1000, "shuffle=True"),
+    ("num_workers", 4, "num_threads"),
+    ("workers", 4, "num_threads"),
+    ("num_parallel_calls", 4, "num_threads"),
+    ("pin_memory", True, "leave it out"),
+    ("persistent_workers", True, "leave it out"),
+    ("cache", True, "leave it out"),
+    ("collate_fn", print, "in the graph's function"),
+    ("transform", print, "in the graph's function"),
+    ("batch", 4, "batch_size"),
+    ("bs", 4, "batch_size"),
+    ("mesh", None, "sharding"),
+    ("device", "cpu", "device_id"),
+    ("dataset", None, "source"),
+    ("path", "x", "source"),
+    ("root", "x", "source"),
+    ("rng", 0, "seed"),
+    ("key", 0, "seed"),
+    ("num_thread", 2, "num_threads"),
+    ("num_treads", 2, "num_threads"),
+    ("threads", 2, "num_threads"),
+    ("bach_size", 2, "batch_size"),
+    ("shufle", 2, "shuffle"),
+    ("outputs", ["x"], "output_map"),
+    ("output_names", ["x"], "output_map"),
+]
+# Attributes of other libraries: the owner, its attribute, and the replacement.
+ATTRIBUTES = [
+    ("augment", "normalize", "crop_mirror_normalize"),
+    ("augment", "Normalize", "crop_mirror_normalize"),
+    ("augment", "mixup", "jax_function"),
+    ("augment", "MixUp", "jax_function"),
+    ("augment", "cutmix", "jax_function"),
+    ("augment", "RandomResizedCrop", "random_resized_crop"),
+    ("augment", "ColorJitter", "color_jitter"),
+    ("augment", "RandAugment", "rand_augment"),
+    ("augment", "randaugment", "rand_augment"),
+    ("augment", "AutoAugment", "auto_augment"),
+    ("augment", "TrivialAugmentWide", "trivial_augment"),
+    ("augment", "CenterCrop", "center_crop"),
+    ("augment", "RandomErasing", "random_erasing"),
+    ("augment", "ToTensor", "jax.Array"),
+    ("augment", "Resize", "fn.resize"),
+    ("augment", "RandomHorizontalFlip", "flip"),
+    ("augment", "horizontal_flip", "flip"),
+    ("augment", "RandomRotation", "fn.rotate"),
+    ("augment", "GaussianBlur", "fn.gaussian_blur"),
+    ("augment", "Compose", "one after another"),
+    ("augment", "color_jiter", "color_jitter"),
+    ("sources", "ImageFolder", "Files"),
+    ("sources", "DatasetFolder", "Files"),
+    ("sources", "WebDataset", "Tar"),
+    ("sources", "TarDataset", "Tar"),
+    ("sources", "TFRecordDataset", "TFRecord"),
+    ("sources", "TFRecords", "TFRecord"),
+    ("sources", "HuggingFace", "Records"),
+    ("sources", "ArrayRecord", "Records"),
+    ("sources", "TFDS", "Records"),
+    ("sources", "Parquet", "Records"),
+    ("sources", "Numpy", "Arrays"),
+    ("sources", "TensorDataset", "Arrays"),
+    ("sources", "ConcatDataset", "Mixture"),
+    ("sources", "files", "Files"),
+    ("sources", "tar", "Tar"),
+    ("iterator", "take", "itertools.islice"),
+    ("iterator", "map", "in the graph's function"),
+    ("iterator", "filter", "in the source"),
+    ("iterator", "shuffle", "shuffle=True"),
+    ("iterator", "state_dict", "get_state()"),
+    ("iterator", "load_state_dict", "set_state(state)"),
+    ("iterator", "save", "get_state()"),
+    ("iterator", "restore", "set_state(state)"),
+    ("iterator", "load", "set_state(state)"),
+    ("iterator", "repeat", "stream("),
+    ("iterator", "batch", "batch_size="),
+    ("iterator", "prefetch", "prefetch_queue_depth="),
+    ("iterator", "cache", "operating system"),
+    ("iterator", "shard", "sharding="),
+    ("iterator", "enumerate", "enumerate(iterator)"),
+    ("iterator", "as_numpy_iterator", "as_numpy=True"),
+    ("iterator", "cardinality", "len(iterator)"),
+    ("iterator", "num_batches", "len(iterator)"),
+    ("iterator", "get_next", "next(iterator)"),
+    ("iterator", "spec", "element_spec"),
+    ("iterator", "set_epoch", "seek(epoch)"),
+    ("stream", "take", "itertools.islice"),
+    ("stream", "state_dict", "get_state()"),
+    ("dalijax", "Files", "dalijax.sources.Files"),
+    ("dalijax", "DALITransform", "dalijax.adapters.grain"),
+    ("dalijax", "DALIDataset", "dalijax.adapters.tfdata"),
+    ("dalijax", "random_resized_crop", "dalijax.augment.random_resized_crop"),
+    ("dalijax", "jax_function", "dalijax.fn.jax_function"),
+    ("dalijax", "DataLoader", "data_iterator"),
+]
+OWNERS = {"augment": augment, "sources": sources, "dalijax": dalijax}
+
+PROGRAMS = {
+    # Values of arguments
+    "batch size 0": (lambda d: open_numbers(batch_size=0), ValueError, "batch_size 0 1 or more"),
+    "a float": (lambda d: open_numbers(batch_size=4.0), TypeError, "batch_size 4.0 whole number"),
+    "a text": (lambda d: open_numbers(batch_size="4"), TypeError, "batch_size '4' whole number"),
+    "shuffle='yes'": (lambda d: open_numbers(shuffle="yes"), TypeError, "shuffle 'yes' True False"),
+    "seed='abc'": (lambda d: open_numbers(seed="abc"), TypeError, "seed 'abc' whole number"),
+    "seed=key": (
+        lambda d: open_numbers(seed=jax.random.key(0)),
+        TypeError,
+        "seed whole number",
+    ),
+    "sharding=mesh": (
+        lambda d: open_numbers(sharding=jax.make_mesh((2,), ("data",))),
+        TypeError,
+        "sharding Mesh NamedSharding(mesh, PartitionSpec(",
+    ),
+    "sharding='data'": (lambda d: open_numbers(sharding="data"), TypeError, "sharding 'data'"),
+    "devices=1": (lambda d: open_numbers(devices=1), TypeError, "devices 1 jax.devices()[:2]"),
+    "devices=device": (
+        lambda d: open_numbers(devices=jax.devices()[0]),
+        TypeError,
+        "devices list [",
+    ),
+    "devices=['gpu']": (lambda d: open_numbers(devices=["gpu"]), TypeError, "'gpu' jax.devices()"),
+    "one name": (lambda d: data_iterator(same, "x"), TypeError, "output_map ['x']"),
+    "names of numbers": (lambda d: data_iterator(same, [1]), TypeError, "output_map 1"),
+    "output_map=1": (lambda d: data_iterator(same, 1), TypeError, "output_map 1 list of names"),
+    "mask=True": (lambda d: open_numbers(mask=True), TypeError, "mask True mask='mask'"),
+    "a policy as text": (
+        lambda d: open_numbers(last_batch_policy="drop"),
+        ValueError,
+        "'drop' LastBatchPolicy.FILL DROP",
+    ),
+    "on_error='ignore'": (lambda d: open_numbers(on_error="ignore"), ValueError, "'ignore' 'skip'"),
+    "epochs as a number": (lambda d: take.stream("3"), TypeError, "num_epochs '3'"),
+    # Sources
+    "a list": (
+        lambda d: open_numbers(source=[1, 2, 3]),
+        TypeError,
+        "source [1, 2, 3] dalijax.sources.Records(",
+    ),
+    "a dict": (
+        lambda d: open_numbers(source={"x": np.arange(3)}),
+        TypeError,
+        "source dalijax.sources.Arrays(",
+    ),
+    "an array": (
+        lambda d: open_numbers(source=np.arange(3)),
+        TypeError,
+        "source dalijax.sources.Arrays(",
+    ),
+    "a folder": (
+        lambda d: open_numbers(source=d.folder),
+        TypeError,
+        "source pictures dalijax.sources.Files(",
+    ),
+    "a path of a tar": (
+        lambda d: open_numbers(source=pathlib.Path(d.tar)),
+        TypeError,
+        "source a.tar dalijax.sources.Tar(",
+    ),
+    "a path of a TFRecord": (
+        lambda d: open_numbers(source="train.tfrecord-00000-of-00008"),
+        TypeError,
+        "source dalijax.sources.TFRecord(",
+    ),
+    "a class": (lambda d: open_numbers(source=sources.Files), TypeError, "source Files("),
+    "a Grain dataset": (
+        lambda d: open_numbers(source=grain_records()),
+        TypeError,
+        "source dalijax.sources.Records( DALITransform",
+    ),
+    "an object with records": (
+        lambda d: open_numbers(source=Unrelated()),
+        TypeError,
+        "Unrelated dalijax.sources.Records(",
+    ),
+    "an iterator": (lambda d: open_numbers(source=open_numbers()), TypeError, "source iterator"),
+    "a positional source": (
+        lambda d: take(NUMBERS, batch_size=BATCH),
+        TypeError,
+        "Arrays source=",
+    ),
+    "a positional path": (
+        lambda d: take(d.folder, batch_size=BATCH),
+        TypeError,
+        "pictures source=dalijax.sources.Files(",
+    ),
+    "a positional path beside a source": (
+        lambda d: take(d.folder, source=NUMBERS, batch_size=BATCH),
+        TypeError,
+        "pictures by keyword",
+    ),
+    "a positional batch size": (lambda d: take(BATCH, source=NUMBERS), TypeError, "4 by keyword"),
+    "a decorator's source": (
+        lambda d: data_iterator(NUMBERS, ["x"]),
+        TypeError,
+        "Arrays source= function",
+    ),
+    "no source": (lambda d: take(batch_size=BATCH), TypeError, "'x' source="),
+    "a path on a draw": (
+        lambda d: data_iterator(lambda data, *, draw: data, ["x"])(d.folder, batch_size=BATCH),
+        TypeError,
+        "'draw' pictures source=dalijax.sources.Files(",
+    ),
+    "draw with a reader": (
+        with_reader(lambda files, *, draw: label_reader(files)),
+        TypeError,
+        "'draw' source= fn.random",
+    ),
+    "shuffle with a reader": (
+        with_reader(label_reader, shuffle=False),
+        ValueError,
+        "shuffle=False random_shuffle",
+    ),
+    "another field": (
+        lambda d: data_iterator(lambda image: image, ["x"])(source=NUMBERS, batch_size=BATCH),
+        TypeError,
+        "'image' 'x'",
+    ),
+    "a close field": (
+        lambda d: data_iterator(lambda label, datas: datas, ["x"])(
+            source=sources.Files(d.folder), batch_size=BATCH
+        ),
+        TypeError,
+        "'datas' did you mean 'data'",
+    ),
+    "a parameter batch_size": (
+        lambda d: data_iterator(lambda x, batch_size: x, ["x"])(source=NUMBERS, batch_size=BATCH),
+        ValueError,
+        "batch_size parameter rename",
+    ),
+    "a parameter batch_size of a reader": (
+        lambda d: data_iterator(lambda files, batch_size: label_reader(files), ["x"])(
+            d.files, batch_size=BATCH
+        ),
+        ValueError,
+        "batch_size parameter rename",
+    ),
+    "an undecorated function": (
+        lambda d: next(iter(tune_module.tune(same, batch_size=2))),
+        TypeError,
+        "same dalijax.data_iterator",
+    ),
+    "text fields": (
+        lambda d: open_numbers(source=TextFields()),
+        TypeError,
+        "TextFields 'x' 'float32' Field(np.float32",
+    ),
+    "a list of fields": (
+        lambda d: open_numbers(source=ListOfFields()),
+        TypeError,
+        "ListOfFields ['x'] dict Field(",
+    ),
+    "no fields": (lambda d: open_numbers(source=NoFields()), TypeError, "NoFields fields Field("),
+    "no length": (lambda d: open_numbers(source=NoLength()), TypeError, "NoLength __len__"),
+    "no read": (lambda d: open_numbers(source=NoRead()), TypeError, "NoRead read("),
+    "no identity": (lambda d: open_numbers(source=NoIdentity()), TypeError, "NoIdentity identity("),
+    "a missing folder": (lambda d: sources.Files(d.missing), FileNotFoundError, "missing"),
+    "a file": (
+        lambda d: sources.Files(d.files[0]),
+        NotADirectoryError,
+        "00000.jpg paths=",
+    ),
+    "a tar as a folder": (lambda d: sources.Files(d.tar), NotADirectoryError, "a.tar Tar"),
+    "a list of paths": (lambda d: sources.Files(d.files), TypeError, "paths="),
+    "labels of text": (
+        lambda d: sources.Files(paths=d.files[:1], labels=["cat"]),
+        ValueError,
+        "labels 'cat' np.unique",
+    ),
+    "labels as floats": (
+        lambda d: sources.Files(paths=d.files[:1], labels=[0.5]),
+        ValueError,
+        "labels 0.5 whole numbers",
+    ),
+    "labels of a folder": (lambda d: sources.Files(d.folder, labels=[0]), TypeError, "paths="),
+    "a TFRecord of a JPEG": (
+        lambda d: sources.TFRecord(d.files[0], {"image": "data"}),
+        ValueError,
+        "00000.jpg JPEG not a TFRecord sources.Files",
+    ),
+    "a TFRecord of a tar": (
+        lambda d: sources.TFRecord(d.tar, {"image": "data"}),
+        ValueError,
+        "a.tar not a TFRecord sources.Tar",
+    ),
+    "a TFRecord's folder": (
+        lambda d: sources.TFRecord(d.folder, {"image": "data"}),
+        OSError,
+        "pictures",
+    ),
+    "features as a list": (
+        lambda d: sources.TFRecord(d.files[0], ["image"]),
+        ValueError,
+        "['image'] {'image/encoded': 'data'}",
+    ),
+    "a tar of a JPEG": (lambda d: sources.Tar(d.files[0], FIELDS), ValueError, "00000.jpg tar"),
+    "a tar without fields": (
+        lambda d: sources.Tar(d.tar, ["jpg"]),
+        ValueError,
+        "['jpg'] {'jpg': 'data'",
+    ),
+    "swapped pairs": (
+        lambda d: sources.Mixture([(0.5, NUMBERS), (0.5, NUMBERS)]),
+        TypeError,
+        "(source, weight) 0.5",
+    ),
+    "a dict of weights": (lambda d: sources.Mixture({NUMBERS: 1}), TypeError, "(source, weight)"),
+    "weights apart": (
+        lambda d: sources.Mixture([NUMBERS, NUMBERS], [1, 1]),
+        TypeError,
+        "(source, weight)",
+    ),
+    "arrays in a list": (lambda d: sources.Arrays([np.arange(3)]), TypeError, "dict {"),
+    "a generator": (lambda d: sources.Records(iter(range(3))), TypeError, "length list("),
+    # Iterators
+    "set_state(path)": (
+        lambda d: open_numbers().set_state("run/state.json"),
+        ValueError,
+        "'run/state.json' json.load",
+    ),
+    "set_state(Path)": (
+        lambda d: open_numbers().set_state(pathlib.Path("state.json")),
+        ValueError,
+        "state.json json.load",
+    ),
+    "set_state(step)": (lambda d: open_numbers().set_state(3), ValueError, "3 get_state()"),
+    "allow=True": (
+        lambda d: open_numbers().set_state(open_numbers().get_state(), allow=True),
+        TypeError,
+        "allow True list of names",
+    ),
+    "save('.')": (
+        lambda d: DALIDatasetIterator(take, source=NUMBERS, batch_size=BATCH).save("."),
+        ValueError,
+        "'.' file",
+    ),
+    "next() within jit": (
+        lambda d: jax.jit(lambda: next(open_numbers())["x"])(),
+        RuntimeError,
+        "jax.jit next() argument",
+    ),
+    "an iterator function": (lambda d: next(take), TypeError, "same batch_size="),
+    "an iterator function in a loop": (lambda d: list(take), TypeError, "same batch_size="),
+    "a key of a batch": (lambda d: next(open_numbers())["y"], KeyError, "y"),
+    # show and tune
+    "show(batch)": (lambda d: show_module(1), TypeError, "module from dalijax.show import show"),
+    "tune(function)": (lambda d: tune_module(1), TypeError, "module from dalijax.tune import tune"),
+    "show(folder)": (
+        lambda d: show_module.show(d.folder),
+        TypeError,
+        "pictures dalijax.sources.Files(",
+    ),
+    "show(Path)": (
+        lambda d: show_module.show(pathlib.Path(d.files[0])),
+        TypeError,
+        "00000.jpg dalijax.sources.Files(",
+    ),
+    "show(function)": (lambda d: show_module.show(same), TypeError, "same dalijax.data_iterator"),
+    "tune(iterator)": (
+        lambda d: tune_module.tune(open_numbers(), batch_size=BATCH),
+        TypeError,
+        "iterator function",
+    ),
+    "tune(dataset)": (
+        lambda d: tune_module.tune(DALIDataset(take, source=NUMBERS, batch_size=2), batch_size=2),
+        TypeError,
+        "DALIDataset iterator function dalijax.data_iterator",
+    ),
+    # The graph
+    "np.float32": (of_numbers(lambda x: fn.cast(x, dtype=np.float32)), TypeError, "types.FLOAT"),
+    "'float32'": (
+        of_numbers(lambda x: fn.cast(x, dtype="float32")),
+        TypeError,
+        "'float32' types.FLOAT",
+    ),
+    "np.dtype": (
+        of_numbers(lambda x: fn.cast(x, dtype=np.dtype("uint8"))),
+        TypeError,
+        "types.UINT8",
+    ),
+    "float": (of_numbers(lambda x: fn.cast(x, dtype=float)), TypeError, "float types.FLOAT"),
+    "jnp.int32": (of_numbers(lambda x: fn.cast(x, dtype=jnp.int32)), TypeError, "types.INT32"),
+    "jnp.bfloat16": (
+        of_numbers(lambda x: fn.cast(x, dtype=jnp.bfloat16)),
+        TypeError,
+        "bfloat16 types.FLOAT in the step",
+    ),
+    "'bfloat16'": (
+        of_numbers(lambda x: fn.cast(x, dtype="bfloat16")),
+        TypeError,
+        "bfloat16 types.FLOAT in the step",
+    ),
+    "a dtype of normalize": (
+        define(lambda data: fn.crop_mirror_normalize(images(data), dtype=np.float16)),
+        TypeError,
+        "types.FLOAT16",
+    ),
+    "a dtype of resize": (
+        define(lambda data: fn.resize(images(data), size=(8, 8), dtype=jnp.float32)),
+        TypeError,
+        "types.FLOAT",
+    ),
+    "a dtype of a constant": (
+        of_numbers(lambda x: x + types.Constant(1.0, dtype=np.float32)),
+        TypeError,
+        "types.FLOAT",
+    ),
+    "device='gpu' of a decoder": (
+        define(lambda data: fn.decoders.image(data, device="gpu")),
+        Exception,
+        "'gpu' 'mixed'",
+    ),
+    "device='gpu' of a crop": (
+        define(lambda data: fn.decoders.image_random_crop(data, device="gpu")),
+        Exception,
+        "'gpu' 'mixed'",
+    ),
+    "device='cuda'": (
+        define(lambda data: fn.decoders.image(data, device="cuda")),
+        Exception,
+        "'cuda' 'mixed'",
+    ),
+    "a path for a decoder": (
+        lambda d: next(
+            data_iterator(lambda path: fn.decoders.image(path), ["x"])(
+                source=sources.Records([{"path": file.encode()} for file in d.files]),
+                batch_size=BATCH,
+            )
+        ),
+        ValueError,
+        "text path read_file",
+    ),
+    "a path for Grain's decoder": (
+        lambda d: transformed(
+            lambda path: fn.decoders.image(path),
+            grain.MapDataset.source([{"path": file} for file in d.files]),
+        ),
+        RuntimeError,
+        "00000.jpg read_file",
+    ),
+    "scale=0.5": (
+        define(
+            lambda data, *, draw: augment.random_resized_crop(images(data), 8, scale=0.5, draw=draw)
+        ),
+        TypeError,
+        "scale 0.5 (0.08, 1.0)",
+    ),
+    "ratio=1": (
+        define(
+            lambda data, *, draw: augment.random_resized_crop(images(data), 8, ratio=1, draw=draw)
+        ),
+        TypeError,
+        "ratio 1 (",
+    ),
+    "uniform((-10, 10))": (
+        of_numbers(lambda x, *, draw: x * draw.uniform((-10, 10))),
+        TypeError,
+        "(-10, 10) uniform(-10, 10)",
+    ),
+    "uniform(range=...)": (
+        of_numbers(lambda x, *, draw: x * draw.uniform(range=(-10, 10))),
+        TypeError,
+        "range low high",
+    ),
+    "normal((0, 1))": (
+        of_numbers(lambda x, *, draw: x * draw.normal((0, 1))),
+        TypeError,
+        "(0, 1) normal(0, 1)",
+    ),
+    "coin_flip('0.5')": (
+        of_numbers(lambda x, *, draw: x * draw.coin_flip("0.5")),
+        TypeError,
+        "probability '0.5'",
+    ),
+    "another draw": (
+        of_numbers(lambda x, *, draw: x * draw.unifrom(0, 1)),
+        AttributeError,
+        "unifrom uniform",
+    ),
+    "no draw": (
+        define(lambda data: augment.flip(images(data))),
+        TypeError,
+        "draw",
+    ),
+    "shape=5": (
+        of_numbers(lambda x, *, draw: x * draw.uniform(0, 1, shape=5)),
+        TypeError,
+        "shape 5 (5,)",
+    ),
+    "jnp in the graph": (of_numbers(lambda x: jnp.sin(x)), TypeError, "jax_function"),
+    "a Python if": (of_numbers(lambda x: x if x > 3 else -x), TypeError, "enable_conditionals"),
+    "no return": (of_numbers(lambda x: None), TypeError, "returns no outputs return"),
+    "no output": (
+        lambda d: data_iterator(same)(source=NUMBERS, batch_size=BATCH),
+        ValueError,
+        "output_map",
+    ),
+    "another operator": (
+        of_numbers(lambda x: fn.normalise(x)),
+        AttributeError,
+        "normalise normalize",
+    ),
+    "DALI's operator in our fn": (of_numbers(lambda x: own_fn.resize(x)), AttributeError, "nvidia"),
+    # Random numbers of other libraries
+    "np.random": (
+        of_numbers(lambda x: x + np.int32(np.random.randint(9))),
+        RuntimeError,
+        "numpy.random draw.uniform fn.random",
+    ),
+    "random": (
+        of_numbers(lambda x: x + random.randint(0, 9)),
+        RuntimeError,
+        "random draw.uniform fn.random",
+    ),
+    "np.random over a reader": (
+        with_reader(lambda files: label_reader(files) + np.int32(np.random.randint(9))),
+        RuntimeError,
+        "numpy.random fn.random",
+    ),
+    "np.random in Grain": (
+        lambda d: transformed(lambda label: label + np.int32(np.random.randint(9))),
+        RuntimeError,
+        "numpy.random draw.uniform fn.random",
+    ),
+    # Adapters
+    "a Grain parameter": (
+        lambda d: transformed(lambda img: img),
+        TypeError,
+        "'img' ['image', 'label']",
+    ),
+    "a close Grain parameter": (
+        lambda d: transformed(lambda images: images),
+        TypeError,
+        "'images' ['image', 'label'] did you mean 'image'",
+    ),
+    "batch() before the transform": (
+        lambda d: transformed(lambda image: image, grain_records().batch(2)),
+        ValueError,
+        "batch() before batch_size",
+    ),
+    "batch() of an iter dataset": (
+        lambda d: transformed(lambda image: image, grain_records().to_iter_dataset().batch(2)),
+        ValueError,
+        "batch() before batch_size",
+    ),
+    "a decorated function in Grain": (
+        lambda d: DALITransform(take, batch_size=2, output_map=["x"]),
+        TypeError,
+        "undecorated",
+    ),
+    "a pipeline_def in Grain": (
+        lambda d: DALITransform(pipeline_def(same), batch_size=2, output_map=["x"]),
+        TypeError,
+        "plain function",
+    ),
+    "an undecorated function in Grain": (
+        lambda d: DALIIterDataset(same, batch_size=2),
+        ValueError,
+        "same dalijax.data_iterator output_map",
+    ),
+    "an undecorated function in tf.data": (
+        lambda d: DALIDataset(same, batch_size=2),
+        TypeError,
+        "same dalijax.data_iterator",
+    ),
+    "an iterator in tf.data": (
+        lambda d: DALIDataset(open_numbers(), batch_size=2),
+        TypeError,
+        "iterator function",
+    ),
+    "an undecorated function in CLU": (
+        lambda d: DALIDatasetIterator(same, batch_size=2),
+        TypeError,
+        "same dalijax.data_iterator",
+    ),
+    "num_epochs of a transform": (
+        lambda d: DALITransform(same, batch_size=2, output_map=["x"], num_epochs=2),
+        TypeError,
+        "num_epochs repeat(",
+    ),
+    "num_workers of a transform": (
+        lambda d: DALITransform(same, batch_size=2, output_map=["x"], num_workers=2),
+        TypeError,
+        "num_workers num_threads",
+    ),
+    "drop_last of a transform": (
+        lambda d: DALITransform(same, batch_size=2, output_map=["x"], drop_last=True),
+        TypeError,
+        "drop_last drop_remainder",
+    ),
+    "drop_remainder of a DALIDataset": (
+        lambda d: DALIDataset(take, source=NUMBERS, batch_size=2, drop_remainder=True),
+        TypeError,
+        "drop_remainder LastBatchPolicy.DROP",
+    ),
+    "num_epochs of data_iterator": (
+        lambda d: data_iterator(same, ["x"], num_epochs=2),
+        TypeError,
+        "num_epochs stream(num_epochs",
+    ),
+}
+
+
+def check(program, kind, words, data=None):
+    with pytest.raises(kind) as raised:
+        program(data)
+    text = str(raised.value)
+    assert [word for word in words if word not in text] == [], text
+
+
+@pytest.mark.parametrize("name, value, cure", ARGUMENTS, ids=[row[0] for row in ARGUMENTS])
+def test_arguments_of_other_libraries(name, value, cure):
+    check(lambda _: open_numbers(**{name: value}), TypeError, [name, cure])
+
+
+@pytest.mark.parametrize(
+    "owner, name, cure", ATTRIBUTES, ids=[f"{o}.{n}" for o, n, _ in ATTRIBUTES]
+)
+def test_attributes_of_other_libraries(owner, name, cure):
+    if owner in OWNERS:
+        check(lambda _: getattr(OWNERS[owner], name), AttributeError, [name, cure])
+        return
+    with open_numbers() as iterator:
+        of = iterator if owner == "iterator" else take.stream(source=NUMBERS, batch_size=2)
+        check(lambda _: getattr(of, name), AttributeError, [name, cure])
+
+
+@pytest.mark.parametrize("mistake", PROGRAMS)
+def test_mistakes_name_the_value_and_the_fix(mistake, data):
+    program, kind, words = PROGRAMS[mistake]
+    check(program, kind, words.split(" "), data)
