@@ -30,6 +30,7 @@ if not TYPE_CHECKING:  # it would hide misspelt names
     def __getattr__(name: str) -> Any:
         raise _replacements.no_attribute("dalijax.sources", name, __all__, _replacements.SOURCES)
 
+
 if __name__ == "__main__":
     import argparse
 

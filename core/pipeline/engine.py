@@ -354,9 +354,9 @@ class Engine(abc.ABC, Generic[P]):
             from_start: Whether they begin with the first batch of the epoch: if the epoch ends
                 after them, every batch of it failed, and that is an error.
         """
-        self.errors.extend(skipped)
         if not skipped:  # also for the speed of next()
             return outcome
+        self.errors.extend(skipped)
         outcome = dataclasses.replace(outcome, failures=outcome.failures + len(skipped))
         if outcome.ended and from_start:
             return dataclasses.replace(outcome, error=every_batch_failed(skipped))

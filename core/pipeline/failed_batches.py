@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 
 from ..state.position import FailedBatch
@@ -10,6 +12,7 @@ from ..state.position import FailedBatch
 _MOST = 500  # of the first ones, and of the last ones
 
 
+@dataclasses.dataclass(eq=False)
 class FailedBatches:
     """The first and the last batches that failed, and the number of all of them.
 
@@ -17,10 +20,11 @@ class FailedBatches:
         total: The number of all batches that failed.
     """
 
-    def __init__(self) -> None:
-        self.total = 0
-        self._first: list[FailedBatch] = []
-        self._last: collections.deque[FailedBatch] = collections.deque(maxlen=_MOST)
+    total: int = 0
+    _first: list[FailedBatch] = dataclasses.field(default_factory=list)
+    _last: collections.deque[FailedBatch] = dataclasses.field(
+        default_factory=functools.partial(collections.deque, maxlen=_MOST)
+    )
 
     def append(self, batch: FailedBatch) -> None:
         """Adds a batch."""

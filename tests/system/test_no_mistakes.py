@@ -134,7 +134,7 @@ def test_a_property_keeps_its_own_attribute_error():
     assert hasattr(iterator, "element_spec") and not hasattr(iterator, "state_dict")
     stream = data_iterator(wrong, ["x"]).stream(1, source=NUMBERS, batch_size=BATCH)
     with pytest.raises(AttributeError, match="no_such_thing"):
-        stream.iterator.element_spec  # noqa: B018
+        stream.iterator.element_spec
 
 
 def test_records_of_stacks_with_a_batch_function_are_samples():
