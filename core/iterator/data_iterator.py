@@ -336,7 +336,9 @@ class IteratorFunction:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_") or not hasattr(DALIGenericIterator, name):
                 names = [*dir(type(self)), *vars(self)]
-                raise replacements.no_attribute(f"{self!r}", name, names, replacements.ITERATOR)
+                raise replacements.no_attribute(
+                    f"{type(self).__name__!r} object", name, names, replacements.ITERATOR
+                )
             raise AttributeError(f"{self._not_called()}, which has {name!r}")
 
     def _not_called(self) -> str:

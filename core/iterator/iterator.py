@@ -265,7 +265,7 @@ class DALIGenericIterator:
                 return object.__getattribute__(self, name)
             owner = type(self)
             raise replacements.no_attribute(
-                f"a {owner.__name__}", name, dir(owner), replacements.ITERATOR
+                f"{owner.__name__!r} object", name, dir(owner), replacements.ITERATOR
             )
 
     def __repr__(self) -> str:

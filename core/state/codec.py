@@ -137,7 +137,7 @@ def parsed(saved: Mapping[str, Any] | str | bytes) -> Any:
         return json.loads(saved)
     except (ValueError, RecursionError) as error:
         raise StateError(
-            f"not a state of dalijax, since it is not JSON ({error}): {str(saved)[:80]!r}. For a "
+            f"no state of dalijax, since it is not JSON ({error}): {str(saved)[:80]!r}. For a "
             "path, pass the content of the file: set_state(json.load(open(path)))"
         ) from None
 

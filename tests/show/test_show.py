@@ -422,7 +422,11 @@ def test_layouts_can_be_said():
 @pytest.mark.parametrize(
     "arguments,error,words",
     [
-        (dict(data=3), TypeError, "3 is no iterator function, iterator, dataset, source or batch"),
+        (
+            dict(data=3),
+            TypeError,
+            "3 is not an iterator function, iterator, dataset, source or batch",
+        ),
         (dict(data=iter([1])), TypeError, "no way back to where it stands: pass a batch of it"),
         (dict(data={}, batch_size=3), TypeError, "batch_size.* are for an iterator function"),
         (dict(data={}, draws=3), TypeError, "records and draws.* are for an iterator function"),
@@ -497,7 +501,7 @@ def test_what_the_command_draws(folder):
         (["my_data:nothing"], "can't be loaded from"),
         (["my_data:train", "--batch-size", "4"], "needs more arguments: pass --arg folder=VALUE"),
         (["my_data:train", *TRAIN[3:]], "pass --batch-size"),
-        (["my_data:number"], "3 is no iterator function"),
+        (["my_data:number"], "3 is not an iterator function"),
         ([*TRAIN, "--out", "batch.pdf"], "must end in .html"),
         ([*TRAIN, "--layout", "HWC"], "write OUTPUT=VALUE"),
         ([*TRAIN, "--layout", "x=HWC"], "is no output of the batch"),
