@@ -23,6 +23,7 @@ class BaseSource(Source):
         identity: The identity, where the user says it.
     """
 
+    _identity_reads = True  # whether the identity reads records
     _described: Mapping[str, Any] = MappingProxyType({})  # fields that only name a record
 
     def __init__(self, fields: Mapping[str, Field], identity: str | None):
@@ -35,7 +36,9 @@ class BaseSource(Source):
     def identity(self) -> str:
         """See `dalijax.sources.Source`."""
         if self._identity is None:
-            self._identity = identity_of(self, *self._content(), without=self._described)
+            self._identity = identity_of(
+                self, *self._content(), without=self._described, reads=self._identity_reads
+            )
         return self._identity
 
     def _content(self) -> tuple[Any, ...]:

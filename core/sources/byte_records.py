@@ -64,6 +64,7 @@ class ByteRecords(BaseSource):
         super().__init__(fields, identity)
         self._defaults = dict(defaults)
         self._index = index
+        self._identity_reads = "samples" not in index.about  # else it was read with the index
         self._decoders = decoders
         self._files = ByteFiles(paths, index.about["sizes"], index.about.get("stamps", ()))
         if any(map(is_remote, paths)):
@@ -130,4 +131,5 @@ class ByteRecords(BaseSource):
 
     def _content(self) -> tuple[Any, ...]:
         about = self._index.about
-        return about["names"], about["sizes"], about.get("columns")
+        samples, defaults = about.get("samples"), repr(sorted(self._defaults.items()))
+        return about["names"], about["sizes"], about.get("columns"), samples, defaults

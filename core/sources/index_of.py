@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..pipeline.workers import call_each
 from ..printable import printable
-from .byte_files import WAITING_THREADS, Stamp, is_remote, stamp_of
+from .byte_files import WAITING_THREADS, ByteFiles, Stamp, is_remote, stamp_of
+from .identity import spread
 from .index import Index, kept
 
 _log = logging.getLogger("dalijax")
@@ -55,17 +58,37 @@ def index_of(
 
     def stamped() -> Index:
         index = build()
+        samples = _samples_digest(paths, index)
         for path, before, after in zip(paths, stamps, _stamps(paths)):
             if before is not None and before != after:
                 raise OSError(
                     f"{printable(path)} changed while it was indexed: open the source again when "
                     "the file is complete"
                 )
-        return Index({**index.about, "stamps": stamps}, index.arrays)
+        about = {**index.about, "stamps": stamps, "samples": samples}
+        return Index(about, index.arrays)
 
     return kept(
         folder, key, stamped, lambda index: index.about.get("stamps") == stamps and is_sound(index)
     )
+
+
+def _samples_digest(paths: Sequence[str], index: Index) -> str:
+    """A digest of the bytes of 64 records: the content of the files when they were indexed."""
+    arrays, first = index.arrays, index.about["first"]
+    digest = hashlib.blake2b(digest_size=16)
+    records = spread(first[-1])
+    numbers = np.searchsorted(first, records, side="right") - 1
+    files = ByteFiles(paths, index.about["sizes"])
+    for name in sorted(arrays):
+        if name.endswith(".offset"):
+            sizes = arrays[name.removesuffix("offset") + "size"][records]
+            pieces = files.read(
+                numbers, arrays[name][records], sizes, lambda row: f"record {records[row]}"
+            )
+            for piece in pieces:
+                digest.update(b"%d " % len(piece) + piece.tobytes())
+    return digest.hexdigest()
 
 
 def _stamps(paths: Sequence[str]) -> list[Stamp | None]:

@@ -43,7 +43,9 @@ def _about_is_sound(index: Index, types: Mapping[str, type]) -> bool:
     lists = [about["names"], *(about[name] for name, kind in types.items() if kind is list)]
     texts = all(isinstance(text, str) for values in lists for text in values)
     kinds = all(type(about[name]) is kind for name, kind in types.items())
-    return texts and kinds and isinstance(about["columns"], str)
+    return (
+        texts and kinds and isinstance(about["columns"], str) and isinstance(about["samples"], str)
+    )
 
 
 def _arrays_are_sound(index: Index, columns: Collection[str]) -> bool:

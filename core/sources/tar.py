@@ -81,7 +81,7 @@ class Tar(ByteRecords):
             raise ValueError(f"fields has a name twice: {sorted(both)}")
         index = index_of(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
-            "tar 3",
+            "tar 4",
             tars,
             extensions,
             lambda: index_tars(tars, extensions),

@@ -83,7 +83,7 @@ class TFRecord(ByteRecords):
         wanted = {name.encode(): field for name, field in features.items()}
         index = index_of(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
-            "tfrecord 2",
+            "tfrecord 4",
             files,
             [wanted, sorted(kinds.items()), sorted(defaults.items())],
             lambda: index_records(files, wanted, kinds, defaults),

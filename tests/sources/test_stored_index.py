@@ -171,6 +171,19 @@ def test_the_identity_is_that_of_the_content(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_identity_is_that_of_the_files_that_were_opened(kind, tmp_path):
+    """It may be asked for after the files were replaced."""
+    make, open_it = KINDS[kind]
+    path = make(tmp_path / "a")
+    first, asked = open_it(path), open_it(path).identity()
+    replaced(
+        path, make(tmp_path / "b", **({"txt": "other txt"} if kind == "tar" else {"label": 2}))
+    )
+    assert first.identity() == asked
+    assert (open_it(path).identity() == asked) == (kind == "tar")  # it is not one of the 64
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_index_that_fits_is_neither_made_nor_written_again(kind, tmp_path, cache, monkeypatch):
     make, open_it = KINDS[kind]
     path = make(tmp_path / "a")
