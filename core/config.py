@@ -148,6 +148,8 @@ class IteratorConfig:
         Raises:
             ValueError: If there is no current mesh.
         """
+        if self.sharding is None:
+            return self
         sharding = over_current_mesh(self.sharding)
         return self if sharding is self.sharding else dataclasses.replace(self, sharding=sharding)
 

@@ -200,7 +200,8 @@ class Engine(abc.ABC, Generic[P]):
             name: Name of the iterator, for errors.
             outline: Those values that need no reading and no pipeline.
         """
-        self._agreement = agreement_of(self._config, name, outline)
+        if self._config.sharding is not None or self._config.hosts[1] > 1:
+            self._agreement = agreement_of(self._config, name, outline)
         self.moved()
 
     def moved(self) -> None:
