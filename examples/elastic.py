@@ -56,7 +56,8 @@ def train(options: argparse.Namespace) -> Iterator[tuple[int, float]]:
     rows = NamedSharding(everything.mesh, PartitionSpec("data"))
     source = sources.Files(options.data)
     # `pictures` shuffles all files anew in each epoch. The batch size is that of all processes.
-    iterator = pictures(source=source, batch_size=BATCH, seed=1, sharding=rows, num_threads=1)
+    call = {"batch_size": BATCH, "seed": 1, "sharding": rows, "num_threads": 1}
+    iterator = pictures.stream(source=source, **call)  # from epoch to epoch, without an end
 
     model = Network(num_classes=6, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
@@ -76,24 +77,19 @@ def train(options: argparse.Namespace) -> Iterator[tuple[int, float]]:
         iterator.set_state(saved["input"])
     model, optimizer = nnx.merge(graph, state)
 
-    step = start
-    while step < options.steps:
-        for batch in iterator:  # an epoch, or what is left of it
-            loss = train_step(model, optimizer, batch["images"], batch["labels"])
-            step += 1
-            yield step, float(loss)
-            if step % options.save_every == 0:
-                state = nnx.split((model, optimizer))[1]
-                manager.save(
-                    step,
-                    args=ocp.args.Composite(
-                        model=ocp.args.StandardSave(state),
-                        input=ocp.args.JsonSave(iterator.get_state()),
-                    ),
-                )
-                manager.wait_until_finished()  # short as the run is, each is there to go on from
-            if step == options.steps:
-                break
+    for step, batch in zip(range(start + 1, options.steps + 1), iterator):
+        loss = train_step(model, optimizer, batch["images"], batch["labels"])
+        yield step, float(loss)
+        if step % options.save_every == 0:
+            state = nnx.split((model, optimizer))[1]
+            manager.save(
+                step,
+                args=ocp.args.Composite(
+                    model=ocp.args.StandardSave(state),
+                    input=ocp.args.JsonSave(iterator.get_state()),
+                ),
+            )
+            manager.wait_until_finished()  # the run is short: keep each checkpoint to resume from
     manager.close()  # waits for the last checkpoint
     iterator.close()
 
