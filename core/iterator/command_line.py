@@ -8,9 +8,10 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..replacements import for_path
 from .data_iterator import IteratorFunction
 
 
@@ -33,6 +34,41 @@ def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool
         help="an argument of the function, a Python literal or else a text (without quotes of its "
         "own); may be repeated",
     )
+    parser.add_argument(
+        "--source",
+        metavar="PATH",
+        help="the folder that sources.Files reads for the function; or module:name, a source or a "
+        "function that returns one",
+    )
+
+
+def arguments_of(options: argparse.Namespace, of_folder: Callable[[str], Any]) -> dict[str, Any]:
+    """Returns the arguments that ``--arg`` and ``--source`` pass to the iterator function.
+
+    Args:
+        options: The options of the command.
+        of_folder: Opens a folder, as a source.
+
+    Raises:
+        SystemExit: If the source can't be opened.
+    """
+    call = dict(options.arg)
+    if options.source is not None:
+        call["source"] = _source(options.source, of_folder)
+    return call
+
+
+def _source(text: str, of_folder: Callable[[str], Any]) -> Any:
+    if ":" in text and "://" not in text and not os.path.exists(text):
+        source = load(text)
+        return source() if inspect.isroutine(source) else source
+    try:
+        return of_folder(text)
+    except (OSError, TypeError, ValueError) as error:
+        raise SystemExit(
+            f"--source {text}: {error}. For another source pass module:name, where the module has "
+            f"name = {for_path(text)}"
+        ) from error
 
 
 def load(text: str) -> Any:
@@ -67,7 +103,10 @@ def check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> No
     named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
     if missing := [p.name for p in named if p.default is p.empty and p.name not in others]:
         passed = " ".join(f"--arg {name}=VALUE" for name in missing)
-        raise SystemExit(f"{iterator_fn.__name__}() needs more arguments: pass {passed}")
+        raise SystemExit(
+            f"{iterator_fn.__name__}() needs more arguments: pass {passed}, or --source PATH "
+            "if they are fields of records"
+        )
 
 
 def write(text: str, file: Any = None) -> None:

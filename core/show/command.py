@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..iterator.command_line import add_arguments, check_complete, load, write
+from ..iterator.command_line import add_arguments, arguments_of, check_complete, load, write
 from ..iterator.data_iterator import IteratorFunction
+from ..sources.files import Files
 from .layouts import LAYOUTS
 from .show import SAMPLES, check_suffix, show
 
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: If there is nothing to show, with the reason.
     """
     options = _parser().parse_args(arguments)
-    call = dict(options.arg)
+    call = arguments_of(options, Files)
     if options.batch_size is not None:
         call["batch_size"] = options.batch_size
     target = load(options.target)

@@ -16,8 +16,9 @@ import jax
 import nvidia.dali
 
 from ..atomic_file import write_output
-from ..iterator.command_line import add_arguments, check_complete, load, write
+from ..iterator.command_line import add_arguments, arguments_of, check_complete, load, write
 from ..iterator.data_iterator import IteratorFunction
+from ..sources.files import Files
 from .tune import Tuned, figure_class, tune
 
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             figure_class()
         except ImportError as error:
             raise SystemExit(str(error)) from error
-    call = dict(options.arg)
+    call = arguments_of(options, Files)
     iterator_fn = load(options.target)
     if not isinstance(iterator_fn, IteratorFunction):
         raise SystemExit(
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.plot:
         tuned.save_plot(options.plot)
         write(f"\nThe rates of all settings: {options.plot}")
+    if tuned.interrupted:
+        raise SystemExit(130)  # as shells report Ctrl-C
 
 
 def _numbers(text: str) -> list[Any]:

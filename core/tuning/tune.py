@@ -89,6 +89,7 @@ class Tuned:
             time was over.
         failures: Messages on values that could not be measured.
         began: The first settings of the measurements: from the call, or the defaults.
+        interrupted: Whether Ctrl-C ended the measurements early.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Tuned:
     kept: list[str] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
     began: dict[str, Any] = dataclasses.field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def clear(self) -> bool:
@@ -230,6 +232,8 @@ def tune(
     Raises:
         TypeError: If ``iterator_fn`` is no iterator function.
         Exception: Any error of the iterator with the first settings.
+        KeyboardInterrupt: If Ctrl-C comes before anything was measured. Later it ends the
+            measurements, and the result has those that were made.
     """
     iterator_function(iterator_fn)
     if num_threads is None:
@@ -264,21 +268,37 @@ def tune(
         done += 1
 
     for name, values in candidates.items():
+        if tuned.interrupted:
+            tuned.failures.append(f"{name} was not tried: interrupted")
+            tuned.kept.append(name)
+            continue
         if time.perf_counter() > end:
             tuned.failures.append(f"{name} was not tried: the time was over, pass more max_seconds")
             tuned.kept.append(name)
             continue
         measured = _measure(name, values, settings, open_stream, seconds / total, end, show_next)
         before = settings[name]
-        choice = choose(measured.rates, before)
-        tuned.measured[name], tuned.memory[name] = measured.rates, measured.memory
         tuned.failures += measured.failures
+        if measured.interrupted:
+            tuned.interrupted = True
+            tuned.kept.append(name)
+            if before not in measured.rates:  # there is nothing to compare with
+                tuned.failures.append(f"{name} was not tried: interrupted")
+                continue
+            tuned.failures.append(f"{name} was interrupted")
+        tuned.measured[name], tuned.memory[name] = measured.rates, measured.memory
+        if measured.interrupted:
+            tuned.rate = statistics.median(measured.rates[before])
+            continue
+        choice = choose(measured.rates, before)
         gain *= choice.rate / statistics.median(measured.rates[before])
         if not choice.clear:
             tuned.kept.append(name)
         settings[name], tuned.rate = choice.value, choice.rate
+    if tuned.interrupted and not tuned.measured:
+        raise KeyboardInterrupt
     tuned.before = tuned.rate / gain
-    if progress is not None:
+    if progress is not None and not tuned.interrupted:
         progress(total, total, "done")
     return tuned
 
@@ -289,6 +309,7 @@ class _Measured(NamedTuple):
     rates: dict[Any, list[float]]
     memory: dict[Any, Memory]
     failures: list[str]
+    interrupted: bool
 
 
 def _measure(
@@ -315,28 +336,32 @@ def _measure(
     memory: dict[Any, Memory] = {}
     failures: dict[Any, str] = {}
     streams: dict[Any, BatchStream] = {}  # each is built once: that takes long on a GPU
+    interrupted = False
     with contextlib.ExitStack() as opened:
-        for number in range(_ROUNDS):
-            if number and time.perf_counter() > end:
-                break
-            for value in values:
-                show_next(f"{name}={value}")
-                if value in failures:
-                    continue
-                tried = {**settings, name: value}
-                try:
-                    if value not in streams:
-                        free = Memory.unused()
-                        streams[value] = open_stream(**tried)
-                        opened.callback(streams[value].close)
-                        memory[value] = _memory(streams[value], tried, free)
-                    rates[value].append(_rate(streams[value], tried, seconds))
-                except Exception as error:
-                    if value == settings[name]:
-                        raise
-                    failures[value] = f"{name}={value}: {error}"
-    known = {value: rounds for value, rounds in rates.items() if value not in failures}
-    return _Measured(known, memory, list(failures.values()))
+        try:
+            for number in range(_ROUNDS):
+                if number and time.perf_counter() > end:
+                    break
+                for value in values:
+                    show_next(f"{name}={value}")
+                    if value in failures:
+                        continue
+                    tried = {**settings, name: value}
+                    try:
+                        if value not in streams:
+                            free = Memory.unused()
+                            streams[value] = open_stream(**tried)
+                            opened.callback(streams[value].close)
+                            memory[value] = _memory(streams[value], tried, free)
+                        rates[value].append(_rate(streams[value], tried, seconds))
+                    except Exception as error:
+                        if value == settings[name]:
+                            raise
+                        failures[value] = f"{name}={value}: {error}"
+        except KeyboardInterrupt:  # what was measured is kept
+            interrupted = True
+    known = {v: rounds for v, rounds in rates.items() if rounds and v not in failures}
+    return _Measured(known, memory, list(failures.values()), interrupted)
 
 
 def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:

@@ -37,6 +37,26 @@ def run(name, folder, *options):
     return run_python(*command, env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout
 
 
+@pytest.mark.parametrize("count", ("1", "4", "6"))
+def test_video_takes_any_number_of_clips(tmp_path, count):
+    said = run_python(EXAMPLES / "video.py", "--count", count, "--out", tmp_path).stdout
+    assert "has the same clips: True" in said
+
+
+# paxml needs a Python of its own.
+COMMANDS = [
+    path.relative_to(EXAMPLES).as_posix()
+    for path in sorted(EXAMPLES.glob("**/*.py"))
+    if "parse_args" in path.read_text() and path.name != "pax_train.py"
+]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help(name):
+    said = run_python(EXAMPLES / name, "--help", env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout
+    assert said.startswith("usage: ") and "--out" in said
+
+
 def test_quickstart_trains_on_a_folder_of_ones_own(tmp_path):
     """Whose pictures nobody can say how well it should know."""
     own = make_pictures(tmp_path / "own", count=60)
