@@ -43,6 +43,8 @@ def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
     text = str(error)
     if match := _NO_ARGUMENT.search(text):
         return _of_operator(*match.groups())
+    if "no attribute 'BFLOAT16'" in text:
+        return _NO_BFLOAT16
     if cure := _of_dtype(error) or _of_device(text) or _of_name(error):
         return cure
     if isinstance(error, (RuntimeError, ValueError)):
@@ -58,8 +60,6 @@ def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
             "An operator of one output gives one DataNode, which can't be unpacked: a function of "
             "several says so, as by dalijax.fn.jax_function(..., num_outputs=2)"
         )
-    if "no attribute 'BFLOAT16'" in text:
-        return _NO_BFLOAT16
     if "conditional context" in text:
         return (
             "Pass enable_conditionals=True where the iterator is made, or choose by DALI's "
