@@ -405,8 +405,7 @@ def iterator_function(value: object) -> IteratorFunction:
         )
     if not isinstance(value, IteratorFunction):
         raise TypeError(
-            f"{value!r} is not an iterator function: decorate the graph's function with "
-            "dalijax.data_iterator"
+            f"{value!r} is not an iterator function: decorate it with dalijax.data_iterator"
         )
     return value
 

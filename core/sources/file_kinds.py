@@ -29,7 +29,12 @@ def described(head: bytes) -> str:
     Args:
         head: Its first `HEAD` bytes.
     """
-    if head[257:262] == b"ustar":
-        return "it is a tar: sources.Tar reads it"
-    kinds = (f"it is {kind}: {cure}" for magic, kind, cure in _KINDS if head.startswith(magic))
+    if is_tar(head):
+        return "it is a tar; sources.Tar reads it"
+    kinds = (f"it is {kind}; {cure}" for magic, kind, cure in _KINDS if head.startswith(magic))
     return next(kinds, "")
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file begins as a tar, be it damaged or not."""
+    return head[257:262] == b"ustar"

@@ -179,8 +179,9 @@ def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> i
             raise ValueError
         return size
     except ValueError:
-        if at == 0 and (kind := file_kinds.described(header)):
-            raise ValueError(f"{path} is not a tar; {kind}") from None
+        kind = "" if at or file_kinds.is_tar(header) else file_kinds.described(header)
+        if kind:
+            raise ValueError(f"{path} is not a tar: {kind}") from None
         if len(header) < BLOCK:
             raise ValueError(
                 f"{path}: the header at byte {at:,}, after {_shown(last)}, is cut off: "

@@ -30,7 +30,7 @@ def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[
         if len(head) == _HEADER and not _is_head(head):
             kind = "" if number else file_kinds.described(take(0, file_kinds.HEAD))
             if kind:
-                raise ValueError(f"{path} is not a TFRecord file; {kind}")
+                raise ValueError(f"{path} is not a TFRecord file: {kind}")
             raise ValueError(f"{path}: the length of record {number} is damaged")
         if len(head) < _HEADER or stop > end:
             raise ValueError(
