@@ -1,4 +1,4 @@
-"""Records that lie in larger files, by an index of their bytes."""
+"""Base class of sources whose records lie in larger files, with an index of their bytes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Decode = Callable[[NDArray[np.uint8]], Any]
 
 
 def as_text(data: NDArray[np.uint8]) -> str:
-    """UTF-8."""
+    """Decodes UTF-8."""
     return data.tobytes().decode()
 
 
 def as_json(data: NDArray[np.uint8]) -> Any:
-    """What a JSON text says."""
+    """Parses JSON."""
     return json.loads(data.tobytes())
 
 
 class ByteRecords(BaseSource):
-    """Fields whose bytes, or values, an index says.
+    """Fields whose values, or the offsets and sizes of their bytes, are in an index.
 
-    The index has ``start`` (where a record begins in its file), and for each field ``NAME.value``,
+    The index has ``start`` (the offset of a record in its file), and for each field ``NAME.value``,
     or ``NAME.offset`` and ``NAME.size``. ``about`` has the ``names`` and ``sizes`` of the files; in
     ``first`` the number of each file's first record, and of all records; and in ``columns`` a
     digest of the values and sizes.
@@ -45,7 +45,7 @@ class ByteRecords(BaseSource):
         index: The index.
         paths: The files, which may lie elsewhere than those that were indexed.
         fields: The names and kinds of the fields.
-        decoders: What makes the value of a field of its bytes; of others they are the value.
+        decoders: Functions that decode the bytes of fields; other fields are the bytes.
         identity: The identity, if the user named it.
         defaults: The values of fields in records without the field.
     """
@@ -118,16 +118,21 @@ class ByteRecords(BaseSource):
         for piece, index in zip(pieces, indices.tolist(), strict=True):
             try:
                 values.append(decode(piece))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # of deeply nested JSON
                 raise ValueError(
                     f"{name!r} of {printable(self.name(index))} can't be read: {error}"
                 ) from error
         return values
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The file that a record lies in, and its offset there."""
-        file = int(np.searchsorted(self._first, index, side="right")) - 1
-        return file, int(self._index.arrays["start"][index])
+        """Returns the file of a record, and its offset there."""
+        files, starts = self._places(np.array([index]))
+        return int(files[0]), int(starts[0])
+
+    def _places(self, indices: Indices) -> tuple[Indices, Indices]:
+        """Returns the file of each record, and its offset there."""
+        files = np.searchsorted(self._first, indices, side="right") - 1
+        return files, np.asarray(self._index.arrays["start"][indices], np.int64)
 
     def _content(self) -> tuple[Any, ...]:
         about = self._index.about

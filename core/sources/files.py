@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -140,8 +141,8 @@ class Files(BaseSource):
             return
         if files:
             raise ValueError(
-                f"{root} has class folders ({_few(folders)}) and files beside them "
-                f"({_few(files)}): move those away, or list what you want by paths= and labels="
+                f"{root} has class folders ({_few(folders)}) and other files ({_few(files)}): move "
+                "the files into class folders, or list the wanted files by paths= and labels="
             )
         counts = []
 
@@ -206,13 +207,13 @@ class Files(BaseSource):
     def _below(
         self, folder: bytes, part: bytes, suffixes: tuple[bytes, ...], above: list[bytes]
     ) -> Iterator[bytes]:
-        """The names of the files that are wanted in a class folder, and in those below it.
+        """Yields the names of the wanted files in a class folder and in folders below it.
 
         Args:
             folder: The class folder.
             part: The folder below it.
-            suffixes: What the files end in.
-            above: The folders that it lies in, without links.
+            suffixes: Endings of the wanted files.
+            above: The real paths of the folders above it.
         """
         names, deeper = self._listed(os.path.join(folder, part), suffixes)
         yield from (part + name for name in names)
@@ -222,7 +223,7 @@ class Files(BaseSource):
             if target in above:
                 raise ValueError(
                     f"{printable(place)} is a link to {printable(target)}, in which it lies: "
-                    "remove it, or list what you want by paths= and labels="
+                    "remove it, or list the wanted files by paths= and labels="
                 )
             above = [*above, target]
         for name in deeper:
@@ -236,6 +237,7 @@ class Files(BaseSource):
         files: list[bytes] = []
         folders: list[bytes] = []
         left_out: list[bytes] = []
+        dangling: list[bytes] = []
         if self._system is not None:
             for entry in self._system.ls(os.fsdecode(self._root + folder), detail=True):
                 name = os.fsencode(entry["name"].rstrip("/").rpartition("/")[2])
@@ -255,10 +257,19 @@ class Files(BaseSource):
                         folders.append(entry.name)
                     elif wanted:
                         (files if kind == "file" else left_out).append(entry.name)
+                    elif entry.is_symlink() and not os.path.exists(entry.path):
+                        dangling.append(entry.name)  # perhaps of a folder that is not mounted
+        if dangling:
+            _log.warning(
+                "%s: %s left out, as the targets of these links do not exist. If they are class "
+                "folders, the numbers of later classes differ: repair or remove the links",
+                printable(self._root + folder),
+                _few(sorted(dangling)),
+            )
         if left_out:
             _log.warning(
-                "%s: %s left out, for opening them may never end: they are FIFOs, sockets, devices "
-                "or links to themselves",
+                "%s: %s left out: reading FIFOs, sockets and devices may block, and links to "
+                "themselves can't be read. Remove them",
                 printable(self._root + folder),
                 _few(sorted(left_out)),
             )
@@ -281,8 +292,8 @@ def _kind(entry: os.DirEntry[bytes]) -> str:
         mode = entry.stat().st_mode if entry.is_symlink() else None
     except FileNotFoundError:
         return "file"
-    except OSError:  # a link to itself
-        return "special"
+    except OSError as error:  # reading a record reports all other errors, as of permissions
+        return "special" if error.errno == errno.ELOOP else "file"
     if mode is not None:
         is_folder, is_file = stat.S_ISDIR(mode), stat.S_ISREG(mode)
     else:

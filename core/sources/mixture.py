@@ -1,4 +1,4 @@
-"""Mixtures: which component each sample is of, in exact proportions."""
+"""Mixtures of sources in exact proportions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,21 @@ from ..hashing import fold, mix
 from .base import SizeTables
 from .identity import stated_identity
 from .order import Indices
-from .source import Field, Order, Source, Values, order_of
+from .source import Field, Order, Source, Values, names_of, order_of
 
 MOST_EXACT = 1000  # samples of a window
+
+
+def _fraction(weight: Any) -> Fraction | None:
+    """Converts a number to a fraction; None for an array or another type."""
+    if isinstance(weight, np.generic) or hasattr(weight, "__array__"):
+        array = np.asarray(weight)
+        if array.ndim or array.dtype.kind not in "iufVO":  # bfloat16 has the kind V
+            return None
+        weight = array.item()
+        if isinstance(weight, np.longdouble):  # Fraction takes it from Python 3.12 on
+            weight = Fraction(*weight.as_integer_ratio())
+    return None if isinstance(weight, (bool, str, bytes)) else Fraction(weight)
 
 
 def _rational(weight: Any) -> Fraction:
@@ -29,13 +41,10 @@ def _rational(weight: Any) -> Fraction:
         ValueError: If it is not a finite number above 0.
     """
     number = None
-    if not isinstance(weight, (bool, np.bool_, str, bytes)) and np.ndim(weight) == 0:
-        if isinstance(weight, np.generic) or hasattr(weight, "__array__"):
-            weight = np.asarray(weight).item()
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            number = Fraction(weight)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = _fraction(weight)
     if number is None or number <= 0:
-        raise ValueError(f"weights must be numbers above 0, not {weight!r}")
+        raise ValueError(f"weights must be numbers above 0, not {weight!r:.80}")
     return number
 
 
@@ -111,9 +120,9 @@ class Proportions:
 class Mixture(Source):
     """Several sources as one, in exact proportions.
 
-    The records of each are numbered behind those of the sources before it. In each window of the
-    stream every source comes as often as its weight says; each has epochs of its own, which go on
-    over the ends of the mixture's.
+    Records are numbered source by source. In each window of the stream, the number of samples from
+    a source is proportional to its weight. Each source has epochs of its own, which continue
+    across the epochs of the mixture.
 
     Args:
         sources: Pairs of a source and its weight, a real number of any type. Whole numbers and
@@ -227,9 +236,16 @@ class Mixture(Source):
         return self._sizes.sizes(int(self._starts[-1]), indices, name, look_up)
 
     def name(self, index: int) -> str:
-        """What the record's source calls it."""
-        ((source, _, local),) = self._split(np.array([index]))
-        return source.name(int(local[0]))
+        """See `dalijax.sources.Source`: the name in the record's own source."""
+        return self.record_names(np.array([index]))[0]
+
+    def record_names(self, indices: Indices) -> list[str]:
+        """Returns the names of several records."""
+        names = [""] * len(indices)
+        for source, rows, local in self._split(indices):
+            for row, name in zip(rows.tolist(), names_of(source, local), strict=True):
+                names[row] = name
+        return names
 
     def identity(self) -> str:
         """A digest of the identities and the proportions."""

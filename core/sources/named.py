@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .order import Indices
-from .source import Field, Source, Values
+from .source import Field, Source, Values, names_of
 
 
 class Named(Source):
     """A source with the names or the numbers of its records as further fields.
 
-    They bypass the graph, like text: a batch has a NumPy array of them, with a value for each row.
+    These fields bypass the graph, like text: a batch has a NumPy array with a value for each row.
     Records, their order, states and identity are those of the source.
 
     Args:
@@ -26,7 +26,7 @@ class Named(Source):
         index: The field of the numbers of the records, int64. None: no numbers.
 
     Attributes:
-        fields: The fields of the source, and these.
+        fields: The fields of the source, and the added ones.
 
     Raises:
         TypeError: If it is not a source, or a field is not text.
@@ -68,7 +68,7 @@ class Named(Source):
         wanted = [name for name in names if name in self._source.fields]
         columns = dict(self._source.read(indices, wanted)) if wanted else {}
         if self._field is not None and self._field in names:
-            columns[self._field] = [self._source.name(index) for index in indices.tolist()]
+            columns[self._field] = names_of(self._source, indices)
         if self._index is not None and self._index in names:
             columns[self._index] = indices
         return columns
@@ -80,6 +80,10 @@ class Named(Source):
     def name(self, index: int) -> str:
         """See `dalijax.sources.Source`."""
         return self._source.name(index)
+
+    def record_names(self, indices: Indices) -> list[str]:
+        """Returns the names of several records."""
+        return names_of(self._source, indices)
 
     def identity(self) -> str:
         """See `dalijax.sources.Source`."""

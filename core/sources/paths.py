@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import itertools
 import os
@@ -9,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..printable import printable
 from .byte_files import filesystem, is_remote
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -39,7 +41,7 @@ def path_list(paths: Any) -> list[str]:
             f"paths must be a path, or a list of paths, not {paths!r:.80}: {error}"
         ) from None
     if not names:
-        raise ValueError("paths is empty: a source needs one at least")
+        raise ValueError("paths is empty: a source needs at least one file")
     whole: list[str] = []
     for name in names:
         if _SPECIAL.search(name):
@@ -86,19 +88,41 @@ def _matches(name: str) -> list[str]:
         if not re.search(r"[*\[]", name):
             return [name]
         if "::" in name:
-            raise ValueError(f"{name}: patterns of chained URLs are not supported, list the files")
+            raise ValueError(
+                f"{printable(name)}: patterns in chained URLs are not supported: pass a list"
+            )
         system, path = filesystem(name)
         if system.exists(path):
             return [name]
-        found = [str(system.unstrip_protocol(one)) for one in system.glob(path)]
+        entries = system.glob(path, detail=True).values()
+        found = [
+            str(system.unstrip_protocol(entry["name"]))
+            for entry in entries
+            if entry["type"] != "directory" and not _is_hidden(entry["name"], path)
+        ]
     else:
         name = home_expanded(name)
         if not glob.has_magic(name) or os.path.lexists(name):
             return [name]
         found = [path for path in glob.glob(name, recursive=True) if not os.path.isdir(path)]
     if not found:
-        raise FileNotFoundError(f"{name} matches no file")
+        raise FileNotFoundError(
+            f"{printable(name)} matches no file. If a name contains *, ?, [ or braces, pass a list "
+            "of files"
+        )
     return sorted(found)
+
+
+def _is_hidden(path: str, pattern: str) -> bool:
+    """Tells if a path has a part with a leading dot that no part of the pattern has.
+
+    As in a shell, ``*`` does not match such names; fsspec's patterns do.
+    """
+    dotted = [part for part in pattern.split("/") if part.startswith(".")]
+    return any(
+        part.startswith(".") and not any(fnmatch.fnmatchcase(part, wanted) for wanted in dotted)
+        for part in path.split("/")
+    )
 
 
 def braces(text: str) -> Iterator[str]:

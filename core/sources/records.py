@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import BaseSource
+from .field_names import check_names, check_options
 from .order import Indices
 from .source import Field, Values
 from .values import as_kind, kind_of
 
 
 class Records(BaseSource):
-    """Records of an object that has a length and gives them by number.
+    """Records of an object with ``__len__`` and ``__getitem__``.
 
-    What the fields are is taken from the first record: its keys; or ``data`` where a record is no
-    dict. Bytes are uint8 [length]; numbers are scalars of 32 bits; text, dicts and what else no
-    pipeline takes pass the graph by. Where the object has ``__getitems__`` (ArrayRecord,
-    HuggingFace) it is called with the numbers of a whole batch.
+    The first record determines the fields: its keys, or ``data`` if a record is not a dict. Bytes
+    are uint8 [length] and numbers are scalars of 32 bits. Text, dicts and other values that DALI
+    has no type for bypass the graph. If the object has ``__getitems__`` (ArrayRecord, HuggingFace),
+    it is called with the numbers of a whole batch.
 
     Args:
         records: The object, with ``__len__`` and ``__getitem__``; its methods may be called from
             several threads at once.
         fields: The field of each wanted key. ``"image/bytes"`` is this key of the first record, or
             the key ``bytes`` of the dict at its key ``image``. None: every key, by its own name.
-        kinds: Kinds of fields, where the first record does not say them.
-        identity: What stands for the digest of 64 records in states.
+        kinds: Kinds of fields that differ from the first record.
+        identity: Text that replaces the digest of 64 records in states.
 
     Attributes:
         fields: The names and kinds of the fields.
@@ -67,9 +69,10 @@ class Records(BaseSource):
             ) from error
         if fields is None:
             fields = _keys(first)
+        else:
+            check_names("fields", fields, "{'image/encoded': 'data'}", text_keys=False)
+        check_options({"kinds": kinds or {}}, fields.values())
         self._paths = {name: _path(first, key) for key, name in fields.items()}
-        if fields is not None and not self._paths:
-            raise ValueError("fields is empty: the records would have none")
         schema: dict[str, Field] = {}
         for name, path in self._paths.items():
             field = (kinds or {}).get(name)
@@ -113,11 +116,12 @@ class Records(BaseSource):
         """The number of a record."""
         return f"record {index}"
 
-    def _value(self, record: Any, path: tuple[str, ...], number: int) -> Any:
+    def _value(self, record: Any, path: tuple[Any, ...], number: int) -> Any:
         for key in path:
             if not isinstance(record, Mapping) or key not in record:
                 has = sorted(map(str, record)) if isinstance(record, Mapping) else type(record)
-                raise ValueError(f"{self.name(number)} has no {'/'.join(path)!r}, but {has}")
+                wanted = "/".join(path) if all(isinstance(part, str) for part in path) else path[0]
+                raise ValueError(f"{self.name(number)} has no {wanted!r}, but {has}")
             record = record[key]
         return record
 
@@ -132,8 +136,10 @@ def _kind(name: str, value: Any) -> Field:
         ) from error
 
 
-def _path(record: Any, key: str) -> tuple[str, ...]:
-    """The keys that lead to a value: of dicts within one another, or a key with slashes."""
+def _path(record: Any, key: Any) -> tuple[Any, ...]:
+    """Returns the keys of nested dicts that lead to a value; a key may contain slashes."""
+    if not isinstance(key, str):
+        return (key,)
     parts = [part for part in key.split("/") if part]
     for stop in (len(key), *(place for place in range(len(key)) if key[place] == "/")):
         if isinstance(record, Mapping) and key[:stop] in record:
@@ -142,14 +148,21 @@ def _path(record: Any, key: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def _name_of(key: Any) -> str:
+    """Returns the name of a field for a key that is not one."""
+    text = os.fsdecode(key) if isinstance(key, bytes) else str(key)
+    name = text.rpartition("/")[2]
+    return f"field_{name}" if name.isdecimal() else name if name.isidentifier() else ""
+
+
 def _keys(record: Any) -> dict[str, str]:
-    """The fields of a record of which nothing was said: its keys."""
+    """Returns the fields of a record if the user named none: its keys."""
     if isinstance(record, Mapping):
         odd = [key for key in record if not isinstance(key, str) or "/" in key or not key]
         if odd or not record:
-            last = {str(key).rpartition("/")[2]: key for key in record}
-            example = {key: name for name, key in last.items()} if len(last) == len(record) else {}
-            hint = f", like fields={example}" if example and all(example.values()) else ""
+            names = [_name_of(key) for key in record]
+            example = dict(zip(record, names)) if len(set(names)) == len(names) else {}
+            hint = f", like fields={example}" if example and all(names) else ""
             raise ValueError(
                 f"the keys of records are {list(record)}, which can't all be names of parameters: "
                 f"name the fields by fields={{key: name}}{hint}"

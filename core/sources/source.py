@@ -139,3 +139,12 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
         return epoch_order(len(source), seed, shuffle)
     order: Order = make_order(seed, shuffle)
     return order
+
+
+def names_of(source: Any, indices: Indices) -> list[str]:
+    """Returns the names of several records, together if the source has a method for it."""
+    together = getattr(source, "record_names", None)
+    if together is None:
+        return [source.name(index) for index in indices.tolist()]
+    names: list[str] = together(indices)
+    return names

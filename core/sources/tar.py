@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..printable import printable
 from .byte_records import ByteRecords, Decode, as_json, as_text
+from .field_names import check_names
 from .index_of import index_of
 from .order import Indices
 from .paths import Path, Paths, home_expanded, path_list, path_text
@@ -20,6 +22,7 @@ from .tar_index import ABOUT, columns_of, extensions_of, index_tars, kinds_of, s
 
 _log = logging.getLogger("dalijax")
 
+_HEAD = 1536  # bytes of a sample that are read for its name: an extended header takes so many
 _DECODERS: Mapping[str, Decode] = {"text": as_text, "json": as_json}
 
 
@@ -72,13 +75,12 @@ class Tar(ByteRecords):
                 stacklevel=2,
             )
         tars = path_list(paths)
-        named = dict(fields) if isinstance(fields, Mapping) else {}
+        check_names("fields", fields, "{'jpg;png': 'data'}")
+        named = dict(fields)
         self._described = {named.pop(k): v for k, v in _DESCRIPTIONS.items() if k in named}
         if self._described:
             fields = named
         extensions = extensions_of(fields)
-        if both := set(self._described) & set(extensions.values()):
-            raise ValueError(f"fields has a name twice: {sorted(both)}")
         index = index_of(
             None if cache_dir is None else home_expanded(path_text(cache_dir)),
             "tar 4",
@@ -105,51 +107,92 @@ class Tar(ByteRecords):
         columns = super().read(indices, [name for name in names if name not in self._described])
         for name in names:
             if name in self._described:
-                describe = self._described[name]
-                columns[name] = [describe(self, index) for index in indices.tolist()]
+                columns[name] = self._described[name](self, indices)
         return columns
 
-    def _key(self, index: int) -> str:
-        number, start = self._place(index)
-        return sample_key(self._files.file(number), start)
+    def _keys(self, indices: Indices) -> list[str]:
+        # The headers are read in a single call: a request for each would take long over a network.
+        numbers, starts = self._places(indices)
+        sizes = np.minimum(_HEAD, np.array(self._files.sizes, np.int64)[numbers] - starts)
+        heads = self._files.read(
+            numbers, starts, sizes, lambda row: f"the header of sample {indices[row]}"
+        )
+        return [
+            sample_key(self._files.file(number), start, head.tobytes())
+            for number, start, head in zip(numbers.tolist(), starts.tolist(), heads, strict=True)
+        ]
 
-    def _url(self, index: int) -> str:
-        return self._files.paths[self._place(index)[0]]
+    def _urls(self, indices: Indices) -> list[str]:
+        return [self._files.paths[number] for number in self._places(indices)[0].tolist()]
 
     def name(self, index: int) -> str:
-        """The tar, and the sample's name in it."""
+        """See `dalijax.sources.Source`: the tar, and the sample's name in it."""
+        number, start = self._place(index)
+        url = self._files.paths[number]
         try:
-            return f"{self._url(index)}: {self._key(index)}"
+            return f"{url}: {sample_key(self._files.file(number), start)}"
         except (OSError, ValueError):
-            return f"{self._url(index)}: the sample at byte {self._place(index)[1]:,}"
+            return f"{url}: the sample at byte {start:,}"
+
+    def record_names(self, indices: Indices) -> list[str]:
+        """Returns the names of several records; their headers are read together."""
+        try:
+            keys = self._keys(indices)
+        except (OSError, ValueError):  # a bad header does not hide the names of other samples
+            return [self.name(index) for index in indices.tolist()]
+        return [f"{url}: {key}" for url, key in zip(self._urls(indices), keys, strict=True)]
 
 
-_DESCRIPTIONS: Mapping[str, Callable[[Tar, int], str]] = {"__key__": Tar._key, "__url__": Tar._url}
+_DESCRIPTIONS: Mapping[str, Callable[[Tar, Indices], list[str]]] = {
+    "__key__": Tar._keys,
+    "__url__": Tar._urls,
+}
 
 
 def _check_complete(
     tars: Sequence[str], fields: Mapping[str, str], about: Mapping[str, Any], missing: str
 ) -> None:
-    """Raises ValueError if samples that lack a field can't be left out; the error has the cure."""
-    count, reasons = about["incomplete"], "; ".join(about["reasons"])
-    cure = "Leave them out by missing='skip'"
+    """Raises ValueError with the cure if samples lack a field and can't be left out."""
+    count, num_complete = about["incomplete"], about["first"][-1]
+    reasons, cure = "; ".join(about["reasons"]), _cure(fields, about)
+    if not count and not num_complete:
+        raise ValueError(
+            f"{printable(', '.join(tars[:3]))} has no samples: the members of a sample are files "
+            "named like 0001.jpg and 0001.cls"
+        )
+    if count and missing == "raise":
+        raise ValueError(f"{count:,} samples lack a member that fields= names: {reasons}. {cure}")
+    if not num_complete:
+        raise ValueError(
+            f"no sample of {printable(', '.join(tars[:3]))} has all of {sorted(fields)}: "
+            f"{reasons}. {cure}"
+        )
+    if about["scattered"] or about["has_links"]:
+        _log.warning("missing='skip' leaves out %s samples: %s. %s", f"{count:,}", reasons, cure)
+
+
+def _cure(fields: Mapping[str, str], about: Mapping[str, Any]) -> str:
+    """Tells how to repair tars with incomplete samples."""
     if about["scattered"]:
-        cure = (
+        return (
             f"The members of {', '.join(about['scattered'])} do not follow one another. Pack the "
             "tar again, sorted by name: tar --sort=name -cf NEW.tar -C FOLDER ."
         )
-    elif about["has_links"]:
-        cure = (
+    if about["has_links"]:
+        return (
             "A link has no content of its own. Pack the tar again: tar --dereference "
             "--hard-dereference --sort=name -cf NEW.tar -C FOLDER ."
         )
-    elif set(fields.values()) <= set(about["extensions"]):
+    if set(fields.values()) <= set(about["extensions"]):
         right = {name: extension for extension, name in fields.items()}
-        cure = f"fields= maps each extension to a field's name: did you mean {right}?"
-    if count and missing == "raise":
-        raise ValueError(f"{count:,} samples lack a member that fields= names: {reasons}. {cure}")
-    if not about["first"][-1]:
-        what = f": {reasons}. {cure}" if count else ""
-        raise ValueError(f"no sample of {', '.join(tars[:3])} has all of {sorted(fields)}{what}")
-    if about["scattered"] or about["has_links"]:
-        _log.warning("missing='skip' leaves out %s samples: %s. %s", f"{count:,}", reasons, cure)
+        return f"fields= maps each extension to a field's name: did you mean {right}?"
+    if about["apart"]:
+        return (
+            f"These are different samples: {'; '.join(about['apart'])}. The members of a sample "
+            "need the same folder and the same name up to the first dot, and follow one another "
+            "in one tar: pack them again"
+        )
+    if not about["first"][-1]:  # missing='skip' would leave out everything
+        members = ", ".join(f".{extension}" for extension in about["extensions"]) or "links alone"
+        return f"Name extensions in fields= that samples have: {members}"
+    return "Leave them out by missing='skip'"

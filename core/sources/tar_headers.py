@@ -50,17 +50,18 @@ def members(
     Tars may be concatenated: members that follow an end mark belong to the next archive.
 
     Args:
-        take: Returns bytes of the tar from an offset on; fewer at its end.
+        take: Returns up to a number of bytes of the tar from an offset on.
         end: Size of the tar in bytes.
         path: Name of the tar in errors.
         start: Offset of the first header.
 
     Raises:
-        ValueError: If a header is damaged, a member is cut off, or is a sparse file.
+        ValueError: If a header is damaged, a member is cut off, or a member is a sparse file.
     """
     at = begin = start
     archive = 0
-    name: bytes | None = None  # of the next member, from a header of its own
+    # Name and size of the next member, if an extended header precedes it.
+    name: bytes | None = None
     length: int | None = None
     everywhere: dict[bytes, bytes] = {}
     last = b""
@@ -124,6 +125,11 @@ def members(
             if kind in _REGULAR:
                 yield Member(name, begin, content, size, archive)
         begin, name, length = at, None, None
+    if name is not None or length is not None:
+        raise ValueError(
+            f"{path} is cut off: the extended header at byte {begin:,}, after {_shown(last)}, has "
+            "no member"
+        )
     if at > end:
         raise ValueError(f"{path} is cut off after {_shown(last)}, before byte {at:,}")
     _log.warning("%s has no end mark: it may be cut off after %s", path, _shown(last))
@@ -165,7 +171,7 @@ def _check_end(stop: int, end: int, path: str, what: str, content: int) -> None:
 
 
 def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> int:
-    """The size that a header says, if its checksum is right."""
+    """Returns the size in a header, after a check of its checksum."""
     try:
         if len(header) < BLOCK:
             raise ValueError
@@ -192,12 +198,12 @@ def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> i
 
 
 def _signed_sum(header: bytes) -> int:
-    """The checksum of some old programs, whose bytes had a sign."""
+    """Returns the checksum of old programs, which added signed bytes."""
     return 256 + sum(b - (b & 128) * 2 for b in header[:148] + header[156:])
 
 
 def _number(digits: bytes) -> int:
-    """A number in octal digits, or in base 256 where it has many of them."""
+    """Parses a number in octal digits, or in base 256 if it is large."""
     if digits[0] & 0x80:
         return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
     return int(digits.strip(b"\0 ") or b"0", 8)

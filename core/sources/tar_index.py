@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import array
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..pipeline.workers import call_each
 from ..printable import printable
 from ..state.reader_files import below_common_root
 from .byte_files import ByteFile, Window, open_file
+from .field_names import check_names
 from .index import Index
 from .progress import progress
 from .sound_index import column_digest
@@ -26,6 +28,7 @@ ABOUT: Mapping[str, type] = {
     "extensions": list,
     "scattered": list,
     "has_links": bool,
+    "apart": list,
 }
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # as WebDataset decodes them
 _TEXTS = ("txt", "text", "transcript")
@@ -62,23 +65,21 @@ def kind_of_extension(extension: str) -> str:
 
 
 def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
-    """The field of each single extension."""
-    if not isinstance(fields, Mapping) or not fields:
-        raise ValueError(
-            f"fields must say which members are wanted, like {{'jpg': 'data'}}, not {fields!r}"
-        )
+    """Returns the field of each single extension, in lower case.
+
+    Raises:
+        TypeError: If an extension or a field is not text.
+        ValueError: If there is none, or one occurs twice.
+    """
+    check_names("fields", fields, "{'jpg;png': 'data'}")
     extensions: dict[str, str] = {}
     for wanted, name in fields.items():
-        for extension in wanted.lower().split(";"):  # of members, too: upper case is no other
-            extension = extension.removeprefix(".")
+        for extension in wanted.lower().split(";"):
+            extension = extension.strip().removeprefix(".")
             if not extension or extensions.setdefault(extension, name) != name:
                 raise ValueError(
                     f"fields has the extension {extension!r} for two fields, or an empty one"
                 )
-    if len(set(fields.values())) < len(fields):
-        raise ValueError(
-            f"fields has a name twice: {list(fields.values())}; join 'jpg;png' instead"
-        )
     return extensions
 
 
@@ -177,7 +178,7 @@ class _Columns:
             self._fields.append((name, keys, first, second))
         self.start = self.arrays["start"] = array.array("q")
         self.num_incomplete = 0
-        self.incomplete: set[bytes] = set()  # their names
+        self.incomplete: dict[bytes, frozenset[str]] = {}  # the fields that samples have, by name
         self.reasons: list[str] = []
         self.extensions: set[str] = set()  # of the samples in `reasons`
         self.has_links = False
@@ -209,17 +210,20 @@ class _Columns:
 
     def _add_incomplete(self, sample: Sample, path: str) -> None:
         self.num_incomplete += 1
-        if len(self.incomplete) < _MOST_INCOMPLETE:
-            self.incomplete.add(sample.name)
         lacking, members = [], sample.members
+        found_fields = set()
         for name, extensions, _, _ in self._fields:
             found = [members[e] for e in extensions if e in members]
+            if found:
+                found_fields.add(name)
             if not found:
                 wanted = " or ".join(f".{printable(extension)}" for extension in extensions)
                 lacking.append(f"{wanted} ({name!r})")
             elif all(member.link for member in found):
                 self.has_links = True
                 lacking.append(f"{printable(found[0].name)}, which is a {found[0].link} link")
+        if len(self.incomplete) < _MOST_INCOMPLETE:
+            self.incomplete[sample.name] = frozenset(found_fields)
         if len(self.reasons) < _NAMED:
             has = [printable(extension) for extension, member in members.items() if not member.link]
             self.extensions.update(has)
@@ -228,11 +232,7 @@ class _Columns:
             self.reasons.append(f"{name} lacks {' and '.join(lacking)}, and has {only}")
 
 
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
-
-
-def _scattered(names: set[bytes], samples: Iterable[Sample]) -> Iterator[str]:
+def _scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[str]:
     """Yields names of samples whose members lie in several places of a tar."""
     seen: dict[bytes, set[bytes]] = {}
     for _, name, found in samples:
@@ -242,6 +242,24 @@ def _scattered(names: set[bytes], samples: Iterable[Sample]) -> Iterator[str]:
             if seen[name]:
                 yield printable(name)
             seen[name].update(found)
+
+
+def _apart(paths: Sequence[str], tars: Sequence[_Columns], fields: Set[str]) -> list[str]:
+    """Returns groups of incomplete samples that lack each other's members.
+
+    Their names differ in the folder alone, as ``images/1`` and ``labels/1``, or they lie in
+    different tars.
+    """
+    groups: dict[bytes, dict[str, frozenset[str]]] = {}
+    for path, tar in zip(paths, tars):
+        for name, found in itertools.islice(tar.incomplete.items(), _MOST_INCOMPLETE // len(tars)):
+            label = f"{printable(path)}: {printable(name)}"
+            groups.setdefault(name.rpartition(b"/")[2], {})[label] = found
+    return [
+        " and ".join(list(group)[:_NAMED])
+        for group in groups.values()
+        if len(group) > 1 and frozenset().union(*group.values()) == fields
+    ][:_NAMED]
 
 
 def _number(name: str, sample: Sample, text: bytes, take: Window) -> int:
@@ -257,14 +275,27 @@ def _number(name: str, sample: Sample, text: bytes, take: Window) -> int:
     )
 
 
-def sample_key(file: ByteFile, start: int) -> str:
-    """The name of the members of the sample that begins at an offset, up to the first dot.
+def sample_key(file: ByteFile, start: int, head: bytes = b"") -> str:
+    """Returns the name of a sample: that of its members up to the first dot.
+
+    Bytes that are not UTF-8 are surrogates, as with tarfile and WebDataset: names stay distinct.
+
+    Args:
+        file: The tar.
+        start: Offset of the sample.
+        head: The first bytes of the sample, if they were read already.
 
     Raises:
         OSError, ValueError: If the header can't be read.
     """
-    for member in members(file.read, file.size, file.shown, start):
-        return _text(split_name(member.name)[0])
+
+    def take(at: int, count: int) -> bytes:
+        begin = at - start
+        data = head[begin : begin + count]
+        return data if len(data) == count else file.read(at, count)
+
+    for member in members(take, file.size, file.shown, start):
+        return os.fsdecode(split_name(member.name)[0])
     raise ValueError(f"{file.shown} has no sample at byte {start:,}")
 
 
@@ -306,6 +337,7 @@ def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
         "extensions": sorted({extension for tar in tars for extension in tar.extensions}),
         "scattered": [name for tar in tars for name in tar.scattered][:_NAMED],
         "has_links": any(tar.has_links for tar in tars),
+        "apart": [] if len(arrays["start"]) else _apart(paths, tars, kinds_of(extensions).keys()),
     }
     return Index(about, arrays)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from . import example
 from .byte_records import ByteRecords, Decode, as_text
+from .field_names import check_names, check_options
 from .index_of import index_of
 from .paths import Path, Paths, home_expanded, path_list, path_text
 from .source import Field
@@ -60,25 +60,10 @@ class TFRecord(ByteRecords):
         cache_dir: Path | None = None,
         identity: str | None = None,
     ):
-        if not isinstance(features, Mapping) or not features:
-            raise ValueError(
-                "features must say which ones are wanted, like {'image/encoded': 'data'}, not "
-                f"{features!r}"
-            )
-        if unnamed := {k: v for k, v in features.items() if not isinstance(v, str)}:
-            raise TypeError(
-                f"features says the field of each feature by name, like {{'image/encoded': 'data'}}"
-                f", not {unnamed!r:.120}: the kinds are those of the first record, or say them by "
-                "kinds="
-            )
-        if len(set(features.values())) < len(features):
-            raise ValueError(f"features has a name twice: {list(features.values())}")
-        kinds, defaults = dict(kinds or {}), dict(defaults or {})
-        for argument, named in (("kinds", kinds), ("defaults", defaults)):
-            if unknown := sorted(set(named) - set(features.values())):
-                raise ValueError(
-                    f"{argument} has {unknown}, and the fields are {list(features.values())}"
-                )
+        check_names("features", features, "{'image/encoded': 'data'}")
+        kinds = {} if kinds is None else kinds
+        defaults = {} if defaults is None else defaults
+        check_options({"kinds": kinds, "defaults": defaults}, features.values())
         files = path_list(paths)
         wanted = {name.encode(): field for name, field in features.items()}
         index = index_of(
@@ -103,11 +88,11 @@ class TFRecord(ByteRecords):
                 decode, dtype = _DECODERS[kind]
                 fields[name] = field or Field(dtype, 1)
                 decoders[name] = functools.partial(_decoded, decode, fields[name].dtype or dtype)
-        values = {name: _as_value(value, fields[name]) for name, value in defaults.items()}
+        values = {name: _as_value(name, value, fields[name]) for name, value in defaults.items()}
         super().__init__(index, files, fields, decoders, identity, values)
 
     def _content(self) -> tuple[Any, ...]:
-        defaults = [repr(sorted(self._defaults.items()))] if self._defaults else []
+        defaults = [value for item in sorted(self._defaults.items()) for value in item]
         return (*super()._content(), *defaults)
 
     def name(self, index: int) -> str:
@@ -116,14 +101,14 @@ class TFRecord(ByteRecords):
         return f"{self._files.paths[number]}: record {index - int(self._first[number])}"
 
 
-def _as_value(value: Any, field: Field) -> Any:
-    """A default, which has the kind of its field, as a value of the field."""
-    if field.dtype is None:
-        return value.decode() if isinstance(value, bytes) else value
-    if isinstance(value, (bytes, str)):
-        return np.frombuffer(os.fsencode(value), np.uint8)
-    array = np.asarray(value)
-    return array.astype(field.dtype) if not array.size else as_scalars(array, field.dtype)
+def _as_value(name: str, default: Any, field: Field) -> Any:
+    """Converts a default, whose kind is that of the field, to a value of the field."""
+    if isinstance(default, (bytes, str)):
+        data = default.encode() if isinstance(default, str) else default
+        return data.decode() if field.dtype is None else np.frombuffer(data, np.uint8)
+    array = np.asarray(default)
+    dtype = field.dtype
+    return array.astype(dtype) if not array.size or dtype is None else as_scalars(array, dtype)
 
 
 _DECODERS: Mapping[str, tuple[Any, np.dtype[Any]]] = {

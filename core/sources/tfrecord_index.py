@@ -17,7 +17,7 @@ from .index import Index
 from .progress import progress
 from .source import Field
 from .tfrecord_headers import records
-from .values import as_scalars, narrow
+from .values import as_scalars, beyond, narrow
 
 EMPTY = 1  # offset of a list without numbers, in no file
 _REPORTED = 1000  # records between two steps of the progress
@@ -107,14 +107,19 @@ class _Column:
         default, kind = self._default, self.kind
         if default is None:
             return
-        if kind == "bytes":
-            fit, wanted = isinstance(default, (bytes, str)), "bytes or text"
-        else:
-            values, ndim = np.asarray(default), int(kind != "value")
-            whole = self._wire == example.INTS
-            allowed = "iu" if whole and values.size else "iuf"
-            fit = values.ndim == ndim and values.dtype.kind in allowed
-            wanted = f"{'a list of ' * ndim or 'a '}{'whole ' * whole}number{'s' * ndim}"
+        field = self._field
+        fit, wanted = isinstance(default, (bytes, str)), "bytes or text"
+        if kind == "bytes" and field is not None and field.dtype is None:
+            wanted = "text in UTF-8"
+            fit = fit and _is_text(default)
+        elif kind != "bytes":
+            is_list, whole = kind != "value", self._wire == example.INTS
+            dtype = np.dtype(np.int64 if whole else np.float32)
+            if field is not None and field.dtype is not None:
+                dtype = field.dtype
+            fit = _are_numbers(default, int(is_list), whole, dtype)
+            wanted = f"{'a list of ' * is_list or 'a '}{'whole ' * whole}number{'s' * is_list}"
+            wanted += f" that fit{'s' * (not is_list)} into {dtype}"
         if not fit:
             raise ValueError(f"needs {wanted} as its default, not {default!r:.80}")
 
@@ -146,6 +151,26 @@ class _Column:
         else:
             values = narrow(values) if values.dtype == np.int64 else values.astype(np.float32)
         return {f"{self.name}.value": values}
+
+
+def _is_text(default: bytes | str) -> bool:
+    try:
+        default.decode() if isinstance(default, bytes) else default.encode()
+    except ValueError:
+        return False
+    return True
+
+
+def _are_numbers(default: Any, ndim: int, whole: bool, dtype: np.dtype[Any]) -> bool:
+    """Tells if a default is a number, or a list of numbers, that a dtype can hold."""
+    try:
+        values = np.asarray(default)
+    except ValueError:  # lists of different lengths
+        return False
+    allowed = "iu" if whole and values.size else "iuf"
+    if values.ndim != ndim or values.dtype.kind not in allowed:
+        return False
+    return not values.size or not beyond(values, dtype).any()
 
 
 def index_records(

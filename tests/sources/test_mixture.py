@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dalijax.core.hashing import fold
+from dalijax.core.sources.mixture import window_counts
 from dalijax.core.sources.order import shuffled
 from dalijax.core.sources.source import order_of
 from dalijax.sources import Arrays, Mixture
@@ -127,3 +128,13 @@ def test_the_identity_is_of_sources_proportions_and_length():
     others = [[(a, 2), (b, 1)], [(b, 2), (a, 1)], [(a, 1), (c, 2)]]
     assert len({one, *(Mixture(other).identity() for other in others)}) == 4
     assert one != Mixture([(a, 1), (b, 2)], length=3).identity()
+
+
+def test_weights_of_other_types_are_refused_or_exact():
+    wrong = [np.array(True), jnp.array(True), np.array("1/2"), [1, [2]], np.timedelta64(3, "s")]
+    wrong += [np.array([2]), np.complex64(1), np.float32("nan"), jnp.inf, None, 1j]
+    for weight in wrong:
+        with pytest.raises(ValueError, match="weights must be numbers above 0, not"):
+            window_counts([weight, 1])
+    for weight in (np.longdouble(0.5), jnp.bfloat16(0.5), jnp.float32(0.5), np.array(0.5)):
+        assert window_counts([weight, 0.5]) == (500, 500)

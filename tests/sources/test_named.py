@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tarfile
 
 import jax
 import numpy as np
@@ -119,7 +120,7 @@ def test_keys_of_webdataset(tmp_path):
     with graph(source=source, batch_size=4) as iterator:
         batch = next(iterator)
         assert list(batch["key"]) == [f"d.x/{y + 3:04d}" for y in batch["y"]]
-    with pytest.raises(ValueError, match=r"fields has a name twice: \['data'\]"):
+    with pytest.raises(ValueError, match=r"fields has a name twice: \['data', 'label', 'data'\]"):
         Tar(path, {**FIELDS, "__key__": "data"})
 
 
@@ -187,3 +188,33 @@ def test_seek_takes_whole_numbers_of_any_type(convert):
         for wrong in (1.5, float("nan"), "1", True):
             with pytest.raises(TypeError, match="epoch must be a whole number"):
                 iterator.seek(wrong, 0)
+
+
+NAMES = ["1", "d/\udcff", "d/\udcfe", "é" * 120, "x" * 90 + "/" + "y" * 90, "a\nb"]
+
+
+@pytest.mark.parametrize("form", (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT), ids=str)
+def test_keys_are_the_names_of_tarfile_and_are_read_together(form, tmp_path, monkeypatch):
+    """Names that are not UTF-8 stay distinct, and a remote tar gets one request for a batch."""
+    fsspec = pytest.importorskip("fsspec")
+    path = write_tar(tmp_path / "a.tar", [(f"{name}.cls", b"1") for name in NAMES], form)
+    with tarfile.open(path) as tar:
+        wanted = [name.removesuffix(".cls") for name in tar.getnames()]
+    files = fsspec.filesystem("memory")
+    files.pipe("/keys.tar", (tmp_path / "a.tar").read_bytes())
+    requests = []
+    cat_ranges = type(files).cat_ranges
+
+    def counted(self, paths, *args, **kwargs):
+        requests.append(len(paths))
+        return cat_ranges(self, paths, *args, **kwargs)
+
+    for url in (path, "memory://keys.tar"):
+        source = Tar(url, {"cls": "y", "__key__": "key"})
+        with monkeypatch.context() as patch:
+            patch.setattr(type(files), "cat_ranges", counted)
+            keys = source.read(np.arange(len(NAMES))[::-1], ["key"])["key"]
+            names = Named(Mixture([(source, 1)])).read(np.arange(len(NAMES)), ["name"])["name"]
+        assert keys[::-1] == wanted
+        assert names == [source.name(k) for k in range(len(NAMES))]
+    assert requests == [len(NAMES)] * 2

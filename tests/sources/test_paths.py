@@ -128,3 +128,22 @@ def test_patterns_of_urls(tmp_path):
         path_list("memory://d/*.jpg")
     assert path_list("http://host/a.tar?x=1") == ["http://host/a.tar?x=1"]
     memory.store.clear()
+
+
+def test_patterns_of_urls_match_what_local_patterns_match(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    files = fsspec.filesystem("memory")
+    names = ("a/1.jpg", "a/.2.jpg", ".git/3.jpg", "b/4.jpg", "a/c.jpg/5.jpg", "a/.d/6.jpg", "7.jpg")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+        files.pipe(f"/glob/{name}", b"x")
+    for pattern in ("*", "*.jpg", "*/*.jpg", ".*/*", "a/.*/*", "[!b]/*", "{a,b}/*.jpg", "a/*/*"):
+        local = [os.path.relpath(path, tmp_path) for path in path_list(f"{tmp_path}/{pattern}")]
+        remote = path_list(f"memory://glob/{pattern}")
+        assert [url.removeprefix("memory:///glob/") for url in remote] == local, pattern
+    for root in (str(tmp_path), "memory://glob"):
+        with pytest.raises(
+            FileNotFoundError, match="matches no file. If a name contains .* a list"
+        ):
+            path_list(f"{root}/nothing*")

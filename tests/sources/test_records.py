@@ -60,7 +60,7 @@ def test_keys_are_chosen_and_reached_by_their_paths():
     equal(source.read(np.array([0]), ["data"])["data"], [np.array([97, 98], np.uint8)])
     with pytest.raises(ValueError, match=r"record 0 has no 'image/jpeg', but \['bytes', 'path'\]"):
         Records(rows, fields={"image/jpeg": "data"})
-    with pytest.raises(ValueError, match="would have none"):
+    with pytest.raises(ValueError, match="fields must map keys"):
         Records(rows, fields={})
 
 
@@ -264,3 +264,40 @@ def test_a_field_takes_what_numpy_takes_for_a_dtype():
     assert Field(None).dtype is None
     with pytest.raises(TypeError, match="nonsense"):
         Field("nonsense")
+
+
+@pytest.mark.parametrize(
+    "records, right",
+    (
+        ([{0: 1, 1: 2}], {0: "field_0", 1: "field_1"}),
+        ([{b"a": 1, b"b/c": 2}], {b"a": "a", b"b/c": "c"}),
+        ([{"a/b": 1, "a": {"b": 2}}], {"a/b": "b", "a": "a"}),
+        ([{("a", "b"): 1}], None),
+        ([{"a/b": 1, "c/b": 2}], None),
+    ),
+    ids=str,
+)
+def test_the_fields_that_an_error_suggests_work(records, right):
+    with pytest.raises(ValueError, match="name the fields by fields=") as error:
+        Records(records)
+    assert str(error.value).endswith(f", like fields={right}" if right else "fields={key: name}")
+    fields = right or {key: f"x{number}" for number, key in enumerate(records[0])}
+    source = Records(records, fields)
+    values = source.read(np.array([0]), list(source.fields))
+    assert [values[fields[key]][0] for key in records[0]] == list(records[0].values())
+
+
+def test_mistakes_in_fields_and_kinds_are_named():
+    records = [{"a": 1, "b": 2}]
+    for fields, kind, words in (
+        ({"a": "x", "b": "x"}, ValueError, "fields has a name twice"),
+        (["a"], ValueError, r"fields must map keys .* not \['a'\]"),
+        ({}, ValueError, "fields must map keys"),
+        ({"a": 1}, TypeError, r"fields\['a'\] must be the name of a field"),
+    ):
+        with pytest.raises(kind, match=words):
+            Records(records, fields)
+    with pytest.raises(ValueError, match=r"kinds has \['x'\], and the fields are \['a', 'b'\]"):
+        Records(records, kinds={"x": Field(np.int32)})
+    with pytest.raises(TypeError, match=r"kinds\['a'\] must be a dalijax.sources.Field, like"):
+        Records(records, kinds={"a": np.int32})

@@ -290,3 +290,59 @@ def test_sparse_files_and_zero_length_members(tmp_path):
     (tmp_path / "b.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     with pytest.raises(ValueError, match=r"'1\.jpg' is a sparse file: pack it again without --spa"):
         Tar(tmp_path / "b.tar", FIELDS)
+
+
+APART = {
+    "folders": [
+        [("img/1.jpg", b"A"), ("img/2.jpg", b"B"), ("lab/1.cls", b"1"), ("lab/2.cls", b"2")]
+    ],
+    "dot": [[("./1.jpg", b"A"), ("1.cls", b"1")]],
+    "tars": [[("1.jpg", b"A"), ("2.jpg", b"B")], [("1.cls", b"1"), ("2.cls", b"2")]],
+}
+
+
+@pytest.mark.parametrize("missing", ("raise", "skip"))
+@pytest.mark.parametrize("case", APART)
+def test_samples_that_lack_the_members_of_each_other_are_named(case, missing, tmp_path):
+    paths = [write_tar(tmp_path / f"{k}.tar", e) for k, e in enumerate(APART[case])]
+    words = r"These are different samples: .*0\.tar: \S*1 and .*: \S*1.* need the same folder and"
+    with pytest.raises(ValueError, match=words) as error:
+        Tar(paths, FIELDS, missing=missing)
+    assert "missing=" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ("raise", "skip"))
+def test_no_error_suggests_to_leave_out_every_sample(missing, tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("a/1.jpg", b"A"), ("b/1.jpg", b"B")])
+    with pytest.raises(ValueError, match=r"fields= that samples have: \.jpg$"):
+        Tar(path, FIELDS, missing=missing)
+    for name in ("README", ".hidden.jpg", "__meta__/1.jpg"):
+        path = write_tar(tmp_path / "b.tar", [(name, b"1")])
+        with pytest.raises(ValueError, match=r"b\.tar has no samples: .* like 0001\.jpg"):
+            Tar(path, FIELDS, missing=missing)
+
+
+@pytest.mark.parametrize(
+    "fields", ({b"jpg": "x"}, {("jpg", "png"): "x"}, {"jpg": 1}, {"jpg": None})
+)
+def test_fields_are_text(fields, tmp_path):
+    path = write_tar(tmp_path / "a.tar", samples(0, 2))
+    with pytest.raises(TypeError, match=r"as in \{'jpg;png': 'data'\}, not"):
+        Tar(path, fields)
+
+
+@pytest.mark.parametrize("form", (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT), ids=str)
+def test_a_tar_that_ends_after_an_extended_header_is_cut_off(form, tmp_path):
+    whole = tar_bytes(tmp_path, samples(0, 2), form)
+    long = tar_bytes(tmp_path, [("é" * 120 + ".jpg", b"A")], form)
+    for start in (b"", whole):
+        with pytest.raises(ValueError, match=r"cut off: the extended header .* has no member"):
+            Tar(concatenated(tmp_path, start, long[:1024]), FIELDS)
+
+
+def test_json_that_is_nested_too_deeply_is_a_bad_record(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("1.json", b"[" * 100_000), ("2.json", b"1")])
+    source = Tar(path, {"json": "x"})
+    with pytest.raises(ValueError, match=r"'x' of .*a\.tar: 1 can't be read"):
+        source.read(np.arange(2), ["x"])
+    assert source.read(np.array([1]), ["x"]) == {"x": [1]}

@@ -238,10 +238,12 @@ def test_a_record_that_is_not_like_the_first_is_named(second, words, tmp_path):
 
 def test_arguments_that_do_not_fit_are_refused(tmp_path):
     path = write(tmp_path / "a", [{"x": 1, "y": [b"1", b"2"]}])
-    with pytest.raises(TypeError, match="the field of each feature by name, .*not {'b': None}"):
+    with pytest.raises(
+        TypeError, match=r"features\['b'\] must be the name of a field, .* not None"
+    ):
         TFRecord(path, {"a": "a", "b": None})
     for features, kinds, words in (
-        ({}, None, "must say which"),
+        ({}, None, "must map keys of the records to names"),
         ({"x": "a", "y": "a"}, None, "a name twice"),
         ({"x": "a"}, {"b": Field(None)}, r"kinds has \['b'\]"),
         ({"x": "a"}, {"a": Field(None)}, "is whole numbers, which is not"),

@@ -1,0 +1,67 @@
+"""Checks the arguments that name the fields of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .source import Field
+
+
+def check_names(argument: str, fields: Any, example: str, text_keys: bool = True) -> None:
+    """Checks a mapping from the keys of records to names of fields.
+
+    Args:
+        argument: The name of the argument in errors.
+        fields: The mapping.
+        example: A valid value, for errors.
+        text_keys: Whether keys must be text.
+
+    Raises:
+        TypeError: If a key or the name of a field is not text.
+        ValueError: If it is not a mapping, is empty, or names a field twice.
+    """
+    if not isinstance(fields, Mapping) or not fields:
+        raise ValueError(
+            f"{argument} must map keys of the records to names of fields, like {example}, not "
+            f"{fields!r:.120}"
+        )
+    for key, name in fields.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(
+                f"{argument}[{key!r}] must be the name of a field, as in {example}, not "
+                f"{name!r:.80}. Kinds of fields are set by kinds= or follow from the records"
+            )
+        if text_keys and not isinstance(key, str):
+            raise TypeError(
+                f"the keys of {argument} must be text, as in {example}, not {key!r:.80}"
+            )
+    if len(set(fields.values())) < len(fields):
+        raise ValueError(
+            f"{argument} has a name twice: {list(fields.values())}. Each key needs a field of its "
+            f"own, as in {example}"
+        )
+
+
+def check_options(options: Mapping[str, Any], names: Any) -> None:
+    """Checks arguments with a value for some of the fields, like ``kinds=`` and ``defaults=``.
+
+    Args:
+        options: The value of each argument.
+        names: The names of the fields.
+
+    Raises:
+        TypeError: If a value is not a mapping, or a kind is not a `Field`.
+        ValueError: If a field does not exist.
+    """
+    for argument, values in options.items():
+        if not isinstance(values, Mapping):
+            raise TypeError(f"{argument} must be a dict with names of fields, not {values!r:.80}")
+        if unknown := [name for name in values if name not in names]:
+            raise ValueError(f"{argument} has {unknown}, and the fields are {list(names)}")
+        for name, kind in values.items():
+            if argument == "kinds" and not isinstance(kind, Field):
+                raise TypeError(
+                    f"kinds[{name!r}] must be a dalijax.sources.Field, like Field(np.float32, "
+                    f"ndim=1), not {kind!r:.80}"
+                )
