@@ -236,7 +236,7 @@ def test_relative_paths_outlive_a_change_of_the_folder(classes, monkeypatch):
 def test_what_can_not_be_listed_is_refused_with_its_name(classes, tmp_path):
     with pytest.raises(FileNotFoundError, match=r": '/.*/nowhere/'$"):
         Files(tmp_path / "nowhere")
-    with pytest.raises(NotADirectoryError, match=r": '/.*x\.jpg/'$"):
+    with pytest.raises(NotADirectoryError, match=r"/x\.jpg is a file: Files takes a folder"):
         Files(classes / "a/x.jpg")
     (tmp_path / "void").mkdir()
     with pytest.raises(ValueError, match=r"void.* has neither class folders nor files.*\.jpg"):

@@ -102,7 +102,7 @@ def test_other_weights_are_refused(weight):
 def test_mixtures_that_can_not_be_are_refused():
     a, b, _ = components()
     for sources in ([a, b], [(a,)], [(None, 1)], [(Arrays, 1)]):
-        with pytest.raises(TypeError, match="pairs of a source and its weight, not"):
+        with pytest.raises(TypeError, match="takes a list of pairs"):
             Mixture(sources)
     with pytest.raises(TypeError, match="list its sources there"):
         Mixture([(Mixture([(a, 1)]), 1), (b, 1)])

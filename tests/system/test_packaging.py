@@ -244,7 +244,7 @@ def each(sharding: NamedSharding) -> dict[str, Sharding | PartitionSpec]:
 def use(sharding: NamedSharding) -> None:
     train = data_iterator(output_map=["x", "y"], sharding=sharding, on_error="skip")(graph)
     data_iterator(graph, ["x", "y"], sharding=each(sharding), on_error="raise")
-    data_iterator(graph, ["x", "y"], sharding=PartitionSpec())  # type: ignore[call-overload]
+    data_iterator(graph, ["x", "y"], sharding=PartitionSpec())
     data_iterator(graph, ["x"], on_error="skipp")  # type: ignore[call-overload]
     data_iterator(graph, ["x"], auto_rest=True)  # type: ignore[call-overload]
     train("train", batch_size="8")  # type: ignore[arg-type]
