@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
@@ -40,27 +41,36 @@ def by_generator(
         count: Their number, INFINITE or UNKNOWN.
     """
 
-    def checked() -> Iterator[Any]:
+    def encoded() -> Iterator[Any]:
         for element in generate():
-            jax.tree_util.tree_map_with_path(_check_text, element)
-            yield element
+            yield jax.tree_util.tree_map_with_path(_text_as_bytes, element)
 
     # TensorFlow refers to the arrays that it is handed, and so keeps DALI's buffers alive.
     generated = tf.data.Dataset.from_generator(
-        lambda: _until_exit(checked()), output_signature=element_spec
+        lambda: _until_exit(encoded()), output_signature=element_spec
     )
     return _counted(generated, count)
 
 
-def _check_text(path: Sequence[Any], array: Any) -> None:
-    """Raises TypeError for an array of objects that are not text, which have no TensorFlow type."""
-    if array.dtype == object:
-        for value in array.flat:
-            if not isinstance(value, (str, bytes)):
-                raise TypeError(
-                    f"to_tf_dataset() takes text, and {path[-1].key!r} has {value!r:.60}: make it "
-                    "text in the source, like json.dumps(value), or leave the field out"
-                )
+def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
+    """Returns text as UTF-8, which TensorFlow can't do for names of files that are not UTF-8.
+
+    Raises:
+        TypeError: If an array of objects has a value that is not text.
+    """
+    if array.dtype != object:
+        return array
+    encoded = np.empty_like(array)
+    for place, value in enumerate(array.flat):
+        if not isinstance(value, (str, bytes)):
+            raise TypeError(
+                f"to_tf_dataset() takes text, and {path[-1].key!r} has {value!r:.60}: make it "
+                "text in the source, like json.dumps(value), or leave the field out"
+            )
+        if isinstance(value, str):
+            value = value.encode(errors="surrogateescape")
+        encoded.flat[place] = value
+    return encoded
 
 
 def _until_exit(elements: Iterator[Any]) -> Iterator[Any]:

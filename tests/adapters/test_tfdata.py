@@ -473,6 +473,7 @@ def test_to_tf_dataset_through_the_plugin_is_checkpointed(jpegs_many, tmp_path):
 
 TEXTS = {
     "text": ["té", "", "b", "cc"],
+    "not UTF-8": ["a\udcff", "b", "\udcfe/é", "c"],
     "bytes": [b"\xff", b"", b"b", b"c"],
     "NumPy": [np.str_("té"), np.str_("b"), np.str_("c"), np.str_("long")],
 }
@@ -486,7 +487,7 @@ def test_to_tf_dataset_of_text(kind):
     for dataset in (ds.to_tf_dataset(), ds.enumerate().to_tf_dataset().map(lambda _, b: b)):
         assert dataset.element_spec["t"].dtype == tf.string
         found = [text for batch in dataset for text in batch["t"].numpy()]
-        assert found == [t if isinstance(t, bytes) else t.encode() for t in TEXTS[kind]]
+        assert found == [t if isinstance(t, bytes) else os.fsencode(t) for t in TEXTS[kind]]
 
 
 @pytest.mark.parametrize("value", ({"a": 1}, None, [1]))
