@@ -328,4 +328,5 @@ def train(folder, side=8):
         assert words in failed.stderr
     command = command[: command.index("--arg")]
     failed = run_python(*command, cwd=tmp_path, code=1)
-    assert failed.stderr == "train() needs more arguments: pass --arg folder=VALUE\n"
+    needed = "train() needs more arguments: pass --arg folder=VALUE, or --source PATH"
+    assert failed.stderr == f"{needed} if they are fields of records\n"
