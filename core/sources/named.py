@@ -19,7 +19,7 @@ class Named(Source):
     Records, their order, states and identity are those of the source.
 
     Args:
-        source: The source, which may be a `Mixture`.
+        source: A source; also a `Mixture`.
         field: The field of the names: the path of a file, the tar and the key of a sample, the
             file and the number of a TFRecord's record, or what `Source.name` of your own source
             returns. None: no names.
@@ -29,8 +29,8 @@ class Named(Source):
         fields: The fields of the source, and the added ones.
 
     Raises:
-        TypeError: If it is not a source, or a field is not text.
-        ValueError: If the source has a field of that name, or there is neither.
+        TypeError: If ``source`` is not a source, or the name of a field is not text.
+        ValueError: If the source has a field of this name, or both names are None.
     """
 
     def __init__(self, source: Source, field: str | None = "name", *, index: str | None = None):
@@ -41,11 +41,11 @@ class Named(Source):
             if not isinstance(name, str) or not name:
                 raise TypeError(f"a field must be named by text, not {name!r}")
         if not added:
-            raise ValueError("Named needs field= for the names, or index= for the numbers")
+            raise ValueError("Named needs field= (names of records) or index= (numbers of records)")
         if taken := [name for name in added if name in source.fields or added.count(name) > 1]:
             raise ValueError(
-                f"the field {taken[0]!r} is there already, among {sorted(source.fields)}: pass "
-                "another name as field= or index="
+                f"the field {taken[0]!r} would exist twice: the source has {sorted(source.fields)}. "
+                "Pass another name as field= or index="
             )
         self._source = source
         self._field, self._index = field, index

@@ -1,4 +1,4 @@
-"""Anything with numbered records as a source: Grain's data sources, TFDS, HuggingFace, lists."""
+"""Objects with numbered records as a source: Grain, TFDS, HuggingFace, lists."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class Records(BaseSource):
             raise ValueError(f"the {type(records).__name__} has no records")
         if isinstance(records, Mapping):
             raise TypeError(
-                "Records takes a list of records, or what gives one by its number, not a dict: "
+                "Records takes a list of records, or an object with numbered records, not a dict: "
                 "dalijax.sources.Arrays takes a dict of arrays"
             )
         try:
             first = records[0]
         except Exception as error:  # StopIteration, too
             raise ValueError(
-                f"record 0 of the {type(records).__name__}, which says what the fields are, can't "
-                f"be read: {error!r}"
+                f"record 0 of the {type(records).__name__}, which determines the fields, can't be "
+                f"read: {error!r}"
             ) from error
         if fields is None:
             fields = _keys(first)
@@ -107,7 +107,7 @@ class Records(BaseSource):
                     like = ", as the first record has it" if number else ""
                     raise ValueError(
                         f"{name!r} of {self.name(number)} {error}{like}: "
-                        f"make them alike, or say what it is by kinds={{{name!r}: Field(...)}}"
+                        f"make them alike, or pass kinds={{{name!r}: Field(...)}}"
                     ) from error
             columns[name] = values
         return columns
@@ -127,7 +127,7 @@ class Records(BaseSource):
 
 
 def _kind(name: str, value: Any) -> Field:
-    """The field of such values, of the first record."""
+    """Returns the kind of a field from its value in the first record."""
     try:
         return kind_of(value)
     except ValueError as error:  # lists of unlike lengths

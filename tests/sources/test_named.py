@@ -161,11 +161,13 @@ def test_mistakes_are_named():
     for wrong in (Arrays, [1, 2], None):
         with pytest.raises(TypeError, match="Named takes a source, not"):
             Named(wrong)
-    with pytest.raises(ValueError, match=r"the field 'x' is there already, among \['x'\]"):
+    with pytest.raises(
+        ValueError, match=r"the field 'x' would exist twice: the source has \['x'\]"
+    ):
         Named(numbers(0), "x")
-    with pytest.raises(ValueError, match="the field 'n' is there already"):
+    with pytest.raises(ValueError, match="the field 'n' would exist twice"):
         Named(numbers(0), "n", index="n")
-    with pytest.raises(ValueError, match="needs field= for the names, or index="):
+    with pytest.raises(ValueError, match=r"needs field= \(names of records\) or index="):
         Named(numbers(0), None)
     with pytest.raises(TypeError, match="must be named by text, not 3"):
         Named(numbers(0), 3)
