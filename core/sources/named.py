@@ -44,8 +44,8 @@ class Named(Source):
             raise ValueError("Named needs field= (names of records) or index= (numbers of records)")
         if taken := [name for name in added if name in source.fields or added.count(name) > 1]:
             raise ValueError(
-                f"the field {taken[0]!r} would exist twice: the source has {sorted(source.fields)}. "
-                "Pass another name as field= or index="
+                f"the field {taken[0]!r} would exist twice: the source has "
+                f"{sorted(source.fields)}. Pass another name as field= or index="
             )
         self._source = source
         self._field, self._index = field, index
