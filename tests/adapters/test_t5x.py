@@ -123,7 +123,7 @@ def test_what_t5x_says_is_refused_where_the_function_is_made(make, jpegs_many):
             make(TOKENS, files=jpegs_many, **{name: 5})
     with pytest.raises(ValueError, match="partitioner"):
         make(TOKENS, files=jpegs_many, devices=jax.local_devices())
-    with pytest.raises(TypeError, match="no iterator function: decorate it with dalijax"):
+    with pytest.raises(TypeError, match="not an iterator function: decorate it with dalijax"):
         make(tokens, files=jpegs_many)
 
 
