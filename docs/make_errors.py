@@ -22,6 +22,19 @@ Every message that the library raises, generated from its code. Look here for wh
 and for the page that says more. A message carries the value and the cure; `{name}` stands for a
 value of yours. Messages that begin with a value are listed by their first word. Those that begin
 with "has" or "is" are the ends of longer ones, which name the record first.
+
+## Classes
+
+Wrong arguments raise `ValueError` or `TypeError`. The other classes are in `dalijax.core.errors`:
+
+| class | base classes | raised if |
+| --- | --- | --- |
+| `StateError` | `ValueError` | a state is refused; the position has not changed |
+| `ProcessError` | `RuntimeError` | processes differ, or one of them is absent |
+| `BatchError` | `RuntimeError` | a batch can't be read or decoded; it counts as delivered |
+| `RecordError` | `RuntimeError` | records of Grain can't be decoded; the batch counts |
+| `GraphError` | `BatchError`, `RecordError` | the graph fails for every record |
+| `EpochError` | `RuntimeError` | `on_error="skip"` left out every batch of an epoch |
 """
 # The part of the package that raises it, the longest prefix first, and the page on it.
 PAGES = {

@@ -208,7 +208,7 @@ class BatchStream:
 
     def _beyond(self, step: int, total: int) -> ValueError:
         return ValueError(
-            f"seek_step({step}): the {self.num_epochs} epochs of the stream have only {total} "
+            f"seek_step({step}): with num_epochs={self.num_epochs} the stream has only {total} "
             "batches. Leave num_epochs out for a stream without an end"
         )
 

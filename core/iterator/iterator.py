@@ -484,9 +484,9 @@ class DALIGenericIterator:
         """The error of a skip beyond the end of the epoch."""
         batches = f"{left} batch is" if left == 1 else f"{left} batches are"
         return ValueError(
-            f"skip({count}): only {batches} left in epoch {self.epoch}, whose end an iterator "
-            "does not skip across. Use a stream, iterator_fn.stream(...), which goes from epoch to "
-            "epoch" + "; the iterator is at the end of the epoch now" * moved
+            f"skip({count}): only {batches} left in epoch {self.epoch}, and an iterator "
+            "does not skip into the next epoch. Use a stream, iterator_fn.stream(...), which "
+            "continues across epochs" + "; the iterator is at the end of the epoch now" * moved
         )
 
     def skip_at_most(self, batches: int) -> int:

@@ -150,7 +150,7 @@ def test_a_finite_clu_iterator():
     assert values(future.result()) == whole[0]
     iterator.seek_step(4)
     assert values(iterator.peek_async().result()) == values(next(iterator)) == whole[4]
-    with pytest.raises(ValueError, match="2 epochs of the stream have only"):
+    with pytest.raises(ValueError, match="num_epochs=2 the stream has only"):
         iterator.seek_step(len(whole) + 1)
 
 

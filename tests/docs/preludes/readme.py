@@ -1,4 +1,6 @@
-"""The data set, the training step, and Grain's records."""
+"""The data set, the training step, Grain's records, and the function in a module."""
+
+import pathlib
 
 import grain
 import jax
@@ -22,3 +24,16 @@ def step(images, labels, mask):
     valid.append(int(mask.sum()))
     assert valid in ([256], [256, 44])
     assert isinstance(images, jax.Array) and grain
+
+
+pathlib.Path("my_data.py").write_text(
+    """
+from nvidia.dali import fn
+from dalijax import augment, data_iterator
+
+@data_iterator(output_map=["images", "labels"], mask="mask")
+def train(data, label, *, draw):
+    images = fn.decoders.image(data)
+    return augment.random_resized_crop(images, size=224, flip=0.5, draw=draw), label
+"""
+)
