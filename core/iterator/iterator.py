@@ -596,7 +596,7 @@ class DALIGenericIterator:
     def _epochs(self, num_epochs: int | None) -> Iterator[tuple[int, Iterator[Batch]]]:
         while self._begin_epoch(num_epochs):
             epoch = self.epoch
-            yield epoch, self._rest_of(epoch)
+            yield epoch, _EpochBatches(self, epoch)
             with self.opened():
                 if self.epoch == epoch:
                     while self.skip_at_most(_MOST_TO_SKIP):
@@ -616,16 +616,6 @@ class DALIGenericIterator:
                 self._next_epoch()
                 self._engine.stays = False
             return num_epochs is None or self.epoch < num_epochs
-
-    def _rest_of(self, epoch: int) -> Iterator[Batch]:
-        """The remaining batches of an epoch; none in another epoch."""
-        while self.epoch == epoch:
-            try:
-                batch = next(self)
-            except StopIteration:
-                return
-            yield batch
-            del batch  # else the batch stays until the next one is ready
 
     def get_state(self) -> dict[str, Any]:
         """Where the consumer stands, as a plain JSON value (dict of str, int and list of str).
@@ -731,3 +721,23 @@ class DALIGenericIterator:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class _EpochBatches(Iterator[Batch]):
+    """The remaining batches of an epoch; none once the iterator is in another epoch.
+
+    It is no generator, which an error would end: after a batch that failed, the next one follows.
+
+    Args:
+        iterator: The iterator.
+        epoch: The epoch.
+    """
+
+    def __init__(self, iterator: DALIGenericIterator, epoch: int):
+        self._iterator = iterator
+        self._epoch = epoch
+
+    def __next__(self) -> Batch:
+        if self._iterator.epoch != self._epoch:
+            raise StopIteration
+        return next(self._iterator)

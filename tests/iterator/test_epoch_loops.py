@@ -12,6 +12,7 @@ from nvidia.dali import fn
 from python_sources import ends_after
 
 from dalijax import LastBatchPolicy, data_iterator
+from dalijax.core.errors import BatchError
 from numbered import numbers, read_files
 from programs import run_python
 
@@ -154,6 +155,24 @@ def test_a_last_batch_that_is_left_out_makes_no_empty_pass():
         other = new()
         other.set_state(iterator.get_state())
         assert walk(other) == walk(iterator) == whole[1:]
+
+
+@pytest.mark.parametrize("auto_reset", (False, True))
+def test_the_batches_of_an_epoch_continue_after_an_error(auto_reset):
+    made = data_iterator(lambda number: number, ["x"], auto_reset=auto_reset, shuffle=False)
+    iterator = made(source=Numbers(12, unreadable=[4]), batch_size=3, num_threads=1)
+    got = []
+    for epoch, batches in iterator.epochs(2):
+        while True:
+            try:
+                got.append((epoch, numbers(next(batches))))
+            except BatchError:
+                continue
+            except StopIteration:
+                break
+    rows = [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
+    assert got == [(epoch, row) for epoch in range(2) for row in rows]
+    iterator.close()
 
 
 def test_a_source_that_alone_knows_its_end():
