@@ -905,10 +905,17 @@ class SourceEngine(EpochEngine[SamplePosition]):
         return self._run_alone(feed, samples) is None
 
     def _run_alone(self, feed: Feed, samples: Indices) -> Failure | None:
-        """Runs some samples in a pipeline of their own; returns the failure."""
+        """Runs some samples in a pipeline of their own; returns the failure.
+
+        Raises:
+            _EnvironmentFailure: If it says nothing about the samples.
+        """
         each = {**self._each[0], "batch_size": len(samples)}
         source = self._pipelines(feed.alone(samples), [each], prefetch_queue_depth=1)
-        return failure_alone(Runner(source.build()))
+        failure = failure_alone(Runner(source.build()))
+        if failure is not None and failure.environment:
+            raise _EnvironmentFailure(failure.message)
+        return failure
 
     def _described(
         self, here: SamplePosition, text: str, kind: type[BatchError] = BatchError

@@ -293,6 +293,30 @@ def test_an_environment_that_recovers_is_not_noticed():
     assert source.failed == 2
 
 
+@pytest.mark.parametrize("call", range(1, 5))
+def test_an_environment_that_fails_in_a_search_makes_no_record_bad(call):
+    calls = []
+
+    def fails_once(picture):
+        if picture.flat[0] < 2:  # record 0, which stands in for record 5
+            calls.append(None)
+            if len(calls) == call:
+                raise MemoryError
+        return picture
+
+    def graph(data):
+        picture = fn.decoders.image(data)
+        return fn.python_function(picture, function=fails_once)[0, 0, 0]
+
+    make = data_iterator(graph, ["x"], source=pictures(6, {5}), on_error="mask", mask="m")
+    iterator = make(batch_size=2, shuffle=False, as_numpy=True)
+    epochs = [np.concatenate([batch["m"] for batch in iterator])]
+    iterator.reset()
+    epochs.append(np.concatenate([batch["m"] for batch in iterator]))
+    assert [np.flatnonzero(~mask).tolist() for mask in epochs] == [[5], [5]]
+    assert [one.files for one in iterator.errors] == [("record 5",)] * 2
+
+
 def test_errors_are_told_from_those_of_records():
     def caused(error, cause):
         error.__cause__ = cause
