@@ -9,6 +9,7 @@ from ..printable import printable
 from ..state.position import FailedBatch
 from .failure import Failure, failure_of
 from .runner import Runner, SourceEnded, SourceError, discard
+from .workers import WorkersEnded
 
 # Batches in a row that an operator fails for, and none before that it does not, until the graph
 # is at fault.
@@ -28,10 +29,16 @@ def runs(runner: Runner) -> bool:
 
 
 def failure_alone(runner: Runner) -> Failure | None:
-    """Runs and drops one batch, and closes the runner; returns its failure, if it failed."""
+    """Runs and drops one batch, and closes the runner; returns its failure, if it failed.
+
+    Raises:
+        WorkersEnded: If the threads that read were ended, which is no failure of the batch.
+    """
     try:
         runner.take(discard)
     except (RuntimeError, SourceError) as error:
+        if isinstance(error.__cause__, WorkersEnded):
+            raise error.__cause__ from None
         return failure_of(error)
     except SourceEnded:  # the graph's own source has no batch for this run
         return None

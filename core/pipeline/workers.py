@@ -60,16 +60,22 @@ class Result(Generic[T]):
             self._is_known = True
             self._known.release()
 
-    def get(self) -> T:
+    def get(self, workers: Workers | None = None) -> T:
         """Waits for the value, and returns it.
+
+        Args:
+            workers: The threads that set it: if they are ended, the value may never come.
 
         Raises:
             BaseException: The error, if there is one.
+            WorkersEnded: If the threads were ended.
             SystemExit, WorkersEnded: If Python ends; see `ending`.
         """
         while not self._is_known:
             if _at_exit.is_set():
                 raise ending()
+            if workers is not None and workers.dropped:
+                raise WorkersEnded
             # Ctrl-C between these two keeps the lock: other threads notice when they look again.
             if self._known.acquire(timeout=_RECHECK):
                 self._known.release()
@@ -130,6 +136,11 @@ class Workers:
         for number in range(count):
             own = f"{name}_{number}"
             threading.Thread(target=_work, args=(self._tasks,), name=own, daemon=True).start()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the threads were ended, and tasks that had not begun were dropped."""
+        return self._tasks.dropped
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
         """Has a thread call a function, which handles its own errors.

@@ -899,7 +899,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
             if rows.rows.read.errors:
                 return False
         except Exception as error:
-            if is_environment(error):
+            if isinstance(error, WorkersEnded) or is_environment(error):
                 raise
             return False
         return self._run_alone(feed, samples) is None

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from .plan import SamplePlan, SamplePosition
 from .read_rows import CHUNK, Chunk, ReadRows, Wanted, read_chunk
 from .reuse import ReuseCheck
 from .source import Source, order_of
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Rows:
         """
         if self._read is None:
             with calls.suspended():  # it may wait as long as a disk likes
-                self._read = self._result.get()
+                self._read = self._feed.wait_for(self._result)
         return self._read
 
 
@@ -195,6 +197,14 @@ class Feed:
             WorkersEnded: If the threads were ended.
         """
         self._workers.submit(function, *arguments)
+
+    def wait_for(self, result: Result[T]) -> T:
+        """Waits for the result of a thread, and returns it.
+
+        Raises:
+            WorkersEnded: If the threads were ended.
+        """
+        return result.get(self._workers)
 
     def start_at(self, position: SamplePosition) -> None:
         """Has the run that DALI asks for next begin at a position."""

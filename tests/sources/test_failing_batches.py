@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import json
+import threading
 import urllib.error
 
 import jax
@@ -315,6 +316,40 @@ def test_an_environment_that_fails_in_a_search_makes_no_record_bad(call):
     epochs.append(np.concatenate([batch["m"] for batch in iterator]))
     assert [np.flatnonzero(~mask).tolist() for mask in epochs] == [[5], [5]]
     assert [one.files for one in iterator.errors] == [("record 5",)] * 2
+
+
+def test_closing_ends_a_search_that_waits_for_a_read(monkeypatch):
+    monkeypatch.setattr("dalijax.core.pipeline.engine._PATIENCE", 0.1)
+    waits, gate, errors = threading.Event(), threading.Event(), []
+    source = pictures(6, {5})
+    read = source.read
+
+    def stalled(indices, names):
+        if indices.tolist() == [5]:  # alone, in the search
+            waits.set()
+            gate.wait(60)
+        return read(indices, names)
+
+    source.read = stalled
+    make = data_iterator(first_pixel, ["x"], source=source, on_error="mask", mask="m")
+    iterator = make(batch_size=2, shuffle=False, as_numpy=True)
+
+    def loop():
+        try:
+            list(iterator)
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        assert waits.wait(60)
+        iterator.close()
+        thread.join(30)
+    finally:
+        gate.set()
+    assert errors == ["the iterator is closed: make a new one"]
+    assert iterator.errors == ()
 
 
 def test_errors_are_told_from_those_of_records():
