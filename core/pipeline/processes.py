@@ -48,6 +48,7 @@ _LATER = 5.0  # seconds that the others wait longer than the process that compar
 _numbers = itertools.count()
 _comparing = threading.Lock()  # of the threads of this process, each for an iterator
 _made: weakref.WeakSet[Agreement] = weakref.WeakSet()
+_listing = threading.Lock()  # of the set, which must not grow while a thread looks through it
 
 
 def _client() -> Any:
@@ -115,7 +116,8 @@ class Agreement:
         self._asked = False
         group = "-".join(map(str, processes))
         self._prefix = f"dalijax/{digest(group.encode())}"
-        _made.add(self)
+        with _listing:
+            _made.add(self)
 
     def settle(
         self,
@@ -185,9 +187,11 @@ class Agreement:
 
     def _patience(self, values: Values) -> float:
         """The seconds after which an offer without an equal offer counts as a difference."""
+        with _listing:
+            agreements = list(_made)
         expected = any(
             all(values.get(name) == value for name, value in made.outline.items())
-            for made in list(_made)
+            for made in agreements
             if not made._asked and made is not self
         )
         return _PATIENCE[expected]
