@@ -11,7 +11,7 @@ _KINDS = (
     (b"RIFF", "a WebP image, a WAV or an AVI", _FILES),
     (b"PAR1", "a Parquet file", _RECORDS),
     (b"\x89HDF", "an HDF5 file", _RECORDS),
-    (b"\x93NUMPY", "a .npy file", "sources.Arrays reads np.load(path, mmap_mode='r')"),
+    (b"\x93NUMPY", "a .npy file", "sources.Arrays reads numpy.load(path, mmap_mode='r')"),
     (b"PK\x03\x04", "a zip archive", "unpack it, and sources.Files reads its files"),
     (b"\x83\xaf\x70\xd1", "a Riegeli file (ArrayRecord)", _RECORDS),
     (b"\x1f\x8b", "compressed by gzip", "it has no records by number; unpack it"),

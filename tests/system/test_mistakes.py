@@ -454,7 +454,7 @@ PROGRAMS = {
     "a tar without fields": (
         lambda d: sources.Tar(d.tar, ["jpg"]),
         ValueError,
-        "['jpg'] {'jpg': 'data'",
+        "['jpg'] {'jpg;png': 'data'",
     ),
     "swapped pairs": (
         lambda d: sources.Mixture([(0.5, NUMBERS), (0.5, NUMBERS)]),
