@@ -1,5 +1,6 @@
 """The comparison of processes within one of them."""
 
+import collections
 import sys
 import threading
 import time
@@ -14,11 +15,12 @@ def test_iterators_may_be_made_while_another_thread_compares():
     def agreement(number):
         return Agreement("graph", (0, 1), 1.0, {"number": number})
 
-    made, ended = [agreement(k) for k in range(200)], threading.Event()
+    first, ended = agreement(0), threading.Event()
+    made = collections.deque([agreement(1) for _ in range(200)], maxlen=5000)
 
     def make():
         while not ended.is_set():
-            agreement(0)
+            made.append(agreement(1))
 
     thread = threading.Thread(target=make)
     sys.setswitchinterval(1e-6)
@@ -26,7 +28,7 @@ def test_iterators_may_be_made_while_another_thread_compares():
     try:
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
-            assert made[0]._patience({"number": -1}) == 1
+            assert first._patience({"number": -1}) == 1
     finally:
         ended.set()
         thread.join()
