@@ -12,6 +12,9 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 
+from . import jpeg2000_headers
+from .header_values import Unsupported, unpack
+
 TURNED = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 
 _EXIF = b"Exif\0\0"
@@ -44,10 +47,6 @@ _REQUIRED = {_WIDTH: "ImageWidth", _HEIGHT: "ImageLength", _SAMPLES: "SamplesPer
 
 _TOKEN = rb"(?:\s+(?:#[^\n]*\n\s*)*)(\d+)"
 _PNM = re.compile(rb"P[56]" + 3 * _TOKEN)
-
-
-class Unsupported(ValueError):
-    """An image of a kind that DALI's decoders can't decode; the message names the kind."""
 
 
 def codec_of(data: memoryview) -> str:
@@ -104,33 +103,26 @@ def _exif_orientation(exif: memoryview) -> tuple[int, bool]:
     order = "<" if bytes(exif[:2]) == b"II" else ">"
     orientation = 0
     try:
-        if _unpack(order + "H", exif, 2) != 42:
+        if unpack(order + "H", exif, 2) != 42:
             return 0, False
-        start = _unpack(order + "I", exif, 4)
-        for entry in range(start + 2, start + 2 + 12 * _unpack(order + "H", exif, start), 12):
-            tag = _unpack(order + "H", exif, entry)
+        start = unpack(order + "I", exif, 4)
+        for entry in range(start + 2, start + 2 + 12 * unpack(order + "H", exif, start), 12):
+            tag = unpack(order + "H", exif, entry)
             if tag == _ORIENTATION:
-                value = _unpack(order + "H", exif, entry + 8)
+                value = unpack(order + "H", exif, entry + 8)
                 orientation = orientation or value
             elif tag in _TEXTS:
-                size = _unpack(order + "I", exif, entry + 4)
-                at = _unpack(order + "I", exif, entry + 8) if size > 4 else 8
+                size = unpack(order + "I", exif, entry + 4)
+                at = unpack(order + "I", exif, entry + 8) if size > 4 else 8
                 if at + size > len(exif):
                     return orientation, False
             elif tag in _RATIONALS and (
-                _unpack(order + "I", exif, entry + 8) + _RATIONALS[tag] > len(exif)
+                unpack(order + "I", exif, entry + 8) + _RATIONALS[tag] > len(exif)
             ):
                 return orientation, False
     except (EOFError, struct.error):
         return orientation, False
     return orientation, True
-
-
-def _unpack(form: str, data: memoryview, at: int) -> int:
-    if at > len(data):  # which may be too large for an index
-        raise EOFError
-    value: int = struct.unpack_from(form, data, at)[0]
-    return value
 
 
 def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
@@ -154,19 +146,24 @@ def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
 
 
 def _jpeg(data: memoryview) -> int:
-    found: list[int] = []
+    found: list[tuple[int, bool]] = []
     for marker, at, length in _jpeg_segments(data):
         if _is_frame(marker) and data[at] > 16:  # bits
             raise EOFError
         if marker == 0xE1 and data[at : at + 6] == _EXIF:
             if length < 8:  # nvImageCodec's parser subtracts 8 from it
                 raise EOFError
-            orientation, complete = _exif_orientation(data[at + 6 : at + length - 2])
-            found.append(orientation if complete else 0)
-    # The parser takes the last EXIF segment with an orientation, and some decoders the first
-    # segment.
-    last = next((value for value in reversed(found) if value), 0)
-    if found and _valid(found[0]) != _valid(last):
+            found.append(_exif_orientation(data[at + 6 : at + length - 2]))
+    # The parser takes the last complete EXIF segment with an orientation. The decoder of pixels
+    # that libjpeg refuses takes the first segment with one, even if it is incomplete. If it turns
+    # an image that the parser doesn't turn, it writes past the end of its memory.
+    if not found:
+        return 0
+    last = next((value for value, complete in reversed(found) if complete and value), 0)
+    first = next((value for value, _ in found if value), 0)
+    if len({_valid(value) for value in (found[0][0], first, last)}) > 1:
+        if not all(complete for _, complete in found):
+            raise EOFError
         raise Unsupported("JPEG with two EXIF orientations")
     return last
 
@@ -209,7 +206,7 @@ def _png(data: memoryview) -> int:
             # The decoder also uses incomplete EXIF data, but only with a correct checksum. If it
             # turns an image that the parser doesn't turn, it writes past the end of its memory.
             values.add(_valid(orientation if complete else 0))
-            values.add(_valid(orientation) if checksum == _unpack(">I", data, at + length) else 1)
+            values.add(_valid(orientation) if checksum == unpack(">I", data, at + length) else 1)
     if len(values) > 1:
         raise Unsupported("PNG with damaged or several EXIF data")
     return last
@@ -251,7 +248,7 @@ def _webp(data: memoryview) -> int:
         raise
     if (orientation := _exif_orientation(exif)[0]) > 1:
         # The decoder doesn't turn an image with a chunk that is cut off.
-        file = data[: 8 + _unpack("<I", data, 4)]
+        file = data[: 8 + unpack("<I", data, 4)]
         end = 12
         for _, at, length in _webp_chunks(file, padding=True):
             end = at + length + length % 2
@@ -272,8 +269,8 @@ def _tiff_tags(data: memoryview) -> tuple[dict[int, int], dict[int, int]]:
     order = "<" if data[0] == 0x49 else ">"
     big = data[2] + data[3] == 43
     count_form, form, offset_form = ("Q", "HHQ8s", "Q") if big else ("H", "HHI4s", "I")
-    start = _unpack(order + offset_form, data, 8 if big else 4)
-    count = _unpack(order + count_form, data, start)
+    start = unpack(order + offset_form, data, 8 if big else 4)
+    count = unpack(order + count_form, data, start)
     start += struct.calcsize(count_form)
     size = struct.calcsize(order + form)
     if start + count * size > len(data):
@@ -284,12 +281,15 @@ def _tiff_tags(data: memoryview) -> tuple[dict[int, int], dict[int, int]]:
         order + form, data[start : start + count * size]
     ):
         types[tag] = kind
+        # A decoder to types.ANY_DATA reads past the end of the file.
+        if tag == _COLOR_MAP and unpack(order + offset_form, value, 0) + 2 * number > len(data):
+            raise EOFError
         if kind in _TYPES and number:
             item = order + _TYPES[kind]
             if number * struct.calcsize(item) <= len(value):
                 tags[tag] = struct.unpack_from(item, value)[0]
             elif tag in (_BITS, _SAMPLE_FORMAT):
-                tags[tag] = _unpack(item, data, _unpack(order + offset_form, value, 0))
+                tags[tag] = unpack(item, data, unpack(order + offset_form, value, 0))
     if len(types) < count:  # the parser and the decoder differ in which of two tags they use
         raise EOFError
     return tags, types
@@ -324,79 +324,10 @@ def _tiff_kind(data: memoryview) -> str:
     return "TIFF with tags of unusual types"
 
 
-def _codestream(data: memoryview) -> memoryview:
-    """Returns the codestream of a JPEG 2000."""
-    if data[0] == 0xFF:
-        return data
-    at = 0
-    while True:
-        length, kind = struct.unpack_from(">I4s", data, at)
-        end = at + length if length else len(data)
-        if end > len(data) or end < at + 8:
-            raise EOFError
-        if kind == b"jp2c":
-            return data[at + 8 : end]
-        at = end
-
-
-def _check_tiles(stream: memoryview) -> None:
-    """Raises EOFError for a JPEG 2000 that may crash its decoder: with damaged headers or tiles."""
-    at = 2
-    while (marker := _unpack(">H", stream, at)) != 0xFF90:
-        if marker < 0xFF01:
-            raise EOFError
-        if marker == 0xFF52:  # the default coding style
-            levels, width, height, style, transform = struct.unpack_from("5B", stream, at + 9)
-            if max(levels - 32, width - 8, height - 8, width + height - 8, transform - 1) > 0:
-                raise EOFError
-            if style > 127:
-                raise EOFError
-        at += 2 + _unpack(">H", stream, at + 2)
-    while at < len(stream) and (marker := _unpack(">H", stream, at)) != 0xFFD9:
-        length = _unpack(">I", stream, at + 6) or len(stream) - at
-        if marker != 0xFF90 or length < 14:
-            raise EOFError
-        at += length
-    if at > len(stream):
-        raise EOFError
-
-
-def _jpeg2000_components(stream: memoryview) -> list[int]:
-    """Returns the size byte of each component: bits - 1, plus 128 if they are signed."""
-    *_, tile_width, tile_height, _, _, count = struct.unpack_from(">8IH", stream, 8)
-    sizes = stream[42 : 42 + 3 * count]
-    # nvImageCodec's parser divides by the number of components.
-    if (
-        not count
-        or len(sizes) < 3 * count
-        or not (tile_width and tile_height and all(sizes[1::3]) and all(sizes[2::3]))
-    ):
-        raise EOFError
-    return list(sizes[::3])
-
-
-def _jpeg2000(data: memoryview) -> int:
-    stream = _codestream(data)
-    components = _jpeg2000_components(stream)
-    _check_tiles(stream)
-    if len(set(components)) > 1:
-        raise Unsupported("JPEG 2000 with channels of different bit depths")
-    if (bits := components[0] % 128 + 1) > 16:
-        raise Unsupported(f"{bits}-bit JPEG 2000")
-    if len(components) == 2:
-        raise Unsupported("gray JPEG 2000 with alpha")
-    return 1
-
-
-def _jpeg2000_kind(data: memoryview) -> str:
-    channels = len(_jpeg2000_components(_codestream(data)))
-    return f"JPEG 2000 with {channels} channels and another color space"
-
-
 def _bmp_kind(data: memoryview) -> str:
-    header = _unpack("<I", data, 14)
-    bits = _unpack("<H", data, 24 if header == 12 else 28)
-    compression = 0 if header == 12 else _unpack("<I", data, 30)
+    header = unpack("<I", data, 14)
+    bits = unpack("<H", data, 24 if header == 12 else 28)
+    compression = 0 if header == 12 else unpack("<I", data, 30)
     if header != 12 and header < 40:
         return ""
     return f"{bits}-bit BMP" + (f" of compression {compression}" if compression else "")
@@ -439,7 +370,7 @@ _ORIENTATIONS: dict[str, Callable[[memoryview], int]] = {
     "png": _png,
     "webp": _webp,
     "tiff": _tiff,
-    "jpeg2k": _jpeg2000,
+    "jpeg2k": jpeg2000_headers.check,
     "bmp": lambda data: 1,
     "pnm": _pnm,
 }
@@ -448,7 +379,7 @@ _KINDS: dict[str, Callable[[memoryview], str]] = {
     "png": _png_kind,
     "webp": _webp_kind,
     "tiff": _tiff_kind,
-    "jpeg2k": _jpeg2000_kind,
+    "jpeg2k": jpeg2000_headers.kind_of,
     "bmp": _bmp_kind,
     "pnm": _pnm_kind,
 }

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from .image_headers import TURNED, Unsupported, codec_of, foreign_kind, kind_of, orientation_of
+from ..state.operators import Picture
+from .header_values import Unsupported
+from .image_headers import TURNED, codec_of, foreign_kind, kind_of, orientation_of
 
 _HEAD = 1 << 18  # bytes of a file that are read first
 _HEAD_FIRST = (b"\xff\xd8", b"BM", b"P")  # formats whose headers are at the start of a file
@@ -28,7 +30,9 @@ _SAMPLES = {
     "jpeg2k": ("uint8", "uint16"),
     "bmp": ("uint8",),
 }
-_NAMES = {"tiff": "TIFF", "jpeg2k": "JPEG 2000", "bmp": "BMP"}
+_NAMES = {"tiff": "TIFF", "jpeg2k": "JPEG 2000", "bmp": "BMP", "png": "PNG", "webp": "WebP"}
+_ANY = "output_type=types.ANY_DATA"
+_RGB = Picture()  # decoded to RGB
 
 Size = tuple[int, int]
 
@@ -53,11 +57,22 @@ def path_size(path: Any) -> Size | None:
     return look_at_file(path)[0]
 
 
-def look_at(data: Any) -> tuple[Size | None, str]:
+def look_at_input(value: Any, picture: Picture) -> tuple[Size | None, str]:
+    """Returns `look_at` of an image, or `look_at_file` of its path.
+
+    Args:
+        value: The encoded image or the path, with the buffer protocol.
+        picture: The input of the graph that it is fed to.
+    """
+    return (look_at_file if picture.is_path else look_at)(value, picture)
+
+
+def look_at(data: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
     """Returns the `picture_size` of an image, and the reason if DALI can't decode it, else "".
 
     Args:
         data: The encoded image, with the buffer protocol.
+        picture: The input of the graph that it is fed to.
     """
     view = memoryview(data).cast("B")
     if not view:
@@ -71,18 +86,19 @@ def look_at(data: Any) -> tuple[Size | None, str]:
         cure = ". It is text: if it is a path, read the file by dalijax.fn.read_file(path)" * text
         return None, f"it isn't an image that DALI decodes: it begins with {start!r}{cure}"
     try:
-        return _size(view, codec), ""
+        return _size(view, codec, picture), ""
     except Unsupported as error:
         return None, f"not supported by DALI's decoders: {error}"
     except (EOFError, IndexError, struct.error):
         return None, f"its header is damaged or cut off, and it has {len(view)} bytes"
 
 
-def look_at_file(path: Any) -> tuple[Size | None, str]:
+def look_at_file(path: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
     """Returns `look_at` of a file; (None, "") if it can't be read: DALI then raises the cause.
 
     Args:
         path: The bytes of its path, up to the first zero, with the buffer protocol.
+        picture: The input of the graph that it is fed to.
     """
     try:
         # Opening a FIFO waits for a writer otherwise.
@@ -94,9 +110,9 @@ def look_at_file(path: Any) -> tuple[Size | None, str]:
         if not stat.S_ISREG(status.st_mode):
             return None, "it isn't a regular file"
         head = os.pread(file, min(_HEAD, status.st_size), 0)
-        size, fault = look_at(head)
+        size, fault = look_at(head, picture)
         if len(head) < status.st_size and (fault or not head.startswith(_HEAD_FIRST)):
-            size, fault = look_at(os.pread(file, status.st_size, 0))
+            size, fault = look_at(os.pread(file, status.st_size, 0), picture)
     except OSError:
         return None, ""
     finally:
@@ -104,13 +120,14 @@ def look_at_file(path: Any) -> tuple[Size | None, str]:
     return size, fault
 
 
-def _size(view: memoryview, codec: str) -> Size:
+def _size(view: memoryview, codec: str, picture: Picture) -> Size:
     """Returns the size of an image; raises the errors of `orientation_of`."""
     orientation = orientation_of(view, codec)
     stream = _code_stream()(np.frombuffer(view, np.uint8))
     try:
         height, width = stream.height, stream.width
         samples = str(stream.dtype) if codec in _SAMPLES else ""
+        channels = stream.num_channels if picture.any_on_cpu or picture.any_turned else 0
     except (RuntimeError, TypeError):  # the parser refuses it, or the samples have no NumPy type
         if kind := kind_of(view, codec):
             raise Unsupported(kind) from None
@@ -121,6 +138,13 @@ def _size(view: memoryview, codec: str) -> Size:
         raise EOFError
     if height * width > _MOST_PIXELS:
         raise Unsupported(f"image of {height} x {width} pixels")
+    if channels == 1 and codec == "jpeg" and picture.any_on_cpu:  # writes past its memory
+        raise Unsupported(f"gray JPEG on a CPU with {_ANY}; use types.RGB or types.GRAY")
+    if channels == 4 and codec in ("png", "webp") and picture.any_turned and 1 < orientation < 9:
+        raise Unsupported(  # its decoder doesn't turn it
+            f"{_NAMES[codec]} with alpha and an EXIF orientation, with {_ANY}; use types.RGB or "
+            "adjust_orientation=False"
+        )
     return (width, height) if orientation in TURNED else (height, width)
 
 

@@ -20,14 +20,14 @@ from ..pipeline.dali_pipeline import check_outputs, graph_lines
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
 from ..pipeline.failure import Failure
-from ..pipeline.picture_size import Size, look_at, look_at_file
+from ..pipeline.picture_size import Size, look_at_input
 from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
 from ..replacements import for_name
 from ..state import random_state
 from ..state.fingerprint import digest
-from ..state.operators import Operator, operators_of, picture_inputs
+from ..state.operators import Operator, Picture, operators_of, picture_inputs
 from .record_queue import Numbers, PipelineRows, RecordBatch, RecordQueue, no_more
 
 ON_ERROR = ("raise", "skip", "mask")
@@ -272,7 +272,7 @@ class _RecordGraph:
         self._arguments = arguments
         self._used: set[int] = set()  # columns that pipelines ask for
         self._nodes: dict[str, int] = {}  # the column of each input of the graph
-        self._pictures: dict[int, bool] = {}  # columns that are pictures; True: their paths
+        self._pictures: dict[int, Picture] = {}  # by column
 
     def learn(self, record: Any, spec: Any) -> Schema:
         """Finds the columns by the first record, or by ``spec`` where there is one."""
@@ -304,7 +304,8 @@ class _RecordGraph:
             several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
             if any(isinstance(output, dict) for output in several):
                 raise TypeError("an output of the graph's function is a dict")
-            self._pictures.update({int(column): paths for column, paths in sized.items()})
+            for column, is_path in sized.items():
+                self._pictures.setdefault(int(column), Picture(is_path))
             return outputs
         except StopIteration as error:
             raise RuntimeError(f"the graph's function raised StopIteration: {error}") from error
@@ -343,10 +344,9 @@ class _RecordGraph:
             raise RuntimeError(f"a record raised StopIteration: {error}") from error
         if number not in self._pictures:
             return values, []
-        look = look_at_file if self._pictures[number] else look_at
         sizes = []
         for place, value in enumerate(values):
-            size, said = look(np.ascontiguousarray(value))
+            size, said = look_at_input(np.ascontiguousarray(value), self._pictures[number])
             if said:
                 where = "/".join(self._known().columns[number].path) or "the record"
                 raise ValueError(f"{where} in record {place} of the batch: {said}")

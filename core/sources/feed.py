@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..pipeline.draw import DrawRows
 from ..pipeline.runner import calls
 from ..pipeline.workers import Result, Workers, WorkersEnded
+from ..state.operators import Picture
 from .bad_samples import BadSamples
 from .order import Indices
 from .plan import SamplePlan, SamplePosition
@@ -146,8 +147,7 @@ class Feed:
         seed: The seed.
         shuffle: Whether each epoch has an order of its own.
         depth: Runs that are read ahead of the one that DALI asks for next.
-        pictures: The fields that the graph's decoders take for pictures, once it is built; True:
-            the paths of these.
+        pictures: The fields that the graph's decoders decode, once it is built.
         known: The samples and records that DALI could not process before.
 
     Attributes:
@@ -165,7 +165,7 @@ class Feed:
         seed: int,
         shuffle: bool,
         depth: int,
-        pictures: Mapping[str, bool] = MappingProxyType({}),
+        pictures: Mapping[str, Picture] = MappingProxyType({}),
         known: BadSamples | None = None,
     ):
         reuse = None if getattr(source, "gives_new_arrays", False) else ReuseCheck(source)

@@ -13,7 +13,7 @@ from ..arguments import name_of
 from ..pipeline.draw import DRAW, Draw, DrawRows
 from ..pipeline.dtypes import dali_type
 from ..replacements import for_name
-from ..state.operators import FIELD, Operator, picture_inputs
+from ..state.operators import FIELD, Operator, Picture, picture_inputs
 from .source import Field
 
 
@@ -41,8 +41,7 @@ class FieldGraph:
         function: The function.
         taken: The fields that it takes.
         passed: Those that pass it by: text, dicts and the like.
-        pictures: Those that its decoders take for pictures; True: the paths of these. Empty until
-            `learn` has seen it built.
+        pictures: The fields that its decoders decode. Empty until `learn` has seen it built.
 
     Raises:
         TypeError: If a parameter is neither a field nor among the settings, or it takes no field
@@ -77,7 +76,7 @@ class FieldGraph:
             )
         self.taken = [k for k in fields if k in parameters and k not in settings]
         self.passed = [k for k, field in fields.items() if field.dtype is None]
-        self.pictures: dict[str, bool] = {}
+        self.pictures: dict[str, Picture] = {}
         self._draws = DRAW in parameters and DRAW not in settings
         for field in self.taken:
             if fields[field].dtype is None:
@@ -103,7 +102,7 @@ class FieldGraph:
         """Finds its pictures among the operators of a pipeline that was built of it."""
         nodes = picture_inputs(operators)
         own = {f"{FIELD}{name}": name for name in self.taken}
-        self.pictures.update({own[node]: path for node, path in nodes.items() if node in own})
+        self.pictures.update({own[node]: taken for node, taken in nodes.items() if node in own})
 
     def __call__(self, feeder: Feeder, part: int = 0) -> Any:
         """Defines the graph of one pipeline.
@@ -133,7 +132,8 @@ class FieldGraph:
         if self._draws:
             nodes[DRAW] = draw
         outputs = self.function(**nodes, **self._settings)
-        self.pictures.update({name: True for name, are_paths in sized.items() if are_paths})
+        for name in (name for name, are_paths in sized.items() if are_paths):
+            self.pictures.setdefault(name, Picture(is_path=True))
         return outputs
 
 

@@ -16,8 +16,9 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 from ..hashing import fold
 from ..pipeline.draw import DrawFunction, DrawRows
 from ..pipeline.failure import is_environment, with_retries
-from ..pipeline.picture_size import look_at, look_at_file
+from ..pipeline.picture_size import look_at_input
 from ..pipeline.riff import cut_off, file_cut_off
+from ..state.operators import Picture
 from .bad_samples import BadSamples, NoStandIn, UnusableRecord, stand_ins
 from .order import Indices
 from .record_table import RecordTable
@@ -35,8 +36,7 @@ class Wanted:
         source: The source.
         names: The fields.
         order: The record and the epoch of each of some samples of the stream.
-        pictures: The fields that the graph's decoders take for pictures, once it is built; True:
-            the paths of these.
+        pictures: The fields that the graph's decoders decode, once it is built.
         reuse: Checks the memory of what is read; None where the source gives new arrays by itself.
         whole: The records whose pictures have a whole header, by field: they are looked at once.
         known: The samples and records that DALI could not process before.
@@ -52,7 +52,7 @@ class Wanted:
     known: BadSamples
     order: Callable[[Indices], tuple[Indices, Indices]]
     reuse: ReuseCheck | None
-    pictures: Mapping[str, bool]
+    pictures: Mapping[str, Picture]
     whole: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
@@ -125,8 +125,7 @@ def _special_file(path: bytes) -> str:
 def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Exception]:
     """An error for each record that was read, and has no picture where the graph decodes one."""
     errors: dict[int, Exception] = {}
-    for name, is_path in list(wanted.pictures.items()):
-        look = look_at_file if is_path else look_at
+    for name, picture in list(wanted.pictures.items()):
         table = wanted.whole.get(name)
         if table is None:
             table = wanted.whole.setdefault(name, RecordTable(len(wanted.source), 0))
@@ -136,9 +135,9 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
             if place in chunk.errors:
                 continue
             value = np.asarray(chunk.columns[name][place], order="C")
-            said = _special_file(bytes(value)) if is_path else ""
+            said = _special_file(bytes(value)) if picture.is_path else ""
             if not said:
-                _, said = look(value)
+                _, said = look_at_input(value, picture)
             if said:
                 errors.setdefault(place, ValueError(f"{name}: {said}"))
             else:
@@ -150,7 +149,7 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
 
 def _sizes_of(wanted: Wanted, records: Indices, name: str, values: Values) -> NDArray[np.int32]:
     """As `Source.sizes`, which takes a field for paths only where it says so itself."""
-    if wanted.pictures.get(name) and not wanted.source.fields[name].is_path:
+    if wanted.pictures.get(name, Picture()).is_path and not wanted.source.fields[name].is_path:
         return picture_sizes(values, are_paths=True)
     return wanted.source.sizes(records, name, values)
 

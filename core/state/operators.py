@@ -6,7 +6,7 @@ import contextlib
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nvidia.dali import Pipeline
 
@@ -16,7 +16,22 @@ from . import protobuf, reader_files
 _PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)")
 _READ = ("io.file.read", "Read")
 FIELD = "record_field_"  # and the field of a source's records: what feeds its values
+_ANY_DATA = 4  # of nvidia.dali.types: the decoder keeps the image's own channels
 Operator = tuple[str, str, Mapping[str, Any]]  # kind ("readers.file"), name, arguments
+
+
+class Picture(NamedTuple):
+    """An input of a graph that its decoders decode.
+
+    Attributes:
+        is_path: Whether it is the path of an image.
+        any_on_cpu: Whether a decoder on the CPU keeps its channels (``types.ANY_DATA``).
+        any_turned: Whether a decoder keeps its channels and applies its EXIF orientation.
+    """
+
+    is_path: bool = False
+    any_on_cpu: bool = False
+    any_turned: bool = False
 
 
 def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
@@ -55,22 +70,26 @@ def operator_inputs(operator: Any) -> list[Any]:
     return [n for one in operator.inputs for n in (one if isinstance(one, list) else [one])]
 
 
-def picture_inputs(operators: Sequence[Operator]) -> dict[str, bool]:
-    """The inputs of a graph that its decoders take for pictures, and whether they are paths.
+def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
+    """Returns the inputs of a graph that its decoders decode, by the names of their operators.
 
     Args:
-        operators: The graph's, with what they take.
-
-    Returns:
-        Names of operators; True where the decoders get the files that they are paths of.
+        operators: The operators of the graph, with their inputs.
     """
     taken = {name: next(iter(given.get("inputs", ())), [""])[0] for _, name, given in operators}
     kinds = {name: kind for kind, name, _ in operators}
-    pictures = {}
-    for name, kind in kinds.items():
+    pictures: dict[str, Picture] = {}
+    for kind, name, given in operators:
         if _PICTURES.search(kind):
             is_path = kinds.get(taken[name]) in _READ
-            pictures[taken[taken[name]] if is_path else taken[name]] = is_path
+            source = taken[taken[name]] if is_path else taken[name]
+            # Printed arguments are texts.
+            keeps = str(given.get("output_type")) == str(_ANY_DATA)
+            on_cpu = keeps and given.get("device") == "cpu"
+            turned = keeps and str(given.get("adjust_orientation")) != "False"
+            if other := pictures.get(source):
+                on_cpu, turned = on_cpu or other.any_on_cpu, turned or other.any_turned
+            pictures[source] = Picture(is_path, on_cpu, turned)
     return pictures
 
 

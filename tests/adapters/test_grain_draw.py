@@ -18,7 +18,7 @@ from dalijax import augment, data_iterator, fn, sources
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform
 from dalijax.core.errors import RecordError
 from dalijax.core.hashing import column_keys, fold, uniform
-from dalijax.core.pipeline.picture_size import look_at
+from dalijax.core.pipeline.picture_size import look_at_input
 from dalijax.core.records import record_pipelines
 
 N, BATCH, SEED = 22, 4, 7
@@ -322,11 +322,11 @@ def test_a_state_before_two_bad_pictures_of_a_batch_goes_on(on_error, nested):
 def test_a_header_is_parsed_once_in_a_run(monkeypatch):
     parsed = []
 
-    def counted(data):
+    def counted(data, picture):
         parsed.append(bytes(data))
-        return look_at(data)
+        return look_at_input(data, picture)
 
-    monkeypatch.setattr(record_pipelines, "look_at", counted)
+    monkeypatch.setattr(record_pipelines, "look_at_input", counted)
     ds = grain.MapDataset.source(records()[: 4 * BATCH]).seed(SEED)
     assert len(on_host(ds.pipe(transform(pictures, ("image", "i"))))) == 4
     assert parsed == JPEGS[: 4 * BATCH]

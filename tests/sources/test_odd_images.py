@@ -1,5 +1,6 @@
 """Odd images in a process of their own: DALI crashes if its parser refuses one of 32 or more."""
 
+import io
 import json
 import pathlib
 import re
@@ -8,21 +9,28 @@ import grain
 import numpy as np
 import odd_image_worker
 import pytest
-from nvidia.dali import fn
-from odd_images import MODES, RGB, odd_images, saved, tiff
+from nvidia.dali import fn, types
+from odd_images import EXIF, MODES, RGB, exif, odd_images, saved, tiff
+from PIL import Image, ImageOps
 
 from dalijax import augment, data_iterator, sources
 from dalijax.adapters.grain import DALITransform
 from dalijax.core.pipeline.picture_size import look_at, picture_size
+from dalijax.core.state.operators import Picture
+from dalijax.fn import read_file
 from programs import run_python
 
 # Pillow decodes them to other pixels: it converts colors in another way, clips 16 bits, ignores
 # EXIF numbers of one byte, or the header of a file was changed without its pixels.
+KEPT = Picture(any_on_cpu=True, any_turned=True)  # fed to a decoder with types.ANY_DATA
 UNSURE = re.compile("YCbCr|LAB|Lab|YCC|16 orient|orient.* 16$|Adobe|BYTE|2000.* bits|without a pal")
 
+# Pillow decodes alpha in TIFF, CMYK and more than four channels in other ways.
+UNSURE_IF_KEPT = re.compile(f"{UNSURE.pattern}|TIFF.*(CMYK|RGBA|(five|seven) channels)|JPEG.*CMYK")
 
-def decoded_in_a_process(mutations):
-    done = run_python(pathlib.Path(odd_image_worker.__file__), mutations, timeout=600)
+
+def decoded_in_a_process(mutations, output="RGB"):
+    done = run_python(pathlib.Path(odd_image_worker.__file__), mutations, output, timeout=600)
     decoded = json.loads(done.stdout)
     assert decoded["lost"] == 0
     numbers = {int(name.removeprefix("record ")) // 2 for name in decoded["bad"]}
@@ -44,6 +52,17 @@ def test_no_odd_image_ends_the_process_and_each_is_decoded_or_named():
             assert [*size] == decoded["shapes"][name][:2], name
     wrong = [name for name, right in decoded["right"].items() if not right]
     assert [name for name in wrong if not UNSURE.search(name)] == []
+
+
+def test_no_odd_image_ends_the_process_if_its_channels_are_kept():
+    images = odd_images()
+    decoded, _ = decoded_in_a_process(0, "ANY_DATA")
+    assert len(decoded["shapes"]) > 300
+    for name in decoded["shapes"]:
+        size, fault = look_at(images[name], KEPT)
+        assert not fault and [*size] == decoded["shapes"][name][:2], name
+    wrong = [name for name, right in decoded["right"].items() if not right]
+    assert [name for name in wrong if not UNSURE_IF_KEPT.search(name)] == []
 
 
 def test_no_damaged_image_ends_the_process():
@@ -97,8 +116,79 @@ def test_valid_images_are_refused_by_their_kind(name, kind):
     assert look_at(odd_images()[name]) == (None, f"not supported by DALI's decoders: {kind}")
 
 
+def with_orientation(mode, form, orientation):
+    options = {"lossless": True} if form == "WEBP" else {}
+    exif_data = (EXIF if form == "JPEG" else b"") + exif(orientation)
+    return saved(MODES[mode], form, exif=exif_data, **options)
+
+
 @pytest.mark.parametrize(
-    "name", ["JPEG: no scan", "PNG: no end", "WebP: cut EXIF", "JPEG 2000: cut pixels"]
+    ("mode", "form", "orientation", "settings", "kind"),
+    [
+        ("L", "JPEG", 1, {}, "gray JPEG on a CPU"),
+        ("L", "JPEG", 6, {"adjust_orientation": False}, "gray JPEG on a CPU"),
+        ("RGBA", "PNG", 2, {}, "PNG with alpha and an EXIF orientation"),
+        ("RGBA", "PNG", 6, {}, "PNG with alpha and an EXIF orientation"),
+        ("LA", "WEBP", 6, {}, "WebP with alpha and an EXIF orientation"),
+        ("RGBA", "PNG", 6, {"adjust_orientation": False}, ""),
+        ("RGBA", "PNG", 1, {}, ""),
+        ("LA", "WEBP", 1, {}, ""),
+        ("RGB", "JPEG", 6, {}, ""),
+        ("RGB", "PNG", 6, {}, ""),
+        ("L", "PNG", 6, {}, ""),
+    ],
+)
+@pytest.mark.parametrize("how", ["records", "paths", "Grain"])
+def test_kept_channels_are_right_or_refused(how, mode, form, orientation, settings, kind, tmp_path):
+    data = with_orientation(mode, form, orientation)
+    (tmp_path / "image").write_bytes(data)
+    value = bytes(tmp_path / "image") if how == "paths" else data
+
+    def decode(value):
+        data = read_file(value) if how == "paths" else value
+        return fn.decoders.image(data, output_type=types.ANY_DATA, **settings)
+
+    def first():
+        if how == "Grain":
+            transform = DALITransform(decode, output_map=["x"], batch_size=2, num_threads=1, seed=0)
+            dataset = grain.MapDataset.source([{"value": value}] * 2).pipe(transform)
+            return next(iter(dataset))["x"]
+        source = sources.Records([{"value": value}] * 2)
+        make = data_iterator(decode, ["x"], source=source, as_numpy=True)
+        return next(make(batch_size=2, num_threads=1))["x"]
+
+    if kind:
+        with pytest.raises(Exception, match=kind) as raised:
+            first()
+        assert "types.ANY_DATA; use types.RGB" in str(raised.value)
+        return
+    image = Image.open(io.BytesIO(data))
+    image = image if settings else ImageOps.exif_transpose(image)
+    pixels = np.asarray(image).reshape(*image.size[::-1], -1)
+    for row in np.asarray(first()):
+        assert row.shape == pixels.shape and np.abs(row - pixels.astype(float)).mean() < 3
+
+
+def test_one_decoder_of_several_that_keeps_channels_is_enough():
+    data = saved(MODES["L"], "JPEG")
+
+    def decode(data):
+        kept = fn.decoders.image(data, output_type=types.ANY_DATA)
+        return fn.decoders.image(data), kept, fn.decoders.image(data, output_type=types.GRAY)
+
+    source = sources.Records([{"data": data}] * 2)
+    make = data_iterator(decode, ["x", "y", "z"], source=source, as_numpy=True)
+    with pytest.raises(Exception, match="gray JPEG on a CPU"):
+        next(make(batch_size=2, num_threads=1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("JPEG: no scan", "PNG: no end", "WebP: cut EXIF", "JPEG 2000: cut pixels"),
+        *("JPEG: incomplete EXIF 6 and bad pixels", "JPEG 2000: FF52 as FF5A"),
+        "TIFF: palette with a cut map",
+    ],
 )
 def test_damaged_images_are_called_damaged(name):
     data = odd_images()[name]

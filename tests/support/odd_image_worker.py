@@ -1,6 +1,6 @@
 """A program that decodes odd images through dalijax, which ends a process if DALI crashes.
 
-python odd_image_worker.py MUTATIONS
+python odd_image_worker.py MUTATIONS [OUTPUT_TYPE]
 
 Prints a JSON object: for each image of `odd_images`, or for mutations of them if their number isn't
 0, the error of its record, or what differs from the expected pixels.
@@ -12,7 +12,7 @@ import random
 import sys
 
 import numpy as np
-from nvidia.dali import fn
+from nvidia.dali import fn, types
 from odd_images import GRAY, MODES, RGB, odd_images, saved
 from PIL import Image, ImageOps
 
@@ -22,25 +22,30 @@ from dalijax.core.pipeline.picture_size import look_at
 BATCH, SIDE = 40, 48
 LARGEST = 1 << 21  # pixels of a mutation that is decoded
 GOOD = [saved(MODES["RGB"], "PNG"), saved(MODES["L"], "PNG"), saved(MODES["RGB"], "BMP")]
-PIXELS = [RGB, np.dstack([GRAY] * 3), RGB]
+PIXELS = {
+    "RGB": [RGB, np.dstack([GRAY] * 3), RGB],
+    "ANY_DATA": [RGB, GRAY[..., np.newaxis], RGB],
+}
 
 
 def canvas(pixels):
-    """An image at the top left of a black square."""
-    shown = np.zeros((SIDE, SIDE, 3), np.uint8)
-    part = pixels[:SIDE, :SIDE]
-    shown[: part.shape[0], : part.shape[1]] = part
+    """An image at the top left of a black square of four channels."""
+    shown = np.zeros((SIDE, SIDE, 4), np.uint8)
+    part = pixels[:SIDE, :SIDE, :4]
+    shown[: part.shape[0], : part.shape[1], : part.shape[2]] = part
     return shown
 
 
-def expected(data):
+def expected(data, channels):
     """Pillow's pixels of an image, and those that the images are made of."""
     try:
         with Image.open(io.BytesIO(data)) as image:
-            yield np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+            mode = {1: "L", 3: "RGB"}.get(channels, "RGBA")
+            pixels = np.asarray(ImageOps.exif_transpose(image).convert(mode))
+            yield pixels.reshape(*pixels.shape[:2], -1)
     except Exception:  # Pillow raises almost anything for damaged files
         pass
-    yield from (RGB, np.dstack([GRAY] * 3))
+    yield from (RGB, np.dstack([GRAY] * channels))
 
 
 def mutation(names, images, number):
@@ -56,14 +61,14 @@ def mutation(names, images, number):
     return f"{number}: {name}", bytes(data)
 
 
-def decode(data, number):
-    images = fn.decoders.image(data)
+def decode(data, number, output):
+    images = fn.decoders.image(data, output_type=getattr(types, output))
     shape = images.shape()
-    square = {"crop": [SIDE, SIDE], "crop_pos_x": 0.0, "crop_pos_y": 0.0}
-    return fn.crop(images, **square, out_of_bounds_policy="pad"), shape, number
+    square = {"start": [0, 0, 0], "shape": [SIDE, SIDE, 4], "axes": [0, 1, 2]}
+    return fn.slice(images, **square, out_of_bounds_policy="pad"), shape, number
 
 
-def decoded(images):
+def decoded(images, output="RGB"):
     """What an iterator over records of some images, among good ones, gives.
 
     Returns:
@@ -77,32 +82,32 @@ def decoded(images):
         records.append({"data": GOOD[number % 3], "number": -1 - number})
     make = data_iterator(decode, ["image", "shape", "number"], mask="mask", as_numpy=True)
     source = sources.Records(records)
-    options = {"on_error": "mask", "num_threads": 4, "shuffle": False}
+    options = {"on_error": "mask", "output": output, "num_threads": 4, "shuffle": False}
     iterator = make(source=source, batch_size=BATCH, **options)
     shapes, right, lost = {}, {}, len(names)
     for batch in iterator:
         for row in np.flatnonzero(batch["mask"]):
             number, pixels = int(batch["number"][row]), batch["image"][row]
             if number < 0:
-                lost -= bool(np.array_equal(pixels, canvas(PIXELS[(-1 - number) % 3])))
+                lost -= bool(np.array_equal(pixels, canvas(PIXELS[output][(-1 - number) % 3])))
                 continue
             name, shape = names[number], batch["shape"][row].tolist()
             shapes[name] = shape
             right[name] = any(
                 [*other.shape] == shape and np.abs(canvas(other) - pixels.astype(float)).mean() < 3
-                for other in expected(images[name])
+                for other in expected(images[name], shape[2])
             )
     bad = [file for error in iterator.errors for file in error.files]
     return {"shapes": shapes, "right": right, "bad": bad, "lost": lost}
 
 
-def main(mutations):
+def main(mutations, output="RGB"):
     images = odd_images()
     if mutations:
         names = list(images)
         images = dict(mutation(names, images, number) for number in range(mutations))
         images = {name: data for name, data in images.items() if not is_large(data)}
-    sys.stdout.write(json.dumps({**decoded(images), "names": list(images)}))
+    sys.stdout.write(json.dumps({**decoded(images, output), "names": list(images)}))
 
 
 def is_large(data):
@@ -111,4 +116,4 @@ def is_large(data):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

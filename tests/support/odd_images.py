@@ -210,7 +210,9 @@ def _tiffs():
     yield "unequal bits", tiff(rgb, extra={258: (3, [5, 6, 5])}.items())
     yield "unequal bits 8 16 8", tiff(rgb, extra={258: (3, [8, 16, 8])}.items())
     map_ = (3, [*range(0, 65536, 257)] * 3)
-    yield "palette", tiff(gray, photometric=3, extra={320: map_}.items())
+    palette = tiff(gray, photometric=3, extra={320: map_}.items())
+    yield "palette", palette
+    yield "palette with a cut map", palette[:-300]
     yield "palette without a map", tiff(gray, photometric=3)
     yield "palette 16", tiff(gray.astype(np.uint16), photometric=3, extra={320: map_}.items())
     small = (3, [*range(0, 65536, 4369)] * 3)
@@ -460,6 +462,16 @@ def _jpegs():
     yield "EXIF with a bad entry after", jpeg_with(EXIF + _two_entries(6, 8)[:-12])
     yield "EXIF with a bad text before", jpeg_with(EXIF + _bad_text(6, True))
     yield "EXIF with a bad text after", jpeg_with(EXIF + _bad_text(6, False))
+    none = EXIF + exif(6).replace(b"\x12\x01", b"\x10\x03")
+    incomplete = EXIF + exif(6)[:8] + b"\2\0" + exif(6)[10:22]  # OpenCV's reader uses it
+    for name, segments in {
+        "incomplete EXIF 6": (incomplete,),
+        "bad EXIF, incomplete EXIF 6": (EXIF + b"\0\1" + exif(6)[2:], incomplete),
+        "EXIF without orientation, incomplete EXIF 6": (none, incomplete),
+    }.items():
+        yield name, (data := jpeg_with(*segments))
+        at = data.index(b"\xff\xda") + 134
+        yield f"{name} and bad pixels", data[:at] + b"\xff" + data[at + 1 :]
     yield "EXIF in lower case", jpeg_with(b"exif\0\0" + exif(6))
     yield "EXIF with 0xff", jpeg_with(b"Exif\0\xff" + exif(6))
     yield "EXIF in APP2", jpeg_with(EXIF + exif(6), marker=0xE2)
@@ -789,12 +801,25 @@ def _jpeg2000s():
     yield "unknown colour space", _colour_space(99)
     yield "cut pixels", jpeg2000()[:-200]
     yield "HTJ2K flag", _replaced(jpeg2000(no_jp2=True), b"\xff\x51", b"\xff\x51\0\x2f\x40\0")
+    whole = jpeg2000("L")
+    for marker, name in {b"\xff\x52": "FF52", b"\xff\x5c": "FF5C", b"\xff\x64": "FF64"}.items():
+        for other in (0x30, 0x50, 0x53, 0x55, 0x57, 0x5A, 0x5D, 0x5E, 0x5F, 0x60, 0x63, 0x74, 0x91):
+            yield f"{name} as FF{other:02X}", _replaced(whole, marker, bytes([255, other]))
+    for place, value in ((2, 255), (2, 1), (5, 255), (7, 40), (8, 9), (10, 255), (11, 7)):
+        yield f"FF52 with {value} at {place}", _changed(whole, b"\xff\x52", 2 + place, value)
+    for value in (0x43, 0x5F, 0x41):
+        yield f"FF5C of style {value}", _changed(whole, b"\xff\x5c", 4, value)
     size = jpeg2000(no_jp2=True)
     at = size.index(b"\xff\x51")
     yield "width 0", size[: at + 6] + bytes(4) + size[at + 10 :]
     yield "no channels", size[: at + 38] + bytes(2) + size[at + 40 :]
     yield "five channels", size[: at + 38] + b"\0\x05" + size[at + 40 :]
     yield "width 2^31", size[: at + 6] + b"\x80\0\0\0" + size[at + 10 :]
+
+
+def _changed(data, marker, place, value):
+    at = data.index(marker) + place
+    return data[:at] + bytes([value]) + data[at + 1 :]
 
 
 def _colour_space(number):

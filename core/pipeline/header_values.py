@@ -1,0 +1,24 @@
+"""Reads numbers of image headers, and the error for kinds that DALI's decoders can't decode."""
+
+import struct
+
+
+class Unsupported(ValueError):
+    """An image of a kind that DALI's decoders can't decode; the message names the kind."""
+
+
+def unpack(form: str, data: memoryview, at: int) -> int:
+    """Returns a number of a header.
+
+    Args:
+        form: The number's format, as in `struct`.
+        data: The header.
+        at: The place of the number, which may be anywhere.
+
+    Raises:
+        EOFError, struct.error: If the header ends before it.
+    """
+    if at > len(data):  # which may be too large for an index
+        raise EOFError
+    value: int = struct.unpack_from(form, data, at)[0]
+    return value
