@@ -26,6 +26,7 @@ async def check_range(response: Any) -> None:
     if wanted is None or response.status >= 400:
         return
     if problem := range_problem(response.status, response.headers, wanted):
+        response.close()  # aiohttp leaves the connection open if its callback raises
         raise OSError(
             f"{response.request_info.url}: {problem}. Tars and TFRecords need a server that "
             "returns the ranges it is asked for (python -m http.server does not): use another "
