@@ -90,7 +90,7 @@ def test_a_finite_stream_has_an_end():
             with pytest.raises(StopIteration):
                 next(stream)
         stream.seek_step(1)
-        with pytest.raises(ValueError, match=rf"2 epochs .* have only {len(whole)} batches"):
+        with pytest.raises(ValueError, match=rf"num_epochs=2 .* has only {len(whole)} batches"):
             stream.seek_step(len(whole) + 1)
         assert frozen(next(stream)) == whole[1]
 
@@ -203,7 +203,7 @@ def test_a_reader_that_ends_and_failing_batches(jpegs, tmp_path):
             assert step_of(stream) == whole[step]
         if epochs:
             stream.seek_step(2)
-            with pytest.raises(ValueError, match=r"seek_step\(13\): the 2 epochs of the stream"):
+            with pytest.raises(ValueError, match=r"seek_step\(13\): with num_epochs=2 the stream"):
                 stream.seek_step(13)
             assert step_of(stream) == whole[2]  # it did not move
             stream.seek_step(total)
@@ -217,7 +217,7 @@ def test_a_source_that_alone_knows_its_end():
     for step, wanted in ((4, [2, 3]), (1, [2, 3]), (0, [0, 1]), (5, [4, 5])):
         stream.seek_step(step)
         assert numbers(next(stream)) == wanted
-    with pytest.raises(ValueError, match="have only 6 batches"):
+    with pytest.raises(ValueError, match="has only 6 batches"):
         stream.seek_step(7)
 
 

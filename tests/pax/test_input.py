@@ -53,7 +53,7 @@ def test_training_moves_to_a_step(jpegs_many):
         other.peek_padded()
         other.seek_step(step)
         assert samples([other.get_next()]) == whole[step]
-    with pytest.raises(ValueError, match="have only 3 batches"):
+    with pytest.raises(ValueError, match="has only 3 batches"):
         evaluation(jpegs_many).seek_step(4)
 
 
