@@ -45,6 +45,10 @@ _CLIENT_ERRORS = {"ClientConnectionError", "ClientPayloadError", "IncompleteRead
 RETRY_DELAYS = (0.05, 0.2, 0.8)  # seconds
 
 
+class EnvironmentFailure(Exception):
+    """The machine or the network made a run fail; a retry may succeed."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Failure:
     """A failed run of DALI.

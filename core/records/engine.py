@@ -19,7 +19,7 @@ from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe, every_batch_
 from ..pipeline.batch import Batch, RaggedError
 from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
-from ..pipeline.failure import RETRY_DELAYS, failure_of
+from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, failure_of
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
 from ..printable import printable
@@ -41,10 +41,6 @@ from .stream_part import PartReader, StreamPart
 
 _MOST_SKIPPED = 16 * MOST_SKIPPED  # batches that are left out in a row: a stream may have no end
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
-
-
-class _EnvironmentFailure(Exception):
-    """The machine or the network made a run fail; a retry may succeed."""
 
 
 class _RefusedRecords(Exception):
@@ -210,11 +206,11 @@ class RecordEngine(Engine[RecordPosition]):
         for delay in RETRY_DELAYS:
             try:
                 return self._outcome_at(here, failed)
-            except _EnvironmentFailure:
+            except EnvironmentFailure:
                 time.sleep(delay)
         try:
             return self._outcome_at(here, failed)
-        except _EnvironmentFailure as raised:
+        except EnvironmentFailure as raised:
             raise RuntimeError(
                 f"batch {here.step} can't be made, and not because of its records; the next call "
                 f"tries it again: {raised}"
@@ -269,7 +265,7 @@ class RecordEngine(Engine[RecordPosition]):
         except RuntimeError as raised:
             if failure_of(raised).environment:
                 self._pipelines.stop()
-                raise _EnvironmentFailure(failure_of(raised).message) from raised
+                raise EnvironmentFailure(failure_of(raised).message) from raised
             return self._undecoded(here, raised, [], failed)
         except RaggedError as raised:
             rows = self._queue.batches[0]

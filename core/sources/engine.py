@@ -34,7 +34,7 @@ from ..pipeline.batch import Batch, RaggedError
 from ..pipeline.dali_pipeline import check_outputs, graph_lines, queue_depth
 from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, Outcome, log_failure
-from ..pipeline.failure import RETRY_DELAYS, Failure, failure_of, is_environment
+from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, Failure, failure_of, is_environment
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
@@ -77,10 +77,6 @@ class _BadRecords(Exception):
     def __init__(self, bad: _Bad):
         super().__init__()
         self.bad = bad
-
-
-class _EnvironmentFailure(Exception):
-    """The machine or the network made a run fail; a retry may succeed."""
 
 
 def _warn_of_repeats(plan: SamplePlan) -> None:
@@ -685,7 +681,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
                 if self.closed:  # by another thread, during this call
                     raise ValueError(CLOSED) from None
                 raise
-            except _EnvironmentFailure as failed:
+            except EnvironmentFailure as failed:
                 self.drop()
                 delay = next(delays, None)
                 if delay is None:
@@ -814,7 +810,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         """Finds the records that made a run fail; see `_run_at`."""
         failure = failure_of(error)
         if failure.environment:
-            raise _EnvironmentFailure(failure.message) from error
+            raise EnvironmentFailure(failure.message) from error
         parts = [feed.rows(run, part) for part in range(len(self._parts))]
         used = np.unique(np.concatenate([rows.read.samples for rows in parts]))
 
@@ -908,13 +904,13 @@ class SourceEngine(EpochEngine[SamplePosition]):
         """Runs some samples in a pipeline of their own; returns the failure.
 
         Raises:
-            _EnvironmentFailure: If it says nothing about the samples.
+            EnvironmentFailure: If it says nothing about the samples.
         """
         each = {**self._each[0], "batch_size": len(samples)}
         source = self._pipelines(feed.alone(samples), [each], prefetch_queue_depth=1)
         failure = failure_alone(Runner(source.build()))
         if failure is not None and failure.environment:
-            raise _EnvironmentFailure(failure.message)
+            raise EnvironmentFailure(failure.message)
         return failure
 
     def _described(
@@ -924,7 +920,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         step = self._samples.step(here)
         return kind(f"batch {step} of epoch {here.epoch} failed, and counts as delivered: {text}")
 
-    def _not_lost(self, here: SamplePosition, failed: _EnvironmentFailure) -> RuntimeError:
+    def _not_lost(self, here: SamplePosition, failed: EnvironmentFailure) -> RuntimeError:
         """Returns the error of a batch that the next call tries again."""
         step = self._samples.step(here)
         return RuntimeError(
