@@ -52,7 +52,7 @@ lint: $(VENV)/.installed-test  ## Check style, format and types.
 	@failed=0; \
 	$(PYTHON) -m ruff check . || failed=1; \
 	$(PYTHON) -m ruff format --check . || failed=1; \
-	.ci/types $(PYTHON) || failed=1; \
+	$(PYTHON) -m mypy || failed=1; \
 	exit $$failed
 
 format: $(VENV)/.installed-test  ## Rewrite the sources in the common format.

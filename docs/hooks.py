@@ -1,10 +1,9 @@
-"""What the site's build does beside MkDocs' own: the package as a folder, notebooks as pages."""
+"""What the site's build does beside MkDocs' own: notebooks as pages."""
 
 from __future__ import annotations
 
 import logging
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,6 @@ import make_notebooks  # noqa: E402 - it lies beside this file, and is no module
 
 ELSEWHERE = re.compile(r"<(?:script|img|iframe|link rel=.stylesheet.)[^>]*https?://[^>]*>")
 _log = logging.getLogger("mkdocs.hooks")
-
-
-def link_package(folder: Path) -> None:
-    """Links the sources as they are once installed: the repository's root is the package."""
-    shutil.rmtree(folder, ignore_errors=True)
-    package = folder / "dalijax"
-    package.mkdir(parents=True)
-    for path in [*ROOT.glob("*.py"), ROOT / "core", ROOT / "adapters"]:
-        (package / path.name).symlink_to(path)
-
-
-def on_startup(**kwargs: Any) -> None:
-    """Runs before mkdocstrings looks for the package."""
-    link_package(ROOT / ".cache" / "docs")
 
 
 def on_files(files: Any, *, config: Any) -> Any:

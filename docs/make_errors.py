@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "dalijax"
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = """# Errors, A to Z
 
@@ -153,7 +154,7 @@ def _errors(tree: ast.AST, outer: Names) -> Iterator[tuple[ast.expr, str, Names]
 def messages() -> Iterator[Message]:
     """The messages of all modules, in the order of the files."""
     folders = ("*.py", "core/**/*.py", "adapters/**/*.py")
-    files = sorted(path for folder in folders for path in ROOT.glob(folder))
+    files = sorted(path for folder in folders for path in PACKAGE.glob(folder))
     trees = {path: ast.parse(path.read_text()) for path in files}
     constants: Names = {}
     for tree in trees.values():
@@ -164,7 +165,7 @@ def messages() -> Iterator[Message]:
         for argument, error, names in _errors(tree, constants | assigned):
             for text in _texts(argument, names):
                 if len(re.findall(r"[a-z]{2,}", re.sub(r"\{[^}]*\}", "", text))) >= 3:
-                    file = path.relative_to(ROOT).as_posix()
+                    file = path.relative_to(PACKAGE).as_posix()
                     yield Message(" ".join(text.split()), error, file)
 
 

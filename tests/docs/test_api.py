@@ -8,6 +8,8 @@ import pytest
 
 from pages import DOCS, ROOT
 
+PACKAGE = ROOT / "src" / "dalijax"
+
 MODULES = {
     "dalijax": "dalijax",
     "dalijax.fn": "fn",
@@ -35,7 +37,7 @@ def public_names(file: pathlib.Path) -> list[str]:
 
 
 def module_file(module: str) -> pathlib.Path:
-    path = ROOT.joinpath(*module.split(".")[1:])
+    path = PACKAGE.joinpath(*module.split(".")[1:])
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
@@ -64,10 +66,14 @@ def test_the_overview_links_to_each_entry(page):
 
 
 def test_each_public_module_has_a_page():
-    doors = {*ROOT.glob("*.py"), *ROOT.glob("adapters/*.py"), *ROOT.glob("adapters/*/__init__.py")}
+    doors = {
+        f
+        for glob in ("*.py", "adapters/*.py", "adapters/*/__init__.py")
+        for f in PACKAGE.glob(glob)
+    }
     # ReportInput is a name of dalijax.adapters.clu; its file is no module of its own.
-    doors.remove(ROOT / "adapters" / "clu_report.py")
+    doors.remove(PACKAGE / "adapters" / "clu_report.py")
     documented = {module_file(module) for module in MODULES}
     assert {file for file in doors if public_names(file)} == documented - {
-        ROOT / "adapters" / "grain" / "orbax.py"
+        PACKAGE / "adapters" / "grain" / "orbax.py"
     }

@@ -10,7 +10,7 @@ from nvidia.dali import fn
 import dalijax
 from dalijax import data_iterator
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "dalijax"
 # From below to above. Modules of the first row may import one another, those of others may not.
 LAYERS = (
     (
@@ -33,7 +33,9 @@ LAYERS = (
     ("__init__", "augment", "fn", "show", "sources", "tune"),
 )
 SOURCES = sorted(
-    file for pattern in ("*.py", "core/**/*.py", "adapters/**/*.py") for file in ROOT.glob(pattern)
+    file
+    for pattern in ("*.py", "core/**/*.py", "adapters/**/*.py")
+    for file in PACKAGE.glob(pattern)
 )
 
 
@@ -48,7 +50,7 @@ def room_of(module):
 
 def imports_of(file):
     """The modules, or names of modules, that a file imports from this package."""
-    package = file.relative_to(ROOT).parent.parts
+    package = file.relative_to(PACKAGE).parent.parts
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - (node.level - 1)]
@@ -57,9 +59,9 @@ def imports_of(file):
                 yield f"{module}.{alias.name}" if module else alias.name
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda f: f.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: f.relative_to(PACKAGE).as_posix())
 def test_imports_run_down_only(file):
-    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
     if module in ("core.__init__", "adapters.__init__"):
         return
     here = room_of(module)
@@ -73,7 +75,7 @@ def test_imports_run_down_only(file):
 
 
 def test_packages_say_what_lives_there():
-    for folder in sorted({file.parent for file in SOURCES} - {ROOT}):
+    for folder in sorted({file.parent for file in SOURCES} - {PACKAGE}):
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
         assert text and len(text) > 100, f"{folder.name}/__init__.py does not say what lives there"
 
@@ -82,7 +84,9 @@ def files_passed(call):
     """The files of this package whose functions a call enters, and what it gives."""
     files = set()
     package = pathlib.Path(dalijax.__file__).parent  # in site-packages, unless it is editable
-    names = {str(package / file.relative_to(ROOT)): file.relative_to(ROOT) for file in SOURCES}
+    names = {
+        str(package / file.relative_to(PACKAGE)): file.relative_to(PACKAGE) for file in SOURCES
+    }
 
     def note(frame, event, _):
         file = names.get(frame.f_code.co_filename)
