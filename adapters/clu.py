@@ -23,8 +23,8 @@ from ..core.environment.extras import extra
 from ..core.errors import StateError
 from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
 from ..core.iterator.iterator import DALIGenericIterator
-from ..core.pipeline.workers import Workers
 from ..core.stats import InputStats
+from ..core.workers import Workers
 from .process_files import write_text_atomically
 
 with extra("clu", "dalijax.adapters.clu"):

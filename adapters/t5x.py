@@ -59,7 +59,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from ..core.config import EpochRules
 from ..core.environment.extras import extra
 from ..core.iterator.data_iterator import IteratorFunction, iterator_function
-from ..core.seeds import ShardSeed
+from ..core.random.seeds import ShardSeed
 from .clu import DALIDatasetIterator
 from .process_files import file_of_any_process
 

@@ -26,8 +26,8 @@ import photos
 import report
 import turns
 from dalijax import augment
-from dalijax.core.hashing import fold
-from dalijax.core.pipeline.draw import Draw, DrawRows
+from dalijax.core.random.draw import Draw, DrawRows
+from dalijax.core.random.hashing import fold
 from report import GPU
 
 HEIGHT, WIDTH, CROP = 375, 500, 224

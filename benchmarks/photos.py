@@ -10,7 +10,7 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from dalijax.core.sources.tfrecord_headers import masked_crc
+from dalijax.core.formats.tfrecord_headers import masked_crc
 
 SIZE = (500, 375)
 

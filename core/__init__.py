@@ -1,7 +1,7 @@
-"""The package without any ecosystem: DALI's pipelines as iterators with a position.
+"""The package without any ecosystem: iterators over DALI pipelines, with positions and states.
 
-The modules of this folder are pure: epochs, placement, seeds, configuration. Above them lie
-`state`, then `pipeline`, then `iterator`, `records`, `functions` and `sources`, which never import
-one another, and `tuning` and `show`. Imports run down only. Nothing here is public: users import
-`dalijax`, and `adapters` translate.
+Layers, from the bottom: `order`, `random`, placement and configuration are pure functions; `formats`
+reads files; `state` encodes positions; `pipeline` makes and runs DALI pipelines. `iterator`,
+`records`, `functions`, `sources` and `augment` are siblings that do not import one another. `tools`
+uses iterators as users do. Imports go down only. Nothing in here is public: users import `dalijax`.
 """

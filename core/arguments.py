@@ -14,7 +14,7 @@ import numpy as np
 from nvidia.dali import Pipeline
 
 from . import replacements
-from .seeds import ShardSeed
+from .random.seeds import ShardSeed
 
 F = TypeVar("F", bound=Callable[..., Any])
 

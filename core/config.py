@@ -12,7 +12,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from . import replacements
 from .arguments import check_flags, whole_number
-from .epochs import EpochPlan
+from .order.epochs import EpochPlan
 from .placement import over_current_mesh
 
 Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec]

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from pictures import CACHE, make_pictures
 
 import dalijax
-from dalijax.core.profiling.profile import Report
+from dalijax.core.tools.profile.profile import Report
 from dalijax.tune import tune
 
 BATCH_SIZE = 32

@@ -22,11 +22,11 @@ from ...core.pipeline.batch import choose_placement, writable
 from ...core.pipeline.pipeline_source import default_device_id
 from ...core.pipeline.shards import shard_pipelines
 from ...core.placement import DataShard
+from ...core.random.seeds import ShardSeed
 from ...core.records.engine import RecordEngine
 from ...core.records.record_pipelines import check_record_graph
 from ...core.records.record_queue import Numbers, RecordPosition, RecordReader, Restored
 from ...core.records.stream_part import StreamPart, describe
-from ...core.seeds import ShardSeed
 from ...core.state.agreement import Values
 from ...core.state.codec import brief
 from .reading import READ_OPTIONS, Position, Reader, RecordLists
@@ -98,7 +98,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             if these are dicts; other keys bypass the graph, batched. A record that is bytes, text,
             a number or an array is its only parameter. Text comes as UTF-8 (see
             `dalijax.fn.read_file` for paths). A parameter ``draw`` gets random numbers that belong
-            to the record's place in the stream (see `dalijax.core.pipeline.draw.Draw`, and
+            to the record's place in the stream (see `dalijax.core.random.draw.Draw`, and
             `dalijax.augment`); they need no state, and do not depend on the number of shards.
             Processes that read parts of a dataset without ``sharding`` need a ``seed`` each.
         batch_size: Number of records in a batch; with ``sharding`` in the global batch, of which

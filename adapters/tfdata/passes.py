@@ -10,7 +10,7 @@ from ...core.errors import EpochError, StateError
 from ...core.iterator.data_iterator import IteratorFunction
 from ...core.iterator.epoch_stream import BatchStream, StreamMark
 from ...core.iterator.iterator import DALIGenericIterator
-from ...core.seeds import DEFAULT_SEED, ShardSeed, pass_of, pass_seed
+from ...core.random.seeds import DEFAULT_SEED, ShardSeed, pass_of, pass_seed
 from ...core.state import codec
 from ...core.state.fingerprint import unknown
 

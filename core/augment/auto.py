@@ -17,7 +17,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.draw import Draw, check_draw, joined, part_of
+from ..random.draw import Draw, check_draw, joined, part_of
 from . import policies
 from .policies import Choice
 

@@ -10,7 +10,7 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.draw import Draw, check_draw
+from ..random.draw import Draw, check_draw
 from .windows import Range
 
 _DEGREES = 360.0

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from ..pipeline.dtypes import check_width
+from ..dtypes import check_width
 from . import checks
 
 

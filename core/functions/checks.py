@@ -13,9 +13,9 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
+from ..dtypes import KINDS, cast_to
 from ..pipeline import function_notes
-from ..pipeline.draw import draw_of_pipeline
-from ..pipeline.dtypes import KINDS, cast_to
+from ..random.draw import draw_of_pipeline
 
 _log = logging.getLogger("dalijax")
 

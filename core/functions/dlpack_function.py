@@ -12,7 +12,7 @@ import numpy as np
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.dtypes import check_width
+from ..dtypes import check_width
 from . import checks
 from .dali_operators import dlpack_operator
 from .dlpack import DLTensor

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from ..pipeline.dtypes import check_width
+from ..dtypes import check_width
 from ..placement import GlobalPlacement, rows_sharding
 from . import checks
 from .batch_function import BatchFunction, on_device

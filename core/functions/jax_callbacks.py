@@ -11,8 +11,8 @@ import numpy as np
 from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
+from ..dtypes import check_width
 from ..pipeline.dali_pipeline import queue_depth
-from ..pipeline.dtypes import check_width
 from ..pipeline.function_notes import live_outputs
 from ..placement import gpu_ordinal
 from .batch_function import BatchFunction

@@ -14,7 +14,7 @@ from nvidia.dali import types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline, do_not_convert
 
-from ..pipeline.dtypes import dali_type
+from ..dtypes import dali_type
 from ..state.fingerprint import digest
 from . import checks
 from .statefulness import note

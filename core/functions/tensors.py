@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from nvidia.dali import Pipeline
 
+from ..dtypes import KINDS
 from ..pipeline.dali_pipeline import queue_depth
-from ..pipeline.dtypes import KINDS
 from ..pipeline.function_notes import live_outputs
 from . import checks
 from .dlpack import NO_WAIT, DLTensor, header

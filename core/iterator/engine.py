@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
-from ..epochs import count_rows
 from ..errors import BatchError, StateError
+from ..order.epochs import count_rows
 from ..pipeline import advice
 from ..pipeline.bad_files import name_files
 from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe

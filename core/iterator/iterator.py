@@ -15,7 +15,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from .. import replacements
 from ..arguments import knows_its_names, whole_number, without_fraction
 from ..config import IteratorConfig, Shardings, difference_names
-from ..epochs import EpochPlan
+from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT, EngineSource, EpochEngine, Mark
 from ..pipeline.handmade_source import HandmadeSource

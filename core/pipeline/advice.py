@@ -15,8 +15,8 @@ from nvidia.dali import Pipeline, backend, types
 from nvidia.dali.data_node import DataNode
 
 from .. import replacements
+from ..dtypes import DALI_TYPES
 from ..state.operators import operators_of
-from .dtypes import DALI_TYPES
 
 _ARRAYS = ("jax", "jaxlib", "numpy")
 _NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from ..errors import BatchError, EpochError, GraphError, RecordError
 from ..printable import printable
 from ..state.position import FailedBatch
+from ..workers import WorkersEnded
 from .failure import Failure, failure_of
 from .runner import Runner, SourceEnded, SourceError, discard
-from .workers import WorkersEnded
 
 # Batches in a row that an operator fails for, and none before that it does not, until the graph
 # is at fault.

@@ -14,12 +14,12 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from ..config import IteratorConfig
-from ..epochs import EpochPlan
+from ..dtypes import WIDE, check_width, narrowed
+from ..order.epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement, over_devices
 from ..printable import printable
 from . import schema
 from .deferred import DeferredCalls
-from .dtypes import WIDE, check_width, narrowed
 from .runner import Outputs, TensorList
 
 Batch = dict[str, Any]

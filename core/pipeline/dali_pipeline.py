@@ -19,12 +19,12 @@ from nvidia.dali import Pipeline, backend
 
 from ..environment import cuda_queues
 from ..errors import StateError
+from ..random.draw import described_draws, draw_inputs
 from ..state.fingerprint import fingerprint
 from ..state.operators import kind_of, operator_inputs
 from ..state.random_state import to_other_device
 from . import advice, function_notes
 from .deferred import deferred_of
-from .draw import described_draws, draw_inputs
 
 # What DALI says of a checkpoint of another graph.
 _OF_ANOTHER = re.compile(

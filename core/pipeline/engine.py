@@ -17,8 +17,8 @@ from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
-from ..epochs import EpochPlan
 from ..errors import BatchError, GraphError, RecordError
+from ..order.epochs import EpochPlan
 from ..state.agreement import Values
 from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats

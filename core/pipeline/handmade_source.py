@@ -8,7 +8,7 @@ from typing import Any
 
 from nvidia.dali import Pipeline
 
-from ..seeds import DEFAULT_SEED
+from ..random.seeds import DEFAULT_SEED
 from ..state.operators import serialized_operators
 from .dali_pipeline import at_checkpoint, build_pipeline, can_checkpoint
 from .pipeline_source import PipelineSource

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ..formats.header_values import Unsupported
+from ..formats.image_headers import TURNED, codec_of, foreign_kind, kind_of, orientation_of
 from ..state.operators import Picture
-from .header_values import Unsupported
-from .image_headers import TURNED, codec_of, foreign_kind, kind_of, orientation_of
 
 _HEAD = 1 << 18  # bytes of a file that are read first
 _HEAD_FIRST = (b"\xff\xd8", b"BM", b"P")  # formats whose headers are at the start of a file

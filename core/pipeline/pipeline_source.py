@@ -18,7 +18,7 @@ from nvidia.dali.data_node import DataNode
 
 from ..arguments import checked_arguments, function_parameters, is_pipeline_def, name_of
 from ..errors import StateError
-from ..seeds import DEFAULT_SEED, ShardSeed, shard_seed
+from ..random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
 from . import advice
 from .dali_pipeline import (
     FreedAnywhere,

@@ -11,7 +11,7 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
-from ..epochs import EpochPlan
+from ..order.epochs import EpochPlan
 from ..placement import DataShard
 from ..state.operators import Operator, operators_of, serialized_operators
 from .pipeline_source import PipelineSource

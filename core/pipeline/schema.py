@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import KINDS, cast_to
-from .riff import cut_off
+from ..dtypes import KINDS, cast_to
+from ..formats.riff import cut_off
 
 _LONGEST_TEXT = 160  # characters of a record's text in an error
 

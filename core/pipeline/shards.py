@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..placement import DataShard
-from ..seeds import ShardSeed
+from ..random.seeds import ShardSeed
 
 
 def shard_pipelines(

@@ -14,16 +14,16 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..arguments import function_parameters, is_pipeline_def
 from ..config import IteratorConfig
-from ..hashing import fold
+from ..dtypes import dali_type
 from ..pipeline.bad_record import failing, failure_alone, find_bad
 from ..pipeline.dali_pipeline import check_outputs, graph_lines
-from ..pipeline.draw import DRAW, Draw, DrawRows
-from ..pipeline.dtypes import dali_type
 from ..pipeline.failure import Failure
 from ..pipeline.picture_size import Size, look_at_input
 from ..pipeline.pipeline_source import FunctionSource, check_resumable
 from ..pipeline.runner import Runner, discard
 from ..pipeline.schema import Column, Schema, learn
+from ..random.draw import DRAW, Draw, DrawRows
+from ..random.hashing import fold
 from ..replacements import for_name
 from ..state import random_state
 from ..state.fingerprint import digest

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..pipeline.dtypes import KINDS, cast_to
+from ..dtypes import KINDS, cast_to
+from ..order.shuffle import Indices
 from .base import BaseSource
-from .order import Indices
 from .source import Field, Values
 from .values import as_scalars, beyond, kind_of
 

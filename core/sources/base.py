@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..order.shuffle import Indices
 from .identity import identity_of
-from .order import Indices
 from .record_table import RecordTable
 from .source import Field, Source, Values
 

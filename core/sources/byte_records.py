@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.byte_files import WAITING_THREADS, ByteFiles, is_remote
+from ..order.shuffle import Indices
 from ..printable import printable
 from .base import BaseSource
-from .byte_files import WAITING_THREADS, ByteFiles, is_remote
 from .index import Index
-from .order import Indices
 from .source import Field, Values
 
 MISSING = 0  # offset of a value that a record lacks: files begin with a header

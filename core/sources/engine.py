@@ -18,8 +18,10 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
-from ..epochs import EpochPlan, count_rows
 from ..errors import BatchError, GraphError, StateError
+from ..order.epochs import EpochPlan, count_rows
+from ..order.samples import SamplePlan, SamplePosition, pads_by_default
+from ..order.shuffle import Indices
 from ..pipeline import advice
 from ..pipeline.bad_record import (
     MOST_SKIPPED,
@@ -40,13 +42,13 @@ from ..pipeline.processes import is_one_of_several
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import of_fields
 from ..pipeline.shards import shard_pipelines
-from ..pipeline.workers import WorkersEnded
-from ..seeds import ShardSeed
+from ..random.seeds import ShardSeed
 from ..state import random_state
 from ..state.agreement import Values
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..stats import InputStats
+from ..workers import WorkersEnded
 from . import state as states
 from .bad_samples import (
     BadSamples,
@@ -59,8 +61,6 @@ from .bad_samples import (
 from .feed import Feed, OnceRead, RowRange, Rows, SomeRows
 from .graph import FieldGraph
 from .identity import stated_identity
-from .order import Indices
-from .plan import SamplePlan, SamplePosition, pads_by_default
 from .source import Source
 
 _MOST_MASKED = 1000  # batches whose masked records are remembered, to log them once

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pipeline.draw import DrawRows
+from ..order.samples import SamplePlan, SamplePosition
+from ..order.shuffle import Indices
 from ..pipeline.runner import calls
-from ..pipeline.workers import Result, Workers, WorkersEnded
+from ..random.draw import DrawRows
 from ..state.operators import Picture
+from ..workers import Result, Workers, WorkersEnded
 from .bad_samples import BadSamples
-from .order import Indices
-from .plan import SamplePlan, SamplePosition
 from .read_rows import CHUNK, Chunk, ReadRows, Wanted, read_chunk
 from .reuse import ReuseCheck
 from .source import Source, order_of

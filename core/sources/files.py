@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats.byte_files import WAITING_THREADS, fetch, filesystem, is_remote
+from ..formats.names import Names
+from ..formats.paths import Path, Paths, home_expanded, is_pattern, path_list, path_text
+from ..order.shuffle import Indices
 from ..pipeline.schema import leaf
 from ..printable import printable
 from ..state.reader_files import below_common_root, file_sizes
 from .base import BaseSource
-from .byte_files import WAITING_THREADS, fetch, filesystem, is_remote
 from .identity import spread
-from .names import Names
-from .order import Indices
-from .paths import Path, Paths, home_expanded, is_pattern, path_list, path_text
 from .source import Field, Values
 
 _log = logging.getLogger("dalijax")

@@ -10,8 +10,8 @@ from nvidia.dali import fn
 from nvidia.dali.fn.io import file
 
 from ..arguments import name_of
-from ..pipeline.draw import DRAW, Draw, DrawRows
-from ..pipeline.dtypes import dali_type
+from ..dtypes import dali_type
+from ..random.draw import DRAW, Draw, DrawRows
 from ..replacements import for_name
 from ..state.operators import FIELD, Operator, Picture, picture_inputs
 from .source import Field

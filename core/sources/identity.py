@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import StateError
+from ..order.shuffle import Indices
 from ..printable import printable
-from .order import Indices
 from .source import Source
 
 _MOST_RECORDS = 64

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..pipeline.workers import call_each
+from ..formats.byte_files import WAITING_THREADS, ByteFiles, Stamp, is_remote, stamp_of
 from ..printable import printable
-from .byte_files import WAITING_THREADS, ByteFiles, Stamp, is_remote, stamp_of
+from ..workers import call_each
 from .identity import spread
 from .index import Index, kept
 

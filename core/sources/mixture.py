@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..hashing import fold, mix
+from ..order.shuffle import Indices
+from ..random.hashing import fold, mix
 from .base import SizeTables
 from .identity import stated_identity
-from .order import Indices
 from .source import Field, Order, Source, Values, names_of, order_of
 
 MOST_EXACT = 1000  # samples of a window

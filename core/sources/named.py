@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .order import Indices
+from ..order.shuffle import Indices
 from .source import Field, Source, Values, names_of
 
 

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from ..hashing import fold
-from ..pipeline.draw import DrawFunction, DrawRows
+from ..formats.riff import cut_off, file_cut_off
+from ..order.shuffle import Indices
 from ..pipeline.failure import is_environment, with_retries
 from ..pipeline.picture_size import look_at_input
-from ..pipeline.riff import cut_off, file_cut_off
+from ..random.draw import DrawFunction, DrawRows
+from ..random.hashing import fold
 from ..state.operators import Picture
 from .bad_samples import BadSamples, NoStandIn, UnusableRecord, stand_ins
-from .order import Indices
 from .record_table import RecordTable
 from .reuse import ReuseCheck
 from .source import Source, Values, picture_sizes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .order import Indices
+from ..order.shuffle import Indices
 
 _MOST_SLOTS = 1 << 21
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..order.shuffle import Indices
 from .base import BaseSource
 from .field_names import check_names, check_options
-from .order import Indices
 from .source import Field, Values
 from .values import as_kind, kind_of
 

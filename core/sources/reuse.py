@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .order import Indices
+from ..order.shuffle import Indices
 from .source import Source, Values
 
 _ENOUGH = 64  # pairs of records with one memory and equal values: the memory is a constant

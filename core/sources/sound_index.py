@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .byte_files import within
+from ..formats.byte_files import within
 from .index import Index
 
 _MOST_ROWS = 1 << 22  # rows of which all ranges are checked; `ByteFiles.read` checks those it reads

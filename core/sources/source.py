@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..order.shuffle import Indices, shuffled
 from ..pipeline.picture_size import path_size, picture_size
-from .order import Indices, shuffled
 
 # Of samples of the stream: the record of each, and the epoch whose random numbers it draws.
 Order = Callable[[Indices], tuple[Indices, Indices]]

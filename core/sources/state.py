@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import Difference, StateError
+from ..order.samples import MOST_SAMPLES, SamplePosition
 from ..state.codec import brief, parsed
 from ..state.fingerprint import (
     Fingerprint,
@@ -17,7 +18,6 @@ from ..state.fingerprint import (
     not_allowed,
     unknown,
 )
-from .plan import MOST_SAMPLES, SamplePosition
 
 FORMAT = "dalijax.source"
 VERSION = 1

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
+from ..order.shuffle import Indices
 from ..printable import printable
 from .byte_records import ByteRecords, Decode, as_json, as_text
 from .field_names import check_names
 from .index_of import index_of
-from .order import Indices
-from .paths import Path, Paths, home_expanded, path_list, path_text
 from .sound_index import is_sound
 from .source import Field, Values
 from .tar_index import ABOUT, columns_of, extensions_of, index_tars, kinds_of, sample_key

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..pipeline.workers import call_each
+from ..formats.byte_files import ByteFile, Window, open_file
+from ..formats.progress import progress
+from ..formats.tar_headers import Member, members
 from ..printable import printable
 from ..state.reader_files import below_common_root
-from .byte_files import ByteFile, Window, open_file
+from ..workers import call_each
 from .field_names import check_names
 from .index import Index
-from .progress import progress
 from .sound_index import column_digest
-from .tar_headers import Member, members
 from .values import narrow
 
 # Types of the entries that only indexes of tars have.

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import example
+from ..formats import example
+from ..formats.paths import Path, Paths, home_expanded, path_list, path_text
 from .byte_records import ByteRecords, Decode, as_text
 from .field_names import check_names, check_options
 from .index_of import index_of
-from .paths import Path, Paths, home_expanded, path_list, path_text
 from .source import Field
 from .tfrecord_index import index_records, is_sound
 from .values import as_scalars

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats import example
+from ..formats.byte_files import Window, open_file
+from ..formats.progress import progress
+from ..formats.tfrecord_headers import records
 from ..state.reader_files import below_common_root
-from . import example, sound_index
-from .byte_files import Window, open_file
+from . import sound_index
 from .byte_records import MISSING
 from .index import Index
-from .progress import progress
 from .source import Field
-from .tfrecord_headers import records
 from .values import as_scalars, beyond, narrow
 
 EMPTY = 1  # offset of a list without numbers, in no file

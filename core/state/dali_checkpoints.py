@@ -12,9 +12,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..epochs import EpochPlan
 from ..errors import StateError
-from . import codec, protobuf
+from ..formats import protobuf
+from ..order.epochs import EpochPlan
+from . import codec
 from .position import Checkpoints, Position
 
 _CONTEXT, _ITERATOR_DATA = 2, 2  # fields of a checkpoint, and of its external context

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 
 from nvidia.dali import Pipeline
 
-from ..epochs import EpochPlan
 from ..errors import Difference
+from ..order.epochs import EpochPlan
 from . import reader_files
 from .operators import FIELD, graph_outputs, read_operators, serialized_operators
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from nvidia.dali import Pipeline
 
-from . import protobuf, reader_files
+from ..formats import protobuf
+from . import reader_files
 
 # Kinds of operators, by nvidia.dali.fn and nvidia.dali.ops.
 _PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)")

@@ -123,11 +123,12 @@ def layers() -> None:
             "`dalijax`, `.sources`, `.augment`, `.fn`, `.show`, `.tune`",
         ),
         ("soft", "adapters", "Grain, CLU, T5X, tf.data, Pax, Prometheus"),
-        ("plain", "core/show, core/tuning", "stand on the iterator, as you do"),
+        ("plain", "core/tools", "show, profile and tune: they use public iterators"),
         ("act", "core/iterator, sources, records, functions, augment", "siblings"),
         ("plain", "core/pipeline", "DALI's pipelines: built, run, their outputs as arrays"),
         ("plain", "core/state", "positions, fingerprints, both as JSON"),
-        ("ask", "epochs, placement, seeds, errors", "pure arithmetic: no pipeline, no DALI call"),
+        ("plain", "core/formats", "tar, TFRecord, protobuf, headers of images and sound"),
+        ("ask", "core/order, random, placement", "pure functions: no pipeline, no DALI call"),
     ]
     diagram = Diagram(560, 76 * len(rows) - 10, "The layers: imports run down only")
     for number, (kind, name, what) in enumerate(rows):

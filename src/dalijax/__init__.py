@@ -29,7 +29,7 @@ from .core.iterator.data_iterator import data_iterator as data_iterator
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
 
 if _TYPE_CHECKING:
-    from .core.profiling.profile import profile as profile
+    from .core.tools.profile.profile import profile as profile
 
 __all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator", "fn", "profile"]
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> _Any:  # importing the package costs nothing for t
     if name in ("augment", "show", "sources", "tune"):
         return _importlib.import_module(f"{__name__}.{name}")
     if name == "profile":
-        return _importlib.import_module(f"{__name__}.core.profiling.profile").profile
+        return _importlib.import_module(f"{__name__}.core.tools.profile.profile").profile
     for module in ("sources", "augment", "fn"):
         if name in (names := _importlib.import_module(f"{__name__}.{module}").__all__):
             table = {

@@ -7,14 +7,14 @@ from Python. It needs Pillow: ``pip install "dalijax[show]"``.
 """
 
 from .core import replacements as _replacements
-from .core.show.show import Page as Page
-from .core.show.show import show as show
+from .core.tools.show.show import Page as Page
+from .core.tools.show.show import show as show
 
 __all__ = ["Page", "show"]
 
 _replacements.not_callable(__name__)
 
 if __name__ == "__main__":
-    from .core.show.command import main
+    from .core.tools.show.command import main
 
     main()

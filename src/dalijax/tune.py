@@ -6,14 +6,14 @@ It prints a table and the line of code to paste; see `tune` for the same from Py
 """
 
 from .core import replacements as _replacements
-from .core.tuning.tune import Tuned as Tuned
-from .core.tuning.tune import tune as tune
+from .core.tools.tune.tune import Tuned as Tuned
+from .core.tools.tune.tune import tune as tune
 
 __all__ = ["Tuned", "tune"]
 
 _replacements.not_callable(__name__)
 
 if __name__ == "__main__":
-    from .core.tuning.command import main
+    from .core.tools.tune.command import main
 
     main()

@@ -17,8 +17,8 @@ from shardings import rows_over
 from dalijax import augment, data_iterator, fn, sources
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform
 from dalijax.core.errors import RecordError
-from dalijax.core.hashing import column_keys, fold, uniform
 from dalijax.core.pipeline.picture_size import look_at_input
+from dalijax.core.random.hashing import column_keys, fold, uniform
 from dalijax.core.records import record_pipelines
 
 N, BATCH, SEED = 22, 4, 7

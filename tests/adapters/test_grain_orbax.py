@@ -30,7 +30,7 @@ from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform, RandomInputs
 from dalijax.adapters.grain.data_loader import DALIDataLoaderIterator
 from dalijax.adapters.grain.orbax import ElasticRestore, ElasticSave
-from dalijax.core.sources.order import shuffled
+from dalijax.core.order.shuffle import shuffled
 from full import in_full
 
 N, BATCH, STEPS, SAVED = 21, 8, 6, 2

@@ -7,8 +7,8 @@ import pytest
 
 from conftest import write_jpegs
 from dalijax import data_iterator, sources
-from dalijax.core.show.command import main as show
-from dalijax.core.tuning.command import main as tune
+from dalijax.core.tools.show.command import main as show
+from dalijax.core.tools.tune.command import main as tune
 from dalijax.tune import tune as measure
 
 NUMBERS = sources.Arrays({"x": np.arange(8, dtype=np.int32)})

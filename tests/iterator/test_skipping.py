@@ -12,8 +12,8 @@ from python_sources import ends_after, fails_at
 
 from conformance import frozen
 from dalijax import LastBatchPolicy, data_iterator
-from dalijax.core.epochs import EpochPlan
-from dalijax.core.state import protobuf
+from dalijax.core.formats import protobuf
+from dalijax.core.order.epochs import EpochPlan
 from numbered import numbers, read_files
 
 N, BATCH = 59, 3

@@ -17,9 +17,9 @@ from shardings import rows_over
 
 import dalijax.tune
 from dalijax import data_iterator
-from dalijax.core.tuning.command import main
-from dalijax.core.tuning.memory import Memory
-from dalijax.core.tuning.tune import choose, thread_counts
+from dalijax.core.tools.tune.command import main
+from dalijax.core.tools.tune.memory import Memory
+from dalijax.core.tools.tune.tune import choose, thread_counts
 from dalijax.tune import Tuned
 from dalijax.tune import tune as tune_within
 from numbered import read_files

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
 
-from dalijax.core.hashing import column_keys, fold, uniform
-from dalijax.core.pipeline.draw import Draw, DrawRows, described_draws
+from dalijax.core.random.draw import Draw, DrawRows, described_draws
+from dalijax.core.random.hashing import column_keys, fold, uniform
 
 ROWS = 6
 

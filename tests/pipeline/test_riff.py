@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import clips
-from dalijax.core.pipeline.riff import cut_off, file_cut_off
+from dalijax.core.formats.riff import cut_off, file_cut_off
 
 MAY_LACK = {b"AVI ": 9, b"WAVE": 4096}  # bytes
 

@@ -14,7 +14,7 @@ from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
 from dalijax.core.errors import StateError
-from dalijax.core.seeds import ShardSeed, shard_seed
+from dalijax.core.random.seeds import ShardSeed, shard_seed
 from numbered import read_files
 
 

@@ -1,4 +1,4 @@
-"""The threads of `dalijax.core.pipeline.workers`: results, errors, ends and interruptions."""
+"""The threads of `dalijax.core.workers`: results, errors, ends and interruptions."""
 
 import gc
 import pathlib
@@ -8,7 +8,7 @@ import interrupt_worker
 import pytest
 from interrupts import interrupt_at, lines_of
 
-from dalijax.core.pipeline.workers import Result, Workers, WorkersEnded, call_each
+from dalijax.core.workers import Result, Workers, WorkersEnded, call_each
 from programs import run_python
 
 WAIT = 60  # seconds, for calls that take milliseconds

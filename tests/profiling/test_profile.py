@@ -16,10 +16,10 @@ from dalijax import DALIGenericIterator, data_iterator, fn, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core.profiling.loop import LoopTimes, loop_times
-from dalijax.core.profiling.replay import Replay, Stage, measured
-from dalijax.core.profiling.verdict import verdict
 from dalijax.core.stats import Call
+from dalijax.core.tools.profile.loop import LoopTimes, loop_times
+from dalijax.core.tools.profile.replay import Replay, Stage, measured
+from dalijax.core.tools.profile.verdict import verdict
 
 BATCH = 4
 SLOW = 0.05  # seconds of a batch, beside graphs of less than two milliseconds

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from dalijax.core.epochs import EpochPlan
+from dalijax.core.order.epochs import EpochPlan
 from oracle import Case
 
 POLICIES = ("FILL", "DROP", "PARTIAL")

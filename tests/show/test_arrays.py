@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dalijax.core.show.audio import envelope, spectrogram, spectrogram_picture
-from dalijax.core.show.contents import contents_of, figures_of
-from dalijax.core.show.layouts import channels_of, guess_layout, pictures_of
-from dalijax.core.show.pixels import NOT_FINITE, brightness, chosen_frames, to_rgb
+from dalijax.core.tools.show.audio import envelope, spectrogram, spectrogram_picture
+from dalijax.core.tools.show.contents import contents_of, figures_of
+from dalijax.core.tools.show.layouts import channels_of, guess_layout, pictures_of
+from dalijax.core.tools.show.pixels import NOT_FINITE, brightness, chosen_frames, to_rgb
 
 RNG = np.random.default_rng(0)
 

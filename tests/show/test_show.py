@@ -23,7 +23,7 @@ from dalijax import DALIGenericIterator, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core.show.command import main
+from dalijax.core.tools.show.command import main
 from dalijax.show import show
 
 RNG = np.random.default_rng(0)

@@ -290,7 +290,7 @@ def test_a_source_pickles(classes):
 
 
 def test_many_names_take_little_memory():
-    from dalijax.core.sources.names import Names
+    from dalijax.core.formats.names import Names
 
     names = [b"%07d.jpg" % i for i in range(10_000)]
     table = Names([(b"", names[:1]), (b"a/", []), (b"b/", names[1:])])

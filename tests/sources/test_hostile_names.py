@@ -11,7 +11,7 @@ from nvidia.dali import fn
 from conftest import write_jpegs
 from dalijax import data_iterator, show
 from dalijax.core.errors import BatchError
-from dalijax.core.sources.tfrecord_headers import masked_crc
+from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.sources import Files, Tar, TFRecord
 from tars import FIELDS, samples, write_tar
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dalijax.core.hashing import fold
+from dalijax.core.order.shuffle import shuffled
+from dalijax.core.random.hashing import fold
 from dalijax.core.sources.mixture import window_counts
-from dalijax.core.sources.order import shuffled
 from dalijax.core.sources.source import order_of
 from dalijax.sources import Arrays, Mixture
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from dalijax.core.hashing import column_keys, fold, mix, name_key, uniform
-from dalijax.core.sources import order
+from dalijax.core.order import shuffle as order
+from dalijax.core.order.shuffle import shuffled
+from dalijax.core.random.hashing import column_keys, fold, mix, name_key, uniform
 from dalijax.core.sources.mixture import Proportions, window_counts
-from dalijax.core.sources.order import shuffled
 
 MASK = (1 << 64) - 1
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalijax.core.sources.paths import braces, path_list
+from dalijax.core.formats.paths import braces, path_list
 from dalijax.sources import Files, Tar, TFRecord
 from tars import FIELDS, samples, write_tar
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dalijax import LastBatchPolicy
-from dalijax.core.epochs import EpochPlan
-from dalijax.core.sources.plan import SamplePlan, SamplePosition, pads_by_default
+from dalijax.core.order.epochs import EpochPlan
+from dalijax.core.order.samples import SamplePlan, SamplePosition, pads_by_default
 
 FILL, DROP, PARTIAL = LastBatchPolicy.FILL, LastBatchPolicy.DROP, LastBatchPolicy.PARTIAL
 CASES = list(

@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 
-from dalijax.core.sources.http_ranges import range_problem
+from dalijax.core.formats.http_ranges import range_problem
 from dalijax.sources import Files, Tar, TFRecord
 from tars import FIELDS, samples, write_tar
 

@@ -13,8 +13,8 @@ import sys
 import numpy as np
 import pytest
 
+from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.core.sources import index as indexes
-from dalijax.core.sources.tfrecord_headers import masked_crc
 from dalijax.sources import Tar, TFRecord
 from tars import write_tar
 

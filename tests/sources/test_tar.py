@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dalijax.core.sources.byte_files import LocalFile, Window
-from dalijax.core.sources.tar_headers import members
+from dalijax.core.formats.byte_files import LocalFile, Window
+from dalijax.core.formats.tar_headers import members
 from dalijax.sources import Arrays, Field, Mixture, Tar
 from tars import FIELDS, sample, samples, write_tar
 
@@ -71,7 +71,7 @@ def test_only_what_the_page_cache_lacks_is_asked_for(tmp_path, monkeypatch, cach
     monkeypatch.setattr(os, "posix_fadvise", noted)
     monkeypatch.setattr(os, "preadv", of_the_cache)
     if cached == "no flag":
-        monkeypatch.setattr("dalijax.core.sources.byte_files._NOWAIT", 0)
+        monkeypatch.setattr("dalijax.core.formats.byte_files._NOWAIT", 0)
     values = source.read(np.array([3, 0, 1, 5]), ["data"])["data"]
     assert [value.tobytes() for value in values] == [contents[i] for i in (3, 0, 1, 5)]
     (_, first, _), (_, second, _) = (by_tarfile(path)[i] for i in (3, 1))
@@ -444,7 +444,7 @@ def test_files_are_closed_when_the_source_is_dropped(tmp_path):
 
 
 def test_many_tars_do_not_stay_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("dalijax.core.sources.byte_files.most_open", lambda: 2)
+    monkeypatch.setattr("dalijax.core.formats.byte_files.most_open", lambda: 2)
     paths = [write_tar(tmp_path / f"{k}.tar", samples(k, k + 1)) for k in range(6)]
     source = Tar(paths, FIELDS)
     values = source.read(np.array([5, 0, 3, 1, 4, 2, 5]), ["data"])["data"]
@@ -466,7 +466,7 @@ def test_tars_are_not_kept_open_while_others_are_indexed(tmp_path):
 
 
 def test_threads_read_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("dalijax.core.sources.byte_files.most_open", lambda: 2)
+    monkeypatch.setattr("dalijax.core.formats.byte_files.most_open", lambda: 2)
     paths = [write_tar(tmp_path / f"{k}.tar", samples(k * 9, k * 9 + 9)) for k in range(6)]
     source = Tar(paths, FIELDS)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalijax.core.sources.example import integers
-from dalijax.core.sources.tfrecord_headers import masked_crc
+from dalijax.core.formats.example import integers
+from dalijax.core.formats.tfrecord_headers import masked_crc
 from dalijax.sources import Field, TFRecord
 
 tf = pytest.importorskip("tensorflow")

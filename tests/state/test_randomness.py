@@ -12,7 +12,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, RandomInputs
 from dalijax.core.errors import StateError
-from dalijax.core.state import protobuf
+from dalijax.core.formats import protobuf
 from dalijax.core.state.random_state import after_runs, compress, expand, operators, to_other_device
 
 BATCH = 3

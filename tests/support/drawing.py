@@ -8,8 +8,8 @@ from nvidia.dali.pipeline import do_not_convert
 from PIL import Image
 
 from dalijax import augment
-from dalijax.core.hashing import column_keys, fold, uniform
-from dalijax.core.pipeline.draw import Draw, DrawRows
+from dalijax.core.random.draw import Draw, DrawRows
+from dalijax.core.random.hashing import column_keys, fold, uniform
 
 SEED, EPOCH = 3, 1
 FUNCTIONS = {

@@ -14,7 +14,7 @@ FILES = (
     "core/records/",
     "core/sources/engine",
     "core/pipeline/engine",
-    "core/pipeline/workers",
+    "core/workers",
 )
 
 

@@ -7,8 +7,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from dalijax.core.hashing import column_keys, fold, uniform
-from dalijax.core.sources.order import shuffled
+from dalijax.core.order.shuffle import shuffled
+from dalijax.core.random.hashing import column_keys, fold, uniform
 from dalijax.sources import Field, Source
 
 

@@ -14,21 +14,15 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "dalijax"
 # From below to above. Modules of the first row may import one another, those of others may not.
 LAYERS = (
     (
-        *(
-            "core.arguments",
-            "core.atomic_file",
-            "core.config",
-            "core.environment",
-            "core.epochs",
-            "core.errors",
-        ),
-        *("core.hashing", "core.placement", "core.printable", "core.replacements"),
-        *("core.seeds", "core.stats"),
+        *("core.arguments", "core.atomic_file", "core.config", "core.dtypes", "core.environment"),
+        *("core.errors", "core.order", "core.placement", "core.printable", "core.random"),
+        *("core.replacements", "core.stats", "core.workers"),
     ),
+    ("core.formats",),
     ("core.state",),
     ("core.pipeline",),
     ("core.augment", "core.iterator", "core.records", "core.functions", "core.sources"),
-    ("core.profiling", "core.show", "core.tuning"),
+    ("core.tools",),
     ("adapters",),
     ("__init__", "augment", "fn", "show", "sources", "tune"),
 )

@@ -219,9 +219,9 @@ import sys
 import dalijax
 late = {"dalijax.sources", "dalijax.augment"}
 assert not late & set(sys.modules), "the import of the package brings them"
-assert "dalijax.core.profiling" not in sys.modules
+assert "dalijax.core.tools.profile" not in sys.modules
 assert {"sources", "augment", "profile"} <= set(dir(dalijax))
-assert callable(dalijax.profile) and "dalijax.core.profiling" in sys.modules
+assert callable(dalijax.profile) and "dalijax.core.tools.profile" in sys.modules
 assert not hasattr(dalijax, "source")
 dalijax.augment.flip
 print(len(dalijax.sources.Arrays({"x": [1, 2, 3]})), *sorted(late & set(sys.modules)))

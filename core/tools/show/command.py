@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..iterator.command_line import add_arguments, arguments_of, check_complete, load, write
-from ..iterator.data_iterator import IteratorFunction
-from ..sources.files import Files
+from ...iterator.data_iterator import IteratorFunction
+from ...sources.files import Files
+from ..command_line import add_arguments, arguments_of, check_complete, load, write
 from .layouts import LAYOUTS
 from .show import SAMPLES, check_suffix, show
 

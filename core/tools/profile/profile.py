@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..iterator.iterator import DALIGenericIterator
-from ..pipeline.engine import NoReplica
+from ...iterator.iterator import DALIGenericIterator
+from ...pipeline.engine import NoReplica
 from .loop import LoopTimes, loop_times
 from .replay import Replay, replay
 from .verdict import Verdict, verdict

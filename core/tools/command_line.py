@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..iterator.data_iterator import IteratorFunction
 from ..replacements import for_path
-from .data_iterator import IteratorFunction
 
 
 def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool) -> None:

@@ -21,16 +21,11 @@ from typing import Any
 
 from nvidia.dali import Pipeline
 
-from ..iterator.iterator import DALIGenericIterator
-from ..pipeline.dali_pipeline import (
-    build_pipeline,
-    operator_name,
-    operators,
-    queue_depth,
-)
-from ..pipeline.engine import NoReplica
-from ..pipeline.runner import Runner, SourceEnded, SourceError, calls, discard
-from ..state.operators import kind_of, operator_inputs
+from ...iterator.iterator import DALIGenericIterator
+from ...pipeline.dali_pipeline import build_pipeline, operator_name, operators, queue_depth
+from ...pipeline.engine import NoReplica
+from ...pipeline.runner import Runner, SourceEnded, SourceError, calls, discard
+from ...state.operators import kind_of, operator_inputs
 
 _CONSTANT = "fn.constant"  # which DALI makes of an argument, say, and takes no time
 _INPUT, _CPU, _GPU = "input", "cpu", "gpu"

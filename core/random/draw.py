@@ -20,8 +20,8 @@ from nvidia.dali.pipeline import do_not_convert
 
 from .. import replacements
 from ..arguments import knows_its_names
-from ..hashing import Bits, column_keys, uniform
-from .dtypes import dali_type
+from ..dtypes import dali_type
+from .hashing import Bits, column_keys, uniform
 
 # Numbers from 0 up to and without 1, float32 [rows, columns], and the pictures' heights and widths,
 # int32 [rows, 2], or None: to an array [rows, ...].

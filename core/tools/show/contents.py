@@ -78,7 +78,7 @@ class Output:
         device: Where it is.
         sharding: How it is laid out over devices; "" where there is no sharding.
         samples: A NumPy array, or text or bytes, for each sample of this process.
-        layout: What a sample is; one of `dalijax.core.show.layouts.LAYOUTS`.
+        layout: What a sample is; one of `dalijax.core.tools.show.layouts.LAYOUTS`.
         figures: Of the numbers of this process; None where there are none.
         brightness: How pictures are drawn.
         classes: Names of what its numbers stand for.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..hashing import fold, mix
+from ..random.hashing import fold, mix
 
 Indices = NDArray[np.int64]
 

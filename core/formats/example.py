@@ -1,6 +1,6 @@
 """tf.train.Example: where the values of its features lie, without TensorFlow.
 
-`dalijax.core.state.protobuf` reads whole messages in memory; here the payloads, which are most of
+`dalijax.core.formats.protobuf` reads whole messages in memory; here the payloads, which are most of
 a record, are never read.
 """
 

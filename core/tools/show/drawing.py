@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..environment.extras import extra
+from ...environment.extras import extra
 from .audio import envelope, spectrogram_picture
 from .contents import Output
 from .layouts import SOUNDS, channels_of, pictures_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..stats import Call
+from ...stats import Call
 
 PIPELINES = "pipelines"
 PLACING = "placing"

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..iterator.data_iterator import IteratorFunction
-from ..iterator.iterator import DALIGenericIterator
-from ..sources.order import Indices
-from ..sources.source import Order, Source, Values, order_of
-from ..state import codec
-from ..state.position import Checkpoints, Position
-from ..state.random_state import with_random_state
+from ...iterator.data_iterator import IteratorFunction
+from ...iterator.iterator import DALIGenericIterator
+from ...order.shuffle import Indices
+from ...sources.source import Order, Source, Values, order_of
+from ...state import codec
+from ...state.position import Checkpoints, Position
+from ...state.random_state import with_random_state
 from .batches import Taken, described
 
 

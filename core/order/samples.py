@@ -2,7 +2,7 @@
 
 Sample ``t`` of the stream is position ``t % N`` of epoch ``t // N``. A batch has the next samples
 of the stream; what becomes of the epoch's last one is as with a reader of one shard that makes
-global batches (`dalijax.core.epochs`)::
+global batches (`dalijax.core.order.epochs`)::
 
     N = 7, batches of 2     unpadded    0 1|2 3|4 5|6 7|8 9|...     runs on into the next epoch
                             padded      0 1|2 3|4 5|6 6|7 8|...

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ..iterator.data_iterator import IteratorFunction
-from ..iterator.iterator import DALIGenericIterator
-from ..printable import printable, printable_lines
-from ..replacements import for_path
-from ..sources.source import Source
+from ...iterator.data_iterator import IteratorFunction
+from ...iterator.iterator import DALIGenericIterator
+from ...printable import printable, printable_lines
+from ...replacements import for_path
+from ...sources.source import Source
 
 _MOST_NAMED = 10
 

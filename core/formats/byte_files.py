@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ..order.shuffle import Indices
 from ..printable import printable
 from .http_ranges import http_options
-from .order import Indices
 
 _ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
 _LOCAL_WINDOW = 2048  # the header and the content of a small tar member, and the header behind
