@@ -115,14 +115,17 @@ class Reader:
         self._whole = whole
         self._pad = pad
         self._longer = longer
-        self._first: list[Any] = []  # the first record, once a batch of padding was asked for
+        self._first: list[Any] = []  # the first record, if batches of padding may follow
         self._source = _source(parent)
         self.start = Position(parent.get_state())
         self._begin(self.start)
 
     def next_records(self) -> RecordBatch:
         """The records of the next batch; see `RecordReader`."""
+        is_first = self._longer and not self.position.records
         records = self._records()
+        if is_first:
+            self._first = records[:1]
         if len(records) > self._rows:
             raise ValueError(
                 f"the parent gives lists of {len(records)} records, more than the {self._rows} of "

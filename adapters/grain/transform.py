@@ -29,6 +29,7 @@ from ...core.records.record_queue import Numbers, RecordPosition, RecordReader, 
 from ...core.records.stream_part import StreamPart, describe
 from ...core.state.agreement import Values
 from ...core.state.codec import brief
+from .lengths import number_of_records, parents_of
 from .reading import READ_OPTIONS, Position, Reader, RecordLists
 from .record_iterator import RecordIterator
 
@@ -213,13 +214,15 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
                 "ds[jax.process_index()::jax.process_count()] before the transform, or pass "
                 "own_records=True where each process has other records"
             )
+        rows, records = self.local_rows(), number_of_records(ds)
+        batches = None
+        if records is not None:
+            batches = records // rows if self.drop_remainder else -(-records // rows)
+        described = self._described(ds)
         if isinstance(ds, grain.IterDataset):
-            return _DecodedDataset(ds, self, lists=False, values=self._described(ds))
-        options = self.read_options or READ_OPTIONS
-        rows = self.local_rows()
-        lists = RecordLists(ds, rows).to_iter_dataset(options)
-        batches = len(ds) // rows if self.drop_remainder else -(-len(ds) // rows)
-        return _DecodedDataset(lists, self, True, self._described(ds), batches)
+            return _DecodedDataset(ds, self, False, described, batches)
+        lists = RecordLists(ds, rows).to_iter_dataset(self.read_options or READ_OPTIONS)
+        return _DecodedDataset(lists, self, True, described, batches)
 
     def _is_placed(self) -> bool:
         """Whether the mesh of each sharding is known."""
@@ -373,7 +376,7 @@ def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
     Such a slice has a process's share at most, and begins at the first record in the first process
     alone: others, of a part that is kept for evaluation say, are the same in every process.
     """
-    parents = _parents_of(ds)
+    parents = parents_of(ds)
     if isinstance(ds, SliceMapDataset):
         share = -(-len(parents[0]) // jax.process_count())
         if len(ds) <= share and (ds._start > 0 or jax.process_index() == 0):  # not public
@@ -381,21 +384,9 @@ def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
     return bool(parents) and all(map(is_sliced, parents))
 
 
-def _parents_of(ds: Any) -> Sequence[Any]:
-    """The datasets that a dataset is made of.
-
-    Grain hides those of an interleaving, and so the dataset before ``mp_prefetch``.
-    """
-    parents: Sequence[Any] = getattr(ds, "parents", ())
-    hidden = getattr(ds, "_datasets", ())  # not public
-    if isinstance(hidden, grain.MapDataset):
-        hidden = [hidden]
-    return parents or (hidden if isinstance(hidden, (list, tuple)) else ())
-
-
 def _lineage(ds: Any) -> str:
     """The transformations of a dataset, with their seeds and the records behind slices."""
-    parents = _parents_of(ds)
+    parents = parents_of(ds)
     text = type(ds).__name__.removesuffix("Dataset")
     seeds = [getattr(ds, name, None) for name in ("_seed", "_seed_rng_seed")]  # not public
     text += "".join(f" seed {seed}" for seed in seeds if isinstance(seed, (int, np.integer)))
@@ -416,7 +407,7 @@ def _seed_of(ds: Any) -> int | None:
         node = nodes.pop(0)
         seed = getattr(node, "_seed_rng_seed", None)  # not public
         if seed is None:
-            nodes += _parents_of(node)
+            nodes += parents_of(node)
         else:
             seeds[int(seed)] = None
     if not seeds:
@@ -454,7 +445,7 @@ class _DecodedDataset(grain.IterDataset):
         transform: DALITransform,
         lists: bool,
         values: Values,
-        batches: int | None = None,
+        batches: int | None,
     ):
         super().__init__(parent)
         self._transform = transform
@@ -549,11 +540,10 @@ class DecodedIterator(RecordIterator):
         # A MapDataset's position counts lists, an IterDataset's records.
         self._default_identity = f"{transform.identity(seed)}{' lists' if lists else ''}"
         self._takes_seed = transform.takes_seed(seed)
-        longer = transform.over_processes and lists and bool(transform.pad)
-        self._reader = Reader(
-            parent, self._rows, lists, transform.drop_remainder, bool(transform.pad), longer
-        )
-        if part is not None:
+        pads = bool(transform.pad)
+        longer = transform.over_processes and pads
+        self._reader = Reader(parent, self._rows, lists, transform.drop_remainder, pads, longer)
+        if part is not None and pads:
             part = dataclasses.replace(part, padding=self._reader.padding)
         self._engine = transform.engine(self._reader, seed, transform.numbers(), part=part)
         self._deliver = transform.delivered

@@ -25,6 +25,7 @@ from jax.sharding import Sharding
 from ..config import IteratorConfig
 from ..errors import ProcessError
 from ..state.agreement import (
+    Batches,
     Offer,
     Round,
     Values,
@@ -38,7 +39,7 @@ __all__ = ["Agreement", "agreement_of", "is_one_of_several"]
 
 _SECONDS = 300.0  # as jax.distributed.initialize waits
 _SLICE = 1.0  # of a wait, after which Ctrl-C is heard
-_PAUSES = (0.002, 0.25)  # between two looks of the process that compares, from and to
+_PAUSES = (0.0005, 0.25)  # between two looks of the process that compares, from and to
 # Seconds after which an offer without an equal offer in this process counts as a difference:
 # another thread of this process may be about to make the equal offer. The second number is for
 # offers with the outline of an iterator of this process that has not delivered a batch.
@@ -123,15 +124,15 @@ class Agreement:
         self,
         values: Values,
         goal: str = "the next batch",
-        batches: int | None = None,
+        batches: Batches | None = None,
         cure: str = "",
-    ) -> dict[int, int | None]:
+    ) -> dict[int, Batches | None]:
         """Waits until every process has come here, and compares.
 
         Args:
             values: The values that must be equal.
             goal: The point that the processes must reach, for errors.
-            batches: Number of batches that this process has by itself.
+            batches: The batches of this process.
             cure: What to do about a difference, for errors.
 
         Returns:
@@ -157,7 +158,8 @@ class Agreement:
                 client.key_value_delete(f"{self._prefix}/offers/{key}")
         if verdict["error"]:
             raise ProcessError(verdict["error"])
-        return {int(process): count for process, count in verdict["batches"].items()}
+        every = verdict["batches"].items()
+        return {int(process): found and Batches(*found) for process, found in every}
 
     def _offers(self, client: Any) -> list[Offer]:
         """All offers that wait."""

@@ -24,7 +24,7 @@ from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
 from ..printable import printable
 from ..state import random_state
-from ..state.agreement import Values
+from ..state.agreement import Batches, Values
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from .record_pipelines import RecordPipelines, check_record_graph
@@ -40,6 +40,8 @@ from .record_queue import (
 from .stream_part import PartReader, StreamPart
 
 _MOST_SKIPPED = 16 * MOST_SKIPPED  # batches that are left out in a row: a stream may have no end
+# Batches that processes hold, at least, when they exchange their numbers; DALI reads as many ahead.
+_HELD = 2
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
 
 
@@ -69,6 +71,8 @@ class RecordEngine(Engine[RecordPosition]):
         stats: The counters of `next`, once `watch` was called.
     """
 
+    _marked = (*Engine._marked, "_compared")
+
     def __init__(
         self,
         pipeline_fn: Callable[..., Any],
@@ -93,6 +97,7 @@ class RecordEngine(Engine[RecordPosition]):
         self._rows, self._rows_each = rows * len(each), rows
         self._on_error = on_error
         self._by_step = by_step
+        self._compared = False  # whether the processes have compared their graphs and positions
         self._queue = RecordQueue(self._reader.next_records, len(each), rows, numbers)
         self._pipelines = RecordPipelines(
             pipeline_fn,
@@ -109,12 +114,6 @@ class RecordEngine(Engine[RecordPosition]):
         if part is not None:
             self.compare_processes(getattr(pipeline_fn, "__name__", "the graph"), part.values)
             self._reader.agreement = self._agreement
-            if part.batches is None:
-                self._end_cure = (
-                    "The number of records of an IterDataset is not known before its end: apply "
-                    "the DALITransform to the MapDataset, with pad='mask' or drop_remainder=True, "
-                    "or repeat() the records"
-                )
 
     @property
     def epoch(self) -> int:
@@ -128,19 +127,51 @@ class RecordEngine(Engine[RecordPosition]):
 
     # Several processes
 
+    def moved(self) -> None:
+        """Has the next batch wait until all processes stand at the same position."""
+        self._reader.moved()
+        self._compared = False
+        super().moved()
+
+    def advance(self) -> None:
+        """Moves behind the batch that `peek` gives."""
+        super().advance()
+        if self._reader.must_agree(self.position.step):
+            self._must_agree = True
+
     def _agree(self) -> None:
         """Compares the number of batches, and then the graph, which needs a record."""
-        self._reader.agree()
         with contextlib.suppress(ReadError):  # raised when it is due; the next call compares
-            super()._agree()
+            if self._reader.must_agree(self.step):
+                self._reader.agree(self.step, self._batches())
+            if not self._compared:
+                super()._agree()
+            self._compared, self._must_agree = True, False
+
+    def _batches(self) -> Batches:
+        """The batches that this process has.
+
+        Raises:
+            ReadError: If reading raised before the next batch.
+        """
+        if self._part.batches is None:
+            self._go_to_records(self.position)
+            try:
+                self._queue.at(_HELD - 1)
+            except StopIteration:
+                pass
+            except ReadError:
+                if not self._queue.batches:
+                    raise
+        return self._reader.batches(self._queue.step + len(self._queue.batches))
 
     def _shared_values(self) -> Values:
         """What must be equal in all processes; see `Engine`."""
-        try:
-            self.prepare()
-            graph = self._pipelines.graph
-        except StopIteration:
-            graph = "no record"
+        graph = "no record"
+        if not self._reader.is_behind_end(self.step):
+            with contextlib.suppress(StopIteration):
+                self.prepare()
+                graph = self._pipelines.graph
         return {**self._part.values, "graph": graph, "position": f"step {self.step}"}
 
     # Batches
@@ -229,15 +260,14 @@ class RecordEngine(Engine[RecordPosition]):
             Exception: What the reader raised where nothing was read; nothing has moved.
         """
         self._peeked = None
-        total = self._reader.total
-        if total is not None and here.step >= total:
+        if self._reader.is_behind_end(here.step):
             return Outcome(here, ended=True)
         try:
             runner = self._runner_at(here)
         except ReadError as raised:
             return self._unread(here, raised)
         except StopIteration:  # before the first record
-            return Outcome(here, ended=True)
+            return self._ended(here)
         if runner.deferred is not None:
             runner.deferred.check_thread()
         batch: Batch | None = None
@@ -245,7 +275,7 @@ class RecordEngine(Engine[RecordPosition]):
         try:
             batch = runner.take(functools.partial(self._convert, runner))
         except SourceEnded:
-            return Outcome(here, ended=True)
+            return self._ended(here)
         except SourceError as raised:
             self._pipelines.stop()
             cause = raised.__cause__ or raised
@@ -278,6 +308,15 @@ class RecordEngine(Engine[RecordPosition]):
             return Outcome(self._pop(here, runner.checkpoints()), batch, error)
         finally:
             del error  # its traceback has this frame: together they would keep the batch
+
+    def _ended(self, here: RecordPosition) -> Outcome[RecordPosition]:
+        """The outcome after the last record.
+
+        Raises:
+            ProcessError: If other processes have more batches.
+        """
+        self._reader.check_end(here.step)
+        return Outcome(here, ended=True)
 
     def _pop(self, here: RecordPosition, checkpoints: tuple[bytes, ...] | None) -> RecordPosition:
         """The position behind the first batch of the queue, which is taken."""
@@ -421,11 +460,7 @@ class RecordEngine(Engine[RecordPosition]):
         self.process = os.getpid()
         pipelines = self._pipelines
         try:
-            if not self._read_at_position:
-                pipelines.stop()
-                self._reader.seek(here)
-                self._queue.clear(here.step)
-                self._read_at_position = True
+            self._go_to_records(here)
             restored = here.restored
             pipelines.set_seed(restored.seed, restored.draw_seed)
             runner = None
@@ -442,6 +477,14 @@ class RecordEngine(Engine[RecordPosition]):
         except BaseException:  # refused, and so is the next call
             pipelines.stop()
             raise
+
+    def _go_to_records(self, here: RecordPosition) -> None:
+        """Moves the reader and the queue to a position, unless they are there."""
+        if not self._read_at_position:
+            self._pipelines.stop()
+            self._reader.seek(here)
+            self._queue.clear(here.step)
+            self._read_at_position = True
 
     def _checkpoints_at(self, here: RecordPosition) -> tuple[bytes, ...]:
         """Where the pipelines, which were built once, stand at a position."""
@@ -530,7 +573,7 @@ class RecordEngine(Engine[RecordPosition]):
             if move is not None:
                 move()
                 self._queue.clear(position.step)
-                self._reader.step = position.step
+                self._reader.start_at(position.step)
             self.position, self._interrupted = position, None
             self._read_at_position = move is not None
             self.moved()

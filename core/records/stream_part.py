@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ProcessError
 from ..pipeline.processes import Agreement
-from ..state.agreement import Values
+from ..state.agreement import Batches, Values
 from .record_queue import RecordBatch, RecordPosition, RecordReader
 
 
@@ -18,7 +18,7 @@ class StreamPart:
 
     Attributes:
         values: What must be equal in all processes, by names for errors.
-        batches: Number of batches that this process has by itself; None if it is not known.
+        batches: Number of batches that this process has by itself; None if only reading tells.
         agreed: Whether the number is the same in all processes because of ``values``.
         pads: Whether processes with fewer batches add batches of padding; else all stop after the
             smallest number.
@@ -34,6 +34,9 @@ class StreamPart:
 
 class PartReader:
     """Reads as many batches in every process; see `RecordReader`.
+
+    If the number of batches is not known before they are read, the processes exchange how many they
+    have read, again and again: none delivers a batch before every process has it, or can pad.
 
     Args:
         reader: Reads the batches of this process.
@@ -51,60 +54,105 @@ class PartReader:
         self.total: int | None = None
         self._reader = reader
         self._part = part
+        self._end: int | None = None  # the number of batches of this process, once it is known
+        self._certain = 0  # number of batches that every process delivers, if not more
 
-    def agree(self) -> None:
-        """Learns the total from all processes, once.
+    def moved(self) -> None:
+        """Has the processes exchange their numbers of batches again."""
+        self._certain, self.total = 0, None
+
+    def must_agree(self, step: int) -> bool:
+        """Whether the processes must exchange their numbers before the batch of a step."""
+        limited = self.agreement is not None and not self._part.agreed
+        return limited and self.total is None and step >= self._certain
+
+    def is_behind_end(self, step: int) -> bool:
+        """Whether no process delivers the batch of a step."""
+        return self.total is not None and step >= self.total
+
+    def batches(self, read: int) -> Batches:
+        """The batches of this process, of which the first ``read`` batches were read."""
+        if self._part.batches is not None:
+            return Batches(self._part.batches, True)
+        return Batches(read, False) if self._end is None else Batches(min(read, self._end), True)
+
+    def agree(self, step: int, own: Batches) -> None:
+        """Exchanges the numbers of batches.
+
+        Args:
+            step: Number of the next batch to deliver.
+            own: The batches of this process.
 
         Raises:
             ProcessError: If a process has no batch, while others have some; or as `Agreement`.
         """
         part, agreement = self._part, self.agreement
-        if agreement is None or self.total is not None or part.batches is None or part.agreed:
+        if agreement is None:
             return
-        counts = agreement.settle(part.values, "the number of batches", part.batches)
-        known = {process: count or 0 for process, count in counts.items()}
-        empty = [process for process, count in known.items() if not count]
-        if empty and any(known.values()):
+        values = {**part.values, "position": f"step {step}"}
+        found = agreement.settle(values, "the number of batches", own)
+        every = {process: batches or own for process, batches in found.items()}
+        counts = {process: batches.certain for process, batches in every.items()}
+        empty = [p for p, batches in every.items() if batches == Batches(0, True)]
+        if empty and any(counts.values()):
             needs = "a record to pad with" if part.pads else "a whole batch"
             raise ProcessError(
                 f"processes {empty} have no batch of records, and each needs {needs}: give every "
                 "process some records, or use fewer processes"
             )
-        self.total = (max if part.pads else min)(known.values())
+        ends = [count for process, count in counts.items() if every[process].ended]
+        if part.pads:
+            unended = [count for process, count in counts.items() if not every[process].ended]
+            self._certain = min(unended, default=0)
+            self.total = None if unended else max(ends)
+        else:
+            self._certain = min(counts.values())
+            self.total = self._certain if self._certain in ends else None
 
     def next_records(self) -> RecordBatch:
         """The next batch of this process, or a batch of padding."""
-        if self.total is not None and self.step >= self.total:
+        if self.is_behind_end(self.step):
             raise StopIteration
-        try:
-            batch = self._reader.next_records()
-        except StopIteration:
+        if self._end is None:
+            try:
+                batch = self._reader.next_records()
+            except StopIteration:
+                if self.agreement is not None:
+                    self._end = self.step
+                batch = self._after_end()
+        else:
             batch = self._after_end()
         self.step += 1
         return batch
 
     def _after_end(self) -> RecordBatch:
-        """A batch of padding, if other processes have more batches.
+        """A batch of padding, of which no more are delivered than other processes have batches.
 
         Raises:
-            StopIteration: If they have not.
-            ProcessError: If batches can't be padded.
+            StopIteration: If this process does not pad.
         """
-        self.agree()
-        if self.total is None or self.step >= self.total:
+        if self.agreement is None or self._part.padding is None:
             raise StopIteration
-        if not self._part.pads or self._part.padding is None:
-            raise ProcessError(
-                f"this process has {self.step} batches, and {self.total} were expected of every "
-                "process: its dataset gives fewer records than its length says, as filter() does. "
-                "Filter the records before they are sliced, use pad='mask', or repeat() them"
-            )
         return self._part.padding()
+
+    def check_end(self, step: int) -> None:
+        """Raises ProcessError if this process can't deliver a batch that others deliver."""
+        if self.total is not None and step < self.total:
+            raise ProcessError(
+                f"this process has {step} batches, and {self.total} were expected of every "
+                "process: its dataset gives fewer records than its length says, as a map() that "
+                "returns None does. Filter the records by filter(), use pad='mask', or repeat() "
+                "them"
+            )
 
     def seek(self, position: RecordPosition) -> None:
         """Moves to the batch after a position."""
         self._reader.seek(position)
-        self.step = position.step
+        self.start_at(position.step)
+
+    def start_at(self, step: int) -> None:
+        """Counts from a step, at whose batch the reader stands."""
+        self.step, self._end = step, None
 
 
 def describe(**values: Any) -> Values:

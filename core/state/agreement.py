@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .fingerprint import differences, unknown
 
@@ -28,6 +28,18 @@ def without_seeds(line: str) -> str:
     return " ".join(part for part in line.split(" ") if not part.startswith("seed="))
 
 
+class Batches(NamedTuple):
+    """The batches of one process.
+
+    Attributes:
+        certain: Number of batches, from the first, that the process certainly has.
+        ended: Whether it has no others.
+    """
+
+    certain: int
+    ended: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Offer:
     """The description of an iterator that waits for its counterparts.
@@ -36,23 +48,23 @@ class Offer:
         process: The process.
         number: Counts the descriptions of its process.
         values: The values that must be equal.
-        batches: Number of batches that this process has by itself; None if it is not compared.
+        batches: The batches of this process; None if they are not compared.
     """
 
     process: int
     number: int
     values: Values
-    batches: int | None = None
+    batches: Batches | None = None
 
     def to_json(self) -> str:
-        """The values and the number of batches, as JSON."""
+        """The values and the batches, as JSON."""
         return json.dumps([self.values, self.batches])
 
     @classmethod
     def from_json(cls, process: int, number: int, text: str) -> Offer:
         """The inverse of `to_json`."""
         values, batches = json.loads(text)
-        return cls(process, number, values, batches)
+        return cls(process, number, values, batches and Batches(*batches))
 
     @functools.cached_property
     def digest(self) -> str:

@@ -3,7 +3,14 @@
 import itertools
 import random
 
-from dalijax.core.state.agreement import Offer, absence_text, counterparts, described, without_seeds
+from dalijax.core.state.agreement import (
+    Batches,
+    Offer,
+    absence_text,
+    counterparts,
+    described,
+    without_seeds,
+)
 
 
 def offer(process, number=0, **values):
@@ -72,6 +79,6 @@ def test_processes_that_are_absent_are_named_with_what_they_wait_for():
 
 
 def test_offers_survive_json_and_seeds_of_shards_do_not_count():
-    one = Offer(3, 5, {"function": "f", "operators": ["a b"], "records": 7}, 4)
+    one = Offer(3, 5, {"function": "f", "operators": ["a b"], "records": 7}, Batches(4, False))
     assert Offer.from_json(3, 5, one.to_json()) == one
     assert without_seeds("random.uniform u range=[0,1] seed=5") == "random.uniform u range=[0,1]"

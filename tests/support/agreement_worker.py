@@ -4,7 +4,7 @@ import threading
 
 import jax
 
-from processes import join, leave
+from processes import join, report
 
 options = join()
 
@@ -280,15 +280,5 @@ def skipping():
         return str(error)
 
 
-def main():
-    from jax.experimental import multihost_utils
-
-    report = {}
-    for name in options["scenarios"]:
-        report[name] = globals()[name]()
-        multihost_utils.sync_global_devices(name)
-    leave(options, report)
-
-
 if __name__ == "__main__":
-    main()
+    report(options, globals())

@@ -2,16 +2,21 @@
 
 import jax
 
-from processes import join, leave
+from processes import join, report
 
 options = join()
 
 import grain  # noqa: E402
 import numpy as np  # noqa: E402
+from grain.experimental import RepeatIterDataset  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from nvidia.dali import fn  # noqa: E402
 
-from dalijax.adapters.grain import DALIDataLoader, DALITransform  # noqa: E402
+from dalijax.adapters.grain import (  # noqa: E402
+    DALIDataLoader,
+    DALITransform,
+    pack_records,
+)
 
 PROCESS, PROCESSES = options["process"], options["processes"]
 LAST = PROCESS == PROCESSES - 1
@@ -64,8 +69,11 @@ def delivered(iterator, steps=None, together=True):
 
 
 def slices():
+    return resumed(sliced().seed(7).pipe(transform()))
+
+
+def resumed(ds):
     """Whole, and resumed after each batch, in place and anew; at the end there is no batch."""
-    ds = sliced().seed(7).pipe(transform())
     iterator, states = iter(ds), []
     whole = []
     while True:
@@ -97,13 +105,83 @@ def own_folders():
     return [delivered(own.pipe(t)) for t in (transform(own_records=True), drops)]
 
 
+def kept(record):
+    """Whether a filter of the last process keeps a record."""
+    return record["x"] % 3 != 0 or not LAST
+
+
 def filtered():
     """A filter behind the slice: its number of records is not known."""
-    some = sliced().filter(lambda record: record["x"] % 3 != 0 or not LAST)
-    return [
-        delivered(some.pipe(transform())),
-        delivered(some.pipe(transform(pad=None, drop_remainder=True)), together=False),
-    ]
+    return unknown_length(sliced().filter(kept))
+
+
+def holes():
+    """A map that leaves out records, which no one can know before they are read."""
+    some = sliced().map(lambda record: record if kept(record) else None)
+    drops = transform(pad=None, drop_remainder=True)
+    return [delivered(some.pipe(transform())), delivered(some.pipe(drops), together=False)]
+
+
+def unknown_length(ds):
+    """Padded, with each batch resumed, and dropped."""
+    drops = ds.pipe(transform(pad=None, drop_remainder=True))
+    return [resumed(ds.pipe(transform())), resumed(drops)]
+
+
+def iter_mapped():
+    ds = sliced().seed(3).shuffle().to_iter_dataset().map(lambda record: record)
+    return unknown_length(ds)
+
+
+def iter_filtered():
+    return unknown_length(sliced().to_iter_dataset().filter(kept))
+
+
+def iter_far_apart():
+    """One process has a record, the other all."""
+    ds = sliced().to_iter_dataset().filter(lambda record: not LAST or record["x"] == PROCESS)
+    return [delivered(ds.pipe(transform())), delivered(ds.pipe(transform(pad="mask")), 2)]
+
+
+def iter_packed():
+    """Each element is a batch."""
+    packed = sliced().batch(2, batch_fn=pack_records).to_iter_dataset()
+    return unknown_length(packed)
+
+
+def iter_repeated():
+    ds = sliced().to_iter_dataset().filter(kept)
+    ds = RepeatIterDataset(ds)
+    transforms = (transform(), transform(pad=None, drop_remainder=True))
+    return [delivered(ds.pipe(t), 9) for t in transforms]
+
+
+def iter_nothing():
+    ds = sliced().to_iter_dataset().filter(lambda record: not LAST)
+    drops = transform(pad=None, drop_remainder=True)
+    return [delivered(ds.pipe(t)) for t in (transform(), drops)]
+
+
+def iter_raising():
+    """A record of the last process can't be read: an error there, and the batches go on."""
+
+    def read(record):
+        if LAST and record["x"] == PROCESS + 2 * PROCESSES:
+            raise ValueError("a record that is not to be read")
+        return record
+
+    iterator = iter(sliced().map(read).to_iter_dataset().pipe(transform()))
+    batches, errors = [], 0
+    while True:
+        try:
+            batch = next(iterator, None)
+        except ValueError:
+            errors += 1
+            continue
+        if batch is None:
+            return [errors, batches]
+        float(TOTAL(batch["x"]))
+        batches.append(arrays(batch))
 
 
 def lacks_a_record():
@@ -117,15 +195,6 @@ def another_order():
 
 def another_seed():
     return delivered(sliced().pipe(transform(seed=PROCESS)))
-
-
-def another_end():
-    ds = sliced().to_iter_dataset()
-    drops = {"pad": None, "drop_remainder": True}
-    return [
-        delivered(ds.pipe(transform()), together=False),
-        delivered(sliced(8 * PROCESSES).to_iter_dataset().pipe(transform(**drops))),
-    ]
 
 
 def nothing_to_pad():
@@ -195,15 +264,5 @@ def mesh_of_the_context():
     return [refused, delivered(iterator), delivered(inside)]
 
 
-def main():
-    from jax.experimental import multihost_utils
-
-    report = {}
-    for name in options["scenarios"]:
-        report[name] = globals()[name]()
-        multihost_utils.sync_global_devices(name)
-    leave(options, report)
-
-
 if __name__ == "__main__":
-    main()
+    report(options, globals())

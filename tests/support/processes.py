@@ -76,3 +76,17 @@ def leave(options, report):
     pathlib.Path(options["report"]).write_text(json.dumps(report))
     if options["processes"] > 1:
         jax.distributed.shutdown()
+
+
+def report(options, functions):
+    """In a worker: runs the functions named by ``scenarios``, in step, and reports their results.
+
+    All processes begin each function together.
+    """
+    from jax.experimental import multihost_utils
+
+    results = {}
+    for name in options["scenarios"]:
+        results[name] = functions[name]()
+        multihost_utils.sync_global_devices(name)
+    leave(options, results)

@@ -14,9 +14,18 @@ COUNT = 21
 COUNTS = {2: COUNT, 3: 13}
 SCENARIOS = [
     *("slices", "slices_dropped", "slices_repeated", "own_folders", "filtered", "lacks_a_record"),
-    *("another_order", "another_seed", "another_end", "nothing_to_pad", "loaders"),
+    *("another_order", "another_seed", "nothing_to_pad", "loaders", "holes"),
+    *("iter_mapped", "iter_filtered", "iter_far_apart", "iter_packed", "iter_repeated"),
+    *("iter_nothing", "iter_raising"),
     *("restored_apart", "spec_alone", "mesh_of_the_context"),
 ]
+# Datasets whose numbers of records only reading tells; process and number of processes -> records.
+UNKNOWN = {
+    "filtered": lambda p, n: [x for x in range(p, COUNTS[n], n) if x % 3 or p < n - 1],
+    "iter_filtered": lambda p, n: [x for x in range(p, COUNTS[n], n) if x % 3 or p < n - 1],
+    "iter_mapped": lambda p, n: list(range(p, COUNTS[n], n)),
+    "iter_packed": lambda p, n: list(range(p, COUNTS[n], n)),
+}
 
 
 def run(folder, processes, scenarios):
@@ -32,7 +41,8 @@ def seen(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seen_by_three(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("three"), 3, ["slices", "slices_dropped", "lacks_a_record"])
+    scenarios = ["slices", "slices_dropped", "lacks_a_record", *UNKNOWN]
+    return run(tmp_path_factory.mktemp("three"), 3, scenarios)
 
 
 def counted(batches):
@@ -95,13 +105,63 @@ def test_a_folder_for_each_process(seen):
         assert [x for xs, _ in dropped for x in xs] == own[:14]
 
 
-def test_a_filter_behind_the_slices(seen):
-    (padded, _), (fewer, error) = seen["filtered"]
+@pytest.mark.parametrize("processes", (2, 3))
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_records_of_unknown_number(request, name, processes):
+    """As many batches in every process, with each record once or not more than the fewest."""
+    reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")[name]
+    own = [UNKNOWN[name](process, processes) for process in range(processes)]
+    most = max(math.ceil(len(records) / 2) for records in own)
+    fewest = min(len(records) // 2 for records in own)
+    assert fewest < most
+    for (padded, dropped), records in zip(reports, own):
+        assert len(padded["whole"]) == most and len(dropped["whole"]) == fewest
+        in_order = sorted if name == "iter_mapped" else list
+        assert in_order(counted(padded["whole"])) == records
+        given = [x for xs, _ in dropped["whole"] for x in xs]
+        assert given == counted(padded["whole"])[: 2 * fewest]
+        for seen in (padded, dropped):  # bit for bit, padding and end included
+            whole = seen["whole"]
+            assert seen["resumed"] == [whole[k:] for k in range(len(whole) + 1)]
+
+
+def test_a_process_with_far_fewer_records(seen):
+    """The other does not wait for it, nor for the end, when it stops early."""
+    first, second = seen["iter_far_apart"]
+    for k, count in enumerate((6, 2)):
+        assert len(first[k]) == len(second[k]) == count
+        assert counted(first[k]) == list(range(0, COUNT, 2))[: 2 * count]
+        assert counted(second[k]) == [1]
+
+
+def test_a_map_that_leaves_out_records(seen):
+    """Grain's length counts them: padded they are no fault, dropped they raise in the process."""
+    (padded, _), (fewer, error) = seen["holes"]
     assert len(padded) == len(fewer) == 6
-    assert counted(padded) == list(range(0, COUNT, 2))
-    assert counted(fewer) == [x for x in range(1, COUNT, 2) if x % 3]
+    assert counted(fewer) == UNKNOWN["filtered"](1, 2)
     assert "this process has 3 batches, and 5 were expected of every process" in error
-    assert "Filter the records before they are sliced" in error
+    assert "Filter the records by filter()" in error
+
+
+def test_repeated_iter_datasets_go_on(seen):
+    for process, batches in enumerate(seen["iter_repeated"]):
+        own = UNKNOWN["filtered"](process, 2)
+        for every in batches:
+            assert [x for xs, *_ in every for x in xs] == (own * 3)[:18]
+
+
+def test_a_process_without_records(seen):
+    padded, dropped = zip(*seen["iter_nothing"])
+    assert "processes [1] have no batch of records, and each needs a record to pad with" in (
+        same_error(padded)
+    )
+    assert "each needs a whole batch" in same_error(dropped)
+
+
+def test_a_record_that_is_not_read_raises_in_its_process_alone(seen):
+    for process, (errors, batches) in enumerate(seen["iter_raising"]):
+        own = [x for x in range(process, COUNT, 2) if x != 5]
+        assert errors == process and len(batches) == 6 and counted(batches) == own
 
 
 @pytest.mark.parametrize(
@@ -120,15 +180,6 @@ def test_other_differences_raise_in_every_process(seen, name, text):
 def test_three_processes_of_which_one_lacks_a_record(seen_by_three):
     error = same_error(seen_by_three["lacks_a_record"])
     assert "records: processes 0, 1 have" in error and "process 2 has" in error
-
-
-def test_ends_of_an_iter_dataset_are_compared(seen):
-    """Where the number of records is not known before."""
-    error = same_error([own[0] for own in seen["another_end"]])
-    assert "batches: process 0 has 6 in epoch 0, process 1 has 5 in epoch 0" in error
-    assert "apply the DALITransform to the MapDataset" in error
-    for process, (_, batches) in enumerate(seen["another_end"]):
-        assert [x for xs, _ in batches for x in xs] == list(range(process, 16, 2))
 
 
 def test_loaders(seen):
