@@ -2,8 +2,8 @@
 
     python docs/drawings/diagrams.py
 
-Boxes have a ground of their own, and what stands beside them is of a middle grey: so they can be
-read on light and dark pages.
+Boxes have a background color, and the text outside of them is grey, so that light and dark pages
+can show the same drawing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 PICTURES = Path(__file__).resolve().parents[1] / "pictures"
 GREY = "#7b828c"
-GROUNDS = {  # ground and text
+GROUNDS = {  # the colors of the background and of the text
     "ask": ("#e8eef2", "#1d2730"),
     "act": ("#00796b", "#ffffff"),
     "soft": ("#cfe6e2", "#12332e"),
@@ -23,7 +23,7 @@ LINE = 20  # height of a line of text
 
 
 class Diagram:
-    """Boxes and arrows on a canvas of some width; coordinates are pixels, y grows down."""
+    """A canvas for boxes and arrows. Coordinates are pixels; y grows downwards."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._head = (
@@ -39,7 +39,7 @@ class Diagram:
     def text(
         self, x: float, y: float, text: str, colour: str = GREY, anchor: str = "middle"
     ) -> None:
-        """A line of text around or from x; text in `backticks` is in the font of code, bold."""
+        """Draws a line of text. Text in `backticks` is bold and monospaced."""
         pieces = text.split("`")
         spans = "".join(
             f'<tspan font-family="ui-monospace, monospace" font-size="14" font-weight="600">'
@@ -53,7 +53,7 @@ class Diagram:
         )
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, *lines: str) -> None:
-        """A box with lines of text in its middle."""
+        """Draws a box with centered lines of text."""
         ground, colour = GROUNDS[kind]
         self._parts.append(
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="7" fill="{ground}"/>'
@@ -63,7 +63,7 @@ class Diagram:
             self.text(x + width / 2, top + LINE * number, line, colour)
 
     def arrow(self, *points: tuple[float, float]) -> None:
-        """A line through some points, with a tip at the last."""
+        """Draws a line through the points, with an arrowhead at the last point."""
         path = "M" + "L".join(f"{x} {y}" for x, y in points)
         self._parts.append(
             f'<path d="{path}" fill="none" stroke="{GREY}" stroke-width="1.6" '
@@ -71,26 +71,26 @@ class Diagram:
         )
 
     def save(self, name: str) -> None:
-        """Writes the drawing."""
+        """Writes the drawing to docs/pictures."""
         text = self._head + "\n".join(["", *self._parts, "</svg>"]) + "\n"
         (PICTURES / f"{name}.svg").write_text(text)
 
 
 def decision() -> None:
-    """Which entry to take."""
+    """Draws the decision tree of the APIs."""
     questions = [
         (["Does Grain read the records?"], ["`DALITransform`", "of `adapters.grain`"]),
         (
             ["Does CLU, T5X, tf.data or Pax", "ask for the batches?"],
-            ["its adapter, over the", "iterator function below"],
+            ["its adapter, with an", "iterator function as below"],
         ),
-        (["Do you make DALI's", "pipelines by hand?"], ["`DALIGenericIterator`"]),
+        (["Do you have pipelines", "of `pipeline_def`?"], ["`DALIGenericIterator`"]),
         (
-            ["Must it be one of DALI's own", "readers, for video or COCO, say?"],
+            ["Do you need a DALI reader,", "for example for COCO?"],
             ["`@data_iterator`", "with `reader_name=`"],
         ),
     ]
-    diagram = Diagram(560, 500, "Which entry to take")
+    diagram = Diagram(560, 500, "Which API should I use?")
     for number, (question, answer) in enumerate(questions):
         y = 5 + 100 * number
         diagram.box(5, y, 265, 62, "ask", *question)
@@ -108,29 +108,29 @@ def decision() -> None:
         "`@data_iterator`, called with `source=`",
         *(
             "files, tars, TFRecords, arrays, HuggingFace data sets;",
-            "goes on with other devices, processes and batch sizes",
+            "resumes with other devices, processes and batch sizes",
         ),
     )
     diagram.save("decision")
 
 
 def layers() -> None:
-    """The layers, from what users import down to what is pure."""
+    """Draws the layers, from the public modules down to pure functions."""
     rows = [
         (
             "soft",
-            "the public modules",
+            "public modules",
             "`dalijax`, `.sources`, `.augment`, `.fn`, `.show`, `.tune`",
         ),
         ("soft", "adapters", "Grain, CLU, T5X, tf.data, Pax, Prometheus"),
         ("plain", "core/tools", "show, profile and tune: they use public iterators"),
         ("act", "core/iterator, sources, records, functions, augment", "siblings"),
-        ("plain", "core/pipeline", "DALI's pipelines: built, run, their outputs as arrays"),
-        ("plain", "core/state", "positions, fingerprints, both as JSON"),
-        ("plain", "core/formats", "tar, TFRecord, protobuf, headers of images and sound"),
-        ("ask", "core/order, random, placement", "pure functions: no pipeline, no DALI call"),
+        ("plain", "core/pipeline", "builds and runs DALI pipelines; outputs as arrays"),
+        ("plain", "core/state", "positions and fingerprints, encoded as JSON"),
+        ("plain", "core/formats", "tar, TFRecord, protobuf, headers of images and sounds"),
+        ("ask", "core/order, random, placement", "pure functions; they do not call DALI"),
     ]
-    diagram = Diagram(560, 76 * len(rows) - 10, "The layers: imports run down only")
+    diagram = Diagram(560, 76 * len(rows) - 10, "The layers: modules import only lower layers")
     for number, (kind, name, what) in enumerate(rows):
         y = 4 + 76 * number
         diagram.box(5, y, 550, 54, kind, name, what)
@@ -140,7 +140,7 @@ def layers() -> None:
 
 
 def steps(name: str, title: str, rows: list[tuple[str, str, tuple[str, ...]]]) -> None:
-    """A way from top to bottom: boxes, with what happens on the arrows beside them."""
+    """Draws boxes from top to bottom, with an explanation next to each."""
     diagram = Diagram(560, 92 * len(rows) - 24, title)
     for number, (kind, box, beside) in enumerate(rows):
         y = 4 + 92 * number
@@ -154,73 +154,77 @@ def steps(name: str, title: str, rows: list[tuple[str, str, tuple[str, ...]]]) -
 
 
 def batch() -> None:
-    """One batch's way."""
+    """Draws the steps of a batch."""
     rows = [
         ("ask", "position", ("epoch and sample of the next batch",)),
         (
             "plain",
             "order",
-            ("which records: from seed, epoch and", "position alone, by arithmetic"),
+            ("the indices of the records: a function of", "seed, epoch and position"),
         ),
         (
             "plain",
             "rows of each shard",
-            ("each pipeline gets its slice of the batch;", "one for each range of rows"),
+            ("each pipeline receives its slice of the", "batch"),
         ),
         (
             "act",
             "DALI's threads",
-            ("read, decode, augment, on the GPU if you", "like; two batches ahead of the consumer"),
+            ("read, decode and augment, on CPU or GPU;", "two batches ahead of the consumer"),
         ),
         (
             "act",
             "arrays",
-            ("DALI's buffers as `jax.Array`s, by DLPack,", "without a copy where DALI allows it"),
+            ("DALI's buffers as `jax.Array`s, through", "DLPack, without a copy if possible"),
         ),
-        ("plain", "placed", ("one global array over the mesh, from the", "pieces on its devices")),
+        (
+            "plain",
+            "placement",
+            ("one global array over the mesh, made of", "the arrays of its devices"),
+        ),
         ("plain", "last steps", ("functions of the global batch, and the mask",)),
-        ("soft", "`next(iterator)`", ("your step; only now the position moves on",)),
+        ("soft", "`next(iterator)`", ("your step; now the position advances",)),
     ]
-    steps("batch", "One batch's way", rows)
+    steps("batch", "The steps of a batch", rows)
 
 
 def state() -> None:
-    """One state's way."""
+    """Draws the steps of a state."""
     rows = [
         (
             "soft",
             "`get_state()`",
-            ("the position behind the last batch that", "`next()` delivered, not DALI's queue"),
+            ("the position after the last batch that", "`next()` delivered"),
         ),
         (
             "plain",
             "fingerprint",
-            ("sizes, policy, seed, operators, and what", "the data is, wherever it lies"),
+            ("sizes, policy, seed, operators, and the", "identity of the data"),
         ),
         (
             "plain",
             "JSON",
-            ("one dict, half a kilobyte to one; the same", "but for Grain's transform"),
+            ("one dict of 0.5 to 2 kB; the same for all", "APIs except Grain's transform"),
         ),
         (
             "ask",
             "your checkpoint",
-            ("Orbax, CLU, T5X, `tf.train.Checkpoint`,", "or a file of your own"),
+            ("Orbax, CLU, T5X, `tf.train.Checkpoint`,", "or your own file"),
         ),
-        ("plain", "checked", ("whole, of this version, undamaged;", "nothing is unpickled")),
+        ("plain", "validation", ("complete, of this version, undamaged;", "nothing is unpickled")),
         (
             "plain",
-            "compared",
-            ("each difference is named, as saved -> now;", "refused, and nothing has changed"),
+            "comparison",
+            ("an error lists all differences, as", "saved -> now, and changes nothing"),
         ),
         (
             "act",
             "pipelines",
-            ("built to stand at the position; nothing", "is decoded to get there"),
+            ("are built at the position, without", "decoding earlier batches"),
         ),
-        ("soft", "`next(iterator)`", ("the batch that would have come next",)),
+        ("soft", "`next(iterator)`", ("the batch that would have been next",)),
     ]
-    steps("state", "One state's way", rows)
+    steps("state", "The steps of a state", rows)
 
 
 if __name__ == "__main__":

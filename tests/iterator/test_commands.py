@@ -13,7 +13,7 @@ from dalijax.tune import tune as measure
 
 NUMBERS = sources.Arrays({"x": np.arange(8, dtype=np.int32)})
 take = data_iterator(lambda x: x + 0, ["x"], mask="mask")
-# The function of README's ten lines, on a CPU.
+# The README's quick start, on a CPU.
 PROGRAM = """
 from nvidia.dali import fn
 from dalijax import augment, data_iterator, sources

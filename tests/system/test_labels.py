@@ -53,7 +53,7 @@ def test_an_examples_labels(jpegs, monkeypatch, name, batches):
 
 
 def test_the_readmes_labels(jpegs):
-    code = Page(ROOT / "README.md").block("Ten lines")
+    code = Page(ROOT / "README.md").block("Quick start")
     code = code.replace("batch_size=256", f"batch_size={BATCH}")
     steps = []
 
