@@ -1,10 +1,14 @@
-"""Reads numbers of image headers, and the error for kinds that DALI's decoders can't decode."""
+"""Reads numbers of image headers, and defines the errors of images that DALI can't decode."""
 
 import struct
 
 
 class Unsupported(ValueError):
     """An image of a kind that DALI's decoders can't decode; the message names the kind."""
+
+
+class OutsideImage(ValueError):
+    """A decoder's window that isn't inside an image."""
 
 
 def unpack(form: str, data: memoryview, at: int) -> int:

@@ -1,7 +1,8 @@
 """Sizes of encoded images, and the reasons why DALI can't decode some files.
 
 The parser is nvImageCodec's, DALI's own. DALI 2.4 may end the process if it refuses one of 32
-images or more: it raises the error while other threads still read their images.
+images or more, or a window that isn't inside: it raises the error while other threads still read
+their images.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats.header_values import Unsupported
+from ..formats.header_values import OutsideImage, Unsupported
 from ..formats.image_headers import TURNED, codec_of, foreign_kind, kind_of, orientation_of
 from ..state.operators import Picture
 
@@ -89,6 +90,8 @@ def look_at(data: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
         return _size(view, codec, picture), ""
     except Unsupported as error:
         return None, f"not supported by DALI's decoders: {error}"
+    except OutsideImage as error:
+        return None, str(error)
     except (EOFError, IndexError, struct.error):
         return None, f"its header is damaged or cut off, and it has {len(view)} bytes"
 
@@ -121,7 +124,12 @@ def look_at_file(path: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:
 
 
 def _size(view: memoryview, codec: str, picture: Picture) -> Size:
-    """Returns the size of an image; raises the errors of `orientation_of`."""
+    """Returns the size of an image.
+
+    Raises:
+        OutsideImage: If a window of the decoders isn't inside it.
+        Unsupported, EOFError, IndexError, struct.error: As `orientation_of`.
+    """
     orientation = orientation_of(view, codec)
     stream = _code_stream()(np.frombuffer(view, np.uint8))
     try:
@@ -145,7 +153,11 @@ def _size(view: memoryview, codec: str, picture: Picture) -> Size:
             f"{_NAMES[codec]} with alpha and an EXIF orientation, with {_ANY}; use types.RGB or "
             "adjust_orientation=False"
         )
-    return (width, height) if orientation in TURNED else (height, width)
+    swaps = orientation in TURNED
+    for window in picture.windows:
+        if fault := window.fault((height, width), swaps):
+            raise OutsideImage(fault)
+    return (width, height) if swaps else (height, width)
 
 
 @functools.cache

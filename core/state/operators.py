@@ -12,6 +12,7 @@ from nvidia.dali import Pipeline
 
 from ..formats import protobuf
 from . import reader_files
+from .decoder_windows import Window, window_of
 
 # Kinds of operators, by nvidia.dali.fn and nvidia.dali.ops.
 _PICTURES = re.compile(r"\bdecoders\.image|\bimage_decoder|^Image(Crop|RandomCrop|Slice|Decoder|$)")
@@ -28,11 +29,13 @@ class Picture(NamedTuple):
         is_path: Whether it is the path of an image.
         any_on_cpu: Whether a decoder on the CPU keeps its channels (``types.ANY_DATA``).
         any_turned: Whether a decoder keeps its channels and applies its EXIF orientation.
+        windows: Windows that decoders cut out, if they are constants.
     """
 
     is_path: bool = False
     any_on_cpu: bool = False
     any_turned: bool = False
+    windows: tuple[Window, ...] = ()
 
 
 def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
@@ -88,9 +91,12 @@ def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
             keeps = str(given.get("output_type")) == str(_ANY_DATA)
             on_cpu = keeps and given.get("device") == "cpu"
             turned = keeps and str(given.get("adjust_orientation")) != "False"
+            window = window_of(kind, given)
+            windows: tuple[Window, ...] = (window,) if window else ()
             if other := pictures.get(source):
                 on_cpu, turned = on_cpu or other.any_on_cpu, turned or other.any_turned
-            pictures[source] = Picture(is_path, on_cpu, turned)
+                windows += other.windows
+            pictures[source] = Picture(is_path, on_cpu, turned, windows)
     return pictures
 
 

@@ -1,0 +1,111 @@
+"""Windows that image decoders cut out, if the graph's definition has them as constants."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+_CROPS = re.compile(r"image(?:decoder)?(crop|slice)$")  # without underscores, in lower case
+_HEIGHT_AND_WIDTH = "HW"
+
+Edge = tuple[float, float]  # pixels, and a share of the image's extent, which are added
+_WHOLE = (0.0, 1.0)  # the end of an image
+
+
+class Window(NamedTuple):
+    """A window of constant edges.
+
+    Attributes:
+        operator: The decoder.
+        edges: The start and the end along height and width.
+        turns: Whether the decoder applies EXIF orientations first.
+    """
+
+    operator: str
+    edges: tuple[tuple[Edge, Edge], ...]
+    turns: bool
+
+    def fault(self, size: tuple[int, int], swaps: bool) -> str:
+        """Returns the error of an image that the window isn't inside of; "" for other images.
+
+        Args:
+            size: Height and width of the image.
+            swaps: Whether its EXIF orientation swaps height and width.
+        """
+        size = size[::-1] if swaps and self.turns else size
+        spans = [
+            tuple(math.floor(pixels + share * extent + 0.5) for pixels, share in edges)
+            for edges, extent in zip(self.edges, size)
+        ]
+        if all(0 <= start < end <= extent for (start, end), extent in zip(spans, size)):
+            return ""
+        place = ", ".join(f"{start}..{end}" for start, end in spans)
+        crop = "fn.slice" if "slice" in self.operator.lower() else "fn.crop"
+        return (
+            f"the window [{place}] of {self.operator} isn't inside the image of {size[0]} x "
+            f"{size[1]} pixels: decode with fn.decoders.image, then call {crop} with "
+            "out_of_bounds_policy='pad'"
+        )
+
+
+def window_of(kind: str, given: Mapping[str, Any]) -> Window | None:
+    """Returns the window of an operator; None without a window of constants.
+
+    Args:
+        kind: The kind of the operator, e.g. "decoders.image_crop".
+        given: Its arguments and inputs.
+    """
+    match = _CROPS.search(kind.replace("_", "").lower())
+    if match is None:
+        return None
+    edges = _cropped(given) if match[1] == "crop" else _sliced(given)
+    turns = str(given.get("adjust_orientation")) != "False"  # printed arguments are texts
+    return None if edges is None else Window(kind, edges, turns)
+
+
+def _cropped(given: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
+    """Returns edges that are inside the images that the window fits into, wherever it is."""
+    sizes = _numbers(given.get("crop"))[-2:] or [
+        number for name in ("crop_h", "crop_w") for number in _numbers(given.get(name))
+    ]
+    if len(sizes) != 2:
+        return None
+    return tuple(((0, 0), (int(size), 0) if int(size) else _WHOLE) for size in sizes)
+
+
+def _sliced(given: Mapping[str, Any]) -> tuple[tuple[Edge, Edge], ...] | None:
+    if len(given.get("inputs", ())) > 1:
+        return None
+    names = given.get("axis_names") or "WH"
+    axes = [int(axis) for axis in _numbers(given.get("axes"))]
+    if axes and not given.get("axis_names"):
+        names = "".join(_HEIGHT_AND_WIDTH[axis] for axis in axes)
+    edges = dict.fromkeys(_HEIGHT_AND_WIDTH, ((0.0, 0.0), _WHOLE))
+    for number, name in enumerate(names):
+        start = _edge(given, "start", number) or (0.0, 0.0)
+        end = _edge(given, "end", number) or _WHOLE
+        extent = _edge(given, "shape", number)
+        if extent is not None:
+            end = start[0] + extent[0], start[1] + extent[1]
+        edges[name] = start, end
+    return tuple(edges.values())
+
+
+def _edge(given: Mapping[str, Any], name: str, number: int) -> Edge | None:
+    """Returns the value of an axis, in pixels or as a share (rel_start); None if it isn't given."""
+    if values := _numbers(given.get(name)):
+        return values[number if len(values) > 1 else 0], 0.0
+    if shares := _numbers(given.get(f"rel_{name}")):
+        return 0.0, shares[number if len(shares) > 1 else 0]
+    return None
+
+
+def _numbers(value: Any) -> list[float]:
+    """Returns the numbers of an argument, which DALI may have printed: "[16.000000, ]"."""
+    if isinstance(value, str):
+        value = [part for part in re.split(r"[\[\], ]+", value) if part]
+    elif not isinstance(value, list):
+        value = [] if value is None else [value]
+    return [float(number) for number in value]
