@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.api import IteratorFunction, data_iterator, iterator_function
 from ..core.arguments import knows_its_names
 from ..core.environment.extras import extra
 from ..core.errors import StateError
-from ..core.iterator.data_iterator import IteratorFunction, data_iterator, iterator_function
 from ..core.iterator.iterator import DALIGenericIterator
 from ..core.stats import InputStats
 from ..core.workers import Workers

@@ -36,11 +36,11 @@ import jax
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from ..core.api import IteratorFunction, iterator_function
 from ..core.arguments import whole_number
 from ..core.dtypes import check_width
 from ..core.environment.extras import extra
 from ..core.errors import BatchError, StateError
-from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.iterator.epoch_stream import BatchStream
 from ..core.iterator.iterator import DALIGenericIterator
 from ..core.pipeline.batch import Batch

@@ -56,9 +56,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from ..core.api import IteratorFunction, iterator_function
 from ..core.config import EpochRules
 from ..core.environment.extras import extra
-from ..core.iterator.data_iterator import IteratorFunction, iterator_function
 from ..core.random.seeds import ShardSeed
 from .clu import DALIDatasetIterator
 from .process_files import file_of_any_process

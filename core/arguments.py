@@ -78,7 +78,7 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
         TypeError: If an argument is missing, or a source was passed by position.
     """
     for value in args:
-        if hasattr(value, "bind") and hasattr(value, "fields"):
+        if hasattr(value, "read_threads") and hasattr(value, "fields"):
             raise TypeError(
                 f"{name_of(pipeline_fn)} got {value!r:.80} as a positional argument: pass a source "
                 "by keyword, source=..."

@@ -172,7 +172,7 @@ class IteratorConfig:
         )
         _check_seconds(self.check_processes)
         is_class = isinstance(self.source, type)
-        if self.source is not None and (is_class or not hasattr(self.source, "bind")):
+        if self.source is not None and (is_class or not hasattr(self.source, "read_threads")):
             raise TypeError(
                 f"source must be one of dalijax.sources, not {self.source!r:.80}: "
                 f"{replacements.for_data(self.source)}"

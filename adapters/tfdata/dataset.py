@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...core.api import IteratorFunction, iterator_function
 from ...core.arguments import check_flags, whole_number
-from ...core.iterator.data_iterator import IteratorFunction, iterator_function
 from .iterator import Array, DatasetIterator, plain, scalar
 from .source import Source
 from .stepped_stream import ChainedStream

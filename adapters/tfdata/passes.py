@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...core.api import IteratorFunction
 from ...core.arguments import function_parameters
 from ...core.errors import EpochError, StateError
-from ...core.iterator.data_iterator import IteratorFunction
 from ...core.iterator.epoch_stream import BatchStream, StreamMark
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.random.seeds import DEFAULT_SEED, ShardSeed, pass_of, pass_seed

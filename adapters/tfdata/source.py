@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
+from ...core.api import IteratorFunction
 from ...core.config import EpochRules, IteratorConfig
-from ...core.iterator.data_iterator import IteratorFunction
-from ...core.pipeline.engine import EngineSource
+from ...core.pipeline.engine import MakeEngine
 from ...core.pipeline.pipeline_source import FunctionSource
 from .iterator import tf
 from .passes import PassCounter, PassStream
@@ -53,7 +53,7 @@ class Source:
     def __reduce__(self) -> Any:
         return Source, (self.iterator_fn, self.call, self.reshuffles)  # without pipelines
 
-    def prepared(self) -> tuple[FunctionSource | EngineSource, IteratorConfig]:
+    def prepared(self) -> tuple[FunctionSource | MakeEngine, IteratorConfig]:
         """Where the pipelines come from, and the iterator's arguments."""
         return self.iterator_fn.prepared((), dict(self.call))
 

@@ -1,6 +1,6 @@
 """Pipelines over DALI's readers as an iterator with one position.
 
-`data_iterator` is the door; the engine has the position, the iterator the protocol, the epoch
-stream joins epochs for adapters that know none. Siblings (`core.records`, `core.functions`) are
-not imported.
+The engine has the position, the iterator implements the protocol, and the epoch stream joins epochs
+for adapters without epochs. `core.api` composes iterators. Siblings (`core.records`,
+`core.functions`) are not imported.
 """

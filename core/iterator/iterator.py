@@ -17,7 +17,7 @@ from ..arguments import knows_its_names, whole_number, without_fraction
 from ..config import IteratorConfig, Shardings, difference_names
 from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch
-from ..pipeline.engine import CLOSED, COUNT, EngineSource, EpochEngine, Mark
+from ..pipeline.engine import CLOSED, COUNT, EpochEngine, MakeEngine, Mark
 from ..pipeline.handmade_source import HandmadeSource
 from ..pipeline.pipeline_source import PipelineSource
 from ..state.position import FailedBatch
@@ -122,7 +122,7 @@ class DALIGenericIterator:
     @classmethod
     def from_source(
         cls,
-        source: PipelineSource | EngineSource,
+        source: PipelineSource | MakeEngine,
         config: IteratorConfig,
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
@@ -130,7 +130,7 @@ class DALIGenericIterator:
         """An iterator whose pipelines are built by a source.
 
         Args:
-            source: The source of the pipelines, or of another engine.
+            source: The source of the pipelines, or a function that makes another engine.
             config: The iterator's arguments.
             lazy: Whether to build the pipelines only when they are first used.
             checkpoints: What `checkpoints` of an iterator gave, to go on from.
@@ -140,7 +140,7 @@ class DALIGenericIterator:
         if isinstance(source, PipelineSource):
             engine = ReaderEngine(source, config)
         else:
-            engine = source.engine(config)
+            engine = source(config)
         iterator._open(engine, config, lazy, checkpoints)
         return iterator
 

@@ -9,8 +9,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 from jax.profiler import TraceAnnotation
@@ -574,9 +574,5 @@ class _Interruptible:
             engine.drop()
 
 
-class EngineSource(Protocol):
-    """Data that an iterator reads by another engine than that of DALI's readers."""
-
-    def engine(self, config: IteratorConfig) -> EpochEngine[Any]:
-        """The engine of a new iterator."""
-        ...
+# Makes the engine of a new iterator, if it is not that of DALI's readers.
+MakeEngine = Callable[[IteratorConfig], EpochEngine[Any]]

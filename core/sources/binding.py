@@ -1,8 +1,8 @@
-"""From a source and a graph's function to the engine of an iterator."""
+"""Checks a call with a source, and binds it to the engine of an iterator."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,20 +16,6 @@ from .source import Field, Source
 _OF_READERS = ("shard_id", "num_shards")
 
 
-@dataclasses.dataclass(frozen=True)
-class SourcePipelines:
-    """What an iterator over a source is made of."""
-
-    _source: Source
-    _graph: FieldGraph
-    _call: Mapping[str, Any]
-    _hosts: tuple[int, int]
-
-    def engine(self, config: IteratorConfig) -> SourceEngine:
-        """The engine of a new iterator."""
-        return SourceEngine(self._source, config, self._graph, self._call, self._hosts)
-
-
 def bind(
     source: Source,
     function: Callable[..., Any],
@@ -37,8 +23,10 @@ def bind(
     call: Mapping[str, Any],
     config: IteratorConfig,
     hosts: tuple[int, int],
-) -> SourcePipelines:
+) -> Callable[[IteratorConfig], SourceEngine]:
     """Checks a call of an iterator function with a source.
+
+    Returns a function that makes the engine of a new iterator.
 
     Args:
         source: The source.
@@ -92,7 +80,7 @@ def bind(
     if config.sharding is None and config.devices is None:
         rest.setdefault("device_id", default_device_id())
     graph = FieldGraph(function, source.fields, settings)
-    return SourcePipelines(source, graph, rest, hosts)
+    return functools.partial(SourceEngine, source, graph, rest, hosts)
 
 
 def check_source(source: Source) -> None:

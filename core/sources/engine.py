@@ -111,11 +111,11 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     Args:
         source: The source.
-        config: The iterator's arguments.
         graph: The graph's function over the source's fields.
         call: Arguments of ``nvidia.dali.pipeline_def``; ``batch_size`` is the global one with a
             sharding, else that of this process.
         hosts: Number of this process and of all, where each makes a slice of the global batch.
+        config: The iterator's arguments.
     """
 
     _marked = (
@@ -126,10 +126,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
     def __init__(
         self,
         source: Source,
-        config: IteratorConfig,
         graph: FieldGraph,
         call: Mapping[str, Any],
-        hosts: tuple[int, int] = (0, 1),
+        hosts: tuple[int, int],
+        config: IteratorConfig,
     ):
         call = dict(call)
         seed = ShardSeed.of(call.pop("seed", None), hosts[0])

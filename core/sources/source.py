@@ -88,12 +88,6 @@ class Source(Protocol):
         """
         return picture_sizes(data, self.fields[name].is_path)
 
-    def bind(self, *args: Any) -> Any:
-        """What an iterator over it is made of; see `dalijax.core.sources.binding.bind`."""
-        from .binding import bind  # which needs the engine, and that sources
-
-        return bind(self, *args)
-
     def name(self, index: int) -> str:
         """What to call a record in errors: its path, or archive and member, or its number."""
         return f"record {index} of {type(self).__name__}"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..iterator.data_iterator import IteratorFunction
+from ..api import IteratorFunction
 from ..replacements import for_path
 
 

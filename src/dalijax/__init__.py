@@ -25,7 +25,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 
 from . import fn as fn
 from .core import replacements as _replacements
-from .core.iterator.data_iterator import data_iterator as data_iterator
+from .core.api import data_iterator as data_iterator
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
 
 if _TYPE_CHECKING:

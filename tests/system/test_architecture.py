@@ -22,6 +22,7 @@ LAYERS = (
     ("core.state",),
     ("core.pipeline",),
     ("core.augment", "core.iterator", "core.records", "core.functions", "core.sources"),
+    ("core.api",),
     ("core.tools",),
     ("adapters",),
     ("__init__", "augment", "fn", "show", "sources", "tune"),
@@ -68,6 +69,43 @@ def test_imports_run_down_only(file):
         assert not beside or here[0] in (0, len(LAYERS) - 1), f"{module} imports {other} beside it"
 
 
+def modules_imported(file):
+    """The modules of the package that a file imports, anywhere in the file."""
+    for name in imports_of(file):
+        while name and not (PACKAGE / name.replace(".", "/")).with_suffix(".py").exists():
+            name = name.rpartition(".")[0]  # a class or a function of a module
+        if name:
+            yield name
+
+
+def find_cycle(imports):
+    """Returns modules that import one another in a circle; empty if there is no circle."""
+    free, path = set(), []
+
+    def visit(module):
+        if module in free:
+            return []
+        if module in path:
+            return [*path[path.index(module) :], module]
+        path.append(module)
+        for other in imports[module]:
+            if cycle := visit(other):
+                return cycle
+        free.add(path.pop())
+        return []
+
+    return next(filter(None, map(visit, imports)), [])
+
+
+def test_no_module_imports_itself_through_others():
+    """Finds import cycles, also those that an import within a function hides from Python."""
+    names = {file: ".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in SOURCES}
+    imports = {name: {*modules_imported(file)} - {name} for file, name in names.items()}
+    assert len(imports) > 150 and sum(map(len, imports.values())) > 600
+    assert find_cycle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+    assert not find_cycle(imports)
+
+
 def test_packages_say_what_lives_there():
     for folder in sorted({file.parent for file in SOURCES} - {PACKAGE}):
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
@@ -106,7 +144,7 @@ def test_a_call_passes_few_files(arrays_dir):
         return fn.readers.numpy(file_root=folder, name="reader", pad_last_batch=True)
 
     files, iterator = files_passed(lambda: read(arrays_dir, batch_size=2, num_threads=1))
-    assert "core/iterator/data_iterator.py" in files and len(files) <= 15, sorted(files)
+    assert "core/api.py" in files and len(files) <= 15, sorted(files)
     next(iterator)
     files, _ = files_passed(lambda: next(iterator))
     assert "core/iterator/iterator.py" in files and len(files) <= 6, sorted(files)

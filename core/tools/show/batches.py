@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...iterator.data_iterator import IteratorFunction
+from ...api import IteratorFunction
 from ...iterator.iterator import DALIGenericIterator
 from ...printable import printable, printable_lines
 from ...replacements import for_path

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...iterator.data_iterator import IteratorFunction
+from ...api import IteratorFunction
 from ...sources.files import Files
 from ..command_line import add_arguments, arguments_of, check_complete, load, write
 from .layouts import LAYOUTS

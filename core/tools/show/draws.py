@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...iterator.data_iterator import IteratorFunction
+from ...api import IteratorFunction
 from ...iterator.iterator import DALIGenericIterator
 from ...order.shuffle import Indices
 from ...sources.source import Order, Source, Values, order_of

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import nvidia.dali
 
+from ...api import IteratorFunction
 from ...arguments import whole_number
 from ...atomic_file import write_output
-from ...iterator.data_iterator import IteratorFunction
 from .batches import take
 from .contents import Contents, contents_of
 from .draws import take_draws

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import nvidia.dali
 
+from ...api import IteratorFunction
 from ...atomic_file import write_output
-from ...iterator.data_iterator import IteratorFunction
 from ...sources.files import Files
 from ..command_line import add_arguments, arguments_of, check_complete, load, write
 from .tune import Tuned, figure_class, tune

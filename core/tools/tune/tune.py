@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...api import IteratorFunction, iterator_function
 from ...arguments import function_parameters
-from ...iterator.data_iterator import IteratorFunction, iterator_function
 from ...iterator.epoch_stream import BatchStream
 from ...pipeline.pipeline_source import DEFAULT_NUM_THREADS
 from .memory import Memory

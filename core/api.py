@@ -1,4 +1,4 @@
-"""`data_iterator`: from a function of a DALI graph to one that makes iterators."""
+"""`data_iterator` and its iterator functions, which compose engines, sources and iterators."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 import jax
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-from .. import replacements
-from ..arguments import (
+from . import replacements
+from .arguments import (
     check_call,
     check_filled,
     checked_arguments,
@@ -22,7 +22,7 @@ from ..arguments import (
     knows_its_names,
     own_arguments,
 )
-from ..config import (
+from .config import (
     CONFIG_DEFAULTS,
     CONFIG_NAMES,
     OF_DATA_ITERATOR,
@@ -30,14 +30,15 @@ from ..config import (
     OnError,
     Shardings,
 )
-from ..pipeline.batch import choose_placement
-from ..pipeline.engine import EngineSource
-from ..pipeline.pipeline_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
-from ..pipeline.shards import shard_pipelines
-from ..placement import DataShard
-from ..random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
-from .epoch_stream import BatchStream
-from .iterator import DALIGenericIterator
+from .iterator.epoch_stream import BatchStream
+from .iterator.iterator import DALIGenericIterator
+from .pipeline.batch import choose_placement
+from .pipeline.engine import MakeEngine
+from .pipeline.pipeline_source import DEFAULT_NUM_THREADS, FunctionSource, default_device_id
+from .pipeline.shards import shard_pipelines
+from .placement import DataShard
+from .random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
+from .sources.binding import bind
 
 
 class _LeftOut:
@@ -272,15 +273,15 @@ class IteratorFunction:
 
     def prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[FunctionSource | EngineSource, IteratorConfig]:
-        """The source of the pipelines of a call, and the iterator's arguments."""
+    ) -> tuple[FunctionSource | MakeEngine, IteratorConfig]:
+        """Returns what makes the pipelines or the engine of a call, and the iterator's config."""
         parameters = function_parameters(self.pipeline_fn)
         named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}
         config = self._configured(named).placed()
         hosts = kwargs.pop("hosts", (0, 1))
         config = dataclasses.replace(config, hosts=hosts)
         if config.source is not None:
-            bound = config.source.bind(self.pipeline_fn, args, kwargs, config, hosts)
+            bound = bind(config.source, self.pipeline_fn, args, kwargs, config, hosts)
             return bound, config
         kwargs = checked_arguments(self.pipeline_fn, kwargs, OF_DATA_ITERATOR)
         shards = choose_placement(config).shards
