@@ -30,6 +30,7 @@ from .config import (
     OnError,
     Shardings,
 )
+from .feeding.binding import bind
 from .iterator.epoch_stream import BatchStream
 from .iterator.iterator import DALIGenericIterator
 from .pipeline.batch import choose_placement
@@ -38,7 +39,6 @@ from .pipeline.pipeline_source import DEFAULT_NUM_THREADS, FunctionSource, defau
 from .pipeline.shards import shard_pipelines
 from .placement import DataShard
 from .random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
-from .sources.binding import bind
 
 
 class _LeftOut:

@@ -9,9 +9,9 @@ from typing import Any
 import grain
 import numpy as np
 
+from ...core.feeding.record_queue import RecordBatch, RecordPosition
+from ...core.feeding.stream_engine import RecordEngine
 from ...core.random.seeds import DEFAULT_SEED
-from ...core.records.engine import RecordEngine
-from ...core.records.record_queue import RecordBatch, RecordPosition
 from .transform import DALITransform
 
 __all__ = ["DALIBatch", "RandomInputs"]

@@ -12,10 +12,10 @@ import numpy as np
 
 from ...core.arguments import whole_number
 from ...core.errors import StateError
+from ...core.feeding.record_queue import Numbers, RecordBatch, RecordPosition, Restored
+from ...core.feeding.stream_part import StreamPart, describe
 from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed
-from ...core.records.record_queue import Numbers, RecordBatch, RecordPosition, Restored
-from ...core.records.stream_part import StreamPart, describe
 from ...core.state.codec import brief
 from ...core.state.fingerprint import digest
 from .loader_steps import Steps, pack_rows, row_name

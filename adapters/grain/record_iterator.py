@@ -7,8 +7,8 @@ from typing import Any
 
 import grain
 
+from ...core.feeding.stream_engine import RecordEngine
 from ...core.pipeline.batch import Batch
-from ...core.records.engine import RecordEngine
 from ...core.stats import InputStats
 
 __all__: list[str] = []

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from ...core.arguments import checked_arguments, own_arguments, whole_number
 from ...core.config import IteratorConfig, difference_names
 from ...core.errors import StateError
+from ...core.feeding.record_pipelines import check_record_graph
+from ...core.feeding.record_queue import Numbers, RecordPosition, RecordReader, Restored
+from ...core.feeding.stream_engine import RecordEngine
+from ...core.feeding.stream_part import StreamPart, describe
 from ...core.pipeline.batch import choose_placement, writable
 from ...core.pipeline.pipeline_source import default_device_id
 from ...core.pipeline.shards import shard_pipelines
 from ...core.placement import DataShard
 from ...core.random.seeds import ShardSeed
-from ...core.records.engine import RecordEngine
-from ...core.records.record_pipelines import check_record_graph
-from ...core.records.record_queue import Numbers, RecordPosition, RecordReader, Restored
-from ...core.records.stream_part import StreamPart, describe
 from ...core.state.agreement import Values
 from ...core.state.codec import brief
 from .lengths import number_of_records, parents_of

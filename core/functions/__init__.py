@@ -2,6 +2,6 @@
 
 `dalijax.fn` has the public names. A function leaves notes with the pipeline that is being defined
 (`core.pipeline.function_notes`), or a call for the placed batch (`core.pipeline.deferred`), and
-does not know the iterator that runs it. Siblings (`core.iterator`, `core.records`) are not
+does not know the iterator that runs it. Siblings (`core.iterator`, `core.feeding`) are not
 imported.
 """

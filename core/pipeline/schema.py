@@ -1,7 +1,7 @@
 """Schemas of records: the keys that a graph takes, as which arrays, and those that pass it by.
 
 A record is bytes, a str, a number, an array, or a dict of these, which may be nested. Everything
-here is pure; `dalijax.core.records.engine` feeds what this makes to pipelines.
+here is pure; `dalijax.core.feeding.stream_engine` feeds what this makes to pipelines.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from dalijax import LastBatchPolicy, data_iterator
 from dalijax import fn as dali
 from dalijax.core.config import IteratorConfig
 from dalijax.core.errors import StateError
+from dalijax.core.feeding.graph import FieldGraph
+from dalijax.core.feeding.source_engine import SourceEngine
 from dalijax.core.order.samples import SamplePlan, SamplePosition
-from dalijax.core.sources.engine import SourceEngine
-from dalijax.core.sources.graph import FieldGraph
 from dalijax.sources import Arrays
 
 FILL, DROP, PARTIAL = LastBatchPolicy.FILL, LastBatchPolicy.DROP, LastBatchPolicy.PARTIAL

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dalijax import data_iterator
-from dalijax.core.sources.reuse import ReuseCheck
+from dalijax.core.feeding.reuse import ReuseCheck
 from dalijax.sources import Arrays, Field, Files, Mixture, Records, Source
 
 N, BATCH = 300, 8

@@ -11,8 +11,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "adapters/",
     "core/iterator/",
-    "core/records/",
-    "core/sources/engine",
+    "core/feeding/record_",
+    "core/feeding/source_engine",
+    "core/feeding/stream_",
     "core/pipeline/engine",
     "core/workers",
 )

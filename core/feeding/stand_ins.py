@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..pipeline.failure import Failure
-from .source import Source
+from ..sources.source import Source
 
 _MOST = 1 << 16  # entries of each kind
 # Samples after a batch, and across its epoch, that may stand in for bad records.

@@ -9,9 +9,9 @@ from typing import Any
 from ..arguments import checked_arguments, function_parameters, name_of, whole_number
 from ..config import OF_DATA_ITERATOR, IteratorConfig
 from ..pipeline.pipeline_source import default_device_id
-from .engine import SourceEngine
+from ..sources.source import Field, Source
 from .graph import FieldGraph
-from .source import Field, Source
+from .source_engine import SourceEngine
 
 _OF_READERS = ("shard_id", "num_shards")
 

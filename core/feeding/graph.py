@@ -13,12 +13,12 @@ from ..arguments import name_of
 from ..dtypes import dali_type
 from ..random.draw import DRAW, Draw, DrawRows
 from ..replacements import for_name
+from ..sources.source import Field
 from ..state.operators import FIELD, Operator, Picture, picture_inputs
-from .source import Field
 
 
 class Feeder(Protocol):
-    """What a pipeline is fed with; see `dalijax.core.sources.feed.Rows`."""
+    """What a pipeline is fed with; see `dalijax.core.feeding.read_ahead.Rows`."""
 
     def inputs(self, run: int, part: int, name: str) -> Any:
         """A field of the records of a run, as DALI takes it."""

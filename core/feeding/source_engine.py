@@ -43,14 +43,18 @@ from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import of_fields
 from ..pipeline.shards import shard_pipelines
 from ..random.seeds import ShardSeed
+from ..sources import state as states
+from ..sources.identity import stated_identity
+from ..sources.source import Source
 from ..state import random_state
 from ..state.agreement import Values
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..stats import InputStats
 from ..workers import WorkersEnded
-from . import state as states
-from .bad_samples import (
+from .graph import FieldGraph
+from .read_ahead import Feed, OnceRead, RowRange, Rows, SomeRows
+from .stand_ins import (
     BadSamples,
     NoStandIn,
     UnusableRecord,
@@ -58,10 +62,6 @@ from .bad_samples import (
     digest_of,
     stand_ins,
 )
-from .feed import Feed, OnceRead, RowRange, Rows, SomeRows
-from .graph import FieldGraph
-from .identity import stated_identity
-from .source import Source
 
 _MOST_MASKED = 1000  # batches whose masked records are remembered, to log them once
 _MOST_PROBED = 24  # records that are tried before the graph is at fault

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
-from .source import Source, Values
+from ..sources.source import Source, Values
 
 _ENOUGH = 64  # pairs of records with one memory and equal values: the memory is a constant
 

@@ -19,11 +19,11 @@ from ..pipeline.failure import is_environment, with_retries
 from ..pipeline.picture_size import look_at_input
 from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import fold
+from ..sources.record_table import RecordTable
+from ..sources.source import Source, Values, picture_sizes
 from ..state.operators import Picture
-from .bad_samples import BadSamples, NoStandIn, UnusableRecord, stand_ins
-from .record_table import RecordTable
 from .reuse import ReuseCheck
-from .source import Source, Values, picture_sizes
+from .stand_ins import BadSamples, NoStandIn, UnusableRecord, stand_ins
 
 CHUNK = 64  # records of a task
 

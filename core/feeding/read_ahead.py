@@ -15,12 +15,12 @@ from ..order.samples import SamplePlan, SamplePosition
 from ..order.shuffle import Indices
 from ..pipeline.runner import calls
 from ..random.draw import DrawRows
+from ..sources.source import Source, order_of
 from ..state.operators import Picture
 from ..workers import Result, Workers, WorkersEnded
-from .bad_samples import BadSamples
 from .read_rows import CHUNK, Chunk, ReadRows, Wanted, read_chunk
 from .reuse import ReuseCheck
-from .source import Source, order_of
+from .stand_ins import BadSamples
 
 T = TypeVar("T")
 
