@@ -425,11 +425,13 @@ class DALIGenericIterator:
                 self._next_epoch()
             else:
                 self._engine.rewind()
+            self._engine.moved()
 
     def restart(self) -> None:
         """Moves to the first batch of epoch 0; pipelines that read in order are built again."""
         with self.opened(), self._engine.interruptible():
             self._engine.restart()
+            self._engine.moved()
             self._engine.stays = self._engine.stopped = False
 
     @contextlib.contextmanager
@@ -477,6 +479,7 @@ class DALIGenericIterator:
             if done < count:  # the length was unknown, or failed batches were left out
                 self._engine.roll_back()
                 raise self._beyond(count, done, moved=self.step != step)
+            self._engine.moved()  # for 0, too: other processes may skip some
             self._engine.stays = self._engine.stays and count < 1
             return count
 

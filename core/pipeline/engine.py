@@ -17,7 +17,7 @@ from jax.profiler import TraceAnnotation
 from nvidia.dali import Pipeline
 
 from ..config import IteratorConfig
-from ..errors import BatchError, GraphError, RecordError
+from ..errors import BatchError, GraphError, ProcessError, RecordError
 from ..order.epochs import EpochPlan
 from ..state.agreement import Values
 from ..state.position import FailedBatch
@@ -171,7 +171,7 @@ class Engine(abc.ABC, Generic[P]):
         if not trace_state_clean():
             check_not_traced()
         if self._must_agree:
-            self._agree()
+            self._agree_or_tell()
         with _UNCOUNTED if stats is None else stats.waiting():
             annotation: Any = UNTRACED
             if TraceAnnotation.is_enabled():
@@ -207,6 +207,17 @@ class Engine(abc.ABC, Generic[P]):
     def moved(self) -> None:
         """Has the next batch wait until all processes stand at the same position."""
         self._must_agree = self._agreement is not None
+
+    def _agree_or_tell(self) -> None:
+        """As `_agree`; the other processes learn of an error at once."""
+        try:
+            self._agree()
+        except ProcessError:
+            raise
+        except BaseException as error:
+            if self._agreement is not None:
+                self._agreement.tell(error)
+            raise
 
     def _agree(self) -> None:
         """Compares this process's iterator with those of the others."""

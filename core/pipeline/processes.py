@@ -7,10 +7,17 @@ number of processes and not with its square::
 
     each process   dalijax/GROUP/offers/PROCESS/NUMBER     the description
     the lowest     dalijax/GROUP/verdicts/PROCESS/NUMBER   for each: agreed, or the error
+
+A process that can't come tells the others, which then don't wait for it::
+
+    a next() that raised    dalijax/GROUP/failures/PROCESS/FROM/NUMBER   for each: the error
+    the end of a program    dalijax/ends/FROM
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import itertools
 import json
 import threading
@@ -31,6 +38,7 @@ from ..state.agreement import (
     Values,
     absence_text,
     counterparts,
+    departure_text,
     difference_text,
 )
 from ..state.fingerprint import digest
@@ -44,11 +52,15 @@ _PAUSES = (0.0005, 0.25)  # between two looks of the process that compares, from
 # another thread of this process may be about to make the equal offer. The second number is for
 # offers with the outline of an iterator of this process that has not delivered a batch.
 _PATIENCE = (1.0, 60.0)
+_LOOKS = 0.25  # seconds between two looks for processes that can't come
 _LATER = 5.0  # seconds that the others wait longer than the process that compares
+
+_LONGEST = 2000  # characters of an error that is told
 
 _numbers = itertools.count()
 _comparing = threading.Lock()  # of the threads of this process, each for an iterator
 _made: weakref.WeakSet[Agreement] = weakref.WeakSet()
+_ends = "dalijax/ends"
 _listing = threading.Lock()  # of the set, which must not grow while a thread looks through it
 
 
@@ -64,6 +76,17 @@ def is_one_of_several() -> bool:
     """Whether there are other processes of `jax.distributed`; it starts no devices to know."""
     started = getattr(jax.distributed, "is_initialized", lambda: False)  # of jax 0.4.36 and later
     return (started() or _client() is not None) and jax.process_count() > 1
+
+
+@atexit.register  # after jax's own function, and so called before it
+def _tell_end() -> None:
+    """Tells the other processes that this one ends, and comes to no batch any more."""
+    from jax._src import distributed
+
+    client, process = _client(), getattr(distributed.global_state, "process_id", None)
+    if client is not None and process is not None:
+        with contextlib.suppress(Exception):  # the service has ended before
+            client.key_value_set(f"{_ends}/{process}", "", allow_overwrite=True)
 
 
 def _processes_of(config: IteratorConfig) -> tuple[int, ...]:
@@ -115,6 +138,7 @@ class Agreement:
         self._seconds = seconds
         self.outline = outline
         self._asked = False
+        self._told: list[str] = []  # keys of failures
         group = "-".join(map(str, processes))
         self._prefix = f"dalijax/{digest(group.encode())}"
         with _listing:
@@ -139,9 +163,13 @@ class Agreement:
             ``batches`` of each process.
 
         Raises:
-            ProcessError: In every process, if values differ or a process does not come in time.
+            ProcessError: In every process, if values differ, a process does not come in time, or
+                it can't come.
         """
         client = _client()
+        for failure in self._told:  # this process comes after all
+            client.key_value_delete(failure)
+        self._told.clear()
         own = Offer(jax.process_index(), next(_numbers), values, batches)
         key = f"{own.process}/{own.number}"
         self._asked = True
@@ -152,14 +180,41 @@ class Agreement:
                 verdict = self._compare(client, own, goal, cure)
             else:
                 verdict = self._wait(client, own, goal, cure)
-            settled = True
+            settled = bool(verdict["batches"])
         finally:
-            if not settled:  # after Ctrl-C no process must find the offer
+            if not settled:  # after Ctrl-C, say, no process must find the offer
                 client.key_value_delete(f"{self._prefix}/offers/{key}")
         if verdict["error"]:
             raise ProcessError(verdict["error"])
         every = verdict["batches"].items()
         return {int(process): found and Batches(*found) for process, found in every}
+
+    def tell(self, error: BaseException) -> None:
+        """Tells the other processes that this one does not come, because of an error."""
+        client, own = _client(), jax.process_index()
+        if client is None:
+            return
+        text = json.dumps([self.outline, f"{type(error).__name__}: {error}"[:_LONGEST]])
+        number = next(_numbers)
+        for process in self._processes:
+            if process != own:
+                key = f"{self._prefix}/failures/{process}/{own}/{number}"
+                client.key_value_set(key, text)
+                self._told.append(key)
+
+    def _departed(self, client: Any, own: Offer, goal: str) -> str:
+        """The error if a process can't come; "" if none has said so."""
+        texts = {}
+        for key, text in client.key_value_dir_get(f"{self._prefix}/failures/{own.process}/"):
+            outline, error = json.loads(text)
+            if all(own.values.get(name) == value for name, value in outline.items()):
+                client.key_value_delete(key)
+                texts[int(key.split("/")[-2])] = error
+        for key, _ in client.key_value_dir_get(f"{_ends}/"):
+            process = int(key.split("/")[-1])
+            if process in self._processes:
+                texts.setdefault(process, "")
+        return departure_text(self._name, goal, texts) if texts else ""
 
     def _offers(self, client: Any) -> list[Offer]:
         """All offers that wait."""
@@ -171,6 +226,7 @@ class Agreement:
         """The verdict, by the process that compares."""
         deadline = time.monotonic() + self._seconds
         pause, longest = _PAUSES
+        looks = time.monotonic() + _LOOKS
         since: dict[tuple[int, int], float] = {}
         while True:
             now = time.monotonic()
@@ -184,6 +240,10 @@ class Agreement:
                 if late or (certain and not found.absent):
                     error = self._error(found, offers, goal, cure)
                     return self._conclude(client, found, error)
+            if found.absent and now >= looks:
+                looks = now + _LOOKS
+                if error := self._departed(client, own, goal):
+                    return {"error": error, "batches": {}}
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
@@ -230,6 +290,8 @@ class Agreement:
             except RuntimeError as error:  # JaxRuntimeError, of the service
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
+                if departed := self._departed(client, own, goal):
+                    return {"error": departed, "batches": {}}
                 continue
             client.key_value_delete(key)
             verdict: dict[str, Any] = json.loads(text)
@@ -238,7 +300,6 @@ class Agreement:
         found = counterparts(own, offers, self._processes)
         # The process that compares has not come: it would have given a verdict.
         absent = sorted({self._processes[0], *found.absent})
-        client.key_value_delete(f"{self._prefix}/offers/{own.process}/{own.number}")
         return {
             "error": absence_text(self._name, goal, absent, offers, self._seconds, cure),
             "batches": {},

@@ -199,6 +199,24 @@ def difference_text(name: str, offers: Mapping[int, Offer], cure: str = "") -> s
     )
 
 
+def departure_text(name: str, goal: str, errors: Mapping[int, str]) -> str:
+    """The message about processes that can't come.
+
+    Args:
+        name: Name of the iterator.
+        goal: The point that the processes must reach.
+        errors: By process, the error that it raised; "" if its program has ended.
+    """
+    lines = [
+        f"process {process} raised {error}" if error else f"the program of process {process} ended"
+        for process, error in sorted(errors.items())
+    ]
+    return (
+        f"{_processes(sorted(errors))} did not come to {goal} of {name}, which every process of "
+        "the sharding must take:\n  " + "\n  ".join(lines)
+    )
+
+
 def absence_text(
     name: str,
     goal: str,

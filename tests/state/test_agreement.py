@@ -8,6 +8,7 @@ from dalijax.core.state.agreement import (
     Offer,
     absence_text,
     counterparts,
+    departure_text,
     described,
     without_seeds,
 )
@@ -82,3 +83,9 @@ def test_offers_survive_json_and_seeds_of_shards_do_not_count():
     one = Offer(3, 5, {"function": "f", "operators": ["a b"], "records": 7}, Batches(4, False))
     assert Offer.from_json(3, 5, one.to_json()) == one
     assert without_seeds("random.uniform u range=[0,1] seed=5") == "random.uniform u range=[0,1]"
+
+
+def test_departed_processes_are_named_with_their_errors():
+    text = departure_text("train", "the next batch", {3: "", 1: "ValueError: no file"})
+    assert text.startswith("processes 1, 3 did not come to the next batch of train")
+    assert "\n  process 1 raised ValueError: no file\n  the program of process 3 ended" in text

@@ -1,5 +1,8 @@
 """One of several processes of test_agreement.py: iterators that agree, and others that differ."""
 
+import os
+import signal
+import sys
 import threading
 
 import jax
@@ -215,6 +218,50 @@ def sought_apart():
     return [result, delivered(iterator, 1)]
 
 
+def skipped_apart():
+    """The last process skips nothing; after the same position in both they go on."""
+    made = [over_source(), over_reader()]
+    for iterator in made:
+        iterator.skip(0 if LAST else 2)
+    results = [delivered(iterator, 1) for iterator in made]
+    for iterator in made:
+        iterator.skip(2 if LAST else 0)
+    return [*results, [delivered(iterator, 1) for iterator in made]]
+
+
+def reset_apart():
+    """The last process resets before the end of the epoch, and so repeats it."""
+    iterator = over_source()
+    for _ in range(2 if LAST else len(iterator)):
+        next(iterator)
+    iterator.reset()
+    result = delivered(iterator, 1)
+    for _ in range(len(iterator) if LAST else 0):
+        iterator.skip(1)
+    if LAST:
+        iterator.reset()
+    else:
+        iterator.seek(1)
+    return [result, delivered(iterator, 1)]
+
+
+def interrupted():
+    """Ctrl-C while the last process waits for the others, which come then."""
+    iterator = over_source()
+    result = None
+    if LAST:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            next(iterator)
+        except KeyboardInterrupt:
+            result = "interrupted"
+    jax.experimental.multihost_utils.sync_global_devices("interrupted")
+    if not LAST:
+        result = delivered(iterator, 1)
+    jax.experimental.multihost_utils.sync_global_devices("told")
+    return [result, delivered(iterator)]
+
+
 def made_in_another_order():
     """The same graph and arguments for training and evaluation, made in turns."""
     ids = {"train": range(21), "eval": range(21, 42)}
@@ -271,6 +318,15 @@ def mesh_of_the_context():
     """A bare PartitionSpec is of the current mesh of all processes."""
     with jax.set_mesh(jax.make_mesh((PROCESSES,), ("d",))):
         return delivered(over_source(sharding=PartitionSpec("d")))
+
+
+def ending():
+    """The last program ends; the first one waits for its batch, and ends by the error."""
+    if not LAST:
+        next(over_source(check_processes=300))
+    if options["way"] == "raises":
+        raise ValueError("an error of the program")
+    sys.exit()
 
 
 def skipping():

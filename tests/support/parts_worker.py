@@ -245,6 +245,22 @@ def restored_apart():
     return [refused, delivered(again, 1)]
 
 
+def failing():
+    """The graph of the last process fails, once; the others don't wait for it."""
+    fails = [LAST]
+
+    def breaks(x):
+        if fails and fails.pop():
+            raise ValueError("no table in this process")
+        return graph(x)
+
+    settings = {"pad": "mask", "sharding": SHARDING, "output_map": ["x", "u"]}
+    iterator = iter(sliced().pipe(DALITransform(breaks, batch_size=BATCH, **settings)))
+    result = str(_error(lambda: next(iterator)))
+    jax.experimental.multihost_utils.sync_global_devices("failed")
+    return [result, delivered(iterator)]
+
+
 def spec_alone():
     """One process asks for the spec, and prefetches."""
     ds = sliced().pipe(transform())

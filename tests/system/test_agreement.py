@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from processes import started
+from processes import launched, started
 
 SUPPORT = pathlib.Path(__file__).parents[1] / "support"
 PROCESSES = 2
@@ -38,9 +38,12 @@ DIFFERENT = {
 OTHERS = [
     *("agree", "reader_of_equal_folders", "restored_apart", "sought_apart"),
     *("made_in_another_order", "in_threads", "alone", "unchecked", "never_comes"),
-    *("mesh_of_the_context", "skipping"),
+    *("mesh_of_the_context", "skipping", "skipped_apart", "reset_apart", "interrupted"),
 ]
-THREE = ["agree", "source_lacks_a_record", "reader_seed", "made_in_another_order", "in_threads"]
+THREE = [
+    *("agree", "source_lacks_a_record", "reader_seed", "made_in_another_order", "in_threads"),
+    "interrupted",
+]
 
 
 def run(folder, processes, scenarios):
@@ -130,6 +133,44 @@ def test_positions_are_compared_after_a_restore_and_a_seek(seen):
     first, second = seen["sought_apart"]
     assert first[0] == second[0] and "epoch 1, sample 21, process 1 has epoch 1" in first[0]
     assert isinstance(first[1], list) and isinstance(second[1], list)
+
+
+def test_positions_are_compared_after_a_skip_and_a_reset(seen):
+    first, second = seen["skipped_apart"]
+    agreed = [own[:2] for own in seen["agree"]]
+    for place, position in ((0, "epoch 0, sample 8"), (1, "epoch 0, step 2")):
+        assert first[place] == second[place] and f"process 0 has {position}" in first[place]
+    for own, whole in zip((first, second), agreed):
+        assert own[2] == [batches[2:3] for batches in whole]
+    first, second = seen["reset_apart"]
+    assert first[0] == second[0] and "process 1 has epoch 0, sample 0" in first[0]
+    assert isinstance(first[1], list) and isinstance(second[1], list)
+
+
+@pytest.mark.parametrize("processes", (2, 3))
+def test_a_process_that_is_interrupted_tells_the_others(request, processes):
+    """They don't wait for it; when it comes again they go on together."""
+    reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
+    *others, last = reports["interrupted"]
+    for result, _ in others:
+        assert f"process {processes - 1} did not come to the next batch of numbers" in result
+        assert f"process {processes - 1} raised KeyboardInterrupt" in result
+    assert last[0] == "interrupted"
+    assert [own[1] for own in reports["interrupted"]] == [own[0] for own in reports["agree"]]
+
+
+@pytest.mark.parametrize("way", ["raises", "returns"])
+def test_a_program_that_ends_tells_the_others(tmp_path, way):
+    """It may end before it has made an iterator."""
+    options = {"files": [], "scenarios": ["ending"], "way": way}
+    running = launched(SUPPORT / "agreement_worker.py", tmp_path, options)
+    try:
+        outputs = [process.communicate(timeout=60)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert "process 1 did not come to the next batch of numbers" in outputs[0]
+    assert "the program of process 1 ended" in outputs[0]
 
 
 def test_one_process_may_peek_and_prefetch_alone(seen):

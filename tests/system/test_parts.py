@@ -16,7 +16,7 @@ SCENARIOS = [
     *("slices", "slices_dropped", "slices_repeated", "own_folders", "filtered", "lacks_a_record"),
     *("another_order", "another_seed", "nothing_to_pad", "loaders", "holes"),
     *("iter_mapped", "iter_filtered", "iter_far_apart", "iter_packed", "iter_repeated"),
-    *("iter_nothing", "iter_raising"),
+    *("iter_nothing", "iter_raising", "failing"),
     *("restored_apart", "spec_alone", "mesh_of_the_context"),
 ]
 # Datasets whose numbers of records only reading tells; process and number of processes -> records.
@@ -41,7 +41,7 @@ def seen(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seen_by_three(tmp_path_factory):
-    scenarios = ["slices", "slices_dropped", "lacks_a_record", *UNKNOWN]
+    scenarios = ["slices", "slices_dropped", "lacks_a_record", "failing", *UNKNOWN]
     return run(tmp_path_factory.mktemp("three"), 3, scenarios)
 
 
@@ -201,6 +201,20 @@ def test_positions_are_compared_after_a_restore(seen):
     )
     for own, report in zip((first, second), seen["slices"]):
         assert [xs for xs, _, _ in own[1]] == [xs for xs, _, _ in report["whole"][1:2]]
+
+
+@pytest.mark.parametrize("processes", (2, 3))
+def test_a_process_that_fails_tells_the_others(request, processes):
+    """They don't wait for it; when it comes again they go on together."""
+    fixture = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
+    *others, last = fixture["failing"]
+    assert "no table in this process" in last[0]
+    for result, _ in others:
+        assert f"process {processes - 1} did not come to the next batch of breaks" in result
+        assert f"process {processes - 1} raised ValueError: " in result
+        assert "no table in this process" in result
+    for (_, batches), whole in zip(fixture["failing"], fixture["slices"]):
+        assert counted(batches) == counted(whole["whole"])
 
 
 def test_one_process_may_ask_for_the_spec_alone(seen):
