@@ -42,12 +42,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "ReportInput":
-        from .clu_report import ReportInput
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
-        return ReportInput
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+if not TYPE_CHECKING:  # type checkers report names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        if name == "ReportInput":
+            from .clu_report import ReportInput
+
+            return ReportInput
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _specs(arrays: Mapping[str, Any]) -> dict[str, dataset_iterator.ArraySpec]:

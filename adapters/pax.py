@@ -53,6 +53,11 @@ with extra("pax", "dalijax.adapters.pax, which wants Python 3.10,"):
 
 __all__ = ["DALIInput", "DALIInputSpecsProvider"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _log = logging.getLogger("dalijax")
 
 
@@ -352,7 +357,7 @@ class DALIInput(base_input.BaseInput):
         return self._opened().iterator
 
     def watch(self) -> InputStats:
-        """Counts batches from now on; see `dalijax.core.stats.InputStats`."""
+        """Counts batches from now on; see `dalijax.InputStats`."""
         return self._opened().watch()
 
 

@@ -19,6 +19,11 @@ with extra("prometheus", "dalijax.adapters.prometheus"):
 
 __all__ = ["InputCollector"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _NEXT = "grain_python_dataset_next_duration_ns"  # Grain's /grain/python/dataset/next_duration_ns
 _POWERS = 42  # of two: Grain's buckets end at an hour, 2**42 ns
 _FIELDS = {  # of InputStats
@@ -42,7 +47,7 @@ class InputCollector(Collector):
       ``next()`` took, with the name and the unit of Grain's own metric.
     - ``dalijax_input_batches_total``, ``..._examples_total``, ``..._padding_total``,
       ``..._errors_total``, ``..._wait_seconds_total``, and the gauges ``dalijax_input_epoch`` and
-      ``dalijax_input_step``: see `dalijax.core.stats.InputStats`.
+      ``dalijax_input_step``: see `dalijax.InputStats`.
 
     Args:
         iterators: The iterators by the value of the label, as ``{"train": iterator}``. Their

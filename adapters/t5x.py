@@ -71,6 +71,10 @@ _PART = r"\d+-of-\d+$"  # at the end of the names of T5X's files
 __all__ = ["eval_get_dataset_fn", "get_dataset_fn"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
     """The iterator function, after a check that the call leaves out T5X's own arguments."""
     function = iterator_function(iterator_fn)

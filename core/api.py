@@ -512,7 +512,7 @@ def data_iterator(
             for you; see ``set_state``'s ``allow``.
         source: One of `dalijax.sources`, whose records the graph gets: parameters of the function
             that are named like its fields are these, ``draw`` has random numbers that belong to
-            the records (`dalijax.core.random.draw.Draw`), and all others are passed by keyword
+            the records (`dalijax.Draw`), and all others are passed by keyword
             in the call. Batches then depend on the seed and the position alone: a state goes on
             with any sharding, number of devices or processes, and batch size.
         shuffle: Whether each epoch of a source has an order of its own.

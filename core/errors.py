@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .printable import printable_lines
+from .printable import printable, printable_lines
 
 
 class Difference(NamedTuple):
@@ -99,3 +99,56 @@ class EpochError(RuntimeError):
 
 class UnfitRecordError(RecordError, ValueError):
     """Some records are unlike the first one; the iterator has moved past the batch."""
+
+
+class RaggedError(ValueError):
+    """The samples of an output differ in shape.
+
+    Attributes:
+        name: The output.
+        pipeline: The number of the pipeline.
+        rows: Two rows of its batch with different shapes.
+        shapes: Their shapes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: int,
+        rows: tuple[int, int],
+        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        records: Sequence[str] = (),
+    ):
+        self.name, self.pipeline, self.rows, self.shapes = name, pipeline, rows, shapes
+        which = [f"{shape} ({printable(record)})" for shape, record in zip(shapes, records)]
+        first, second = which or map(str, shapes)
+        super().__init__(
+            f"output {name!r} is ragged: its samples have shapes {first} and "
+            f"{second}, which no array can hold. Give them one shape in the pipeline, "
+            "e.g. by fn.resize or fn.crop for images, or by fn.pad for sequences"
+            + " (and decode files, by fn.decoders.image say)"
+            * (len(shapes[1]) == 1)
+        )
+
+    def named(self, records: Sequence[str] | Mapping[int, str]) -> RaggedError:
+        """Returns the error with the records of the two rows.
+
+        Args:
+            records: The name of the record in each row of the pipeline's batch, or in these two.
+        """
+        names = [records[row] for row in self.rows]
+        return RaggedError(self.name, self.pipeline, self.rows, self.shapes, names)
+
+
+# Tracebacks name the module from which users import them.
+for _public in (
+    BatchError,
+    EpochError,
+    GraphError,
+    ProcessError,
+    RaggedError,
+    RecordError,
+    StateError,
+    UnfitRecordError,
+):
+    _public.__module__ = "dalijax.errors"

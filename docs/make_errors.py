@@ -26,7 +26,7 @@ with "has" or "is" are the ends of longer ones, which name the record first.
 
 ## Classes
 
-Wrong arguments raise `ValueError` or `TypeError`. The other classes are in `dalijax.core.errors`:
+Wrong arguments raise `ValueError` or `TypeError`. Import the other classes from `dalijax.errors`:
 
 | class | base classes | raised if |
 | --- | --- | --- |
@@ -34,7 +34,9 @@ Wrong arguments raise `ValueError` or `TypeError`. The other classes are in `dal
 | `ProcessError` | `RuntimeError` | processes differ, or one of them is absent |
 | `BatchError` | `RuntimeError` | a batch can't be read or decoded; it counts as delivered |
 | `RecordError` | `RuntimeError` | records of Grain can't be decoded; the batch counts |
+| `UnfitRecordError` | `RecordError`, `ValueError` | records are unlike the first one |
 | `GraphError` | `BatchError`, `RecordError` | the graph fails for every record |
+| `RaggedError` | `ValueError` | the samples of an output differ in shape |
 | `EpochError` | `RuntimeError` | `on_error="skip"` left out every batch of an epoch |
 """
 # The part of the package that raises it, the longest prefix first, and the page on it.

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from pictures import CACHE, make_pictures
 
 import dalijax
-from dalijax.core.tools.profile.profile import Report
+from dalijax.profile import Report, profile
 from dalijax.tune import tune
 
 BATCH_SIZE = 32
@@ -48,7 +48,7 @@ def batch_seconds(data_dir: str, batches: int = 40, **settings: Any) -> float:
 def profiled_loop(data_dir: str, steps: int, model_seconds: float, **settings: Any) -> Report:
     """Trains for some steps; the model is a sleep, so that it takes nothing of the CPU."""
     iterator = train(data_dir, batch_size=BATCH_SIZE, **settings)
-    with iterator, dalijax.profile(iterator) as report:
+    with iterator, profile(iterator) as report:
         left = steps
         while left:
             for _ in itertools.islice(iterator, left):

@@ -34,3 +34,7 @@ __all__ = [
     "RandomInputs",
     "pack_records",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

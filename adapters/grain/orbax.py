@@ -32,6 +32,10 @@ from .iter_dataset import DALIDatasetIterator
 __all__ = ["ElasticHandler", "ElasticRestore", "ElasticSave"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class ElasticHandler(grain.checkpoint.CheckpointHandler):
     """Grain's handler, which also restores from another number of processes."""
 

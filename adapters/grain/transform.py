@@ -99,7 +99,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             if these are dicts; other keys bypass the graph, batched. A record that is bytes, text,
             a number or an array is its only parameter. Text comes as UTF-8 (see
             `dalijax.fn.read_file` for paths). A parameter ``draw`` gets random numbers that belong
-            to the record's place in the stream (see `dalijax.core.random.draw.Draw`, and
+            to the record's place in the stream (see `dalijax.Draw`, and
             `dalijax.augment`); they need no state, and do not depend on the number of shards.
             Processes that read parts of a dataset without ``sharding`` need a ``seed`` each.
         batch_size: Number of records in a batch; with ``sharding`` in the global batch, of which

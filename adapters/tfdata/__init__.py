@@ -12,3 +12,7 @@ Without TensorFlow, specs are jax.ShapeDtypeStructs, and there is no ``tf.train.
 from .dataset import DALIDataset as DALIDataset
 
 __all__ = ["DALIDataset"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -18,7 +18,7 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ..config import IteratorConfig
-from ..errors import BatchError, GraphError, StateError
+from ..errors import BatchError, GraphError, RaggedError, StateError
 from ..order.epochs import EpochPlan, count_rows
 from ..order.samples import SamplePlan, SamplePosition, pads_by_default
 from ..order.shuffle import Indices
@@ -32,7 +32,7 @@ from ..pipeline.bad_record import (
     listed,
     with_printable,
 )
-from ..pipeline.batch import Batch, RaggedError
+from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import check_outputs, graph_lines, queue_depth
 from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, Outcome, log_failure

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..config import IteratorConfig
-from ..errors import GraphError, RecordError, StateError, UnfitRecordError
+from ..errors import GraphError, RaggedError, RecordError, StateError, UnfitRecordError
 from ..pipeline import advice
 from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe, every_batch_failed, runs
-from ..pipeline.batch import Batch, RaggedError
+from ..pipeline.batch import Batch
 from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
 from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, failure_of

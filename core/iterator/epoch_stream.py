@@ -389,7 +389,7 @@ class BatchStream:
 
     @property
     def core(self) -> DALIGenericIterator:
-        """The iterator, as `dalijax.profile` wants it."""
+        """The iterator, which `dalijax.profile` measures."""
         return self.iterator
 
     def watch(self) -> InputStats:

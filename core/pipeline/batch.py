@@ -15,9 +15,9 @@ from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from ..config import IteratorConfig
 from ..dtypes import WIDE, check_width, narrowed
+from ..errors import RaggedError
 from ..order.epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement, over_devices
-from ..printable import printable
 from . import schema
 from .deferred import DeferredCalls
 from .runner import Outputs, TensorList
@@ -251,45 +251,6 @@ class BatchMaker:
             where = array.sharding if on_device else None
             specs[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
         return specs
-
-
-class RaggedError(ValueError):
-    """The samples of an output differ in shape.
-
-    Attributes:
-        name: The output.
-        pipeline: The number of the pipeline.
-        rows: Two rows of its batch with different shapes.
-        shapes: Their shapes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        pipeline: int,
-        rows: tuple[int, int],
-        shapes: tuple[tuple[int, ...], tuple[int, ...]],
-        records: Sequence[str] = (),
-    ):
-        self.name, self.pipeline, self.rows, self.shapes = name, pipeline, rows, shapes
-        which = [f"{shape} ({printable(record)})" for shape, record in zip(shapes, records)]
-        first, second = which or map(str, shapes)
-        super().__init__(
-            f"output {name!r} is ragged: its samples have shapes {first} and "
-            f"{second}, which no array can hold. Give them one shape in the pipeline, "
-            "e.g. by fn.resize or fn.crop for images, or by fn.pad for sequences"
-            + " (and decode files, by fn.decoders.image say)"
-            * (len(shapes[1]) == 1)
-        )
-
-    def named(self, records: Sequence[str] | Mapping[int, str]) -> RaggedError:
-        """Returns the error with the records of the two rows.
-
-        Args:
-            records: The name of the record in each row of the pipeline's batch, or in these two.
-        """
-        names = [records[row] for row in self.rows]
-        return RaggedError(self.name, self.pipeline, self.rows, self.shapes, names)
 
 
 def check_uniform(tensors: TensorList, name: str, pipeline: int) -> None:

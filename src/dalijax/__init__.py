@@ -1,53 +1,91 @@
 """NVIDIA DALI's pipelines as JAX iterators, with exact epochs, masks and resume.
 
-The public names:
+Functions and classes:
 
-- `data_iterator`: from a function of a DALI graph to one that makes iterators.
-- `DALIGenericIterator`: an iterator over pipelines made by hand.
-- `LastBatchPolicy`: DALI's own enum, FILL, DROP or PARTIAL.
+- `data_iterator`: turns a function of a DALI graph into an `IteratorFunction`, which makes
+  iterators.
+- `DALIGenericIterator`: an iterator over DALI pipelines.
+- `BatchStream`: an iterator over the batches of several epochs, for loops that count steps.
+- `LastBatchPolicy`: DALI's enum FILL, DROP and PARTIAL.
+- `Draw`: the type of ``draw``, the random numbers of a graph over a source.
+- `FailedBatch`: an entry of an iterator's ``errors``.
+- `InputStats`: the counters of an iterator.
+
+Modules:
+
+- `sources`: sources of records by number: files, tars, TFRecords, arrays, mixtures.
+- `augment`: random augmentation whose numbers belong to the records.
 - `fn`: operators for graphs, beside ``nvidia.dali.fn``.
-- `sources`, `augment`, and `profile`, a block that says whether a loop waits for its input and for
-  which part: imported when first used.
+- `errors`: exceptions to catch.
+- `show`: draws batches; ``from dalijax.show import show``, and a command.
+- `tune`: measures settings; ``from dalijax.tune import tune``, and a command.
+- `profile`: finds what a training loop waits for; ``from dalijax.profile import profile``.
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+import typing as _typing
 
 # First: what is imported below may start CUDA, which then knows its queues.
-from .core.environment import cuda_queues, extras
+from .core.environment import cuda_queues as _cuda_queues
+from .core.environment import extras as _extras
 
-cuda_queues.set_at_import()
-extras.check_dali()
+_cuda_queues.set_at_import()
+_extras.check_dali()
 
 # isort: split
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as LastBatchPolicy
 
+from . import errors as errors
 from . import fn as fn
 from .core import replacements as _replacements
+from .core.api import IteratorFunction as IteratorFunction
 from .core.api import data_iterator as data_iterator
+from .core.iterator.epoch_stream import BatchStream as BatchStream
 from .core.iterator.iterator import DALIGenericIterator as DALIGenericIterator
+from .core.random.draw import Draw as Draw
+from .core.state.position import FailedBatch as FailedBatch
+from .core.stats import InputStats as InputStats
 
-if _TYPE_CHECKING:
-    from .core.tools.profile.profile import profile as profile
+if _typing.TYPE_CHECKING:
+    from . import augment as augment
+    from . import profile as profile
+    from . import show as show
+    from . import sources as sources
+    from . import tune as tune
 
-__all__ = ["DALIGenericIterator", "LastBatchPolicy", "data_iterator", "fn", "profile"]
+__all__ = [
+    "BatchStream",
+    "DALIGenericIterator",
+    "Draw",
+    "FailedBatch",
+    "InputStats",
+    "IteratorFunction",
+    "LastBatchPolicy",
+    "augment",
+    "data_iterator",
+    "errors",
+    "fn",
+    "profile",
+    "show",
+    "sources",
+    "tune",
+]
 __version__ = "0.1.0"
 
+_MODULES = ("errors", "sources", "augment", "fn", "profile", "show", "tune")
 
-def __getattr__(name: str) -> _Any:  # importing the package costs nothing for these
-    if name in ("augment", "show", "sources", "tune"):
-        return _importlib.import_module(f"{__name__}.{name}")
-    if name == "profile":
-        return _importlib.import_module(f"{__name__}.core.tools.profile.profile").profile
-    for module in ("sources", "augment", "fn"):
-        if name in (names := _importlib.import_module(f"{__name__}.{module}").__all__):
-            table = {
-                other.replace("_", "").lower(): f"{__name__}.{module}.{other}" for other in names
-            }
-            raise _replacements.no_attribute(__name__, name, (), table)
-    raise _replacements.no_attribute(__name__, name, __all__, _replacements.PACKAGE)
+if not _typing.TYPE_CHECKING:  # type checkers report names that do not exist
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name in _MODULES:  # imported when first used
+            return _importlib.import_module(f"{__name__}.{name}")
+        for module in _MODULES if not name.startswith("_") else ():
+            if name in _importlib.import_module(f"{__name__}.{module}").__all__:
+                raise AttributeError(
+                    f"{__name__} has no attribute {name!r}: use {__name__}.{module}.{name}"
+                )
+        raise _replacements.no_attribute(__name__, name, __all__, _replacements.PACKAGE)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "augment", "profile", "sources"})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -11,7 +11,7 @@ shard or device it comes in, and after a restore. Each function takes the graph'
         return augment.color_jitter(images, brightness=0.3, draw=draw), label
 """
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from .core import replacements as _replacements
 from .core.augment.auto import auto_augment as auto_augment
@@ -36,7 +36,7 @@ __all__ = [
     "trivial_augment",
 ]
 
-if not TYPE_CHECKING:  # it would hide misspelt names
+if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> _typing.Any:
         raise _replacements.no_attribute("dalijax.augment", name, __all__, _replacements.AUGMENT)

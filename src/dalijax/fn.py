@@ -1,6 +1,6 @@
 """Operators for DALI graphs, beside ``nvidia.dali.fn``: ``from dalijax import fn``."""
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from .core.functions.dlpack_function import dl_tensor_python_function as dl_tensor_python_function
 from .core.functions.jax_function import jax_function as jax_function
@@ -9,9 +9,9 @@ from .core.functions.read_file import read_file as read_file
 
 __all__ = ["dl_tensor_python_function", "jax_function", "numba_function", "read_file"]
 
-if not TYPE_CHECKING:  # it would hide misspelt names
+if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> _typing.Any:
         raise AttributeError(
             f"dalijax.fn has no {name!r}, but {__all__}. DALI's own operators are those of "
             "nvidia.dali.fn: import that under another name, as dali_fn say"

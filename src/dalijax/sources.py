@@ -10,7 +10,7 @@
 - `Source` and `Field`: the base class and the kinds of fields, for sources of your own.
 """
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from .core import replacements as _replacements
 from .core.sources.arrays import Arrays as Arrays
@@ -25,9 +25,9 @@ from .core.sources.tfrecord import TFRecord as TFRecord
 
 __all__ = ["Arrays", "Field", "Files", "Mixture", "Named", "Records", "Source", "TFRecord", "Tar"]
 
-if not TYPE_CHECKING:  # it would hide misspelt names
+if not _typing.TYPE_CHECKING:  # it would hide misspelt names
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> _typing.Any:
         raise _replacements.no_attribute("dalijax.sources", name, __all__, _replacements.SOURCES)
 
 

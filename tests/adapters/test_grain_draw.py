@@ -16,10 +16,10 @@ from shardings import rows_over
 
 from dalijax import augment, data_iterator, fn, sources
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform
-from dalijax.core.errors import RecordError
 from dalijax.core.feeding import record_pipelines
 from dalijax.core.pipeline.picture_size import look_at_input
 from dalijax.core.random.hashing import column_keys, fold, uniform
+from dalijax.errors import RecordError
 
 N, BATCH, SEED = 22, 4, 7
 SIZES = [(20 + 3 * k, 24 + 2 * k) for k in range(N)]

@@ -10,7 +10,7 @@ import pytest
 from nvidia.dali import backend, fn, types
 
 from dalijax import data_iterator, sources
-from dalijax.core.errors import BatchError
+from dalijax.errors import BatchError
 
 pytestmark = pytest.mark.skipif(
     backend.GetCUDADeviceCount() == 0 or jax.default_backend() != "gpu",

@@ -12,7 +12,7 @@ from nvidia.dali import fn
 from python_sources import ends_after
 
 from dalijax import LastBatchPolicy, data_iterator
-from dalijax.core.errors import BatchError
+from dalijax.errors import BatchError
 from numbered import numbers, read_files
 from programs import run_python
 

@@ -11,7 +11,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from conftest import NUM_FILES, corrupt, write_jpegs
 from dalijax import DALIGenericIterator, data_iterator
-from dalijax.core.errors import EpochError
+from dalijax.errors import EpochError
 from numbered import read_files
 
 BATCH = 3

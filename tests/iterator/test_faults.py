@@ -13,7 +13,7 @@ from nvidia.dali import fn, pipeline_def, types
 from conformance import Expected, check, frozen
 from conftest import corrupt, write_jpegs
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
-from dalijax.core.errors import EpochError
+from dalijax.errors import EpochError
 from full import FULL, in_full
 from numbered import numbers, read_case
 from oracle import Case

@@ -13,8 +13,8 @@ import dalijax
 from conftest import write_jpegs
 from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.errors import BatchError, GraphError, RecordError
 from dalijax.core.pipeline.failure import failure_of
+from dalijax.errors import BatchError, GraphError, RecordError
 
 COUNT, BATCH = 24, 4
 MODES = ("raise", "skip", "mask")

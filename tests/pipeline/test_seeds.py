@@ -13,8 +13,8 @@ from dalijax import data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core.errors import StateError
 from dalijax.core.random.seeds import ShardSeed, shard_seed
+from dalijax.errors import StateError
 from numbered import read_files
 
 

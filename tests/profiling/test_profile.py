@@ -11,7 +11,6 @@ from nvidia.dali import pipeline_def, types
 from PIL import Image
 from shardings import rows_over
 
-import dalijax
 from dalijax import DALIGenericIterator, data_iterator, fn, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIIterDataset, DALITransform
@@ -20,6 +19,7 @@ from dalijax.core.stats import Call
 from dalijax.core.tools.profile.loop import LoopTimes, loop_times
 from dalijax.core.tools.profile.replay import Replay, Stage, measured
 from dalijax.core.tools.profile.verdict import verdict
+from dalijax.profile import profile
 
 BATCH = 4
 SLOW = 0.05  # seconds of a batch, beside graphs of less than two milliseconds
@@ -169,7 +169,7 @@ def run(iterator, steps=14, model=0.0, seconds=1.5):
     model it is not input-bound, however slow the machine is.
     """
     left = steps
-    with dalijax.profile(iterator, seconds=seconds) as report:
+    with profile(iterator, seconds=seconds) as report:
         while left:
             begin = time.perf_counter()
             for _ in itertools.islice(iterator, left):
@@ -334,7 +334,7 @@ def test_the_iterator_stays_where_it_is(kind, arrays_dir):
 
     with make() as iterator, make() as other:
         expected = batches(other, 12)
-        with dalijax.profile(iterator, seconds=0.5) as report:
+        with profile(iterator, seconds=0.5) as report:
             assert "has not ended" in str(report)
             seen = batches(iterator, 5)
             state = iterator.get_state()
@@ -354,17 +354,17 @@ def test_who_watches_goes_on_counting():
 
 def test_a_loop_that_fails_leaves_nothing_behind():
     with NUMBERS(**CALL) as iterator:
-        with pytest.raises(KeyError), dalijax.profile(iterator) as report:
+        with pytest.raises(KeyError), profile(iterator) as report:
             next(iterator)
             raise KeyError
         assert iterator.stats is None and "has not ended" in str(report)
         with (
-            dalijax.profile(iterator, seconds=0),
+            profile(iterator, seconds=0),
             pytest.raises(RuntimeError, match="profiled already"),
-            dalijax.profile(iterator),
+            profile(iterator),
         ):
             pass
-        with dalijax.profile(iterator) as report:
+        with profile(iterator) as report:
             pass
         assert report.input_bound is None and "took no batch" in str(report)
         run(iterator, steps=3, seconds=0)
@@ -419,7 +419,7 @@ def test_the_iterators_of_adapters(adapter):
     else:
         iterator = iter(DALIIterDataset(make, num_epochs=None, **CALL))
     try:
-        with dalijax.profile(iterator, seconds=1) as report:
+        with profile(iterator, seconds=1) as report:
             for _ in range(10):
                 next(iterator)
         assert iterator.core.stats is None
@@ -434,7 +434,7 @@ def test_a_grain_transform_has_the_times_of_the_loop():
         lambda x: fn.jax_function(slow)(as_float(x)), output_map=["x"], **CALL
     )
     iterator = iter(ds.pipe(transform))
-    with dalijax.profile(iterator) as report:
+    with profile(iterator) as report:
         for _ in range(10):
             next(iterator)
     assert report.input_bound and report.input == "" and report.stages == {}
@@ -443,5 +443,5 @@ def test_a_grain_transform_has_the_times_of_the_loop():
 
 @pytest.mark.parametrize("other", (NUMBERS, [1, 2], DALIDataset(NUMBERS, **CALL)))
 def test_what_is_no_iterator_is_refused(other):
-    with pytest.raises(TypeError, match="does not count its batches"), dalijax.profile(other):
+    with pytest.raises(TypeError, match="does not count its batches"), profile(other):
         pass

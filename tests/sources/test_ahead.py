@@ -9,10 +9,10 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from shardings import rows_over
 
 from dalijax import data_iterator, sources
-from dalijax.core.errors import BatchError
 from dalijax.core.feeding.read_ahead import Feed, RowRange
 from dalijax.core.order.samples import SamplePlan
 from dalijax.core.random.hashing import column_keys, fold, uniform
+from dalijax.errors import BatchError
 from dalijax.sources import Field, Source
 from programs import run_python
 

@@ -13,10 +13,10 @@ from shardings import rows_over
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax import fn as dali
 from dalijax.core.config import IteratorConfig
-from dalijax.core.errors import StateError
 from dalijax.core.feeding.graph import FieldGraph
 from dalijax.core.feeding.source_engine import SourceEngine
 from dalijax.core.order.samples import SamplePlan, SamplePosition
+from dalijax.errors import StateError
 from dalijax.sources import Arrays
 
 FILL, DROP, PARTIAL = LastBatchPolicy.FILL, LastBatchPolicy.DROP, LastBatchPolicy.PARTIAL

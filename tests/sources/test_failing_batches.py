@@ -14,13 +14,12 @@ from nvidia.dali import fn
 from PIL import Image
 from shardings import rows_over
 
-from dalijax import LastBatchPolicy, data_iterator, sources
+from dalijax import FailedBatch, LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core.errors import BatchError, EpochError, StateError
 from dalijax.core.pipeline.failed_batches import FailedBatches
 from dalijax.core.pipeline.failure import is_environment
-from dalijax.core.state.position import FailedBatch
+from dalijax.errors import BatchError, EpochError, StateError
 
 MODES = ("raise", "skip", "mask")
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import dalijax
 from dalijax import data_iterator
-from dalijax.core.errors import BatchError
+from dalijax.errors import BatchError
 from dalijax.sources import Files, Records
 
 NAMES = [

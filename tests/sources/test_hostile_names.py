@@ -10,8 +10,8 @@ from nvidia.dali import fn
 
 from conftest import write_jpegs
 from dalijax import data_iterator, show
-from dalijax.core.errors import BatchError
 from dalijax.core.formats.tfrecord_headers import masked_crc
+from dalijax.errors import BatchError
 from dalijax.sources import Files, Tar, TFRecord
 from tars import FIELDS, samples, write_tar
 

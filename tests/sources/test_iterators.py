@@ -18,7 +18,7 @@ from conformance import Expected, check, frozen
 from dalijax import LastBatchPolicy, data_iterator, sources
 from dalijax.adapters import clu, t5x, tfdata
 from dalijax.adapters.grain import DALIIterDataset
-from dalijax.core.errors import StateError
+from dalijax.errors import StateError
 from oracle import Case
 from tars import write_tar
 

@@ -16,9 +16,9 @@ from dalijax import LastBatchPolicy, data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core.errors import StateError
 from dalijax.core.formats import protobuf
 from dalijax.core.state import codec as state_lib
+from dalijax.errors import StateError
 from numbered import read_files
 
 VALUES = [None, True, -1, 0, 7, 1.5, 2**31, 2**53, 2**70, "", "x", "7", b"x", [], [3], ["x"], {}]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, RandomInputs
-from dalijax.core.errors import StateError
 from dalijax.core.formats import protobuf
 from dalijax.core.state.random_state import after_runs, compress, expand, operators, to_other_device
+from dalijax.errors import StateError
 
 BATCH = 3
 MANY = [f"o{k}" for k in range(12)]

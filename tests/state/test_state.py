@@ -12,10 +12,10 @@ from nvidia.dali import Pipeline, fn, pipeline_def, types
 
 from conformance import TALLY, Expected, check
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
-from dalijax.core.errors import StateError
 from dalijax.core.state import codec as state_lib
 from dalijax.core.state.fingerprint import unknown
 from dalijax.core.state.operators import serialized_operators
+from dalijax.errors import StateError
 from numbered import numbers_and_draws, read_files
 
 BASE = dict(

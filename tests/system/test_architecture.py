@@ -26,7 +26,7 @@ LAYERS = (
     ("core.api",),
     ("core.tools",),
     ("adapters",),
-    ("__init__", "augment", "fn", "show", "sources", "tune"),
+    ("__init__", "augment", "errors", "fn", "profile", "show", "sources", "tune"),
 )
 SOURCES = sorted(
     file

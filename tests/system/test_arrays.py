@@ -12,7 +12,7 @@ from shardings import rows_over
 
 from conformance import check
 from dalijax import sources
-from dalijax.core.errors import BatchError
+from dalijax.errors import BatchError
 from dalijax.show import show
 from programs import run_python
 

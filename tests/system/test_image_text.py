@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from dalijax.core.errors import RecordError
+from dalijax.errors import RecordError
 from programs import run_python
 
 N = 40

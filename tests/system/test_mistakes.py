@@ -15,6 +15,7 @@ import dalijax
 from conftest import write_jpegs
 from dalijax import augment, data_iterator, sources
 from dalijax import fn as own_fn
+from dalijax import profile as profile_module
 from dalijax import show as show_module
 from dalijax import tune as tune_module
 from dalijax.adapters.clu import DALIDatasetIterator
@@ -502,6 +503,17 @@ PROGRAMS = {
     # show and tune
     "show(batch)": (lambda d: show_module(1), TypeError, "module from dalijax.show import show"),
     "tune(function)": (lambda d: tune_module(1), TypeError, "module from dalijax.tune import tune"),
+    "with profile(iterator)": (
+        lambda d: profile_module(1),
+        TypeError,
+        "module from dalijax.profile import profile",
+    ),
+    "dalijax.StateError": (
+        lambda d: dalijax.StateError,
+        AttributeError,
+        "dalijax.errors.StateError",
+    ),
+    "dalijax.Report": (lambda d: dalijax.Report, AttributeError, "dalijax.profile.Report"),
     "show(folder)": (
         lambda d: show_module.show(d.folder),
         TypeError,

@@ -148,8 +148,9 @@ def test_records_of_stacks_with_a_batch_function_are_samples():
 
 
 def test_modules_are_there_without_an_import():
-    assert inspect.ismodule(dalijax.show) and inspect.ismodule(dalijax.tune)
-    assert {"show", "tune", "sources", "augment"} <= set(dir(dalijax))
+    names = {"augment", "errors", "fn", "profile", "show", "sources", "tune"}
+    assert all(inspect.ismodule(getattr(dalijax, name)) for name in names)
+    assert names <= set(dir(dalijax))
 
 
 def test_replacements_work():

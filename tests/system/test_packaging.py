@@ -213,20 +213,20 @@ print(*[w.message for w in caught if "both installed" in str(w.message)])
     )
 
 
-def test_sources_and_augment_are_imported_when_first_used(python):
+def test_modules_are_imported_when_first_used(python):
     code = """
 import sys
 import dalijax
-late = {"dalijax.sources", "dalijax.augment"}
+late = {f"dalijax.{name}" for name in ("augment", "profile", "show", "sources", "tune")}
+late |= {"dalijax.core.tools", "dalijax.core.sources.tar", "dalijax.core.augment"}
 assert not late & set(sys.modules), "the import of the package brings them"
-assert "dalijax.core.tools.profile" not in sys.modules
-assert {"sources", "augment", "profile"} <= set(dir(dalijax))
-assert callable(dalijax.profile) and "dalijax.core.tools.profile" in sys.modules
+assert {"sources", "augment", "profile", "show", "tune"} <= set(dir(dalijax))
+assert callable(dalijax.profile.profile) and "dalijax.core.tools.profile" in sys.modules
 assert not hasattr(dalijax, "source")
 dalijax.augment.flip
-print(len(dalijax.sources.Arrays({"x": [1, 2, 3]})), *sorted(late & set(sys.modules)))
+print(len(dalijax.sources.Arrays({"x": [1, 2, 3]})), "dalijax.augment" in sys.modules)
 """
-    assert python(code).split() == ["3", "dalijax.augment", "dalijax.sources"]
+    assert python(code).split() == ["3", "True"]
 
 
 # What a user's type checker sees. Where it must object there is an ignore of that error, and strict
@@ -234,7 +234,9 @@ print(len(dalijax.sources.Arrays({"x": [1, 2, 3]})), *sorted(late & set(sys.modu
 TYPED = """
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from dalijax import DALIGenericIterator, data_iterator
+import dalijax
+from dalijax import BatchStream, DALIGenericIterator, Draw, FailedBatch, InputStats
+from dalijax import IteratorFunction, data_iterator
 from dalijax.adapters.clu import DALIDatasetIterator
 
 
@@ -259,6 +261,36 @@ def use(sharding: NamedSharding) -> None:
         again: DALIGenericIterator = iter(iterator)
         other: DALIDatasetIterator = iterator  # type: ignore[assignment]
     DALIGenericIterator([], ["x"], on_error="mask")  # type: ignore[arg-type]
+
+
+def graph_of_records(data: object, *, draw: Draw) -> object: ...
+
+
+def names(source: dalijax.sources.Source) -> None:
+    train: IteratorFunction = data_iterator(graph_of_records, ["x"], source=source)
+    iterator = train(batch_size=8)
+    stream: BatchStream = train.stream(batch_size=8)
+    stats: InputStats = iterator.watch()
+    failed: tuple[FailedBatch, ...] = iterator.errors
+    page: dalijax.show.Page = dalijax.show.show(iterator)
+    tuned: dalijax.tune.Tuned = dalijax.tune.tune(train, batch_size=8)
+    with dalijax.profile.profile(iterator) as report:
+        same: dalijax.profile.Report = report
+    try:
+        next(stream)
+    except (dalijax.errors.StateError, dalijax.errors.BatchError):
+        pass
+    dalijax.nonsense  # type: ignore[attr-defined]
+    dalijax.augment.RandomFlip  # type: ignore[attr-defined]
+    dalijax.errors.NonsenseError  # type: ignore[attr-defined]
+    dalijax.fn.resize  # type: ignore[attr-defined]
+    dalijax.profile.nonsense  # type: ignore[attr-defined]
+    dalijax.show.nonsense  # type: ignore[attr-defined]
+    dalijax.sources.ImageFolder  # type: ignore[attr-defined]
+    dalijax.tune.nonsense  # type: ignore[attr-defined]
+    dalijax.adapters.clu.nonsense  # type: ignore[attr-defined]
+    iterator.nonsense  # type: ignore[attr-defined]
+    dalijax.profile(iterator)  # type: ignore[operator]
 """
 
 

@@ -11,7 +11,7 @@ import clips as drawing
 import video
 from conformance import Expected, check
 from dalijax import data_iterator, sources
-from dalijax.core.errors import BatchError
+from dalijax.errors import BatchError
 from dalijax.show import show
 from programs import run_python
 from video_files import FOLDER, ON_CPU, ON_GPU, drawn

@@ -66,7 +66,7 @@ class Report:
 def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
     """Says whether a training loop waits for its input, and for which part of it.
 
-        with dalijax.profile(iterator) as report:
+        with profile(iterator) as report:
             for batch in itertools.islice(iterator, 100):
                 step(batch)
         print(report)    # input-bound: ...; input: fn.decoders.image takes 71 % of ...

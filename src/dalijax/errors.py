@@ -1,0 +1,40 @@
+"""Exceptions to catch, beside Python's own: ``from dalijax import errors``.
+
+Wrong arguments raise ValueError or TypeError. These classes are for everything else:
+
+- `StateError`: a state is refused.
+- `BatchError`: a batch can't be read or decoded; `RecordError` over records of Grain, and
+  `UnfitRecordError` for records that are unlike the first one.
+- `GraphError`: the graph fails for every record.
+- `RaggedError`: the samples of an output differ in shape.
+- `EpochError`: every batch of an epoch was skipped.
+- `ProcessError`: the processes of a run differ.
+"""
+
+import typing as _typing
+
+from .core import replacements as _replacements
+from .core.errors import BatchError as BatchError
+from .core.errors import EpochError as EpochError
+from .core.errors import GraphError as GraphError
+from .core.errors import ProcessError as ProcessError
+from .core.errors import RaggedError as RaggedError
+from .core.errors import RecordError as RecordError
+from .core.errors import StateError as StateError
+from .core.errors import UnfitRecordError as UnfitRecordError
+
+__all__ = [
+    "BatchError",
+    "EpochError",
+    "GraphError",
+    "ProcessError",
+    "RaggedError",
+    "RecordError",
+    "StateError",
+    "UnfitRecordError",
+]
+
+if not _typing.TYPE_CHECKING:  # it would hide misspelt names
+
+    def __getattr__(name: str) -> _typing.Any:
+        raise _replacements.no_attribute(__name__, name, __all__, {})
