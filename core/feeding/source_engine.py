@@ -35,7 +35,7 @@ from ..pipeline.bad_record import (
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import check_outputs, graph_lines, queue_depth
 from ..pipeline.deferred import FunctionError
-from ..pipeline.engine import CLOSED, EpochEngine, Mark, Outcome, log_failure
+from ..pipeline.engine import CLOSED, EpochEngine, Outcome, log_failure
 from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, Failure, failure_of, is_environment
 from ..pipeline.pipeline_source import FunctionSource
 from ..pipeline.processes import is_one_of_several
@@ -120,7 +120,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
     _marked = (
         *EpochEngine._marked,
-        *("_seed", "_graph_in_state", "_num_failed", "_checkpoints", "_first"),
+        *("_seed", "_graph_in_state", "_num_failed", "_resumed"),
     )
 
     def __init__(
@@ -193,11 +193,9 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self._operators: tuple[str, ...] = ()
         # A first state stays what it was before the pipelines were built.
         self._graph_in_state = False
-        self._random: list[str] = []  # operators whose numbers follow from the runs before
-        # Where such operators stand: DALI's checkpoint of each pipeline before a run, and before
-        # the stream's first run, by seed.
-        self._checkpoints: dict[SamplePosition, tuple[bytes, ...]] = {}
-        self._first: dict[int, tuple[bytes, ...]] = {}
+        # Operators of ``fn.random``, whose numbers depend on the runs before: no state has them.
+        self._random: list[str] = []
+        self._resumed = False  # whether a state or a seek set the position
         self.compare_processes(graph.__name__, self._outline())
 
     def _outline(self) -> dict[str, Any]:
@@ -262,13 +260,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
     def skip(self, batches: int) -> int:
         """Moves behind so many batches, or to the end of the epoch; returns their number."""
         count = min(batches, self._samples.remaining(self.position))
-        if not self._random:
-            self.go_to(self._samples.skip(self.position, count))
-            return count
-        for done in range(count):  # numbers that follow from the batches before
-            if self.peek().ended:
-                return done
-            self.advance()
+        self.go_to(self._samples.skip(self.position, count))
         return count
 
     def at_end(self) -> bool:
@@ -298,14 +290,14 @@ class SourceEngine(EpochEngine[SamplePosition]):
 
         Raises:
             ValueError: If there is no such batch.
+            StateError: If the graph draws numbers by ``fn.random``, and the batch is neither the
+                next one nor the first one.
         """
         position = self._samples.seek(epoch, step, first)
-        if self._random:  # also after a peek, which knows the numbers of one batch more
-            known = [self._samples.run_from(here) for here in (SamplePosition(), self.position)]
-            if self._samples.run_from(position) not in known:
-                raise self._unknown_numbers(
-                    "which follow from the batches before, and from there on"
-                )
+        runs = [self._samples.run_from(here) for here in (self._beginning, self.position)]
+        self._resumed = self._samples.run_from(position) != runs[0]
+        if self._samples.run_from(position) not in runs:
+            self._check_resumable()
         self.go_to(position)
 
     def begin_with(self, epoch: int) -> None:
@@ -314,18 +306,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self.go_to(self._beginning)
 
     def go_to(self, position: SamplePosition) -> None:
-        """Moves to a position.
-
-        Raises:
-            StateError: If the graph has random numbers that follow from the runs before, and the
-                position is not that of the next run.
-        """
+        """Moves to a position."""
+        self._resumed = self._resumed and position != self._beginning
         if position != self.position:
-            run = self._samples.run_from(position)
-            if run != self._samples.run_from(self.position):
-                self._check_can_stand_at(position)
             self.position, self._outcome = position, None
-            self._forget_checkpoints()
             self._graph_in_state = bool(self._operators)
 
     def advance(self) -> None:
@@ -337,7 +321,6 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self._num_failed += outcome.failures
         super().advance()
         self._graph_in_state = True
-        self._forget_checkpoints()
 
     # States
 
@@ -345,10 +328,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
         """The consumer's position, as a plain JSON value.
 
         Raises:
-            StateError: If the graph has random numbers that follow from the runs before.
+            StateError: If the graph draws numbers by ``fn.random``.
         """
-        self._check_can_stand_at(self.position)
-        stream = dataclasses.replace(self._stream(), random=self._random_state())
+        self._check_resumable()
+        stream = self._stream()
         if not self._graph_in_state:
             stream = dataclasses.replace(stream, operators=())
         return states.encode(self.position, stream)
@@ -360,25 +343,14 @@ class SourceEngine(EpochEngine[SamplePosition]):
         position, stream = states.read(state)
         if stream.operators and not self._operators:
             self.prepare()
+        self._check_resumable()
         states.check(stream, self._stream(), self._seeded, allow, named)
         if not self._samples.has(position):
             raise StateError(f"the state is damaged: no epoch of this stream has {position}")
-        if stream.random and not self._random and stream.operators == self._operators:
-            raise StateError("the state is damaged: its graph has no random operators of DALI's")
-        before = self._seed
-        if stream.seed != before:
+        if stream.seed != self._seed:
             self._seed = stream.seed
             self.drop()
-        try:
-            checkpoints = self._checkpoints_of(position, stream.random)
-        except BaseException:
-            if self._seed != before:
-                self._seed = before
-                self.drop()
-            raise
-        if self._random:  # what runs has gone on drawing
-            self.drop()
-            self.position, self._checkpoints = position, checkpoints
+        self._resumed = position != self._beginning
         self.go_to(position)
         self._graph_in_state = bool(stream.operators)
 
@@ -483,15 +455,14 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self, runner: Runner, feed: Feed, here: SamplePosition, failed: bool = False
     ) -> None:
         """Has the next run be that of a position; what DALI has prepared is dropped."""
-        # Pipelines that have drawn numbers, or whose source raised for a run that nobody takes, or
-        # in which an operator may have learnt from a bad record what all others must be like.
-        if self._random or failed or runner.source_failed():
-            self._check_can_stand_at(here)
+        # Pipelines whose source raised for a run that is not taken, or in which an operator may
+        # have learnt from a bad record what all others must be like.
+        if failed or runner.source_failed():
             runner.close()
             self._runner = None  # should building new ones fail
             feed.next_run = 0
             feed.start_at(here)
-            self._runner, self._taken = self._started(feed, here), 0
+            self._runner, self._taken = self._started(feed), 0
             return
         runner.drain()
         self._taken = feed.next_run
@@ -502,7 +473,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         feed = self._new_feed()
         feed.start_at(here)
         try:
-            runner = self._started(feed, here)
+            runner = self._started(feed)
         except BaseException:
             feed.close()
             raise
@@ -510,19 +481,16 @@ class SourceEngine(EpochEngine[SamplePosition]):
         try:
             if not self._operators:
                 self._learn(runner)
-            self._check_can_stand_at(here)
+            if self._resumed:
+                self._check_resumable()
         except BaseException:
             self.drop()
             raise
         return runner, feed
 
-    def _started(self, feed: Feed, here: SamplePosition) -> Runner:
-        """New pipelines before a run."""
-        checkpoints = self._checkpoints_at(here)
-        runner = Runner(self._pipelines(feed, self._each).build(checkpoints))
-        if checkpoints is None and self._seed not in self._first:
-            self._first[self._seed] = runner.checkpoints() or ()
-        return runner
+    def _started(self, feed: Feed) -> Runner:
+        """Builds pipelines."""
+        return Runner(self._pipelines(feed, self._each).build())
 
     def _learn(self, runner: Runner) -> None:
         """Looks at the first pipelines that were built."""
@@ -535,84 +503,14 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self._operators = states.operator_lines(graph_lines(runner.pipelines))
         self._graph.learn(operators_of(runner.pipelines[0]))
 
-    # DALI's own random operators, whose numbers follow from the runs before on this layout
-
-    def _can_stand_at(self, position: SamplePosition) -> bool:
-        """Whether new pipelines can be built to stand at a position."""
-        return self._can_return_to({"position": position, "_checkpoints": self._checkpoints})
-
-    def _can_return_to(self, mark: Mark) -> bool:
-        """Whether new pipelines can be built to stand at a mark."""
-        run = self._samples.run_from(mark["position"])
-        at_start = run == self._samples.run_from(self._beginning)
-        return not self._random or at_start or run in mark["_checkpoints"]
-
-    def _check_can_stand_at(self, position: SamplePosition) -> None:
-        """Raises StateError where random operators' numbers at a position are not known."""
-        if not self._can_stand_at(position):
-            raise self._unknown_numbers("which follow from the batches before, and from there on")
-
-    def _unknown_numbers(self, why: str) -> StateError:
-        return StateError(
-            f"the graph draws random numbers by {self._random}, DALI's own, {why} nobody knows "
-            "them: draw them for each record, by draw.uniform() and its like, and the iterator "
-            "goes anywhere"
-        )
-
-    def _layout(self) -> str:
-        """The rows of each pipeline, which of the global batch they are, and its size."""
-        rows = ",".join(f"{part.first}-{part.last}" for part in self._parts)
-        return f"{rows}/{self._samples.batch_size}"
-
-    def _checkpoints_at(self, run: SamplePosition) -> list[bytes] | None:
-        """The checkpoints before a run, which new pipelines then count as their first one."""
-        if run not in self._checkpoints:
-            return None
-        pairs = zip(self._checkpoints[run], self._first[self._seed], strict=True)
-        return [random_state.without_counts(*pair) for pair in pairs]
-
-    def _random_state(self) -> str:
-        """Where random operators stand, as text; "" where there are none, and at the start."""
-        checkpoints = self._checkpoints_at(self._samples.run_from(self.position))
-        if checkpoints is None:
-            return ""
-        return f"{self._layout()} {random_state.compress(checkpoints, self._first[self._seed])}"
-
-    def _checkpoints_of(
-        self, position: SamplePosition, text: str
-    ) -> dict[SamplePosition, tuple[bytes, ...]]:
-        """The checkpoints of a saved position, by its run.
-
-        Raises:
-            StateError: If they are those of another layout, or of other pipelines.
-        """
-        run = self._samples.run_from(position)
-        if not self._random or run == self._samples.run_from(self._beginning):
-            return {}
-        layout, _, compressed = text.partition(" ")
-        if layout != self._layout():
-            raise self._unknown_numbers(
-                f"and the state has them of rows {layout or 'of no layout'}, where these pipelines "
-                f"make {self._layout()}: there"
+    def _check_resumable(self) -> None:
+        """Raises StateError if the graph draws numbers that depend on the runs before."""
+        if self._random:
+            raise StateError(
+                f"the graph draws random numbers by {self._random}, DALI's own operators, whose "
+                "numbers depend on the batches before and are in no state of a source. Draw them "
+                "for each record: draw.uniform() and the like (docs/randomness.md)"
             )
-        if self._seed not in self._first:
-            self.drop()
-            here, self.position = self.position, self._beginning
-            try:
-                self.prepare()
-            finally:
-                self.drop()
-                self.position = here
-        return {run: tuple(random_state.expand(compressed, self._first[self._seed]))}
-
-    def _forget_checkpoints(self) -> None:
-        """Drops those of positions that nobody can come to again."""
-        if not self._checkpoints:
-            return
-        kept = [self.position, self.snapshot()]
-        kept += [self._outcome.after] if self._outcome is not None else []
-        runs = {self._samples.run_from(position) for position in kept}
-        self._checkpoints = {run: c for run, c in self._checkpoints.items() if run in runs}
 
     def _pipelines(
         self, feeder: Feed | OnceRead | SomeRows, each: Sequence[Mapping[str, Any]], **more: Any
@@ -731,9 +629,6 @@ class SourceEngine(EpochEngine[SamplePosition]):
                 del named  # as below
         if self._feed is feed:
             feed.forget(run)
-        if self._random:
-            run_after = self._samples.run_from(after)
-            self._checkpoints = self._checkpoints | {run_after: runner.checkpoints() or ()}
         try:
             failures = int(isinstance(error, BatchError))
             return Outcome(after, batch, error, masked=masked, failures=failures)
@@ -833,7 +728,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         else:
             for sample in samples:
                 self._remember(feed, sample, reason)
-            masks = self._config.on_error == "mask" and self._can_stand_at(here)
+            masks = self._config.on_error == "mask"
             if masks and samples and self._has_stand_in(feed, here, failure):
                 self._go_back(runner, feed, here, failed=True)
                 return None
@@ -842,7 +737,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
             described = self._bad_records(here, bad)
             described.args = (f"{described}{with_printable(dali, described.files)}",)
         described.__cause__ = error
-        if self._random:  # which only go on as they are
+        if self._random:  # new pipelines would draw the first numbers again
             feed.forget(run)
         else:
             self.drop()

@@ -35,7 +35,6 @@ _TYPES: Mapping[str, type] = {
     "order": str,
     "outputs": list,
     "operators": str,
-    "random": str,
 }
 
 
@@ -49,8 +48,6 @@ class Stream:
         order: Whether it shuffles, what becomes of an epoch's last batch, and the epoch's samples.
         outputs: Names of the outputs.
         operators: A line for each operator of the graph; none before it is known.
-        random: The layout, and the state of DALI's random operators on it, as text; "" where there
-            are none, and before the first batch.
     """
 
     seed: int
@@ -58,7 +55,6 @@ class Stream:
     order: str
     outputs: tuple[str, ...]
     operators: tuple[str, ...] = ()
-    random: str = ""
 
     def fingerprint(self) -> Fingerprint:
         """The graph as `dalijax.core.state.fingerprint` has it."""
@@ -101,7 +97,6 @@ def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
         "outputs": list(stream.outputs),
         # Text, not a list: a fresh state has no operators, and all states have the same tree.
         "operators": "\n".join(stream.operators),
-        "random": stream.random,
     }
 
 
@@ -132,8 +127,6 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
             wrong = [f"epoch {epoch}, start {start}, sample {sample}"]
         elif not -(1 << 63) <= state["seed"] < 1 << 63:
             wrong = [f"seed {state['seed']}"]
-        elif state["random"] and not state["operators"]:
-            wrong = ["random without operators"]
     if wrong:
         raise StateError(f"the state is damaged: {wrong} missing, unknown, or out of range")
     stream = Stream(
@@ -142,7 +135,6 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
         order=state["order"],
         outputs=tuple(state["outputs"]),
         operators=tuple(filter(None, state["operators"].split("\n"))),
-        random=state["random"],
     )
     return SamplePosition(epoch, start, sample), stream
 

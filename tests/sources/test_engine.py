@@ -336,99 +336,59 @@ def walk(engine, count, spec=False):
     return out
 
 
+def records_of(batches):
+    return [number for number, _ in batches]
+
+
+def test_random_operators_of_dali_have_no_state():
+    """Their numbers depend on the batches before, on this layout: no state is restored with others.
+
+    Moves to a saved place are refused before and after the pipelines are built.
+    """
+    engine = make(Numbers(18), 4, graph=noisy)
+    walk(engine, 2)
+    saved = make(Numbers(18), 4)
+    walk(saved, 2)
+    moves = (
+        engine.get_state,
+        lambda: engine.set_state(saved.get_state(), (), ()),
+        lambda: engine.seek(0, 1),
+        lambda: engine.seek(3, 0),
+    )
+    for move in moves:
+        here = engine.position
+        with pytest.raises(StateError, match=r"Uniform.*draw\.uniform"):
+            move()
+        assert engine.position == here
+    engine.seek(0, 2)  # its position
+    walk(engine, 1)
+    lazy = make(Numbers(18), 4, graph=noisy)
+    lazy.seek(0, 2)  # before the graph is known
+    with pytest.raises(StateError, match=r"Uniform.*draw\.uniform"):
+        lazy.peek()
+    lazy.seek(0, 0)
+    assert walk(lazy, 2) == walk(make(Numbers(18), 4, graph=noisy), 2)
+
+
 @pytest.mark.parametrize("shards", (0, 2))
-@pytest.mark.parametrize("seed", (3, None))
-def test_random_operators_of_dali_go_on_on_their_layout(shards, seed):
-    def over(seed=seed):
-        return make(Numbers(18), 4, shards, FILL, seed=seed, graph=noisy)
-
-    whole = walk(over(), 14)
+def test_random_operators_of_dali_deliver_the_right_records(shards):
+    """Every way of moving within a run gives the position's records, and new numbers."""
+    whole = walk(make(Numbers(18), 4, shards, graph=noisy), 14)
     assert len({tuple(np.ravel(drawn)) for _, drawn in whole}) == 14
-    engine, states = over(), []
-    for step in range(10):
-        if step % 3 == 0:
-            engine.peek()
-        states.append(json.loads(json.dumps(engine.get_state())))
-        assert walk(engine, 1) == whole[step : step + 1]
-    assert {*map(type, states[0].values())} == {*map(type, states[5].values())}
-    for step, state in enumerate(states):
-        other = over()
-        if step % 2:  # in mid-stream, too
-            walk(other, 3)
-        other.set_state(state, (), ())
-        assert other.get_state() == state
-        assert walk(other, 3) == whole[step : step + 3]
-        other.roll_back()
-        other.close()
-    engine.close()
-
-
-def test_random_operators_of_dali_draw_by_the_seed_and_are_rolled_back():
-    one, other = (walk(make(Numbers(18), 4, graph=noisy, seed=k), 4) for k in (3, 4))
-    assert [n for n, _ in one] != [n for n, _ in other]
-    assert {np.ravel(d)[0] for _, d in one}.isdisjoint({np.ravel(d)[0] for _, d in other})
-    engine = make(Numbers(18), 4, graph=noisy, seed=3)
-    assert walk(engine, 1) == one[:1]
+    assert whole == walk(make(Numbers(18), 4, shards, graph=noisy), 14)
+    other = walk(make(Numbers(18), 4, shards, graph=noisy, seed=4), 4)
+    drawn = [{*np.ravel([numbers for _, numbers in batches])} for batches in (whole, other)]
+    assert drawn[0].isdisjoint(drawn[1])
+    engine = make(Numbers(18), 4, shards, graph=noisy)
+    assert walk(engine, 1) == whole[:1] and engine.skip(2) == 2
+    assert records_of(walk(engine, 2)) == records_of(whole[3:5])
+    engine.rewind()
+    assert records_of(walk(engine, 5)) == records_of(whole[:5])
     with pytest.raises(KeyboardInterrupt), engine.interruptible():
         engine.peek()
         engine.advance()
         raise KeyboardInterrupt
-    assert walk(engine, 3) == one[1:]
-
-
-def test_random_operators_of_dali_skip_by_running():
-    whole = walk(make(Numbers(18), 4, graph=noisy), 4)
-    engine = make(Numbers(18), 4, graph=noisy)
-    assert walk(engine, 1) == whole[:1] and engine.skip(2) == 2
-    state = engine.get_state()
-    assert walk(engine, 1) == whole[3:]
-    engine.rewind()  # the start of the stream is known
-    assert walk(engine, 4) == whole
-    engine.set_state(state, (), ())
-    assert walk(engine, 1) == whole[3:]
-    assert engine.skip(9) == 1 and engine.at_end()
-
-
-def test_random_operators_of_dali_go_nowhere_else():
-    engine = make(Numbers(16), 4, graph=noisy)
-    walk(engine, 10)
-    state = engine.get_state()
-    for move in (engine.rewind, lambda: engine.seek(0, 1), lambda: engine.seek(3, 0)):
-        here = engine.position
-        with pytest.raises(StateError, match="Uniform.*draw.uniform"):
-            move()
-        assert engine.position == here
-    want = walk(engine, 3)
-    for layout in ((4, 2), (8, 0)):
-        other, fresh = (make(Numbers(16), *layout, graph=noisy) for _ in range(2))
-        before = walk(other, 1)
-        with pytest.raises(StateError, match=r"Uniform.*rows 0-4/4.*make .*draw\.uniform"):
-            other.set_state(state, (), ())
-        assert before + walk(other, 2) == walk(fresh, 3)
-    again = make(Numbers(16), 4, graph=noisy)
-    with pytest.raises(StateError, match="damaged|another graph|random"):
-        again.set_state(state | {"random": state["random"][:-9]}, (), ())
-    again.set_state(state, (), ())
-    assert walk(again, 3) == want
-    lazy = make(Numbers(16), 4, graph=noisy)
-    lazy.seek(0, 2)  # nobody knows the graph yet
-    with pytest.raises(StateError, match="Uniform.*draw.uniform"):
-        lazy.peek()
-    lazy.seek(0, 0)
-    assert walk(lazy, 2) == walk(make(Numbers(16), 4, graph=noisy), 2)
-
-
-def test_a_random_state_of_a_graph_without_random_operators_is_damaged():
-    engine = make(Numbers(16), 4)
-    engine.peek()
-    engine.advance()
-    state = engine.get_state()
-    assert state["random"] == ""
-    with pytest.raises(StateError, match="damaged: its graph has no random operators"):
-        engine.set_state(state | {"random": "0-4/4 x"}, (), ())
-    with pytest.raises(StateError, match="damaged.*random"):  # of no graph at all
-        engine.set_state(state | {"random": "0-4/4 x", "operators": ""}, (), ())
-    assert engine.get_state() == state
+    assert records_of(walk(engine, 3)) == records_of(whole[5:8])
 
 
 @pytest.mark.parametrize(
