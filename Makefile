@@ -1,12 +1,12 @@
-# Each target sets up the virtual environment that it needs; a second call installs nothing
-# unless pyproject.toml has changed. `make` alone lists the targets.
+# Each target sets up its virtual environment, and installs again only if pyproject.toml has changed.
+# `make` without a target lists the targets.
 
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 ARGS ?=
 AFTER := :
 
-# What a shell may carry over that would reach into the environment, or out of it.
+# Variables of the shell that would change the virtual environment.
 unexport PYTHONPATH PYTHONHOME PYTHONOPTIMIZE PYTHONSAFEPATH PYTHONWARNINGS VIRTUAL_ENV
 unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -17,19 +17,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(VENV)/.installed-demo  ## Train a small classifier on pictures that DALI decodes.
+demo: $(VENV)/.installed-demo  ## Train a small classifier on images that DALI decodes.
 	@$(PYTHON) examples/quickstart.py $(ARGS)
 
-test: $(VENV)/.installed-test  ## Run the tests, on all cores; ARGS='-k epochs' goes to pytest.
+test: $(VENV)/.installed-test  ## Run the tests on all cores; ARGS='-k epochs' is passed to pytest.
 	@$(PYTHON) -m pytest -n auto --dist worksteal $(ARGS)
 
-test-full: $(VENV)/.installed-test  ## Run the tests over the whole matrix; it takes over an hour.
+test-full: $(VENV)/.installed-test  ## Run all combinations of parametrized tests; takes more than an hour.
 	@DALIJAX_FULL=1 $(PYTHON) -m pytest -n auto -o faulthandler_timeout=0 $(ARGS)
 
-# Pax's releases need Python 3.10, and a JAX that the other tests are too new for.
+# Pax's releases need Python 3.10, and an older JAX than the other tests.
 PAX_PYTHON = $(shell .ci/python 3.10 2>/dev/null)
 
-test-pax:  ## Run the tests of the Pax adapter, in .venv-pax, where there is a Python 3.10.
+test-pax:  ## Run the tests of the Pax adapter in .venv-pax; needs Python 3.10.
 	@$(if $(PAX_PYTHON),$(MAKE) --no-print-directory VENV=$(VENV)-pax BASE=$(PAX_PYTHON) run-pax,$(NO_PAX))
 
 run-pax: $(VENV)/.installed-pax
@@ -39,13 +39,13 @@ NO_PAX = for line in "$(RULER)" "THE TESTS OF THE PAX ADAPTER DID NOT RUN: there
     "$(RULER)"; do echo "$$line"; done
 RULER = ======================================================================
 
-test-parity:  ## Compare augmentation and the recipe with torchvision, in .venv-parity, of 7 GB.
+test-parity:  ## Compare augmentation with torchvision in .venv-parity; needs 7 GB.
 	@$(MAKE) --no-print-directory VENV=$(VENV)-parity run-parity
 
 run-parity: $(VENV)/.installed-parity
 	@$(PYTHON) -m pytest tests/parity $(ARGS)
 
-test-matrix:  ## Run the tests with the oldest and newest versions, on each Python that is there; half an hour.
+test-matrix:  ## Run the tests with the oldest and newest versions on each installed Python.
 	@python3 .ci/matrix.py $(ARGS)
 
 lint: $(VENV)/.installed-test  ## Check style, format and types.
@@ -55,7 +55,7 @@ lint: $(VENV)/.installed-test  ## Check style, format and types.
 	$(PYTHON) -m mypy || failed=1; \
 	exit $$failed
 
-format: $(VENV)/.installed-test  ## Rewrite the sources in the common format.
+format: $(VENV)/.installed-test  ## Fix style and format.
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
@@ -64,13 +64,13 @@ bench: $(VENV)/.installed-bench  ## Run the benchmarks that need no GPU; ARGS=ov
 
 export NO_MKDOCS_2_WARNING := 1
 
-docs: $(VENV)/.installed-docs  ## Build the documentation, site/index.html; a warning fails.
+docs: $(VENV)/.installed-docs  ## Build the documentation as site/index.html; warnings are errors.
 	@$(PYTHON) -m mkdocs build
 
-docs-serve: $(VENV)/.installed-docs  ## Show the documentation at localhost:8000, and build it again as pages change.
+docs-serve: $(VENV)/.installed-docs  ## Serve the documentation at localhost:8000.
 	@$(PYTHON) -m mkdocs serve $(ARGS)
 
-clean:  ## Remove what builds and runs leave behind, but not the virtual environment.
+clean:  ## Remove build products and caches, but not the virtual environment.
 	rm -rf build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache examples/out site
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
@@ -83,12 +83,12 @@ $(VENV)/.installed-pax: EXTRAS := pax
 $(VENV)/.installed-parity: EXTRAS := test,examples,parity
 # The extras `test`, `examples` and `clu` want a newer JAX.
 $(VENV)/.installed-pax: AFTER = $(PYTHON) -m pip install -qq pytest hypothesis cloudpickle clu pillow matplotlib tqdm
-# DALI's TensorFlow plugin is built from source against the TensorFlow that is there.
+# DALI's TensorFlow plugin is built from source against the installed TensorFlow.
 $(VENV)/.installed-test $(VENV)/.installed-bench: AFTER = $(PYTHON) -m pip install -qq --no-build-isolation --no-deps \
     nvidia-dali-tf-plugin-cuda120==$$($(PYTHON) -c 'import nvidia.dali; print(nvidia.dali.__version__)') \
     || echo "DALI's TensorFlow plugin could not be built: its tests will be skipped"
 
-# The stamp is made last: after a failed or interrupted install the next call installs again.
+# The stamp is written last, so that the next call repeats a failed installation.
 $(VENV)/.installed-%: pyproject.toml
 	@rm -f $@
 	@$(PYTHON) -m pip --version >/dev/null 2>&1 || \

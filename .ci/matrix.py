@@ -1,9 +1,9 @@
 """Runs the tests with other versions: `make test-matrix`.
 
-For each row of ROWS it makes a virtual environment, .venv-matrix-<row>, installs what the row says,
-runs tests in it, and writes the versions and how the tests ended into docs/versions.md. A row whose
-Python is not there is left out, and said. Arguments go to pytest, in place of TESTS; the table is
-then printed, and the page stays.
+For each row of ROWS, creates a virtual environment .venv-matrix-<row>, installs the pinned
+versions, runs the tests, and writes versions and results to docs/versions.md. A row whose Python is
+not installed reports this. If there are arguments, they replace TESTS as arguments of pytest, and
+the table is printed instead of written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXTRAS = ".[test,grain,clu,tf,numba,prometheus,examples]"
-# The oldest that the tests and examples can have; pyproject.toml has what users need at the least.
+# The oldest versions for tests and examples; pyproject.toml has the minimum for users.
 OLDEST = ["jax==0.8.0", "flax==0.12.0", "orbax-checkpoint==0.11.28", "grain==0.2.18"]
 ROWS = {
     "3.11-oldest": ("3.11", OLDEST),
@@ -36,16 +36,17 @@ PACKAGES = {
 PAGE = ROOT / "docs" / "versions.md"
 HEAD = """# Versions
 
-`make test-matrix` runs most tests with the oldest and the newest libraries, on each Python that is
-there, and writes this page. It takes half an hour on two CPU cores. Skipped tests belong to
-`make test-full`, or need what `make test` builds.
+`make test-matrix` runs most tests with the oldest and the newest libraries, on each installed
+Python, and writes this page. Skipped tests belong to `make test-full`, or need packages that
+`make test` builds.
 
 """
 FOOT = """
-An older DALI than 2.4 was not run, and the extras do not install one. JAX 0.8 ran without the tests
-of its traces, which leave TensorFlow unusable in their process.
-Pax needs Python 3.10 with jax 0.4.26: `make test-pax` runs its tests there.
-What runs on GPUs is in [Benchmarks](benchmarks.md); DALI's CUDA 13 build ran there.
+- DALI: versions before 2.4 were not tested, and the extras do not install them. The CUDA 13 build
+  was tested on GPUs.
+- JAX 0.8: tests of its traces were skipped, since they leave TensorFlow unusable in their process.
+- Pax: `make test-pax` runs its tests with Python 3.10 and jax 0.4.26.
+- GPUs: see [Benchmarks](benchmarks.md).
 """
 
 
@@ -54,13 +55,13 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def versions(python: str) -> dict[str, str]:
-    """The versions of an environment's packages."""
+    """Returns the versions of the packages of an environment."""
     code = f"import importlib.metadata as m; print(*map(m.version, {list(PACKAGES.values())}))"
     return dict(zip(PACKAGES, run(python, "-c", code).stdout.split()))
 
 
 def row(name: str, version: str, pins: list[str], tests: list[str]) -> dict[str, str]:
-    """Runs a row, and gives its cells."""
+    """Runs the tests of a row and returns its cells."""
     base = run(".ci/python", version)
     if base.returncode:
         return {"row": name, "Python": version, "tests": "no such Python here"}
@@ -73,8 +74,8 @@ def row(name: str, version: str, pins: list[str], tests: list[str]) -> dict[str,
         return {"row": name, "Python": version, "tests": "pip could not install it"}
     command = [python, "-m", "pytest", "-q", "-n", "auto"]
     if pins:
-        # They warn of each other. And a trace of JAX 0.8 leaves TensorFlow 2.21 unusable in its
-        # process: tensorflow.python.profiler.trace.enabled is then False, and no function.
+        # Old versions warn about each other. A trace of JAX 0.8 leaves TensorFlow 2.21 unusable in
+        # its process: it replaces the function tensorflow.python.profiler.trace.enabled by False.
         command = ["env", "PYTHONWARNINGS=default", *command, "-W", "default"]
         command.append("--ignore=tests/iterator/test_traces.py")
     ended = run(*command, *tests)
@@ -87,10 +88,10 @@ def row(name: str, version: str, pins: list[str], tests: list[str]) -> dict[str,
 
 
 def table_of(rows: list[dict[str, str]]) -> str:
-    """The rows in Markdown."""
+    """Returns the rows as a Markdown table."""
     columns = ["Python", *PACKAGES, "tests"]
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join(one.get(key, "") for key in columns) + " |" for one in rows]
+    lines += ["| " + " | ".join(row.get(key, "") for key in columns) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
