@@ -1,4 +1,4 @@
-"""From the docstrings as they are in the code to Markdown: blocks of code, and links."""
+"""Converts docstrings to Markdown: code blocks and links."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ API = Path(__file__).resolve().parent / "api"
 
 
 class Docstrings(griffe.Extension):
-    """Sentences that end in `::` get a colon, and public names in backticks are links."""
+    """Replaces `::` by a colon, and links public names in backticks to their entries."""
 
     def __init__(self) -> None:
         pages = "".join(page.read_text() for page in API.glob("*.md"))
         self._entries = set(re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE))
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Rewrites the docstring of one object."""
+        """Rewrites the docstring of an object."""
         if not obj.docstring:
             return
 
@@ -29,6 +29,6 @@ class Docstrings(griffe.Extension):
                     return f"[`{match[1]}`][{entry}]"
             return match[0]
 
-        # The indented lines below are code in Markdown, too.
+        # Markdown formats the indented lines that follow as code.
         text = re.sub(r"::$", ":", obj.docstring.value, flags=re.MULTILINE)
         obj.docstring.value = re.sub(r"(?<!`)`([\w.]+)`(?!`)", link, text)

@@ -1,4 +1,4 @@
-"""What the site's build does beside MkDocs' own: notebooks as pages."""
+"""Hooks of MkDocs: adds notebooks as pages, and checks that pages need no network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-import make_notebooks  # noqa: E402 - it lies beside this file, and is no module of a package
+import make_notebooks  # noqa: E402 - a module of this folder
 
 ELSEWHERE = re.compile(r"<(?:script|img|iframe|link rel=.stylesheet.)[^>]*https?://[^>]*>")
 _log = logging.getLogger("mkdocs.hooks")
@@ -29,6 +29,6 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_post_page(output: str, *, page: Any, **kwargs: Any) -> None:
-    """Warns, which fails the build, where reading the page would need the network."""
+    """Warns if a page loads files from other hosts; warnings fail the build."""
     for tag in ELSEWHERE.findall(output):
         _log.warning("%s loads from elsewhere: %s", page.file.src_uri, tag)

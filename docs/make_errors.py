@@ -1,4 +1,4 @@
-"""Makes docs/errors.md of the messages in the code, which it reads and never runs::
+"""Generates docs/errors.md from the messages in the code, without running the code::
 
 python docs/make_errors.py
 """
@@ -19,10 +19,11 @@ PACKAGE = ROOT / "src" / "dalijax"
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = """# Errors, A to Z
 
-Every message that the library raises, generated from its code. Look here for what an error means,
-and for the page that says more. A message carries the value and the cure; `{name}` stands for a
-value of yours. Messages that begin with a value are listed by their first word. Those that begin
-with "has" or "is" are the ends of longer ones, which name the record first.
+This page lists every error message of dalijax, with its class and a page about its topic. It is
+generated from the code. `{name}` is a placeholder for a value.
+
+The list is sorted by the first word that is not a value. Entries that begin with "has" or "is"
+follow the name of a record.
 
 ## Classes
 
@@ -30,16 +31,16 @@ Wrong arguments raise `ValueError` or `TypeError`. Import the other classes from
 
 | class | base classes | raised if |
 | --- | --- | --- |
-| `StateError` | `ValueError` | a state is refused; the position has not changed |
-| `ProcessError` | `RuntimeError` | processes differ, or one of them is absent |
+| `StateError` | `ValueError` | a state is rejected; the position does not change |
+| `ProcessError` | `RuntimeError` | processes differ, or a process is absent |
 | `BatchError` | `RuntimeError` | a batch can't be read or decoded; it counts as delivered |
-| `RecordError` | `RuntimeError` | records of Grain can't be decoded; the batch counts |
-| `UnfitRecordError` | `RecordError`, `ValueError` | records are unlike the first one |
+| `RecordError` | `RuntimeError` | the same, for records of Grain |
+| `UnfitRecordError` | `RecordError`, `ValueError` | records do not match the first record |
 | `GraphError` | `BatchError`, `RecordError` | the graph fails for every record |
 | `RaggedError` | `ValueError` | the samples of an output differ in shape |
-| `EpochError` | `RuntimeError` | `on_error="skip"` left out every batch of an epoch |
+| `EpochError` | `RuntimeError` | `on_error="skip"` skipped every batch of an epoch |
 """
-# The part of the package that raises it, the longest prefix first, and the page on it.
+# The page about each part of the package; the longest matching prefix applies.
 PAGES = {
     "adapters/clu": ("CLU", "clu.md"),
     "adapters/grain": ("Grain", "grain.md"),
@@ -52,9 +53,9 @@ PAGES = {
     "core/order/epochs": ("Epochs", "epochs.md"),
     "core/functions": ("Functions in the graph", "functions.md"),
     "core/random/draw": ("Randomness and augmentation", "randomness.md"),
-    "core/placement": ("Devices and processes", "sharding.md"),
+    "core/placement": ("Meshes and processes", "sharding.md"),
     "core/formats/riff": ("Sources", "sources.md"),
-    "core/pipeline/shards": ("Devices and processes", "sharding.md"),
+    "core/pipeline/shards": ("Meshes and processes", "sharding.md"),
     "core/feeding": ("Sources", "sources.md"),
     "core/feeding/record_": ("Grain", "grain.md"),
     "core/feeding/stream_": ("Grain", "grain.md"),
@@ -68,18 +69,18 @@ PAGES = {
 
 
 class Message(NamedTuple):
-    """One message: its text, with {} around values, the exception and the file."""
+    """A message with {} around its values, its exception, and its file."""
 
     text: str
     error: str
     file: str
 
 
-Names = dict[str, list[ast.expr]]  # the values that a name may have
+Names = dict[str, list[ast.expr]]  # the possible values of each name
 
 
 def _assigned(body: ast.AST) -> Names:
-    """The values that are assigned to names in a function or module, and what functions return."""
+    """Returns the values assigned to names, and the values that functions return."""
     names: Names = {}
     for node in ast.walk(body):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -102,7 +103,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _texts(node: ast.expr, names: Names) -> list[str]:
-    """The texts that an expression may have; in braces, what a run alone can say."""
+    """Returns the possible texts of an expression, with unknown values in braces."""
     match node:
         case ast.Constant(value=value):
             return [str(value)]
@@ -126,24 +127,24 @@ def _texts(node: ast.expr, names: Names) -> list[str]:
 
 
 def _short(node: ast.expr) -> str:
-    """A name for a value: its own, or that of the first value in it."""
+    """Returns the name of a value, or of the first value in an expression."""
     if isinstance(node, ast.Name):
         return node.id.strip("_")
     if isinstance(node, ast.Attribute):
         return node.attr.strip("_")
     inner = [child.id for child in ast.walk(node) if isinstance(child, ast.Name)]
-    skipped = {"self", "printable", *vars(builtins)}  # printable() gives its argument
+    skipped = {"self", "printable", *vars(builtins)}  # printable() returns its argument
     inner = [name.strip("_") for name in inner if name not in skipped]
     return inner[0] if inner else "..."
 
 
 def _errors(tree: ast.AST, outer: Names) -> Iterator[tuple[ast.expr, str, Names]]:
-    """The first argument of each call that makes an exception, its class, and the names there."""
+    """Yields the first argument, the class and the names in scope of each created exception."""
     for node in ast.iter_child_nodes(tree):
         names = outer
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            names = outer | _assigned(node) | {one.arg: [] for one in parameters}
+            names = outer | _assigned(node) | {parameter.arg: [] for parameter in parameters}
         if isinstance(node, ast.ClassDef) and node.name.endswith("Error"):
             names = outer | {"<class>": [ast.Constant(node.name)]}
         if isinstance(node, ast.Call) and node.args:
@@ -156,7 +157,7 @@ def _errors(tree: ast.AST, outer: Names) -> Iterator[tuple[ast.expr, str, Names]
 
 
 def messages() -> Iterator[Message]:
-    """The messages of all modules, in the order of the files."""
+    """Yields the messages of all modules, in the order of the files."""
     folders = ("*.py", "core/**/*.py", "adapters/**/*.py")
     files = sorted(path for folder in folders for path in PACKAGE.glob(folder))
     trees = {path: ast.parse(path.read_text()) for path in files}
@@ -180,12 +181,12 @@ def _see(file: str) -> str:
 
 
 def _key(text: str) -> str:
-    """What a message is listed under: its words, without the values."""
+    """Returns the sort key of a message: its words without the values."""
     return re.sub(r"[^a-z ]", "", re.sub(r"\{[^}]*\}", "", text).lower()).strip()
 
 
 def entry(text: str, group: list[Message]) -> str:
-    """One item of the list."""
+    """Returns an item of the list."""
     fence = "``" if "`" in text else "`"
     code = f"{fence} {text} {fence}" if fence == "``" else f"`{text}`"
     code = textwrap.fill(code, 94, subsequent_indent="  ", break_long_words=False)
@@ -195,7 +196,7 @@ def entry(text: str, group: list[Message]) -> str:
 
 
 def page() -> str:
-    """The page."""
+    """Returns the page."""
     groups: dict[str, list[Message]] = {}
     for message in messages():
         groups.setdefault(message.text, []).append(message)

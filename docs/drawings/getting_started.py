@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/getting-started.md by running the example that it follows::
+"""Creates the pictures of docs/getting-started.md by running the example of the tutorial::
 
 python docs/drawings/getting_started.py
 """
@@ -15,13 +15,13 @@ from PIL import Image
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH = 1000
-# The other steps draw the same pictures, or how fast this machine is.
+# The other steps draw the same images, or speeds of this machine.
 STEPS = ("quick_start", "plain_call", "length_and_loops", "random_shuffling", "augmentations")
 STEPS += ("multiple_devices",)
 
 
 def main() -> None:
-    """Runs examples/getting_started.py, and keeps its pictures in 128 colours."""
+    """Runs examples/getting_started.py, and saves its pictures with 128 colors."""
     sys.path.insert(0, str(ROOT / "examples"))
     with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["getting_started.py", "--out", folder]

@@ -1,6 +1,6 @@
-"""Draws the README's picture: a batch, and images a second beside other loaders.
+"""Draws the picture of the README: a batch, and images per second of several loaders.
 
-The batch is of pictures that examples/pictures.py draws; the bars are of the newest run of
+examples/pictures.py draws the images of the batch. The bars show the newest run of
 benchmarks/throughput.py on one H200 in benchmarks/results::
 
     python docs/drawings/readme.py
@@ -20,23 +20,23 @@ from dalijax import augment, data_iterator, sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
-import pictures  # noqa: E402 - it lies beside the examples
+import pictures  # noqa: E402 - a module of the examples
 
 ROWS, COLUMNS, SIZE = 4, 5, 96
-BARS = {  # names of the benchmark's variants, and what they are for a reader
-    "raw DALI loop": "DALI alone",
+BARS = {  # beginnings of the names of the benchmark's variants, and their labels
+    "raw DALI loop": "DALI's own loop",
     "DALI's JAX plugin": "DALI's JAX plugin",
     "dalijax.sources.Files": "dalijax, Files",
     "dalijax.sources.Tar": "dalijax, Tar",
     "DALIIterDataset": "dalijax, DALI's reader in Grain",
-    "DALITransform, 16 workers, packed bytes": "dalijax behind Grain's workers",
+    "DALITransform, 16 workers, packed bytes": "dalijax after Grain's workers",
     "Grain + OpenCV, 16 workers": "Grain and OpenCV, 16 workers",
 }
 
 
 @data_iterator(output_map=["images", "labels"], as_numpy=True)
 def batch_of(data, label, *, draw):
-    """Pictures as a training step gets them."""
+    """Augments images for a training step."""
     images = fn.decoders.image(data, device="cpu")
     images = augment.random_resized_crop(images, size=SIZE, draw=draw, scale=(0.35, 1.0))
     images = augment.color_jitter(images, brightness=0.3, contrast=0.3, saturation=0.3, draw=draw)
@@ -44,7 +44,7 @@ def batch_of(data, label, *, draw):
 
 
 def main() -> None:
-    """Draws it into docs/pictures/readme.png."""
+    """Draws docs/pictures/readme.png."""
     figure = Figure(figsize=(11, 3.9), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.12))
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def main() -> None:
     bars = ax.barh(names, [medians[name] for name in names], color=colors)
     ax.bar_label(bars, fmt="{:,.0f}", padding=3)
     ax.margins(x=0.15)
-    ax.set_title("images a second, one H200, 16 CPU cores")
+    ax.set_title("images per second, one H200, 16 CPU cores")
     ax.set_xticks([])
     ax.spines[["top", "right", "bottom"]].set_visible(False)
     figure.savefig(ROOT / "docs" / "pictures" / "readme.png", dpi=110)
