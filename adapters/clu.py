@@ -102,11 +102,11 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
             raise ValueError(f"element must be 'numpy' or 'jax', not {element!r}")
         self._numpy = element == "numpy"
         iterator_fn = iterator_function(iterator_fn)
-        iterator_fn.check_names(DALIDatasetIterator, call)
+        iterator_fn._check_names(DALIDatasetIterator, call)
         if num_epochs is not None:  # without an end, auto_reset changes nothing
-            iterator_fn = iterator_fn.adapted("DALIDatasetIterator", auto_reset=False)
+            iterator_fn = iterator_fn._adapted("DALIDatasetIterator", auto_reset=False)
         if self._numpy:
-            iterator_fn = iterator_fn.for_host(call)
+            iterator_fn = iterator_fn._for_host(call)
         self._stream = iterator_fn.stream(num_epochs, **call)
         self._checkpoint = checkpoint
         self._future: concurrent.futures.Future[Any] | None = None
@@ -229,9 +229,9 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return self._stream.watch()
 
     @property
-    def core(self) -> DALIGenericIterator:
+    def _core(self) -> DALIGenericIterator:
         """The iterator underneath, which `dalijax.profile` measures."""
-        return self._stream.iterator
+        return self._stream._iterator
 
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules batches, without waiting for them."""
@@ -244,7 +244,7 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
             self._workers.end(drop=False)  # a peek that waits raises that the iterator is closed
 
     def __repr__(self) -> str:
-        return f"DALIDatasetIterator(num_epochs={self._stream.num_epochs})"
+        return f"DALIDatasetIterator(num_epochs={self._stream._num_epochs})"
 
 
 class _FiniteDatasetIterator(DALIDatasetIterator):
@@ -343,4 +343,4 @@ def peekable_data_iterator(
     if pipeline_fn is None:
         return lambda function: peekable_data_iterator(function, *args, **kwargs)
     plain = data_iterator(pipeline_fn, *args, **kwargs)
-    return _PeekableFunction(plain.pipeline_fn, plain.config)
+    return _PeekableFunction(plain.pipeline_fn, plain._config)

@@ -137,7 +137,7 @@ class DALIInput(base_input.BaseInput):
                 "reset_for_eval=True"
             )
         self._call = self._checked_call(iterator_function(self.iterator_fn))
-        config = self.iterator_fn.prepared((), dict(self._call))[1]
+        config = self.iterator_fn._prepared((), dict(self._call))[1]
         if config.last_batch_policy is LastBatchPolicy.PARTIAL:
             raise ValueError(
                 "LastBatchPolicy.PARTIAL gives a smaller last batch, and Pax wants one shape: use "
@@ -146,7 +146,7 @@ class DALIInput(base_input.BaseInput):
         if self.element == "jax" and config.as_numpy:
             raise ValueError("element='jax' with as_numpy=True: leave as_numpy out")
         if not self._endless:
-            self.iterator_fn.check_in_step(self._call, self.num_infeed_hosts)
+            self.iterator_fn._check_in_step(self._call, self.num_infeed_hosts)
         self._check_names(config.output_map)
         self._mask = config.mask or self.weights
         # Without an epoch there is no padding, and nothing to tell a mask.
@@ -161,7 +161,7 @@ class DALIInput(base_input.BaseInput):
     def _checked_call(self, iterator_fn: IteratorFunction) -> dict[str, Any]:
         """The arguments of the iterator function."""
         arguments = self.arguments or {}
-        if iterator_fn.is_placed(arguments):
+        if iterator_fn._is_placed(arguments):
             raise ValueError(
                 "sharding, devices and pmap_compatible are Pax's to say, by its mesh: leave them "
                 "out here"
@@ -178,9 +178,9 @@ class DALIInput(base_input.BaseInput):
         what = "a whole number of samples, 1 or more"
         rows = whole_number("batch_size", self.batch_size, what, 1)
         call = {**arguments, "batch_size": rows}
-        if iterator_fn.has_source(arguments) and not self._endless:
+        if iterator_fn._has_source(arguments) and not self._endless:
             call["last_batch_padded"] = True
-        return call | iterator_fn.of_shard(
+        return call | iterator_fn._of_shard(
             self.infeed_host_index, self.num_infeed_hosts, seed, call
         )
 
@@ -220,7 +220,7 @@ class DALIInput(base_input.BaseInput):
         with _opening:
             if self._stream is None:
                 numpy = self.element == "numpy"
-                iterator_fn = self.iterator_fn.for_host(self._call) if numpy else self.iterator_fn
+                iterator_fn = self.iterator_fn._for_host(self._call) if numpy else self.iterator_fn
                 self._stream = iterator_fn.stream(None if self._endless else 1, **self._call)
             return self._stream
 
@@ -233,7 +233,7 @@ class DALIInput(base_input.BaseInput):
             Exception: What the core's ``next()`` raises.
         """
         stream = self._opened()
-        if not self._endless and self._loops > 0 and stream.iterator.step == 0:
+        if not self._endless and self._loops > 0 and stream._iterator.step == 0:
             self._warn_of(stream)
         return self._nested(next(stream))
 
@@ -327,7 +327,7 @@ class DALIInput(base_input.BaseInput):
             ValueError: If it is no state, or one of other data; nothing has changed.
         """
         path = epath.Path(checkpoint_path)
-        if self.iterator_fn.has_source(self._call):
+        if self.iterator_fn._has_source(self._call):
             path = file_of_any_process(path, path.parent.glob("process_*-of-*"))
         super().restore(path)
 
@@ -352,9 +352,9 @@ class DALIInput(base_input.BaseInput):
         self._opened().close()
 
     @property
-    def core(self) -> DALIGenericIterator:
+    def _core(self) -> DALIGenericIterator:
         """The iterator underneath, which `dalijax.profile` measures."""
-        return self._opened().iterator
+        return self._opened()._iterator
 
     def watch(self) -> InputStats:
         """Counts batches from now on; see `dalijax.InputStats`."""

@@ -84,7 +84,7 @@ def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
             f"{set_here} of {function.__name__}(): T5X says them, by batch_size and seed of the "
             "DatasetConfig and the shard of this host. Leave them out here"
         )
-    if function.is_placed(call):
+    if function._is_placed(call):
         raise ValueError(
             "sharding, devices and pmap_compatible are T5X's to say, by its partitioner: leave "
             "them out, and pass get_dataset_fn(iterator_fn, partitioner=...)"
@@ -119,7 +119,7 @@ def _of_host(
             f"batch_size={cfg.batch_size} of the DatasetConfig is not divisible by the "
             f"{num_shards} hosts' shards: choose one that is"
         )
-    call = iterator_fn.of_shard(shard_id, num_shards, _seed(cfg), arguments)
+    call = iterator_fn._of_shard(shard_id, num_shards, _seed(cfg), arguments)
     return call | {"batch_size": cfg.batch_size // num_shards}
 
 
@@ -167,7 +167,7 @@ def get_dataset_fn(
                 "ends. Leave it out and set train.total_steps; use eval_get_dataset_fn for "
                 "evaluation"
             )
-        own_class = _SourceIterator if iterator_fn.has_source(call) else DALIDatasetIterator
+        own_class = _SourceIterator if iterator_fn._has_source(call) else DALIDatasetIterator
         train_class = _train_class(own_class)
         # T5X places the batches of other iterators itself.
         as_it_is = train_class is not own_class
@@ -257,7 +257,7 @@ def eval_get_dataset_fn(
         ValueError: For arguments that T5X sets, and names in ``masked`` that no output has.
     """
     iterator_fn = _checked(iterator_fn, call)
-    outputs = call.get("output_map", iterator_fn.config.output_map)
+    outputs = call.get("output_map", iterator_fn._config.output_map)
     if isinstance(masked, str):
         raise TypeError(
             f"masked={masked!r} must be a list of names, not one name: pass masked=[{masked!r}]"
@@ -281,8 +281,8 @@ def eval_get_dataset_fn(
         **more: Any,
     ) -> dict[str, EvalDataset]:
         del feature_converter_cls, rest, more
-        iterator_fn.check_in_step(call, num_shards)
-        fitted = iterator_fn.adapted(
+        iterator_fn._check_in_step(call, num_shards)
+        fitted = iterator_fn._adapted(
             "eval_get_dataset_fn",
             auto_reset=False,
             last_batch_policy=LastBatchPolicy.FILL,
@@ -290,7 +290,7 @@ def eval_get_dataset_fn(
             epoch_rules=EpochRules(num_epochs=1),
         )
         arguments = {**call, **_of_host(iterator_fn, cfg, shard_id, num_shards, call)}
-        if iterator_fn.has_source(call):
+        if iterator_fn._has_source(call):
             arguments["last_batch_padded"] = True
         dataset = EvalDataset(fitted, arguments, weights, masked, eval_steps)
         return {name or iterator_fn.__name__: dataset}

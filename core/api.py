@@ -87,7 +87,7 @@ class IteratorFunction:
         self.__name__: str = getattr(pipeline_fn, "__name__", type(pipeline_fn).__name__)
         self.__qualname__: str = getattr(pipeline_fn, "__qualname__", self.__name__)
         self.pipeline_fn = pipeline_fn
-        self.config = config
+        self._config = config
         self.__signature__ = _signature(pipeline_fn)
         self.__doc__ = _documented(pipeline_fn, f"{self.__name__}{self.__signature__}")
 
@@ -145,8 +145,8 @@ class IteratorFunction:
             "enable_conditionals": enable_conditionals,
         }
         call = {k: v for k, v in named.items() if not isinstance(v, _LeftOut)} | more
-        source, config = self.prepared(args, call)
-        return self._iterator.from_source(source, config, checkpoints=checkpoints)
+        source, config = self._prepared(args, call)
+        return self._iterator._from_source(source, config, checkpoints=checkpoints)
 
     def stream(self, num_epochs: int | None = None, *args: Any, **kwargs: Any) -> BatchStream:
         """Makes a stream of batches that goes from epoch to epoch, for loops that count steps.
@@ -167,14 +167,14 @@ class IteratorFunction:
         """
 
         def make() -> DALIGenericIterator:
-            source, config = self.prepared(args, dict(kwargs))
+            source, config = self._prepared(args, dict(kwargs))
             # The stream goes from epoch to epoch.
             config = dataclasses.replace(config, auto_reset=False, endless=num_epochs is None)
-            return DALIGenericIterator.from_source(source, config, lazy=True)
+            return DALIGenericIterator._from_source(source, config, lazy=True)
 
         return BatchStream(make, num_epochs)
 
-    def adapted(self, adapter: str, **settings: Any) -> IteratorFunction:
+    def _adapted(self, adapter: str, **settings: Any) -> IteratorFunction:
         """The same function with settings that an adapter makes.
 
         Args:
@@ -185,43 +185,43 @@ class IteratorFunction:
             ValueError: If `data_iterator` was given another value for one of them.
         """
         for name, value in settings.items():
-            before = getattr(self.config, name)
+            before = getattr(self._config, name)
             if before not in (CONFIG_DEFAULTS[name], value):
                 raise ValueError(
                     f"{name}={before!r} was given to data_iterator of {self.__name__}(), but "
                     f"{adapter} needs {name}={value!r} here: leave it out there"
                 )
-        return type(self)(self.pipeline_fn, dataclasses.replace(self.config, **settings))
+        return type(self)(self.pipeline_fn, dataclasses.replace(self._config, **settings))
 
-    def check_names(self, adapter: type, call: Mapping[str, Any]) -> None:
+    def _check_names(self, adapter: type, call: Mapping[str, Any]) -> None:
         """Raises TypeError for arguments of a call that neither this nor an adapter has."""
         others = {**own_arguments(adapter), **OF_DATA_ITERATOR}
         check_call(self.pipeline_fn, {*call} - {"hosts"}, others)
 
-    def is_placed(self, call: Mapping[str, Any]) -> bool:
+    def _is_placed(self, call: Mapping[str, Any]) -> bool:
         """Whether a call with these arguments gives arrays over a sharding, or of pmap's layout."""
         names = ("sharding", "devices", "pmap_compatible")
-        return any(call.get(n, getattr(self.config, n)) not in (None, False) for n in names)
+        return any(call.get(n, getattr(self._config, n)) not in (None, False) for n in names)
 
-    def for_host(self, call: Mapping[str, Any]) -> IteratorFunction:
+    def _for_host(self, call: Mapping[str, Any]) -> IteratorFunction:
         """The same function, for a call whose batches are wanted as NumPy arrays.
 
         Outputs on the CPU are then not made jax.Arrays on the way; DALI copies outputs on a GPU to
         the host ahead of time.
         """
         said = "as_numpy" in call and "as_numpy" not in function_parameters(self.pipeline_fn)
-        if self.is_placed(call) or said or self.config.as_numpy is not None:
+        if self._is_placed(call) or said or self._config.as_numpy is not None:
             return self
-        config = dataclasses.replace(self.config, as_numpy=True, on_host=True)
+        config = dataclasses.replace(self._config, as_numpy=True, on_host=True)
         return type(self)(self.pipeline_fn, config)
 
-    def has_source(self, call: Mapping[str, Any]) -> bool:
+    def _has_source(self, call: Mapping[str, Any]) -> bool:
         """Whether a call with these arguments is over one of `dalijax.sources`."""
         if "source" in function_parameters(self.pipeline_fn):
-            return self.config.source is not None
-        return call.get("source", self.config.source) is not None
+            return self._config.source is not None
+        return call.get("source", self._config.source) is not None
 
-    def of_shard(
+    def _of_shard(
         self,
         shard_id: int,
         num_shards: int,
@@ -241,7 +241,7 @@ class IteratorFunction:
         Raises:
             ValueError: If the pipeline function takes no shard.
         """
-        if self.has_source(call or {}):
+        if self._has_source(call or {}):
             return {"hosts": (shard_id, num_shards), "seed": ShardSeed.of(seed, 0)}
         shard: dict[str, Any] = dict(self._named(shard_id, num_shards))
         shard["hosts"] = (shard_id, num_shards)
@@ -263,15 +263,15 @@ class IteratorFunction:
         said = {"shard_id": shard_id, "num_shards": num_shards}
         return {k: v for k, v in said.items() if k not in missing}
 
-    def check_in_step(self, call: Mapping[str, Any], hosts: int) -> None:
+    def _check_in_step(self, call: Mapping[str, Any], hosts: int) -> None:
         """Raises ValueError where hosts that evaluate together may differ in batches."""
-        if hosts > 1 and call.get("on_error", self.config.on_error) == "skip":
+        if hosts > 1 and call.get("on_error", self._config.on_error) == "skip":
             raise ValueError(
                 "on_error='skip' with several hosts: one that skips a batch has fewer than the "
                 "others, which wait for it. Leave it out for evaluation"
             )
 
-    def prepared(
+    def _prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[FunctionSource | MakeEngine, IteratorConfig]:
         """Returns what makes the pipelines or the engine of a call, and the iterator's config."""
@@ -318,14 +318,14 @@ class IteratorFunction:
     def _configured(self, arguments: dict[str, Any]) -> IteratorConfig:
         """The arguments of `data_iterator` and of the call together."""
         both = sorted(
-            name for name in arguments if getattr(self.config, name) != CONFIG_DEFAULTS[name]
+            name for name in arguments if getattr(self._config, name) != CONFIG_DEFAULTS[name]
         )
         if both:
             raise ValueError(
                 f"{both} given both to data_iterator and to the call of {self.__name__}(): "
                 "pass each of them once"
             )
-        return dataclasses.replace(self.config, **arguments) if arguments else self.config
+        return dataclasses.replace(self._config, **arguments) if arguments else self._config
 
     if not TYPE_CHECKING:  # which knows that there is no such method
 
@@ -358,7 +358,7 @@ class IteratorFunction:
             value = getattr(value, part, None)
         if value is self:
             return self.__qualname__
-        return type(self), (self.pipeline_fn, self.config)
+        return type(self), (self.pipeline_fn, self._config)
 
     def __repr__(self) -> str:
         return f"<data_iterator of {self.__module__}.{self.__qualname__}>"

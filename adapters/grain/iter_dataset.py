@@ -78,16 +78,16 @@ class DALIIterDataset(grain.IterDataset):
                     "dalijax.data_iterator, or pass output_map= and reader_name= here"
                 )
             iterator_fn = data_iterator(iterator_fn, **names)
-        iterator_fn.check_names(DALIIterDataset, call)
+        iterator_fn._check_names(DALIIterDataset, call)
         set_here = sorted(_SET_HERE & set(call) - function_parameters(iterator_fn.pipeline_fn))
         if set_here:
             raise ValueError(
                 f"{set_here} are not for DALIIterDataset: drop_remainder, pad and num_epochs say "
                 "how an epoch ends, shard_options or sharding what is read"
             )
-        if iterator_fn.config.devices is not None:
+        if iterator_fn._config.devices is not None:
             raise ValueError("devices= is pmap's layout, which Grain has not: pass sharding=")
-        sharding = iterator_fn.config.sharding if sharding is None else sharding
+        sharding = iterator_fn._config.sharding if sharding is None else sharding
         check_policy(drop_remainder, pad, sharding)
         policy = LastBatchPolicy.FILL if pad else LastBatchPolicy.PARTIAL
         options = shard_options or grain.sharding.NoSharding()
@@ -96,8 +96,8 @@ class DALIIterDataset(grain.IterDataset):
                 "shard_options with sharding, which says the shards by itself: leave one out"
             )
         # A source's epochs are batched by themselves; a reader's arguments say whether its are.
-        more = {"last_batch_padded": True} if iterator_fn.has_source(call) else {}
-        self._iterator_fn = iterator_fn.adapted(
+        more = {"last_batch_padded": True} if iterator_fn._has_source(call) else {}
+        self._iterator_fn = iterator_fn._adapted(
             "DALIIterDataset",
             **more,
             auto_reset=False,
@@ -116,7 +116,7 @@ class DALIIterDataset(grain.IterDataset):
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Restricts the dataset to every n-th of its shards, for Grain's worker processes."""
         del sequential_slice
-        if self._iterator_fn.config.sharding is not None:
+        if self._iterator_fn._config.sharding is not None:
             raise ValueError(
                 "a dataset over a sharding can't be split among Grain's workers or threads: DALI "
                 "has threads of its own (num_threads), leave them out"
@@ -126,17 +126,17 @@ class DALIIterDataset(grain.IterDataset):
         self._shard = (index * step + (sl.start or 0), count * step)
 
     def __iter__(self) -> DALIDatasetIterator:
-        over_source = self._iterator_fn.has_source(self._call)
+        over_source = self._iterator_fn._has_source(self._call)
         return DALIDatasetIterator(self._stream(), self._writable, over_source)
 
     def _stream(self) -> BatchStream:
         call, iterator_fn = dict(self._call), self._iterator_fn
-        if iterator_fn.config.sharding is None:
+        if iterator_fn._config.sharding is None:
             on_gpu = choose_device(call)
-            if iterator_fn.config.as_numpy is None:
+            if iterator_fn._config.as_numpy is None:
                 if "as_numpy" not in function_parameters(iterator_fn.pipeline_fn):
                     call.pop("as_numpy", None)  # the device says it
-                iterator_fn = iterator_fn.adapted("DALIIterDataset", as_numpy=not on_gpu)
+                iterator_fn = iterator_fn._adapted("DALIIterDataset", as_numpy=not on_gpu)
             self._add_shard(call)
         return iterator_fn.stream(self._num_epochs, **call)
 
@@ -147,13 +147,13 @@ class DALIIterDataset(grain.IterDataset):
                 raise ValueError("shard_id and num_shards come from shard_options: leave them out")
             parameters = function_parameters(self._iterator_fn.pipeline_fn)
             seed = None if "seed" in parameters else call.pop("seed", None)
-            call |= self._iterator_fn.of_shard(index, count, seed, call)
+            call |= self._iterator_fn._of_shard(index, count, seed, call)
 
     @property
     def _element_spec(self) -> Any:
-        with self._stream().iterator as iterator:
+        with self._stream()._iterator as iterator:
             spec = iterator.element_spec
-        varies = self._iterator_fn.config.last_batch_policy is LastBatchPolicy.PARTIAL
+        varies = self._iterator_fn._config.last_batch_policy is LastBatchPolicy.PARTIAL
         return element_spec(spec, varies)
 
     def __str__(self) -> str:
@@ -214,9 +214,9 @@ class DALIDatasetIterator(grain.DatasetIterator):
         self._stream.start_prefetch()
 
     @property
-    def core(self) -> DALIGenericIterator:
+    def _core(self) -> DALIGenericIterator:
         """The iterator underneath, which `dalijax.profile` measures."""
-        return self._stream.iterator
+        return self._stream._iterator
 
     def watch(self) -> InputStats:
         """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""

@@ -85,12 +85,12 @@ class DALIDataset:
         **call: Any,
     ):
         check_flags(reshuffle_each_iteration=reshuffle_each_iteration)
-        if iterator_function(iterator_fn).is_placed(call):
+        if iterator_function(iterator_fn)._is_placed(call):
             raise ValueError(
                 "a DALIDataset gives arrays on the host, as tf.data does: leave sharding, devices "
                 "and pmap_compatible out, or use the iterator function itself, which places them"
             )
-        iterator_fn.check_names(DALIDataset, call)
+        iterator_fn._check_names(DALIDataset, call)
         self._source = Source(iterator_fn, call, reshuffle_each_iteration)
         self._epochs: int | None = 1
         self._chain: tuple[Step, ...] = ()
@@ -147,7 +147,7 @@ class DALIDataset:
         del name
         source = self._source
         first = not self._chain and self._epochs == 1 and "hosts" not in source.call
-        if not (first and source.iterator_fn.has_source(source.call)):
+        if not (first and source.iterator_fn._has_source(source.call)):
             raise NotImplementedError(
                 "shard() is the first step of a DALIDataset over one of dalijax.sources. With a "
                 "reader, let the pipeline function hand shard_id and num_shards to it, and pass "
@@ -157,7 +157,7 @@ class DALIDataset:
         what = f"the number of one of {num_shards} shards, from 0"
         index = whole_number("index", index, what, 0, num_shards)
         seed = source.call.get("seed")
-        of_host = source.iterator_fn.of_shard(index, num_shards, seed, source.call)
+        of_host = source.iterator_fn._of_shard(index, num_shards, seed, source.call)
         dataset = self._derived(1, ())
         call = {**source.call, **of_host}
         dataset._source = Source(source.iterator_fn, call, source.reshuffles)

@@ -156,9 +156,9 @@ class DatasetIterator(_Base):
         return self._stream.stream.watch()
 
     @property
-    def core(self) -> DALIGenericIterator:
+    def _core(self) -> DALIGenericIterator:
         """The iterator underneath, which `dalijax.profile` measures."""
-        return self._stream.stream.iterator
+        return self._stream.stream._iterator
 
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules batches, without waiting for them."""

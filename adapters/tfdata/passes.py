@@ -63,7 +63,7 @@ class PassStream(BatchStream):
         counter: PassCounter,
     ):
         self._counter = counter
-        self._over_source = iterator_fn.has_source(call)
+        self._over_source = iterator_fn._has_source(call)
         self._own_seed = "seed" in function_parameters(iterator_fn.pipeline_fn)
         self._seed: int | None = call.get("seed")
         self._number = 0
@@ -71,7 +71,7 @@ class PassStream(BatchStream):
         def make() -> DALIGenericIterator:
             seed = self._seed_of_pass()
             own = {} if seed is None else {"seed": seed}
-            return iterator_fn.stream(num_epochs, **{**call, **own}).iterator
+            return iterator_fn.stream(num_epochs, **{**call, **own})._iterator
 
         super().__init__(make, num_epochs)
 
@@ -84,17 +84,17 @@ class PassStream(BatchStream):
 
     def begin_next(self) -> None:
         """Moves to the start of the next pass."""
-        number = self._counter.number(self.num_epochs if self._over_source else 1)
+        number = self._counter.number(self._num_epochs if self._over_source else 1)
         if self._over_source:
-            if number or self.first_epoch:
-                self.begin_with(number * (self.num_epochs or 1))
+            if number or self._first_epoch:
+                self._begin_with(number * (self._num_epochs or 1))
         elif number != self._number:
             self._number = number
             self.reset()
         self._note()
 
     def _note(self) -> None:
-        self._counter.note(self.iterator.epoch if self._over_source else self._number)
+        self._counter.note(self._iterator.epoch if self._over_source else self._number)
 
     def _go_on(self, errors: int, failed: EpochError | None) -> bool:
         went = super()._go_on(errors, failed)
@@ -105,26 +105,26 @@ class PassStream(BatchStream):
         super().seek_step(step)
         self._note()
 
-    def mark(self) -> StreamMark:
-        return super().mark()._replace(number=self._number)
+    def _mark(self) -> StreamMark:
+        return super()._mark()._replace(number=self._number)
 
-    def go_back(self, mark: StreamMark) -> bool:
+    def _go_back(self, mark: StreamMark) -> bool:
         if mark.number != self._number:
             self._number = mark.number
             self.reset()
-        return super().go_back(mark)
+        return super()._go_back(mark)
 
     def get_state(self) -> dict[str, Any]:
         if self._number:  # the first state must contain the seed of the pass, too
-            self.iterator.start()
+            self._iterator._start()
         return super().get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
         """Moves to a saved position, of this pass or another one."""
         if self._over_source:
             super().set_state(state, allow)
-            if self.num_epochs is not None:
-                self.first_epoch = self.epoch // self.num_epochs * self.num_epochs
+            if self._num_epochs is not None:
+                self._first_epoch = self.epoch // self._num_epochs * self._num_epochs
         else:
             self._set_state_of_reader(state, allow)
         self._note()
@@ -148,8 +148,8 @@ class PassStream(BatchStream):
         except BaseException:
             self._number = before
             raise
-        fresh.stats = self.iterator.stats
-        self.iterator, other, self._before_peek = fresh, self.iterator, None
+        fresh._stats = self._iterator._stats
+        self._iterator, other, self._before_peek = fresh, self._iterator, None
         other.close()
 
     def _pass_of(self, state: Mapping[str, Any] | str | bytes) -> int | None:

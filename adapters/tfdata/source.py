@@ -55,7 +55,7 @@ class Source:
 
     def prepared(self) -> tuple[FunctionSource | MakeEngine, IteratorConfig]:
         """Where the pipelines come from, and the iterator's arguments."""
-        return self.iterator_fn.prepared((), dict(self.call))
+        return self.iterator_fn._prepared((), dict(self.call))
 
     def stream(self, epochs: int | None) -> PassStream:
         """The stream of the next pass, at its start, which belongs to the caller."""
@@ -68,13 +68,13 @@ class Source:
         iterator_fn = self.iterator_fn
         if self.config.last_batch_policy is not LastBatchPolicy.FILL:
             epoch_rules = EpochRules(epochs, per_shard=True)
-            iterator_fn = iterator_fn.adapted("DALIDataset", epoch_rules=epoch_rules)
-        return PassStream(iterator_fn.for_host(self.call), self.call, epochs, self._passes)
+            iterator_fn = iterator_fn._adapted("DALIDataset", epoch_rules=epoch_rules)
+        return PassStream(iterator_fn._for_host(self.call), self.call, epochs, self._passes)
 
     def known(self, epochs: int | None) -> PassStream:
         """A stream to ask for length and specs: one that is in use, or the next one."""
         lent = self._lent.get(epochs)
-        if lent is not None and not lent.iterator.closed:
+        if lent is not None and not lent._iterator.closed:
             return lent
         if epochs not in self._spare:
             self._spare[epochs] = self._new_stream(epochs)
@@ -89,7 +89,7 @@ class Source:
         if self._spec is None:
             self._spec = self.known(epochs).element_spec
         partial = self.config.last_batch_policy is LastBatchPolicy.PARTIAL
-        varies = partial or self.known(epochs).iterator.plan is None
+        varies = partial or self.known(epochs)._iterator._plan is None
         spec: Any = {name: _spec(array, varies) for name, array in self._spec.items()}
         for step in chain:
             if isinstance(step, Enumerate):

@@ -28,7 +28,7 @@ def _damaged(counts: Sequence[object]) -> StateError:
 
 def stream_length(stream: BatchStream) -> int:
     """Number of batches of a whole stream, INFINITE, or UNKNOWN where only its source knows."""
-    if stream.num_epochs is None:
+    if stream._num_epochs is None:
         return INFINITE
     try:
         return len(stream)
@@ -163,8 +163,8 @@ class ChainedStream:
         A source moves past batches without making them, and with ``on_error="skip"`` it would
         count those that are left out.
         """
-        if self.stream.iterator.config.on_error != "skip":
-            return self.stream.skip_at_most(count)
+        if self.stream._iterator._config.on_error != "skip":
+            return self.stream._skip_at_most(count)
         for done in range(count):
             try:
                 next(self.stream)
@@ -175,14 +175,14 @@ class ChainedStream:
     def _begin(self) -> None:
         """Notes the position, to which the next call returns if this one is interrupted."""
         self._settle()
-        self._before = self._place, self.stream.mark()
+        self._before = self._place, self.stream._mark()
 
     def _settle(self) -> None:
         """Returns to the position before an interrupted call."""
         if self._before is None:
             return
         self._place, mark = self._before
-        if not self.stream.go_back(mark):  # there is no state of these pipelines
+        if not self.stream._go_back(mark):  # there is no state of these pipelines
             self.stream.reset()
             self._place = self._place._replace(at=0)
             self._move_to(self._behind(self._place.element, self._total()))
@@ -199,7 +199,7 @@ class ChainedStream:
                 "index": self._place.element,
                 "at": self._place.at,
                 "found": UNKNOWN if self._place.end is None else self._place.end,
-                "first": self.stream.first_epoch,
+                "first": self.stream._first_epoch,
                 "steps": list(self._steps),
                 "stream": self.stream.get_state(),
             }
@@ -238,23 +238,23 @@ class ChainedStream:
             if not self._fits(*counts):
                 self._settle()
                 raise _damaged(counts)
-            self.stream.first_epoch = first
+            self.stream._first_epoch = first
             self._place, self._before = place, None
 
     def _fits(self, index: int, at: int, end: int, first: int) -> bool:
         """Whether the stream's position agrees with a state's counts."""
-        iterator, total = self.stream.iterator, stream_length(self.stream)
-        endless = self.stream.num_epochs is None
-        if not 0 <= first <= iterator.epoch or not (endless or first == self.stream.first_epoch):
+        iterator, total = self.stream._iterator, stream_length(self.stream)
+        endless = self.stream._num_epochs is None
+        if not 0 <= first <= iterator.epoch or not (endless or first == self.stream._first_epoch):
             return False
         if total == UNKNOWN:
             return True  # only the source knows
         behind = iterator.total(iterator.epoch - first) + iterator.step
         # Batches that were left out are behind the stream, and not counted here. Only a reader's
         # states say how many.
-        config = iterator.config
+        config = iterator._config
         of_source = config.source is not None and config.on_error == "skip"
-        missing = behind if of_source else iterator.left_out
+        missing = behind if of_source else iterator._left_out
         if not behind - missing <= at <= behind:
             return False
         if end != UNKNOWN and (total == INFINITE or not total - missing <= end <= total):

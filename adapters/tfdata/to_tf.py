@@ -104,8 +104,8 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
         from nvidia.dali.plugin import tf as plugin
     except ImportError:
         return None
-    config, iterator = source.config, source.known(epochs).iterator
-    plan = iterator.plan
+    config, iterator = source.config, source.known(epochs)._iterator
+    plan = iterator._plan
     if plan is None or not _is_regular(plan, config) or config.on_error == "skip":
         return None
     pipeline = _pipeline(source, plugin)
@@ -126,7 +126,7 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
             device_id=None,
         )
     count = source.cardinality(epochs, ())
-    batches = _counted(_delivered(raw, plan, iterator.shards[0], config).take(count), count)
+    batches = _counted(_delivered(raw, plan, iterator._shards[0], config).take(count), count)
     for step in chain:
         batches = _applied(batches, step)
     return batches

@@ -42,7 +42,7 @@ def check_record_graph(
             f"{pipeline_fn!r} is decorated with pipeline_def, which makes whole pipelines: "
             "pass the plain function, whose parameters are fed"
         )
-    if isinstance(getattr(pipeline_fn, "config", None), IteratorConfig):
+    if isinstance(getattr(pipeline_fn, "_config", None), IteratorConfig):
         raise TypeError(
             f"{pipeline_fn!r} is an iterator function of dalijax.data_iterator, which reads by "
             "itself: pass the plain function, undecorated, whose parameters are the records' keys"

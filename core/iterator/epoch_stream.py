@@ -41,10 +41,6 @@ class BatchStream:
             reader, or size); it may be lazy. It belongs to the stream.
         num_epochs: Number of epochs; None for no end.
 
-    Attributes:
-        iterator: The iterator.
-        first_epoch: The epoch that the stream begins with: 0, or a later one over a source.
-
     Raises:
         ValueError: If num_epochs is less than 1.
     """
@@ -56,19 +52,19 @@ class BatchStream:
                 what += " (the graph function's arguments come after it, or by keyword)"
             num_epochs = whole_number("num_epochs", num_epochs, what, 1)
         self._make = make
-        self.iterator = make()
-        self.num_epochs = num_epochs
-        self.first_epoch = 0
+        self._iterator = make()
+        self._num_epochs = num_epochs
+        self._first_epoch = 0
         self._before_peek: dict[str, Any] | None = None  # the state, if peek() left its epoch
 
-    def begin_with(self, epoch: int) -> None:
+    def _begin_with(self, epoch: int) -> None:
         """Makes an epoch of a source the first one, and moves to its start."""
-        self.iterator.begin_with(epoch)
-        self.first_epoch = epoch
+        self._iterator._begin_with(epoch)
+        self._first_epoch = epoch
 
     def __repr__(self) -> str:
-        epochs = "no end" if self.num_epochs is None else f"{self.num_epochs} epochs"
-        return f"<{type(self).__name__} of {epochs} over {self.iterator!r}>"
+        epochs = "no end" if self._num_epochs is None else f"{self._num_epochs} epochs"
+        return f"<{type(self).__name__} of {epochs} over {self._iterator!r}>"
 
     def __enter__(self) -> BatchStream:
         return self
@@ -79,25 +75,25 @@ class BatchStream:
     @property
     def epoch(self) -> int:
         """Number of the consumer's epoch, from 0."""
-        return self.iterator.epoch
+        return self._iterator.epoch
 
     @property
     def step(self) -> int:
         """Number of batches of the epoch that were delivered or failed."""
-        return self.iterator.step
+        return self._iterator.step
 
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
         """The batches that were skipped, or that have masked records, in this process."""
-        return self.iterator.errors
+        return self._iterator.errors
 
     @property
     def closed(self) -> bool:
         """Whether the stream was closed."""
-        return self.iterator.closed
+        return self._iterator.closed
 
     def __reduce__(self) -> Any:
-        return self.iterator.__reduce__()  # which says what to pickle instead
+        return self._iterator.__reduce__()  # which says what to pickle instead
 
     def __iter__(self) -> BatchStream:
         return self
@@ -112,9 +108,9 @@ class BatchStream:
             ValueError: If the stream has no end and its epochs have no batch.
             Exception: What `DALIGenericIterator.__next__` raises.
         """
-        with self.iterator.opened():
+        with self._iterator._opened():
             self._before_peek = None
-            return self._in_some_epoch(lambda: next(self.iterator))
+            return self._in_some_epoch(lambda: next(self._iterator))
 
     def peek(self) -> Batch:
         """The batch that ``next()`` will deliver, which stays the next one.
@@ -126,13 +122,13 @@ class BatchStream:
             StopIteration: After the last epoch.
             Exception: What ``next()`` would raise.
         """
-        return self._in_some_epoch(lambda: self.iterator.peek(), self._note_position)
+        return self._in_some_epoch(lambda: self._iterator.peek(), self._note_position)
 
     def _note_position(self) -> None:
         """Notes the state before `peek` moves the iterator to another epoch."""
         if self._before_peek is None:
             with contextlib.suppress(ValueError):  # pipelines without states
-                self._before_peek = self.iterator.get_state()
+                self._before_peek = self._iterator.get_state()
 
     def skip(self, batches: int) -> int:
         """Skips batches, from epoch to epoch; see `DALIGenericIterator.skip` for the cost.
@@ -146,13 +142,13 @@ class BatchStream:
             EpochError: As ``next()``.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
-        with self.iterator.opened(), self._moving():
+        with self._iterator._opened(), self._moving():
             left = self._left() if count else None
             if left is None or count <= left:
-                left = self.skip_at_most(count)
+                left = self._skip_at_most(count)
             if left < count:
                 raise ValueError(
-                    f"skip({count}): only {left} batches are left in the {self.num_epochs} epochs "
+                    f"skip({count}): only {left} batches are left in the {self._num_epochs} epochs "
                     "of the stream. Leave num_epochs out for a stream without an end"
                 )
         return count
@@ -183,24 +179,24 @@ class BatchStream:
             RuntimeError: If every batch of an epoch fails, and the stream has no end.
         """
         step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
-        with self.iterator.opened(), self._moving():
+        with self._iterator._opened(), self._moving():
             total = self._total()
             if total is not None and step > total:
                 raise self._beyond(step, total)
-            if not self.iterator.seeks:
+            if not self._iterator._seeks:
                 self._run_to(step)
             elif step == total:  # the end of the last epoch, not the start of another one
-                self.iterator.seek_step(step - 1, self.first_epoch)
-                self.iterator.skip(1)
+                self._iterator.seek_step(step - 1, self._first_epoch)
+                self._iterator.skip(1)
             else:
-                self.iterator.seek_step(step, self.first_epoch)
+                self._iterator.seek_step(step, self._first_epoch)
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
         """Returns to the position if the block fails; else the position is the iterator's."""
         before, self._before_peek = self._before_peek, None
         try:
-            with self.iterator.returning():
+            with self._iterator._returning():
                 yield
         except BaseException:
             self._before_peek = before
@@ -208,7 +204,7 @@ class BatchStream:
 
     def _beyond(self, step: int, total: int) -> ValueError:
         return ValueError(
-            f"seek_step({step}): with num_epochs={self.num_epochs} the stream has only {total} "
+            f"seek_step({step}): with num_epochs={self._num_epochs} the stream has only {total} "
             "batches. Leave num_epochs out for a stream without an end"
         )
 
@@ -223,42 +219,42 @@ class BatchStream:
         """Runs the pipelines of a reader up to a global step."""
         at = self._delivered()
         if at is None or at > step:
-            self.iterator.restart()
+            self._iterator._restart()
             at = 0
-        if (moved := self.skip_at_most(step - at)) < step - at:
+        if (moved := self._skip_at_most(step - at)) < step - at:
             raise self._beyond(step, at + moved)
 
     def _left(self) -> int | None:
         """The number of batches of a finite stream over a reader that are left, if known."""
-        if self.iterator.seeks:  # skipping costs nothing
+        if self._iterator._seeks:  # skipping costs nothing
             return None
         total, delivered = self._total(), self._delivered()
         return None if total is None or delivered is None else total - delivered
 
     def _delivered(self) -> int | None:
         """The number of batches before the position; None if it is not known."""
-        iterator = self.iterator
+        iterator = self._iterator
         if iterator.epoch == iterator.step == 0:
             return 0
-        if iterator.left_out:
+        if iterator._left_out:
             return None
         try:
             return iterator.total(iterator.epoch) + iterator.step
         except TypeError:  # only the source knows where its epochs end
             return None
 
-    def skip_at_most(self, batches: int) -> int:
+    def _skip_at_most(self, batches: int) -> int:
         """Skips batches, at most up to the end; returns the number of batches."""
         count, done = whole_number("skip()'s argument", batches, COUNT, 0), 0
-        with self.iterator.opened():
+        with self._iterator._opened():
             if count:
                 self._before_peek = None
-            errors = self.iterator.num_errors
+            errors = self._iterator.num_errors
             while done < count:
-                moved = self.iterator.skip_at_most(count - done)
+                moved = self._iterator._skip_at_most(count - done)
                 done += moved
                 if moved:
-                    errors = self.iterator.num_errors
+                    errors = self._iterator.num_errors
                 elif not self._go_on(errors, None):
                     break
         return done
@@ -274,8 +270,8 @@ class BatchStream:
             call: The call.
             before_move: Called before the iterator moves to another epoch.
         """
-        with self.iterator.opened():
-            errors = self.iterator.num_errors
+        with self._iterator._opened():
+            errors = self._iterator.num_errors
             while True:
                 failed: EpochError | None = None
                 try:
@@ -296,10 +292,10 @@ class BatchStream:
         Raises:
             ValueError: If the stream has no end and its epochs have no batch.
         """
-        iterator = self.iterator
-        if self.num_epochs is not None:
-            return iterator.following_epoch < self.first_epoch + self.num_epochs
-        if iterator.plan is not None and len(iterator) == 0:
+        iterator = self._iterator
+        if self._num_epochs is not None:
+            return iterator._following_epoch < self._first_epoch + self._num_epochs
+        if iterator._plan is not None and len(iterator) == 0:
             raise ValueError(
                 f"no epoch has a batch: batch_size {iterator.batch_size} is more than the "
                 f"{iterator.size} samples of an epoch, and the rest is dropped. Use a "
@@ -321,16 +317,16 @@ class BatchStream:
         if not self._has_next_epoch():
             return False
         try:
-            next(self.iterator)  # peek() does not move behind what was left out before the end
+            next(self._iterator)  # peek() does not move behind what was left out before the end
         except StopIteration:
             pass
         except EpochError as error:
             failed = error
         # An epoch of few batches may fail as a whole, and the next one, in another order, not.
-        many = self.iterator.num_errors - errors >= MOST_SKIPPED
-        if failed is not None and self.num_epochs is None and many:
+        many = self._iterator.num_errors - errors >= MOST_SKIPPED
+        if failed is not None and self._num_epochs is None and many:
             raise failed
-        self.iterator.reset()
+        self._iterator.reset()
         return True
 
     def __bool__(self) -> bool:
@@ -345,61 +341,61 @@ class BatchStream:
         Raises:
             TypeError: If it has no end.
         """
-        if self.num_epochs is None:
+        if self._num_epochs is None:
             raise TypeError("the stream has no end: it has no length. Pass num_epochs")
-        return self.iterator.total(self.num_epochs)
+        return self._iterator.total(self._num_epochs)
 
     @property
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array; see `DALIGenericIterator.element_spec`."""
-        return self.iterator.element_spec
+        return self._iterator.element_spec
 
     def get_state(self) -> dict[str, Any]:
         """Returns the consumer's position; see `DALIGenericIterator.get_state`."""
-        with self.iterator.opened():
+        with self._iterator._opened():
             before = self._before_peek
-            return self.iterator.get_state() if before is None else copy.deepcopy(before)
+            return self._iterator.get_state() if before is None else copy.deepcopy(before)
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
         """Restores a state; see `DALIGenericIterator.set_state`."""
-        with self.iterator.opened():
-            self.iterator.set_state(state, allow)
+        with self._iterator._opened():
+            self._iterator.set_state(state, allow)
             self._before_peek = None
 
-    def mark(self) -> StreamMark:
-        """The position and everything that belongs to it, for `go_back`."""
-        return StreamMark(self.iterator.mark(), self.first_epoch)
+    def _mark(self) -> StreamMark:
+        """The position and everything that belongs to it, for `_go_back`."""
+        return StreamMark(self._iterator._mark(), self._first_epoch)
 
-    def go_back(self, mark: StreamMark) -> bool:
+    def _go_back(self, mark: StreamMark) -> bool:
         """Returns to a mark; False if the pipelines can't be built to stand there."""
-        self.first_epoch, self._before_peek = mark.first_epoch, None
-        return self.iterator.go_back(mark.position)
+        self._first_epoch, self._before_peek = mark.first_epoch, None
+        return self._iterator._go_back(mark.position)
 
     def reset(self) -> None:
         """Returns to the start of the first epoch, with a new iterator."""
-        before = self.iterator
-        with before.opened():
+        before = self._iterator
+        with before._opened():
             fresh = self._make()  # which builds nothing yet: an interrupted call keeps the old one
-            fresh.stats = before.stats
-            fresh.keep_seed(before)
-            if self.first_epoch:
-                fresh.begin_with(self.first_epoch)
-            self.iterator, self._before_peek = fresh, None
+            fresh._stats = before._stats
+            fresh._engine.keep_seed(before._engine)
+            if self._first_epoch:
+                fresh._begin_with(self._first_epoch)
+            self._iterator, self._before_peek = fresh, None
             before.close()
 
     @property
-    def core(self) -> DALIGenericIterator:
+    def _core(self) -> DALIGenericIterator:
         """The iterator, which `dalijax.profile` measures."""
-        return self.iterator
+        return self._iterator
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; see `DALIGenericIterator.watch`."""
-        return self.iterator.watch()
+        return self._iterator.watch()
 
     def start_prefetch(self) -> None:
         """Builds the pipelines and schedules runs; waits for none."""
-        self.iterator.start_prefetch()
+        self._iterator.start_prefetch()
 
     def close(self) -> None:
         """Frees the pipelines; ``next()`` then raises ValueError."""
-        self.iterator.close()
+        self._iterator.close()

@@ -120,7 +120,7 @@ class DALIGenericIterator:
         self._open(ReaderEngine(HandmadeSource(pipelines), config), config)
 
     @classmethod
-    def from_source(
+    def _from_source(
         cls,
         source: PipelineSource | MakeEngine,
         config: IteratorConfig,
@@ -154,7 +154,7 @@ class DALIGenericIterator:
         self._config = config
         self._engine = engine
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
-        self.stats: InputStats | None = None
+        self._stats: InputStats | None = None
         self._has_ended = False  # once, with auto_reset
         self._early_end: weakref.finalize[Any, Any] | None = None  # gives a warning
         if lazy:
@@ -175,7 +175,7 @@ class DALIGenericIterator:
         In mid-epoch, and just after `set_state`, it goes on where it is. With ``auto_reset``
         it never moves: raising StopIteration does.
         """
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             stays = self._config.auto_reset or self._engine.stays
             begun = self.step > 0 or self._engine.stopped  # an epoch may have no batch
             if not stays and begun and self._engine.at_end():
@@ -192,12 +192,12 @@ class DALIGenericIterator:
             TypeError: If JAX would narrow an output's 64-bit dtype.
             RuntimeError: If DALI failed to produce the batch.
         """
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.stays = False
             if self._early_end is not None:  # another loop follows
                 self._early_end.detach()
                 self._early_end = None
-            outcome = self._engine.deliver(self.stats)
+            outcome = self._engine.deliver(self._stats)
             if outcome.ended:
                 self._engine.stopped = True
                 if self._config.auto_reset:
@@ -230,7 +230,7 @@ class DALIGenericIterator:
             StopIteration: At the end of an epoch; nothing moves to the next one.
             Exception: What ``next()`` would raise, which it then raises too.
         """
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.checkpoint()
             return dict(self._engine.peek().unwrap())
 
@@ -240,7 +240,7 @@ class DALIGenericIterator:
         Raises:
             TypeError: If only the source knows where its epoch ends.
         """
-        with self.opened():
+        with self._opened():
             total = self._length()
             if total is None:
                 raise TypeError(
@@ -300,34 +300,29 @@ class DALIGenericIterator:
         As in DALI: the size passed in, or what the reader says: the smallest shard's under
         DROP, the largest's over a padded reader, else the samples of the epoch's batches.
         """
-        plan = self.plan
+        plan = self._plan
         if plan is None or self._config.size > 0:
             return self._config.size
         return plan.size(self.epoch)
 
     @property
-    def plan(self) -> EpochPlan | None:
+    def _plan(self) -> EpochPlan | None:
         """The reader's epochs; None where only the source knows their end."""
-        with self.opened():
+        with self._opened():
             self._engine.prepare()
             return self._engine.plan
 
     @property
-    def shards(self) -> tuple[int, ...]:
+    def _shards(self) -> tuple[int, ...]:
         """The shard that each pipeline reads in epoch 0."""
-        with self.opened():
+        with self._opened():
             self._engine.prepare()
             return self._engine.shards
 
     @property
-    def config(self) -> IteratorConfig:
-        """The iterator's arguments."""
-        return self._config
-
-    @property
     def batch_size(self) -> int:
         """Number of samples in a batch of each pipeline."""
-        with self.opened():
+        with self._opened():
             self._engine.prepare()
             return self._engine.batch_size
 
@@ -342,9 +337,9 @@ class DALIGenericIterator:
         return self._engine.epoch
 
     @property
-    def following_epoch(self) -> int:
+    def _following_epoch(self) -> int:
         """Number of the epoch after the consumer's: of the next one that has a batch of its own."""
-        with self.opened():
+        with self._opened():
             self._engine.prepare()
             return self._engine.following_epoch()
 
@@ -367,7 +362,7 @@ class DALIGenericIterator:
         return self._engine.errors.total
 
     @property
-    def left_out(self) -> int:
+    def _left_out(self) -> int:
         """Number of batches behind the consumer that ``on_error="skip"`` left out."""
         return self._engine.num_failed if self._config.on_error == "skip" else 0
 
@@ -377,7 +372,7 @@ class DALIGenericIterator:
         Raises:
             TypeError: If only the source knows where its epoch ends.
         """
-        with self.opened():
+        with self._opened():
             total = len(self)
             plan, shard = self._engine.plan, self._engine.shards[0]
             return num_epochs * total if plan is None else plan.total(num_epochs, shard)
@@ -394,7 +389,7 @@ class DALIGenericIterator:
         Raises:
             Exception: What ``next()`` would raise.
         """
-        with self.opened():
+        with self._opened():
             if self._spec is None:
                 with self._engine.interruptible():
                     self._engine.checkpoint()
@@ -403,13 +398,9 @@ class DALIGenericIterator:
 
     def watch(self) -> InputStats:
         """Counts what is delivered from now on; until it is called nothing is counted."""
-        if self.stats is None:
-            self.stats = InputStats()
-        return self.stats
-
-    def replicas(self) -> contextlib.AbstractContextManager[tuple[list[Pipeline], str]]:
-        """Pipelines of the same graph, to run beside these; see `EpochEngine.replicas`."""
-        return self._engine.replicas()
+        if self._stats is None:
+            self._stats = InputStats()
+        return self._stats
 
     # Position and lifecycle
 
@@ -419,7 +410,7 @@ class DALIGenericIterator:
         Raises:
             RuntimeError: If the pipelines can't go back: the message says the way out.
         """
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.stays = False
             if self._engine.at_end():
                 self._next_epoch()
@@ -427,17 +418,17 @@ class DALIGenericIterator:
                 self._engine.rewind()
             self._engine.moved()
 
-    def restart(self) -> None:
+    def _restart(self) -> None:
         """Moves to the first batch of epoch 0; pipelines that read in order are built again."""
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.restart()
             self._engine.moved()
             self._engine.stays = self._engine.stopped = False
 
     @contextlib.contextmanager
-    def returning(self) -> Iterator[None]:
+    def _returning(self) -> Iterator[None]:
         """Returns to the position if the block fails or is interrupted, and pipelines can."""
-        with self.opened():
+        with self._opened():
             self._engine.roll_back()
             self._engine.checkpoint()
             mark = self._engine.mark()
@@ -471,7 +462,7 @@ class DALIGenericIterator:
             Exception: What the pipelines' own source raised, or its reader.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             length, step = self._length() if count else None, self.step
             if length is not None and step + count > length:
                 raise self._beyond(count, length - step)
@@ -492,10 +483,10 @@ class DALIGenericIterator:
             "continues across epochs" + "; the iterator is at the end of the epoch now" * moved
         )
 
-    def skip_at_most(self, batches: int) -> int:
+    def _skip_at_most(self, batches: int) -> int:
         """Skips batches, at most up to the end of the epoch; returns the number of batches."""
         count = whole_number("skip()'s argument", batches, COUNT, 0)
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.stays = self._engine.stays and count < 1
             return self._skip(count)
 
@@ -520,19 +511,19 @@ class DALIGenericIterator:
         what = "a whole number, 0 or more"
         epoch = whole_number("epoch", without_fraction(epoch), what, 0)
         step = whole_number("step", without_fraction(step), what, 0)
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.seek(epoch, step)
             self._engine.moved()
             self._engine.stays, self._engine.stopped = True, False
 
     @property
-    def seeks(self) -> bool:
+    def _seeks(self) -> bool:
         """Whether `seek` and `seek_step` move the iterator: over a source, and no reader."""
         return self._engine.locate(0) is not None
 
-    def begin_with(self, epoch: int) -> None:
+    def _begin_with(self, epoch: int) -> None:
         """Makes an epoch of an iterator over a source the first one, and moves to its start."""
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.begin_with(epoch)
             self._engine.stays = self._engine.stopped = False
 
@@ -554,7 +545,7 @@ class DALIGenericIterator:
         step = whole_number(
             "step", without_fraction(step), "a whole number of batches, 0 or more", 0
         )
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             place = self._engine.locate(step)
             if place is None:
                 raise ValueError(
@@ -600,14 +591,14 @@ class DALIGenericIterator:
         while self._begin_epoch(num_epochs):
             epoch = self.epoch
             yield epoch, _EpochBatches(self, epoch)
-            with self.opened():
+            with self._opened():
                 if self.epoch == epoch:
-                    while self.skip_at_most(_MOST_TO_SKIP):
+                    while self._skip_at_most(_MOST_TO_SKIP):
                         pass
 
     def _begin_epoch(self, num_epochs: int | None) -> bool:
         """Starts the next epoch if the current one has no further batch; False after the last."""
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             engine = self._engine
             begun = self.step > 0 or engine.stopped
             engine.checkpoint()
@@ -629,7 +620,7 @@ class DALIGenericIterator:
         Raises:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
-        with self.opened():
+        with self._opened():
             self._engine.roll_back()
             return self._engine.get_state()
 
@@ -651,29 +642,25 @@ class DALIGenericIterator:
             Exception: If the pipelines can't be built. Nothing has changed.
         """
         names = difference_names(allow, "allow")
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.set_state(state, self._config.allow_changes, names)
             self._engine.moved()
             self._engine.stays, self._engine.stopped = True, False
 
-    def mark(self) -> Mark:
-        """The position, for `go_back`."""
-        with self.opened():
+    def _mark(self) -> Mark:
+        """The position, for `_go_back`."""
+        with self._opened():
             self._engine.roll_back()
             return self._engine.mark()
 
-    def go_back(self, mark: Mark) -> bool:
+    def _go_back(self, mark: Mark) -> bool:
         """Returns to a mark of this iterator, or of another one of the same function.
 
         Returns:
             False if the pipelines can't be built to stand there; nothing has changed then.
         """
-        with self.opened():
+        with self._opened():
             return self._engine.go_back(mark)
-
-    def keep_seed(self, other: DALIGenericIterator) -> None:
-        """Takes the seed that a state brought to another iterator; nothing may be built yet."""
-        self._engine.keep_seed(other._engine)
 
     def checkpoints(self) -> list[bytes]:
         """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
@@ -681,7 +668,7 @@ class DALIGenericIterator:
         Raises:
             ValueError: If the pipelines can't be resumed: the message says why.
         """
-        with self.opened():
+        with self._opened():
             self._engine.roll_back()
             return self._engine.checkpoints()
 
@@ -696,18 +683,18 @@ class DALIGenericIterator:
         self._engine.moved()
         self._engine.stays, self._engine.stopped = True, False
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Builds the pipelines, unless they are built: the first state says what they read."""
-        with self.opened():
+        with self._opened():
             self._engine.roll_back()
             self._engine.start()
 
     def start_prefetch(self) -> None:
         """Builds the pipelines, unless they are built, and schedules runs without waiting."""
-        with self.opened(), self._engine.interruptible():
+        with self._opened(), self._engine.interruptible():
             self._engine.schedule()
 
-    def opened(self) -> threading.RLock:
+    def _opened(self) -> threading.RLock:
         """The lock, of an iterator that is not closed, nor of a parent process."""
         if self._engine.closed:
             raise ValueError(CLOSED)

@@ -96,7 +96,7 @@ def check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> No
     Raises:
         SystemExit: With what to pass.
     """
-    if iterator_fn.has_source(call):  # whose fields are arguments, too
+    if iterator_fn._has_source(call):  # whose fields are arguments, too
         return
     others = {"hw_decoder_load", "shard_id", "num_shards", *call}
     parameters = inspect.signature(iterator_fn.pipeline_fn).parameters.values()

@@ -471,7 +471,7 @@ def test_errors_are_those_of_the_whole_run(tmp_path):
 def test_nothing_is_counted_until_it_is_asked_for(jpegs_many):
     iterator = make(jpegs_many)
     next(iterator)
-    assert iterator._stream.iterator.stats is None
+    assert iterator._stream._iterator._stats is None
     assert iterator.watch().batches == 0
     next(iterator)
     iterator.reset()
@@ -562,8 +562,8 @@ def test_the_decorator_of_peekable_iterators_is_that_of_others():
         peekable_data_iterator(output_map=["x"], reder_name="reader")
     function = pickle.loads(pickle.dumps(PEEKABLE))
     assert type(function) is type(PEEKABLE)
-    adapted = function.adapted("a test", mask="mask")
-    assert type(adapted) is type(PEEKABLE) and adapted.config.mask == "mask"
+    adapted = function._adapted("a test", mask="mask")
+    assert type(adapted) is type(PEEKABLE) and adapted._config.mask == "mask"
 
 
 def test_peekable_iterators_refuse_shapes_that_change():

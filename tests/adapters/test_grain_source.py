@@ -186,7 +186,7 @@ def test_no_state_is_told_between_two_epochs(jpegs_many, monkeypatch):
     iterator, told = iter(ds), []
     for _ in range(len(batched(N))):
         next(iterator)
-    epoch = iterator._stream.iterator
+    epoch = iterator._stream._iterator
     begin = epoch.reset
 
     def begin_and_be_asked():  # as another thread may, just then

@@ -748,7 +748,7 @@ def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
     expected = [told(e) for e in ds]
     iterator = iter(ds)
     stream = iterator._stream.stream
-    skip, calls = type(stream.iterator).skip_at_most, []
+    skip, calls = type(stream._iterator)._skip_at_most, []
 
     def interrupted(own, batches):
         calls.append(batches)
@@ -757,7 +757,7 @@ def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
             raise KeyboardInterrupt
         return moved
 
-    monkeypatch.setattr(type(stream.iterator), "skip_at_most", interrupted)
+    monkeypatch.setattr(type(stream._iterator), "_skip_at_most", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert [told(e) for e in iterator] == expected

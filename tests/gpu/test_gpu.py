@@ -208,7 +208,7 @@ def test_a_state_goes_on_on_another_device(photos, saved, now):
     names = ["label", "flip", "drawn", "image"]
     iterator_fn = data_iterator(drawing, names, reader_name="reader")
     ours, other = (
-        (iterator_fn.for_host(KINDS[kind]) if kind == "to the host" else iterator_fn).stream(
+        (iterator_fn._for_host(KINDS[kind]) if kind == "to the host" else iterator_fn).stream(
             None, photos, batch_size=BATCH, seed=3, **KINDS[kind]
         )
         for kind in (saved, now)

@@ -39,7 +39,7 @@ def test_they_are_those_of_the_device(photos, dynamic):
 @pytest.mark.parametrize("count", (0, 1, 2, 5))
 def test_states_are_the_same_on_the_host_and_on_the_device(photos, count):
     call = called(photos)
-    both = (FUNCTION, FUNCTION.for_host(call))
+    both = (FUNCTION, FUNCTION._for_host(call))
     for ours, others in (both, both[::-1]):
         stream = ours.stream(None, **call)
         for _ in range(count):
@@ -55,7 +55,7 @@ def test_states_are_the_same_on_the_host_and_on_the_device(photos, count):
 
 
 def test_they_come_from_dali_as_they_are(photos):
-    stream = FUNCTION.for_host(called(photos)).stream(None, **called(photos))
+    stream = FUNCTION._for_host(called(photos)).stream(None, **called(photos))
     batch = next(stream)
     assert all(type(array) is np.ndarray for array in batch.values())
     assert not batch["image"].flags.writeable and not batch["image"].flags.owndata

@@ -561,7 +561,7 @@ def test_a_package_that_is_missing_where_it_is_used(code, extra):
 
 def test_repr_says_where_an_iterator_stands(jpegs):
     stream = train.stream(None, jpegs, batch_size=5)
-    assert repr(stream.iterator) == (
+    assert repr(stream._iterator) == (
         "<DALIGenericIterator of graph: epoch 0, step 0, not built yet, "
         "outputs ['images', 'labels']>"
     )

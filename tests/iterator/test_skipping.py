@@ -241,7 +241,7 @@ def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
 
 
 def test_skip_takes_whole_numbers(jpegs):
-    iterator = stream_of(jpegs * 5).iterator
+    iterator = stream_of(jpegs * 5)._iterator
     assert iterator.skip(np.int64(9)) == 9
     for own in (iterator, stream_of(jpegs * 5)):
         for wrong in (2.5, "3"):

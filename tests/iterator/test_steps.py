@@ -76,7 +76,7 @@ def test_over_a_source_it_takes_constant_time(padded):
     assert source.reads == []
     epoch, place = divmod(step, 125)
     np.testing.assert_array_equal(next(stream)["x"], np.arange(8) + 8 * place)
-    assert stream.iterator.epoch == epoch and len(source.reads) < 10
+    assert stream._iterator.epoch == epoch and len(source.reads) < 10
 
 
 def test_a_finite_stream_has_an_end():
@@ -173,7 +173,7 @@ def test_over_a_reader_it_runs_through_the_batches(jpegs_many, policy, options, 
         stream.seek_step(step)
         assert frozen(next(stream)) == whole[step]
     if options["padded"] and policy != "DROP":
-        assert len(runs) == 8 + 1 + 14 + 3 + stream.iterator.plan.gap(1)
+        assert len(runs) == 8 + 1 + 14 + 3 + stream._iterator._plan.gap(1)
 
 
 def test_a_reader_that_ends_and_failing_batches(jpegs, tmp_path):
@@ -282,7 +282,7 @@ def test_a_stream_says_where_it_stands_and_is_closed(jpegs):
 
 
 def test_steps_are_whole_numbers(jpegs):
-    iterators = [over_source(7, 3), over_source(7, 3).iterator, over_reader(jpegs)]
+    iterators = [over_source(7, 3), over_source(7, 3)._iterator, over_reader(jpegs)]
     for iterator in iterators:
         iterator.seek_step(np.int64(0))
         for wrong in (2.5, "3", None):

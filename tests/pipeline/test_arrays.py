@@ -141,14 +141,14 @@ def test_outputs_on_a_gpu_are_copied_by_dali_where_numpy_is_wanted(dynamic, as_n
     """Pipelines are defined, not built: tests/gpu/test_host.py has the values."""
     iterator_fn = data_iterator(mixed, ["a", "b", "c", "d"], as_numpy=as_numpy)
     call = {"batch_size": 2, "device_id": 0, "exec_dynamic": dynamic}
-    for made in (iterator_fn, iterator_fn.for_host(call)):
-        source, config = made.prepared((), dict(call))
+    for made in (iterator_fn, iterator_fn._for_host(call)):
+        source, config = made._prepared((), dict(call))
         asked = made is not iterator_fn
         assert config.as_numpy == (True if asked else as_numpy)
         nodes = source.define()._graph_out
         devices = ["cpu"] * 3 if asked and dynamic else ["cpu", "gpu", "gpu"]
         assert [node.device for node in nodes[:3]] == devices and len(nodes) == 4
     # What was said stays.
-    assert (iterator_fn.for_host(call) is iterator_fn) == (as_numpy is not None)
-    assert iterator_fn.for_host({**call, "as_numpy": False}) is iterator_fn
-    assert iterator_fn.for_host({**call, "devices": []}) is iterator_fn
+    assert (iterator_fn._for_host(call) is iterator_fn) == (as_numpy is not None)
+    assert iterator_fn._for_host({**call, "as_numpy": False}) is iterator_fn
+    assert iterator_fn._for_host({**call, "devices": []}) is iterator_fn

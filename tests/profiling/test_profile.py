@@ -339,7 +339,7 @@ def test_the_iterator_stays_where_it_is(kind, arrays_dir):
             seen = batches(iterator, 5)
             state = iterator.get_state()
         assert report.pipeline_rate and report.input_bound is not None
-        assert iterator.get_state() == state and iterator.stats is None
+        assert iterator.get_state() == state and iterator._stats is None
         np.testing.assert_array_equal(seen + batches(iterator, 7), expected)
 
 
@@ -357,7 +357,7 @@ def test_a_loop_that_fails_leaves_nothing_behind():
         with pytest.raises(KeyError), profile(iterator) as report:
             next(iterator)
             raise KeyError
-        assert iterator.stats is None and "has not ended" in str(report)
+        assert iterator._stats is None and "has not ended" in str(report)
         with (
             profile(iterator, seconds=0),
             pytest.raises(RuntimeError, match="profiled already"),
@@ -422,7 +422,7 @@ def test_the_iterators_of_adapters(adapter):
         with profile(iterator, seconds=1) as report:
             for _ in range(10):
                 next(iterator)
-        assert iterator.core.stats is None
+        assert iterator._core._stats is None
     finally:
         iterator.close()
     assert slowest_of(report) == "function slow"

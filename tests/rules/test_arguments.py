@@ -134,7 +134,7 @@ def test_the_signature_has_the_functions_own_arguments_and_those_of_a_call():
     assert found["batch_size"].annotation is int and found["checkpoints"].default is None
     own = ("num_threads", "seed", "prefetch_queue_depth", "exec_dynamic")
     defaults = {k: found[k].default for k in own}
-    made = data_iterator(counter, ["x"], COUNT).prepared((), {"batch_size": 2})[0].build()[0]
+    made = data_iterator(counter, ["x"], COUNT)._prepared((), {"batch_size": 2})[0].build()[0]
     assert defaults == {k: getattr(made, k) for k in defaults}
     assert found["batch_size"].default is inspect.Parameter.empty
     assert repr(found["device_id"].default) == "<0 with a GPU, else None>"

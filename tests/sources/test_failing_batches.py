@@ -68,7 +68,7 @@ def outcomes(iterator, count):
 
 
 def counts(iterator):
-    return iterator.left_out, iterator.num_errors, iterator._engine.num_failed
+    return iterator._left_out, iterator.num_errors, iterator._engine.num_failed
 
 
 @pytest.mark.parametrize("on_error", MODES)
@@ -162,7 +162,7 @@ def test_an_epoch_without_a_batch_is_an_error_of_its_end(count):
     bad = set(range(0, 2 * count, 2))
     iterator = over(Numbers(2 * count, bad), "skip")
     assert outcomes(iterator, 3) == ["empty", "stop", "stop"]
-    assert iterator.left_out == count
+    assert iterator._left_out == count
     iterator.reset()
     assert outcomes(iterator, 1) == ["empty"]
     assert outcomes(over(Numbers(2 * count, bad), "skip", auto_reset=True), 2) == ["empty"] * 2

@@ -319,7 +319,7 @@ def test_a_source_in_the_decorator_or_in_the_call():
     with pytest.raises(TypeError, match="nothing gives .*source="):
         sequential(batch_size=2)
     own = data_iterator(lambda source: source, ["x"])  # its parameter, not an iterator's
-    assert not own.has_source({"source": numbers()})
+    assert not own._has_source({"source": numbers()})
 
 
 def test_seek_skip_and_reset():

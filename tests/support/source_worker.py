@@ -80,7 +80,7 @@ def main():
         report["epochs"].append([rows(batch) for batch in batches])
         report["sums"].append([int(jax.jit(lambda x: x.sum())(batch["x"])) for batch in batches])
         iterator.reset()
-    report["pipelines"] = len(iterator.shards)
+    report["pipelines"] = len(iterator._shards)
     short = sources(1, **call)
     next(short), next(short)
     report["sliced"] = by_grain(jax.process_count(), jax.process_index())

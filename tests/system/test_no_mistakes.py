@@ -39,7 +39,7 @@ def test_any_iterable_names_the_outputs(kind):
             batch = next(iterator)
             assert [batch[k].tolist()[0] for k in ("a", "b")] == [0, 1]
     keys = {"a": 1, "b": 2}.keys()
-    assert data_iterator(lambda x: (x, x), keys).config.output_map == ("a", "b")
+    assert data_iterator(lambda x: (x, x), keys)._config.output_map == ("a", "b")
     records = grain.MapDataset.source([{"x": np.int32(k)} for k in range(COUNT)])
     ds = records.pipe(DALITransform(lambda x: (x, x + 1), batch_size=2, output_map=keys))
     assert next(iter(ds))["b"].tolist() == [1, 2]
@@ -130,11 +130,11 @@ def test_a_property_keeps_its_own_attribute_error():
     def wrong(x):
         return x.no_such_thing
 
-    iterator = take.stream(1, source=NUMBERS, batch_size=BATCH).iterator
+    iterator = take.stream(1, source=NUMBERS, batch_size=BATCH)._iterator
     assert hasattr(iterator, "element_spec") and not hasattr(iterator, "state_dict")
     stream = data_iterator(wrong, ["x"]).stream(1, source=NUMBERS, batch_size=BATCH)
     with pytest.raises(AttributeError, match="no_such_thing"):
-        stream.iterator.element_spec
+        stream._iterator.element_spec
 
 
 def test_records_of_stacks_with_a_batch_function_are_samples():
@@ -156,7 +156,7 @@ def test_modules_are_there_without_an_import():
 def test_replacements_work():
     with open_numbers() as iterator:
         assert len(list(itertools.islice(iterator, 1))) == 1
-    with take.stream(2, source=NUMBERS, batch_size=BATCH).iterator as iterator:
+    with take.stream(2, source=NUMBERS, batch_size=BATCH)._iterator as iterator:
         assert iterator.get_state()["format"]
 
 

@@ -99,7 +99,7 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
         )
     report = Report()
     core = _core(iterator)
-    unwatched = core is not None and core.stats is None
+    unwatched = core is not None and core._stats is None
     stats = iterator.watch()
     before = stats.copy()
     try:
@@ -109,7 +109,7 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
     finally:
         core = _core(iterator)  # another one, where a stream began again
         if core is not None and unwatched:
-            core.stats = None
+            core._stats = None
     counted = stats.since(before)
     samples = (counted.examples + counted.padding) / max(1, counted.batches)
     loop = loop_times(list(calls), end, samples)
@@ -131,5 +131,5 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
 def _core(iterator: Any) -> DALIGenericIterator | None:
     """The core's iterator of an adapter's, where it has one."""
     if not isinstance(iterator, DALIGenericIterator):
-        iterator = getattr(iterator, "core", None)
+        iterator = getattr(iterator, "_core", None)
     return iterator if isinstance(iterator, DALIGenericIterator) else None

@@ -181,7 +181,7 @@ def _running(
         iterator: The iterator.
         cut: Number of operators; None for the graph as it is, and batches ahead.
     """
-    with warnings.catch_warnings(), iterator.replicas() as (pipelines, feeder):
+    with warnings.catch_warnings(), iterator._engine.replicas() as (pipelines, feeder):
         warnings.simplefilter("ignore")  # of records' fields that nothing uses, say
         ordered = _ordered(pipelines[0])
         names = [

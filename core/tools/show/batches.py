@@ -63,10 +63,10 @@ class Taken:
                 text = f"epoch {failed.epoch}, batch {failed.step}: {text}"
             self.failures.append(text + _files(failed))
         if isinstance(iterator, DALIGenericIterator):
-            config = iterator.config
+            config = iterator._config
             self.mask = config.mask
             placed = config.sharding is not None or config.devices is not None
-            by_default = config.devices is not None or (not placed and len(iterator.shards) > 1)
+            by_default = config.devices is not None or (not placed and len(iterator._shards) > 1)
             axis = config.pmap_compatible
             self.device_axis = config.sharding is None and (by_default if axis is None else axis)
 
@@ -151,11 +151,11 @@ def _uncounted(iterator: Any) -> Iterator[None]:
     if not isinstance(iterator, DALIGenericIterator):
         yield
         return
-    stats, iterator.stats = iterator.stats, None
+    stats, iterator._stats = iterator._stats, None
     try:
         yield
     finally:
-        iterator.stats = stats
+        iterator._stats = stats
 
 
 def _records(source: Source, indices: Any) -> dict[str, Any]:

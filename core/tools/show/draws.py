@@ -84,9 +84,9 @@ def take_draws(
     taken = Taken(columns=draws)
     title = f"{records} records under {draws} draws, a record in a row"
     call = {name: value for name, value in call.items() if name != "batch_size"}
-    if iterator_fn.has_source(call):
-        source = call.pop("source", None) or iterator_fn.config.source
-        config = dataclasses.replace(iterator_fn.config, source=None)
+    if iterator_fn._has_source(call):
+        source = call.pop("source", None) or iterator_fn._config.source
+        config = dataclasses.replace(iterator_fn._config, source=None)
         repeated = RepeatedRecords(source, draws)
         again = type(iterator_fn)(iterator_fn.pipeline_fn, config)
         count = min(records, len(source)) * draws
@@ -108,9 +108,9 @@ def _take_of_reader(taken: Taken, iterator: DALIGenericIterator, draws: int) -> 
     try:
         for _ in range(1, draws):
             states.append(codec.read(iterator.get_state()))
-            if not iterator.skip_at_most(1):
+            if not iterator._skip_at_most(1):
                 iterator.reset()
-                iterator.skip_at_most(1)
+                iterator._skip_at_most(1)
         for later in states[1:]:
             iterator.set_state(_drawn(states[0], later))
             each.append(dict(next(iterator)))
