@@ -16,8 +16,7 @@ from ...core.feeding.record_queue import Numbers, RecordBatch, RecordPosition, R
 from ...core.feeding.stream_part import StreamPart, describe
 from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed
-from ...core.state.codec import brief
-from ...core.state.fingerprint import digest
+from ...core.state.envelope import brief, digest
 from .loader_steps import Steps, pack_rows, row_name
 from .packing import unpacked
 from .reading import READ_OPTIONS

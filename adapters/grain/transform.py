@@ -28,7 +28,7 @@ from ...core.pipeline.shards import shard_pipelines
 from ...core.placement import DataShard
 from ...core.random.seeds import ShardSeed
 from ...core.state.agreement import Values
-from ...core.state.codec import brief
+from ...core.state.envelope import brief
 from .lengths import number_of_records, parents_of
 from .reading import READ_OPTIONS, Position, Reader, RecordLists
 from .record_iterator import RecordIterator

@@ -11,7 +11,7 @@ from ...core.errors import EpochError, StateError
 from ...core.iterator.epoch_stream import BatchStream, StreamMark
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.random.seeds import DEFAULT_SEED, ShardSeed, pass_of, pass_seed
-from ...core.state import codec
+from ...core.state import reader_state
 from ...core.state.fingerprint import unknown
 
 __all__: list[str] = []
@@ -155,7 +155,7 @@ class PassStream(BatchStream):
     def _pass_of(self, state: Mapping[str, Any] | str | bytes) -> int | None:
         """The pass over a reader that a state is of, if it is one of this data set's."""
         try:
-            saved = codec.read(state).fingerprint["seed"]
+            saved = reader_state.decode(state).fingerprint["seed"]
         except StateError:  # which the iterator describes
             return None
         if saved == unknown()["seed"]:  # before the first batch of pass 0

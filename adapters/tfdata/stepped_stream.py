@@ -10,20 +10,22 @@ from ...core.arguments import whole_number
 from ...core.errors import BatchError, StateError
 from ...core.iterator.epoch_stream import BatchStream, StreamMark
 from ...core.pipeline.batch import Batch
-from ...core.state import codec
+from ...core.state import differences
+from ...core.state.envelope import COUNT, Form
 from .steps import INFINITE, UNKNOWN, Step, element, length
 
-_FORMAT = "dalijax.chain"
-_KEYS = {"format", "index", "at", "found", "first", "steps", "stream"}
-_MOST = 1 << 53  # of a count, as in every state
-
-
-def _damaged(counts: Sequence[object]) -> StateError:
-    return StateError(
-        f"the state is damaged: its counts are {codec.brief(counts)}, at which this "
-        "dataset never stands; or it is of another batch size, in which take, skip and enumerate "
-        "count: make the dataset with the batch size that it had"
-    )
+FORM = Form(
+    kind="chain",
+    owner="an iterator over a data set with take, skip or enumerate",
+    shown={
+        "element": int,
+        "at": int,
+        "end": range(UNKNOWN, len(COUNT)),
+        "first_epoch": int,
+        "stream": object,
+    },
+    packed={"steps": [str]},
+)
 
 
 def stream_length(stream: BatchStream) -> int:
@@ -194,15 +196,14 @@ class ChainedStream:
             return self.stream.get_state()
         with self._lock:
             self._settle()
-            return {
-                "format": _FORMAT,
-                "index": self._place.element,
-                "at": self._place.at,
-                "found": UNKNOWN if self._place.end is None else self._place.end,
-                "first": self.stream._first_epoch,
-                "steps": list(self._steps),
-                "stream": self.stream.get_state(),
-            }
+            return FORM.encode(
+                element=self._place.element,
+                at=self._place.at,
+                end=UNKNOWN if self._place.end is None else self._place.end,
+                first_epoch=self.stream._first_epoch,
+                stream=self.stream.get_state(),
+                steps=self._steps,
+            )
 
     def set_state(self, saved: Mapping[str, Any] | str | bytes) -> None:
         """Continues at a saved position.
@@ -213,22 +214,12 @@ class ChainedStream:
         if not self.chain:
             self.stream.set_state(saved)
             return
-        state = codec.parsed(saved)
+        state = FORM.decode(saved)
+        differences.check({"steps": state["steps"]}, {"steps": self._steps})
+        counts = [state[name] for name in ("element", "at", "end", "first_epoch")]
+        element, at, end, first_epoch = counts
         with self._lock:
             self._settle()
-            mine = isinstance(state, Mapping) and state.get("format") == _FORMAT
-            if not mine or set(state) != _KEYS:
-                raise StateError(
-                    f"no state of this dataset, which has {self._steps}: {codec.brief(state)}"
-                )
-            if state["steps"] != self._steps:
-                saved_steps = codec.brief(state["steps"])
-                raise StateError.of_other_data([f"steps: {saved_steps} -> {self._steps}"])
-            counts = [state[name] for name in ("index", "at", "found", "first")]
-            if any(type(n) is not int or n >= _MOST for n in counts) or min(counts[:2]) < 0:
-                raise _damaged(counts)
-            index, at, end, first = counts
-            place = _Place(index, at, end if end >= 0 else None)
             self._begin()
             try:
                 self.stream.set_state(state["stream"])
@@ -237,9 +228,14 @@ class ChainedStream:
                 raise
             if not self._fits(*counts):
                 self._settle()
-                raise _damaged(counts)
-            self.stream._first_epoch = first
-            self._place, self._before = place, None
+                raise StateError(
+                    f"the state is damaged, or of another batch size: element {element} is not at "
+                    f"batch {at} of {end} from epoch {first_epoch}. Make the dataset with the "
+                    "batch size that it had (take, skip and enumerate count batches), or restore "
+                    "an undamaged copy"
+                )
+            self.stream._first_epoch = first_epoch
+            self._place, self._before = _Place(element, at, end if end >= 0 else None), None
 
     def _fits(self, index: int, at: int, end: int, first: int) -> bool:
         """Whether the stream's position agrees with a state's counts."""

@@ -26,7 +26,7 @@ from ..random.draw import DRAW, Draw, DrawRows
 from ..random.hashing import fold
 from ..replacements import for_name
 from ..state import random_state
-from ..state.fingerprint import digest
+from ..state.envelope import digest
 from ..state.operators import Operator, Picture, operators_of, picture_inputs
 from .record_queue import Numbers, PipelineRows, RecordBatch, RecordQueue, no_more
 

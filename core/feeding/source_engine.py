@@ -48,6 +48,7 @@ from ..sources.identity import stated_identity
 from ..sources.source import Source
 from ..state import random_state
 from ..state.agreement import Values
+from ..state.envelope import damaged
 from ..state.operators import operators_of
 from ..state.position import FailedBatch
 from ..stats import InputStats
@@ -346,7 +347,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         self._check_resumable()
         states.check(stream, self._stream(), self._seeded, allow, named)
         if not self._samples.has(position):
-            raise StateError(f"the state is damaged: no epoch of this stream has {position}")
+            raise damaged(f"no epoch of this stream has {position}")
         if stream.seed != self._seed:
             self._seed = stream.seed
             self.drop()
@@ -500,7 +501,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
         checkpoints = runner.checkpoints() or ()
         stateful = [random_state.operators(one) for one in checkpoints[:1]]
         self._random = [name for operators in stateful for name, has in operators.items() if has]
-        self._operators = states.operator_lines(graph_lines(runner.pipelines))
+        self._operators = tuple(graph_lines(runner.pipelines))
         self._graph.learn(operators_of(runner.pipelines[0]))
 
     def _check_resumable(self) -> None:

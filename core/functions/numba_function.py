@@ -15,7 +15,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import Pipeline, do_not_convert
 
 from ..dtypes import dali_type
-from ..state.fingerprint import digest
+from ..state.envelope import digest
 from . import checks
 from .statefulness import note
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from ..pipeline import function_notes
 from ..pipeline.function_notes import FunctionNote
-from ..state.fingerprint import digest
+from ..state.envelope import digest
 from .checks import name_of
 
 # Their wrappers and modules keep caches, on which no output depends.

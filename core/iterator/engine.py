@@ -38,13 +38,15 @@ from ..pipeline.runner import (
     SourceError,
     discard,
 )
-from ..state import codec, dali_checkpoints
+from ..state import dali_checkpoints, reader_state
 from ..state.agreement import Values, without_seeds
-from ..state.codec import Saved
-from ..state.fingerprint import Fingerprint, check_names, fingerprint, not_allowed, renamed, unknown
+from ..state.differences import check, differences, renamed
+from ..state.envelope import damaged
+from ..state.fingerprint import Fingerprint, fingerprint, split_line, unknown
 from ..state.position import Checkpoints, FailedBatch, Position
 from ..state.random_state import check_form, for_operators
 from ..state.reader_files import READERS, reader_of
+from ..state.reader_state import ReaderState
 from ..stats import InputStats
 
 _Error = TypeVar("_Error", bound=RuntimeError)
@@ -235,8 +237,8 @@ class ReaderEngine(EpochEngine[Position]):
         self.checkpoint()
         # A lazy iterator's first state stays what it was before the pipelines were built.
         known = self.position.checkpoints is not None
-        data = self.fingerprint() if known else unknown()
-        return codec.encode(self.position, self._config.output_map, data)
+        data = self.fingerprint() if known else self._unknown()
+        return reader_state.encode(self.position, data)
 
     def set_state(
         self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str], named: Sequence[str]
@@ -244,7 +246,7 @@ class ReaderEngine(EpochEngine[Position]):
         """Moves to the position of a state, with new pipelines; see `Engine`."""
         check_resumable(self._source)
         self.checkpoint()
-        self.restore(codec.read(state), allow, named)
+        self.restore(reader_state.decode(state), allow, named)
 
     def keep_seed(self, other: ReaderEngine) -> None:
         """Takes the seed that a state brought to another engine; nothing is built yet."""
@@ -261,14 +263,14 @@ class ReaderEngine(EpochEngine[Position]):
         check_resumable(self._source)
         self.restore(saved, allow)
 
-    def _read_checkpoints(self, pieces: Sequence[bytes]) -> Saved:
+    def _read_checkpoints(self, pieces: Sequence[bytes]) -> ReaderState:
         """Reads checkpoints of this package, or of DALI's plugin."""
         saved = dali_checkpoints.read(pieces)
         if saved is not None:
             return saved
         self.runner()  # DALI's counters say nothing without the epochs
         position = dali_checkpoints.of_dali(pieces, self.plan, self.shards)
-        return Saved(position, list(self._config.output_map), self.fingerprint())
+        return ReaderState(position, self.fingerprint())
 
     def stands_restored(self) -> bool:
         """Takes the position of checkpoints that the pipelines were made at; False without any.
@@ -281,15 +283,17 @@ class ReaderEngine(EpochEngine[Position]):
         runner = self.runner()
         saved = self._read_checkpoints(self._source.restored)
         check_resumable(self._source)
-        if differences := saved.differences(self._config.output_map, self.fingerprint()):
-            raise StateError.of_other_data(differences)
+        if found := differences(saved.fingerprint, self.fingerprint()):
+            raise StateError.of_other_data(found)
         self._check_reach(saved.position)
         self.position = saved.position
         here = saved.position.checkpoints
         runner.to_drop = here.to_drop if here else 0
         return True
 
-    def restore(self, saved: Saved, allow: Sequence[str] = (), named: Sequence[str] = ()) -> None:
+    def restore(
+        self, saved: ReaderState, allow: Sequence[str] = (), named: Sequence[str] = ()
+    ) -> None:
         """Moves to a saved position, with new pipelines that stand there.
 
         Args:
@@ -325,10 +329,10 @@ class ReaderEngine(EpochEngine[Position]):
         super()._return_to(mark)
         self._source.set_seed(self._seed)
 
-    def _restore(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
+    def _restore(self, saved: ReaderState, allow: Sequence[str], named: Sequence[str]) -> None:
         position, before = saved.position, self.position
         if self.batch_size or position.checkpoints is None:
-            self._check(saved, allow, named)
+            check(saved.fingerprint, self.fingerprint(), allow, named)
         if self.shards:
             self._check_reach(position)
         if position == before:
@@ -350,13 +354,17 @@ class ReaderEngine(EpochEngine[Position]):
             raise
 
     def _build_at(
-        self, saved: Saved, checkpoints: Checkpoints, allow: Sequence[str], named: Sequence[str]
+        self,
+        saved: ReaderState,
+        checkpoints: Checkpoints,
+        allow: Sequence[str],
+        named: Sequence[str],
     ) -> Position:
         """Builds pipelines at a saved position; returns it, with their checkpoints."""
         refusal = self._try_to_build(saved, checkpoints)
         if refusal is not None:
             self._build(Checkpoints())  # what differs says more
-        self._check(saved, allow, named)
+        check(saved.fingerprint, self.fingerprint(), allow, named)
         self._check_reach(saved.position)
         names = renamed(saved.fingerprint, self.fingerprint())
         if names is not None:
@@ -365,7 +373,7 @@ class ReaderEngine(EpochEngine[Position]):
             raise _refusal(refusal)
         return saved.position
 
-    def _try_to_build(self, saved: Saved, checkpoints: Checkpoints) -> Exception | None:
+    def _try_to_build(self, saved: ReaderState, checkpoints: Checkpoints) -> Exception | None:
         """Builds pipelines at checkpoints; the error where they refuse them."""
         try:
             _check_forms(saved, self._config.reader_name)
@@ -409,15 +417,6 @@ class ReaderEngine(EpochEngine[Position]):
             raise _refusal(error) from error
         return position
 
-    def _check(self, saved: Saved, allow: Sequence[str], named: Sequence[str]) -> None:
-        """Raises StateError where the data of a state differ from those here, as far as known."""
-        now = self.fingerprint()
-        differences = saved.differences(self._config.output_map, now)
-        if left := not_allowed(differences, (*allow, *named)):
-            raise StateError.of_other_data(left, allowed=True)
-        if named:
-            check_names(named, differences, saved.fingerprint, now)
-
     def _check_reach(self, position: Position) -> None:
         """Raises StateError where no iterator over these epochs ever stands at a position."""
         here, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
@@ -438,9 +437,9 @@ class ReaderEngine(EpochEngine[Position]):
             if not lowest <= to_drop <= most:
                 wrong.append(f"{to_drop} batches to drop")
         if wrong:
-            raise StateError(
-                f"the state is damaged: no iterator over these data has {' or '.join(wrong)} in "
-                f"epoch {position.epoch}, after {position.errors} errors"
+            raise damaged(
+                f"no iterator over these data has {' or '.join(wrong)} in epoch {position.epoch}, "
+                f"after {position.errors} errors"
             )
 
     def count(self, stats: InputStats, outcome: Outcome[Position]) -> None:
@@ -545,8 +544,8 @@ class ReaderEngine(EpochEngine[Position]):
         """The identity of the data; blank before the first build."""
         if self._fingerprint is None:
             if not self.batch_size:  # never built
-                return unknown()
-            self._fingerprint = fingerprint(
+                return self._unknown()
+            self._fingerprint = self._unknown() | fingerprint(
                 self.runner().pipelines,
                 self.plan,
                 self.shards,
@@ -557,6 +556,10 @@ class ReaderEngine(EpochEngine[Position]):
             if seed is not None and seed >= 0:  # DALI draws one instead of a negative one
                 self._fingerprint["seed"] = seed
         return self._fingerprint
+
+    def _unknown(self) -> Fingerprint:
+        """The fingerprint before the first build."""
+        return unknown() | {"outputs": list(self._config.output_map)}
 
     def _can_stand_at(self, position: Position) -> bool:
         """Whether new pipelines can be built to stand at a position."""
@@ -873,7 +876,7 @@ def _refusal(error: Exception) -> Exception:
     return refusal
 
 
-def _check_forms(saved: Saved, reader: str | None) -> None:
+def _check_forms(saved: ReaderState, reader: str | None) -> None:
     """Raises StateError where saved checkpoints are none that DALI gives.
 
     Args:
@@ -881,8 +884,8 @@ def _check_forms(saved: Saved, reader: str | None) -> None:
         reader: Name of the reader whose epochs the fingerprint has.
     """
     data, position = saved.fingerprint, saved.position
-    kinds = dict(text.split(" ", 2)[1::-1] for text in data["operators"] if " " in text)
-    known = {name for name, kind in kinds.items() if reader_of(kind) in _KNOWN_STATES}
+    operators = [split_line(line) for line in data["operators"]]
+    known = {name for kind, name, _ in operators if reader_of(kind) in _KNOWN_STATES}
     readers = dict.fromkeys(known, _MOST_SAMPLES)
     if reader in readers and min(data["epoch_size"], data["num_shards"], data["batch_size"]) > 0:
         # Of a pass over its shard, which is filled up to whole batches.

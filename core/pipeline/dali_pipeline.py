@@ -20,7 +20,7 @@ from nvidia.dali import Pipeline, backend
 from ..environment import cuda_queues
 from ..errors import StateError
 from ..random.draw import described_draws, draw_inputs
-from ..state.fingerprint import fingerprint
+from ..state.fingerprint import fingerprint, operator_line
 from ..state.operators import kind_of, operator_inputs
 from ..state.random_state import to_other_device
 from . import advice, function_notes
@@ -255,7 +255,8 @@ def graph_lines(pipelines: Sequence[Pipeline]) -> list[str]:
     first = pipelines[0]
     drawn = draw_inputs(first)
     known = fingerprint(pipelines, None, (), deferred=deferred_of(pipelines), drawn=drawn)
-    return [*described_draws(first), *known["operators"]]
+    draws = [operator_line(*draw) for draw in described_draws(first)]
+    return [*draws, *known["operators"]]
 
 
 def unmap_readers(pipeline: Pipeline) -> None:

@@ -29,6 +29,7 @@ from nvidia.dali.data_node import DataNode
 
 from ..config import IteratorConfig
 from ..placement import GlobalPlacement
+from ..state.fingerprint import operator_line
 from ..stats import span
 
 _CURE = "make it the last step of the graph, or apply it to the batch"
@@ -193,9 +194,15 @@ class DeferredCalls:
     def described(self) -> list[str]:
         """A line for each call, as `dalijax.core.state.fingerprint` has one for each operator."""
         return [
-            f"jax_function global_{number} num_outputs={one.function.num_outputs} inputs="
-            + ",".join(f"{k}.{n}" for k, n in one.inputs)
-            + (" key=1" if one.words else "")
+            operator_line(
+                "jax_function",
+                f"global_{number}",
+                {
+                    "num_outputs": one.function.num_outputs,
+                    "inputs": ",".join(f"{k}.{n}" for k, n in one.inputs),
+                    **({"key": 1} if one.words else {}),
+                },
+            )
             for number, one in enumerate(self._calls)
         ]
 

@@ -41,7 +41,7 @@ from ..state.agreement import (
     departure_text,
     difference_text,
 )
-from ..state.fingerprint import digest
+from ..state.envelope import digest
 
 __all__ = ["Agreement", "agreement_of", "is_one_of_several"]
 

@@ -192,11 +192,11 @@ def _draw_of(pipeline: Pipeline | None) -> Draw | None:
     return draw
 
 
-def described_draws(pipeline: Pipeline) -> list[str]:
-    """A line for each draw of a pipeline, as a fingerprint has them of operators.
+def described_draws(pipeline: Pipeline) -> list[tuple[str, str, dict[str, Any]]]:
+    """The kind, the name and the settings of each draw of a pipeline, as of an operator.
 
-    The numbers that a draw is made with are in no operator's arguments: without these lines a state
-    of other augmentation would be restored without a word.
+    No operator has the settings of a draw as its arguments: without them, a state of another
+    augmentation would be restored.
     """
     draw = _draw_of(pipeline)
     return [] if draw is None else draw.described()
@@ -499,19 +499,18 @@ class Draw:
         parts: dict[int, DataNode] = {}
         for node, pack in zip(nodes, packs):
             which = f".{pack[0]}" if len(packs) > 1 else ""
-            self._inputs[node.source.name] = f"drawn.{name}{which}".replace(" ", "_")
+            self._inputs[node.source.name] = f"drawn.{name}{which}"
             shapes = [forms[k][0] for k in pack]
             for place, k in enumerate(pack):
                 parts[k] = node if len(pack) == 1 else part_of(node, shapes, place)
         return tuple(parts[k] for k in range(len(forms)))
 
-    def described(self) -> list[str]:
-        """A line for each draw: its name, and the settings that its numbers depend on."""
-        lines = []
-        for name, settings in self._draws.items():
-            values = [f"{key}={_text(value)}" for key, value in settings.items()]
-            lines.append(" ".join(["draw", f"draw.{name}".replace(" ", "_"), *values]))
-        return lines
+    def described(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """The kind, the name and the settings of each draw; see `described_draws`."""
+        return [
+            ("draw", f"draw.{name}", {key: _text(value) for key, value in settings.items()})
+            for name, settings in self._draws.items()
+        ]
 
     @do_not_convert
     def words(self) -> DataNode:
@@ -581,5 +580,6 @@ def _kind(operator: Any) -> str:
 
 def _text(value: Any) -> str:
     """A setting as JSON without spaces; NumPy's numbers become Python's."""
-    text = json.dumps(value, separators=(",", ":"), default=lambda one: np.asarray(one).tolist())
-    return text.replace(" ", "_")
+    return json.dumps(
+        value, separators=(",", ":"), default=lambda array: np.asarray(array).tolist()
+    )

@@ -1,51 +1,39 @@
-"""States of indexed sources: a position that no machine has a part in, as a plain JSON value."""
+"""States of indexed sources: a position that does not depend on the machine."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import Difference, StateError
 from ..order.samples import MOST_SAMPLES, SamplePosition
-from ..state.codec import brief, parsed
-from ..state.fingerprint import (
-    Fingerprint,
-    check_names,
-    differences,
-    digest,
-    not_allowed,
-    unknown,
-)
+from ..state import differences
+from ..state.envelope import Form, damaged
+from ..state.fingerprint import Fingerprint
 
-FORMAT = "dalijax.source"
-VERSION = 1
-_LONGEST = 1400  # characters of the operators' lines
-# What differences are of, where the name does not say it.
-_MEANINGS = {"identity": " (how many records there are, their names and their bytes)"}
-_TYPES: Mapping[str, type] = {
-    "format": str,
-    "version": int,
-    "epoch": int,
-    "start": int,
-    "sample": int,
-    "seed": int,
-    "identity": str,
-    "order": str,
-    "outputs": list,
-    "operators": str,
-}
+FORM = Form(
+    kind="source",
+    owner="an iterator over a source",
+    shown={
+        "epoch": range(MOST_SAMPLES),
+        "start": range(MOST_SAMPLES),
+        "sample": range(MOST_SAMPLES),
+        "seed": range(-(1 << 63), 1 << 63),
+        "identity": str,
+        "order": str,
+    },
+    packed={"outputs": [str], "operators": [str]},
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """What a position belongs to.
+    """The data that a position belongs to.
 
     Attributes:
         seed: The seed of the order and of the draws.
-        identity: What the source says of itself.
-        order: Whether it shuffles, what becomes of an epoch's last batch, and the epoch's samples.
+        identity: The identity of the source.
+        order: Whether it shuffles, the policy for an epoch's last batch, and the epoch's samples.
         outputs: Names of the outputs.
         operators: A line for each operator of the graph; none before it is known.
     """
@@ -57,115 +45,69 @@ class Stream:
     operators: tuple[str, ...] = ()
 
     def fingerprint(self) -> Fingerprint:
-        """The graph as `dalijax.core.state.fingerprint` has it."""
-        return unknown() | {"operators": list(self.operators)}
-
-
-def operator_lines(operators: Sequence[str]) -> tuple[str, ...]:
-    """The lines of operators, a short digest for the arguments of each; of many, one for the last.
-
-    A graph with RandAugment has two hundred operators.
-
-    Args:
-        operators: Lines as those of a fingerprint, what is best named first.
-    """
-    lines: list[str] = []
-    characters = 0
-    for number, line in enumerate(operators):
-        kind, name, *arguments = line.split(" ")
-        text = digest(json.dumps(arguments).encode(), length=8)
-        short = f"{kind} {name} arguments=#{text}"
-        characters += len(short) + len('"", ')
-        if characters > _LONGEST:
-            rest = digest(json.dumps(operators[number:]).encode(), length=8)
-            return (*lines, f"and further arguments=#{rest}")
-        lines.append(short)
-    return tuple(lines)
+        """The values that a restore compares."""
+        return {
+            "seed": str(self.seed),
+            "identity": self.identity,
+            "order": self.order,
+            "outputs": list(self.outputs),
+            "operators": list(self.operators),
+        }
 
 
 def encode(position: SamplePosition, stream: Stream) -> dict[str, Any]:
-    """A state as a dict of str, int and list that JSON keeps."""
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "epoch": position.epoch,
-        "start": position.start,
-        "sample": position.sample,
-        "seed": stream.seed,
-        "identity": stream.identity,
-        "order": stream.order,
-        "outputs": list(stream.outputs),
-        # Text, not a list: a fresh state has no operators, and all states have the same tree.
-        "operators": "\n".join(stream.operators),
-    }
+    """Encodes a position as a state."""
+    return FORM.encode(
+        epoch=position.epoch,
+        start=position.start,
+        sample=position.sample,
+        seed=stream.seed,
+        identity=stream.identity,
+        order=stream.order,
+        outputs=list(stream.outputs),
+        operators=list(stream.operators),
+    )
 
 
 def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream]:
-    """What a state says.
+    """Decodes a state, or its JSON text or bytes.
 
     Raises:
-        StateError: If it is no state of a source, of another version, or damaged.
+        StateError: If it is no state of an iterator over a source, or damaged.
     """
-    state = parsed(saved)
-    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-        raise StateError(
-            f"no state of an iterator over a source: {brief(saved)}. Pass what get_state() of one "
-            "gave; states of DALI's readers go on with a reader"
-        )
-    if type(state.get("version")) is not int or state["version"] != VERSION:
-        raise StateError(
-            f"the state has format version {brief(state.get('version'))}, this dalijax reads "
-            f"version {VERSION}: use the dalijax that saved it"
-        )
-    wrong = sorted(map(str, {*state} ^ {*_TYPES}))
-    wrong += [name for name, kind in _TYPES.items() if type(state.get(name)) is not kind]
-    if "outputs" not in wrong and not all(type(name) is str for name in state["outputs"]):
-        wrong.append("outputs")
-    if not wrong:
-        epoch, start, sample = state["epoch"], state["start"], state["sample"]
-        if not (0 <= epoch < MOST_SAMPLES and 0 <= start <= sample < MOST_SAMPLES):
-            wrong = [f"epoch {epoch}, start {start}, sample {sample}"]
-        elif not -(1 << 63) <= state["seed"] < 1 << 63:
-            wrong = [f"seed {state['seed']}"]
-    if wrong:
-        raise StateError(f"the state is damaged: {wrong} missing, unknown, or out of range")
+    state = FORM.decode(saved)
+    position = SamplePosition(state["epoch"], state["start"], state["sample"])
+    if position.start > position.sample:
+        raise damaged(f"start is {position.start}, behind sample {position.sample}")
     stream = Stream(
         seed=state["seed"],
         identity=state["identity"],
         order=state["order"],
         outputs=tuple(state["outputs"]),
-        operators=tuple(filter(None, state["operators"].split("\n"))),
+        operators=tuple(state["operators"]),
     )
-    return SamplePosition(epoch, start, sample), stream
+    return position, stream
 
 
 def check(
     saved: Stream, now: Stream, seeded: bool, allow: Sequence[str], named: Sequence[str] = ()
 ) -> None:
-    """Raises StateError where a state is of another stream.
+    """Raises StateError if a state belongs to another stream.
 
     Args:
-        saved: The state's.
-        now: The iterator's.
-        seeded: Whether the caller gave the seed; else the state's is taken.
-        allow: Names of differences to go on with.
-        named: More of them, which must be names of something.
+        saved: The stream of the state.
+        now: The stream of the iterator.
+        seeded: Whether the caller gave the seed; else that of the state is used.
+        allow: Names of differences that are ignored.
+        named: Further names, each of which must be the name of something.
 
     Raises:
         StateError: With each difference, as saved -> now.
         ValueError: If ``named`` has a name of nothing.
     """
-    lines: list[Difference] = []
-    for name in ("seed", "identity", "order", "outputs"):
-        before, after = getattr(saved, name), getattr(now, name)
-        if before != after and (name != "seed" or seeded):
-            shown = f"{after}{_MEANINGS.get(name, '')}"
-            # Positions are counted in the order's samples.
-            lines.append(Difference(name, str(before), shown, fixed=name == "order"))
-    both = saved.fingerprint(), now.fingerprint()
-    if saved.operators and now.operators:
-        lines += differences(*both)
-    if left := not_allowed(lines, (*allow, *named)):
-        raise StateError.of_other_data(left, allowed=True)
-    if named:
-        check_names(named, lines, *both)
+    if not seeded:
+        now = dataclasses.replace(now, seed=saved.seed)
+    if not (saved.operators and now.operators):  # the graph is not known yet
+        operators = saved.operators or now.operators
+        saved, now = (dataclasses.replace(part, operators=operators) for part in (saved, now))
+    differences.check(saved.fingerprint(), now.fingerprint(), allow, named)

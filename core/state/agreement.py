@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .fingerprint import differences, unknown
+from .differences import differences
+from .envelope import digest
+from .fingerprint import operator_line, split_line
 
 # What must be equal in all processes, by a name for the error: str, int, or a list of lines of
 # a fingerprint ("operators", "sources").
@@ -25,7 +26,8 @@ _POSITION = "position"
 
 def without_seeds(line: str) -> str:
     """An operator's line of a fingerprint without its seed, which each shard has of its own."""
-    return " ".join(part for part in line.split(" ") if not part.startswith("seed="))
+    kind, name, arguments = split_line(line)
+    return operator_line(kind, name, {k: v for k, v in arguments.items() if k != "seed"})
 
 
 class Batches(NamedTuple):
@@ -69,8 +71,7 @@ class Offer:
     @functools.cached_property
     def digest(self) -> str:
         """A digest of the values, equal for offers that agree."""
-        text = json.dumps(self.values, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest(json.dumps(self.values, sort_keys=True).encode(), length=64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +143,7 @@ def described(offers: Mapping[int, Offer]) -> list[str]:
     arguments: dict[str, dict[int, Any]] = {}
     for offer in others:
         before, after = (
-            unknown() | {k: list(one.values.get(k, ())) for k in _LINES} for one in (first, offer)
+            {k: list(compared.values.get(k, ())) for k in _LINES} for compared in (first, offer)
         )
         for difference in differences(before, after):
             having = arguments.setdefault(difference.name, {first.process: difference.before})

@@ -15,7 +15,8 @@ from typing import Any
 from ..errors import StateError
 from ..formats import protobuf
 from ..order.epochs import EpochPlan
-from . import codec
+from . import reader_state
+from .envelope import brief
 from .position import Checkpoints, Position
 
 _CONTEXT, _ITERATOR_DATA = 2, 2  # fields of a checkpoint, and of its external context
@@ -26,11 +27,11 @@ def to_bytes(state: Mapping[str, Any]) -> list[bytes]:
     # A field that comes again is merged with the first: the pipeline's text stays.
     text = json.dumps(state).encode()
     context = protobuf.message([(_CONTEXT, protobuf.message([(_ITERATOR_DATA, text)]))])
-    checkpoints = codec.read(state).position.checkpoints or Checkpoints()
+    checkpoints = reader_state.decode(state).position.checkpoints or Checkpoints()
     return [piece + context for piece in checkpoints.data or ()]
 
 
-def read(pieces: Sequence[bytes]) -> codec.Saved | None:
+def read(pieces: Sequence[bytes]) -> reader_state.ReaderState | None:
     """The state in the checkpoints of `to_bytes`, in any order; None if DALI's plugin made them.
 
     Raises:
@@ -43,7 +44,7 @@ def read(pieces: Sequence[bytes]) -> codec.Saved | None:
     states = [_iterator_data(piece) for piece in pieces]
     if not any("format" in state for state in states):
         return None
-    saved = codec.read(states[0])
+    saved = reader_state.decode(states[0])
     whole = to_bytes(states[0])
     if sorted(pieces) != sorted(whole):
         raise StateError(
@@ -67,11 +68,11 @@ def _iterator_data(piece: bytes) -> dict[str, Any]:
         data = json.loads(text)
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise StateError(
-            f"no checkpoint of an iterator: {codec.brief(piece)}. Pass what checkpoints() of an "
+            f"no checkpoint of an iterator: {brief(piece)}. Pass what checkpoints() of an "
             "iterator gave, one for each pipeline"
         ) from None
     if not isinstance(data, dict):
-        raise StateError(f"no checkpoint of an iterator: it holds {codec.brief(data)}")
+        raise StateError(f"no checkpoint of an iterator: it holds {brief(data)}")
     return data
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import StateError
 from ..formats import protobuf
-from .codec import deflate, inflate
+from .envelope import deflate, inflate
 
 _NUMBER = re.compile(rb"(?<![0-9A-Za-z])[0-9A-F]{16}(?![0-9A-Za-z])")  # of a Philox state
 _PHILOX = re.compile(rb"Philox_[0-9A-F]+_[0-9A-F]+:[0-9A-F]+_[0-9A-F]+")

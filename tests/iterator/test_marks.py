@@ -10,13 +10,13 @@ from nvidia.dali import fn, pipeline_def, types
 from conformance import frozen
 from conftest import corrupt
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
-from dalijax.core.state import codec
+from dalijax.core.state import reader_state
 from numbered import numbers, read_files
 
 
 def to_drop(state):
     """How many batches a state runs again."""
-    checkpoints = codec.read(state).position.checkpoints
+    checkpoints = reader_state.decode(state).position.checkpoints
     return 0 if checkpoints is None else checkpoints.to_drop  # none before the first batch
 
 

@@ -23,7 +23,7 @@ from dalijax import LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.pax import DALIInput, DALIInputSpecsProvider
 from dalijax.adapters.tfdata import DALIDataset
-from dalijax.core.state import codec as state_lib
+from dalijax.core.state import reader_state
 from numbered import graph, read_files
 
 N, BATCH = 10, 4
@@ -336,7 +336,7 @@ def test_seeds(jpegs_many):
     np.testing.assert_array_equal(theirs["u"], mine.u)
     by_numpy = made(jpegs_many, is_training=True, input_random_seed=np.int64(3))
     by_numpy.get_next()
-    assert state_lib.read(by_numpy.get_state()).fingerprint["seed"] == 3
+    assert reader_state.decode(by_numpy.get_state()).fingerprint["seed"] == 3
 
 
 def test_a_peek_or_a_state_that_fails_breaks_nothing(jpegs, tmp_path):

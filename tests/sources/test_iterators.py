@@ -363,7 +363,7 @@ def test_a_readers_iterator_has_no_seek(jpegs):
     iterator = reader(batch_size=2)
     with pytest.raises(ValueError, match="seek.*source"):
         iterator.seek(1)
-    with pytest.raises(StateError, match="no state of dalijax|no state"):
+    with pytest.raises(StateError, match="kind: 'source' -> 'reader'.*kind that saved"):
         iterator.set_state(elastic("one device", 4).get_state())
     iterator.close()
 

@@ -53,9 +53,9 @@ def test_equal_ones_are_taken_in_order():
 
 def test_differences_name_the_processes():
     values = [
-        {"records": 21, "seed": 0, "operators": ["resize __Resize_1 size=16", "flip __Flip_2"]},
-        {"records": 21, "seed": 0, "operators": ["resize __Resize_1 size=16", "flip __Flip_2"]},
-        {"records": 20, "seed": 0, "operators": ["resize __Resize_1 size=24"], "more": "x"},
+        {"records": 21, "seed": 0, "operators": ["resize\t__Resize_1\tsize=16", "flip\t__Flip_2"]},
+        {"records": 21, "seed": 0, "operators": ["resize\t__Resize_1\tsize=16", "flip\t__Flip_2"]},
+        {"records": 20, "seed": 0, "operators": ["resize\t__Resize_1\tsize=24"], "more": "x"},
     ]
     assert described({p: offer(p, **one) for p, one in enumerate(values)}) == [
         "records: processes 0, 1 have 21, process 2 has 20",
@@ -80,9 +80,10 @@ def test_processes_that_are_absent_are_named_with_what_they_wait_for():
 
 
 def test_offers_survive_json_and_seeds_of_shards_do_not_count():
-    one = Offer(3, 5, {"function": "f", "operators": ["a b"], "records": 7}, Batches(4, False))
+    one = Offer(3, 5, {"function": "f", "operators": ["a\tb"], "records": 7}, Batches(4, False))
     assert Offer.from_json(3, 5, one.to_json()) == one
-    assert without_seeds("random.uniform u range=[0,1] seed=5") == "random.uniform u range=[0,1]"
+    line = "random.uniform\tu\trange=[0,1]"
+    assert without_seeds(f"{line}\tseed=5") == line
 
 
 def test_departed_processes_are_named_with_their_errors():

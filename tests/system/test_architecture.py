@@ -150,4 +150,4 @@ def test_a_call_passes_few_files(arrays_dir):
     files, _ = files_passed(lambda: next(iterator))
     assert "core/iterator/iterator.py" in files and len(files) <= 6, sorted(files)
     files, _ = files_passed(iterator.get_state)
-    assert "core/state/codec.py" in files and len(files) <= 10, sorted(files)
+    assert "core/state/envelope.py" in files and len(files) <= 11, sorted(files)

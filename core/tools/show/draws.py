@@ -12,7 +12,7 @@ from ...api import IteratorFunction
 from ...iterator.iterator import DALIGenericIterator
 from ...order.shuffle import Indices
 from ...sources.source import Order, Source, Values, order_of
-from ...state import codec
+from ...state import reader_state
 from ...state.position import Checkpoints, Position
 from ...state.random_state import with_random_state
 from .batches import Taken, described
@@ -103,11 +103,11 @@ def take_draws(
 
 def _take_of_reader(taken: Taken, iterator: DALIGenericIterator, draws: int) -> None:
     """Takes the first batch under the random state of each of the first batches."""
-    states = [codec.read(iterator.get_state())]
+    states = [reader_state.decode(iterator.get_state())]
     each = [dict(next(iterator))]
     try:
         for _ in range(1, draws):
-            states.append(codec.read(iterator.get_state()))
+            states.append(reader_state.decode(iterator.get_state()))
             if not iterator._skip_at_most(1):
                 iterator.reset()
                 iterator._skip_at_most(1)
@@ -122,12 +122,12 @@ def _take_of_reader(taken: Taken, iterator: DALIGenericIterator, draws: int) -> 
     taken.batches.append(("", batch))
 
 
-def _drawn(start: codec.Saved, later: codec.Saved) -> dict[str, Any]:
+def _drawn(start: reader_state.ReaderState, later: reader_state.ReaderState) -> dict[str, Any]:
     """The state of the start, with the random numbers of a later one."""
     here, there = start.position.checkpoints, later.position.checkpoints
     if here is None or there is None or here.data is None or there.data is None:
-        return codec.encode(start.position, start.outputs, start.fingerprint)
+        return reader_state.encode(start.position, start.fingerprint)
     data = tuple(with_random_state(*pair) for pair in zip(here.data, there.data))
     checkpoints = Checkpoints(data, here.to_drop)
     position = Position(0, 0, checkpoints, checkpoints)
-    return codec.encode(position, start.outputs, start.fingerprint)
+    return reader_state.encode(position, start.fingerprint)

@@ -1,0 +1,214 @@
+"""Comparison of the fingerprint of a state with that of an iterator: one rule for every kind.
+
+A fingerprint is a dict of the values that a restore depends on. ``operators`` is a list of lines of
+`dalijax.core.state.fingerprint.operator_line`, and ``sources`` one of "name: value"; ``unchecked``
+is not compared. All other values are texts, numbers, or lists of texts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ..errors import Difference, StateError
+from .fingerprint import (
+    AUTOMATIC,
+    CONNECTIONS,
+    Fingerprint,
+    is_source,
+    labels_of,
+    split_line,
+    unknown,
+)
+from .operators import FIELD
+
+# Positions are counted in these: if one differs, no saved position exists now.
+_FIXED = frozenset(
+    {
+        *("epoch_size", "batch_size", "num_shards", "shard_ids", "policy", "padded", "stick"),
+        *("order", "rows", "last_batch", "steps"),
+    }
+)
+_FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
+_LEFT_OUT = "(left out)"  # an argument
+# Explanations of values whose names are not enough.
+_MEANINGS = {
+    "identity": " (how many records there are, their names and their bytes)",
+    "rows": " (a source resumes with another batch size, a DALITransform does not)",
+}
+
+
+def check(
+    saved: Fingerprint, now: Fingerprint, allow: Sequence[str] = (), named: Sequence[str] = ()
+) -> None:
+    """Raises StateError if a state belongs to other data.
+
+    Args:
+        saved: The fingerprint of the state.
+        now: That of the iterator, with the same keys.
+        allow: Names of differences that are ignored.
+        named: Further names, each of which must be the name of something.
+
+    Raises:
+        StateError: With each difference, as saved -> now, and how to ignore it.
+        ValueError: If ``named`` has a name of nothing.
+    """
+    found = differences(saved, now)
+    if left := _not_allowed(found, (*allow, *named)):
+        raise StateError.of_other_data(left, allowed=True)
+    if named:
+        _check_names(named, found, saved, now)
+
+
+def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
+    """The differences; values that are not known (pipelines were not built yet) agree with all."""
+    result: list[Difference] = []
+    not_built = _is_unknown(saved) or _is_unknown(now)
+    for name, before in saved.items():
+        after = now[name]
+        if name == "unchecked" or before == after or (not_built and name != "outputs"):
+            continue
+        if name == "seed" and -1 in (before, after):  # pipelines without a seed
+            continue
+        if name == "sources":
+            result += _sources_differ(before, after)
+        elif name == "operators":
+            result += _operators_differ(before, after)
+        else:
+            shown = f"{after}{_MEANINGS.get(name, '')}"
+            result.append(Difference(name, str(before), shown, name in _FIXED))
+    return result
+
+
+def _is_unknown(fingerprint: Fingerprint) -> bool:
+    """Whether no value is known except the names of the outputs."""
+    blanks = unknown().items()
+    return all(fingerprint.get(name) == blank for name, blank in blanks if name != "outputs")
+
+
+def _sources_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
+    old, new = ({k: v for k, _, v in (text.partition(": ") for text in s)} for s in (before, after))
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            was, now = (arguments.get(name, _LEFT_OUT) for arguments in (old, new))
+            yield Difference(name, was, now, name.rpartition(".")[2] in _FIXED_ARGUMENTS)
+
+
+class _Operator(NamedTuple):
+    kind: str
+    name: str
+    arguments: dict[str, str]
+    label: str
+
+    @property
+    def key(self) -> str:
+        """A text that identifies it in another graph."""
+        return self.kind if AUTOMATIC.match(self.name) else f"={self.name}"
+
+    def __str__(self) -> str:
+        return self.kind if AUTOMATIC.match(self.name) else f"{self.kind} {self.name}"
+
+
+def _read_operators(texts: Sequence[str]) -> list[_Operator]:
+    parts = [split_line(text) for text in texts]
+    labels = labels_of([(kind, name) for kind, name, _ in parts])
+    return [_Operator(*part, label) for part, label in zip(parts, labels)]
+
+
+def _paired(
+    before: Sequence[str], after: Sequence[str]
+) -> list[tuple[_Operator | None, _Operator | None]]:
+    """The operators of two graphs in pairs: each with its counterpart, or None."""
+    pairs: list[tuple[_Operator | None, _Operator | None]] = []
+
+    def pair(left: Sequence[_Operator], right: Sequence[_Operator], exact: bool) -> None:
+        def keys(operators: Sequence[_Operator]) -> list[str]:
+            return [f"{o.key} {sorted(o.arguments.items()) if exact else ''}" for o in operators]
+
+        matcher = difflib.SequenceMatcher(None, keys(left), keys(right), autojunk=False)
+        for tag, a, b, c, d in matcher.get_opcodes():
+            if tag == "equal":
+                pairs.extend(zip(left[a:b], right[c:d]))
+            elif exact:
+                pair(left[a:b], right[c:d], False)
+            else:
+                pairs.extend((operator, None) for operator in left[a:b])
+                pairs.extend((None, operator) for operator in right[c:d])
+
+    pair(_read_operators(before), _read_operators(after), True)
+    return pairs
+
+
+def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[Difference]:
+    pairs = _paired(before, after)
+    alike = all(old is not None and new is not None and old.kind == new.kind for old, new in pairs)
+    for old, new in pairs:
+        if old is not None and new is not None and old.kind == new.kind:
+            if new.kind == CONNECTIONS and not alike:
+                continue  # operators that came or went are named, and connected with others
+            for argument in sorted(old.arguments.keys() | new.arguments.keys()):
+                was, now = (o.arguments.get(argument, _LEFT_OUT) for o in (old, new))
+                if was != now:
+                    yield Difference(f"operators.{new.label}.{argument}", was, now)
+        else:
+            operators = [operator for operator in (new, old) if operator is not None]
+            # A reader without its state would begin anew, beside others that go on.
+            source = any(is_source(o.kind) and not o.name.startswith(FIELD) for o in operators)
+            was, now = ("(none)" if operator is None else str(operator) for operator in (old, new))
+            yield Difference(f"operators.{operators[0].label}", was, now, source)
+
+
+def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
+    """Operators' names when a state was saved, by their names now.
+
+    Returns:
+        None if all names are the same, and no operator was added or left out.
+    """
+    if [] in (saved["operators"], now["operators"]):
+        return None  # they could not be read
+    pairs = _paired(saved["operators"], now["operators"])
+    names = {
+        new.name: old.name
+        for old, new in pairs
+        if old is not None and new is not None and old.kind == new.kind
+    }
+    alike = len(names) == len(pairs) and all(old == new for new, old in names.items())
+    return None if alike else names
+
+
+def _not_allowed(different: Sequence[Difference], allow: Sequence[str]) -> list[Difference]:
+    """The differences that no name waives; "operators.resize" waives all of that operator's."""
+    return [
+        difference
+        for difference in different
+        if difference.fixed or not any(_covers(name, difference.name) for name in allow)
+    ]
+
+
+def _check_names(
+    allow: Sequence[str], different: Sequence[Difference], *fingerprints: Fingerprint
+) -> None:
+    """Raises ValueError for a name that is in no fingerprint, and of no difference."""
+    known = _names(fingerprints) | {difference.name for difference in different}
+    for name in allow:
+        if not any(_covers(name, other) for other in known):
+            raise ValueError(
+                f"allow has {name!r}, which is the name of nothing here: there are {sorted(known)}"
+            )
+
+
+def _covers(allowed: str, name: str) -> bool:
+    return name == allowed or name.startswith((f"{allowed}.", f"{allowed}["))
+
+
+def _names(fingerprints: Iterable[Fingerprint]) -> set[str]:
+    """The names that differences may have."""
+    names = set[str]()
+    for fingerprint in fingerprints:
+        names |= fingerprint.keys() - {"operators", "sources", "unchecked"}
+        names |= {line.partition(": ")[0] for line in fingerprint.get("sources", ())}
+        for operator in _read_operators(fingerprint["operators"]):
+            names.add(f"operators.{operator.label}")
+            names |= {f"operators.{operator.label}.{k}" for k in operator.arguments}
+    return names

@@ -1,0 +1,99 @@
+"""States of iterators over DALI's readers: a position, DALI's checkpoints and a fingerprint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import nvidia.dali
+
+from . import envelope
+from .fingerprint import Fingerprint, unknown
+from .position import Checkpoints, Position
+
+_MOST_TO_DROP = 1 << 16  # batches; a restore compares it with the epochs
+_TO_DROP = range(_MOST_TO_DROP + 1)
+FORM = envelope.Form(
+    kind="reader",
+    owner="an iterator over one of DALI's readers",
+    shown={"epoch": int, "step": int, "errors": int, "unchecked": str},
+    packed={
+        "dali": str,
+        "checkpoints": [str],
+        # Less than 0 after DALI's own DROP, which has read the batch that it drops.
+        "to_drop": range(-_MOST_TO_DROP, _MOST_TO_DROP + 1),
+        "epoch_checkpoints": [str],
+        "epoch_to_drop": _TO_DROP,
+        "fingerprint": {
+            name: {int: envelope.INTEGER, str: str, list: [str]}[type(blank)]
+            for name, blank in unknown().items()
+            if name != "unchecked"
+        },
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReaderState:
+    """The content of a state.
+
+    Attributes:
+        position: The consumer's position.
+        fingerprint: The data that it belongs to; see `dalijax.core.state.fingerprint`.
+    """
+
+    position: Position
+    fingerprint: Fingerprint
+
+
+def encode(position: Position, fingerprint: Fingerprint) -> dict[str, Any]:
+    """Encodes a position as a state."""
+    now, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
+    return FORM.encode(
+        epoch=position.epoch,
+        step=position.step,
+        errors=position.errors,
+        # Text, not a list: a fresh state has no such lines, and all states have the same tree.
+        unchecked="\n".join(fingerprint["unchecked"]),
+        dali=nvidia.dali.__version__,
+        checkpoints=_to_texts(now),
+        to_drop=now.to_drop,
+        epoch_checkpoints=_to_texts(start),
+        epoch_to_drop=start.to_drop,
+        fingerprint={k: v for k, v in fingerprint.items() if k != "unchecked"},
+    )
+
+
+def decode(saved: Mapping[str, Any] | str | bytes) -> ReaderState:
+    """Decodes a state, or its JSON text or bytes.
+
+    Raises:
+        StateError: If it is no state of such an iterator, or damaged.
+    """
+    state = FORM.decode(saved)
+    fingerprint = {
+        **state["fingerprint"],
+        "unchecked": [*filter(None, state["unchecked"].split("\n"))],
+    }
+    now = _checkpoints(state["checkpoints"], state["to_drop"])
+    start = _checkpoints(state["epoch_checkpoints"], state["epoch_to_drop"])
+    position = Position(state["epoch"], state["step"], now, start, state["errors"])
+    if now.data is None:  # the pipelines were not built yet
+        first = Position(checkpoints=Checkpoints(), epoch_start=Checkpoints())
+        if position != first or fingerprint != unknown() | {"outputs": fingerprint["outputs"]}:
+            raise envelope.damaged("it has no checkpoint of DALI, and is not a first state")
+        position = Position()
+    return ReaderState(position, fingerprint)
+
+
+def _to_texts(checkpoints: Checkpoints) -> list[str]:
+    """DALI's checkpoints as texts, a character for each byte: they are mostly text."""
+    return [piece.decode("latin-1") for piece in checkpoints.data or ()]
+
+
+def _checkpoints(texts: Sequence[str], to_drop: int) -> Checkpoints:
+    try:
+        return Checkpoints(tuple(text.encode("latin-1") for text in texts) or None, to_drop)
+    except ValueError as error:
+        raise envelope.damaged(str(error)) from None
