@@ -1,4 +1,4 @@
-"""Fixtures of all tests: fake devices, and small data sets whose samples carry their number."""
+"""Fixtures of all tests: fake devices, and small data sets whose samples contain their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if os.environ.get("DALIJAX_TEST_GPU") != "1":  # see tests/gpu
     use_fake_devices()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# CI repeats what it saw; at home each run looks at other cases.
+# CI repeats the same cases; local runs try new cases.
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
@@ -26,7 +26,7 @@ NUM_FILES = 12
 
 
 def write_jpegs(folder: pathlib.Path, count: int) -> list[str]:
-    """JPEGs of one grey each: picture i decodes to 8 * i in every pixel."""
+    """Writes uniformly gray JPEGs: every pixel of image i is 8 * i."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for i in range(count):
@@ -36,20 +36,20 @@ def write_jpegs(folder: pathlib.Path, count: int) -> list[str]:
 
 
 def corrupt(path: str) -> None:
-    """Cuts a JPEG where its pixels begin, so that no decoder reads it."""
+    """Cuts a JPEG where its pixels begin, so that it can't be decoded."""
     data = pathlib.Path(path).read_bytes()
     pathlib.Path(path).write_bytes(data[: data.index(b"\xff\xda") + 12])
 
 
 @pytest.fixture(scope="session")
 def jpegs(tmp_path_factory) -> list[str]:
-    """Paths of `NUM_FILES` JPEGs; picture i is 8 * i everywhere."""
+    """Paths of `NUM_FILES` JPEGs; every pixel of image i is 8 * i."""
     return write_jpegs(tmp_path_factory.mktemp("jpegs") / "class", NUM_FILES)
 
 
 @pytest.fixture(scope="session")
 def arrays_dir(tmp_path_factory) -> str:
-    """A folder of `NUM_FILES` .npy files; file i holds int32 [i]."""
+    """A folder of `NUM_FILES` .npy files; file i contains int32 [i]."""
     folder = tmp_path_factory.mktemp("arrays")
     for i in range(NUM_FILES):
         np.save(folder / f"{i:05d}.npy", np.array([i], np.int32))
@@ -58,7 +58,7 @@ def arrays_dir(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def jpegs_many(tmp_path_factory) -> list[str]:
-    """Paths of 32 files that nobody decodes; what counts is their label."""
+    """Paths of 32 files that are not decoded; tests use their labels."""
     folder = tmp_path_factory.mktemp("many")
     files = [str(folder / f"{i:05d}.jpg") for i in range(32)]
     for i, file in enumerate(files):
@@ -67,6 +67,6 @@ def jpegs_many(tmp_path_factory) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """The closing table of the conformance check."""
+    """Prints the closing table of the conformance check."""
     if TALLY.cells or TALLY.notes:
         terminalreporter.write_line(str(TALLY))

@@ -1,4 +1,4 @@
-"""One of several processes of test_agreement.py: iterators that agree, and others that differ."""
+"""Worker process of test_agreement.py: opens iterators that agree or differ between processes."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ TOTAL = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(MESH, PartitionSp
 
 
 def rows(batch):
-    """The records of this process's rows that are not masked."""
+    """Returns the unmasked records of this process's rows."""
     values, mask = (
         np.concatenate([np.ravel(shard.data) for shard in batch[name].addressable_shards])
         for name in ("x", "mask")
@@ -36,7 +36,7 @@ def rows(batch):
 
 
 def delivered(iterator, steps=None):
-    """The records of each batch, of which all processes compute the sum, or the error."""
+    """Returns the records of each batch, summed over all processes, or the error."""
     batches = []
     try:
         for batch in iterator:
@@ -92,7 +92,7 @@ def over_reader(files=FILES[:13], batch_size=BATCH, seed=0, policy=LastBatchPoli
     return function(files, batch_size=batch_size, seed=seed, num_threads=1, **more)
 
 
-# Each returns what this process sees: the records of its batches, or an error.
+# Each scenario returns the records of this process's batches, or an error.
 
 
 def agree():
@@ -219,7 +219,7 @@ def sought_apart():
 
 
 def skipped_apart():
-    """The last process skips nothing; after the same position in both they go on."""
+    """Skips a batch in all processes but the last; after a restore of one position all continue."""
     made = [over_source(), over_reader()]
     for iterator in made:
         iterator.skip(0 if LAST else 2)
@@ -230,7 +230,7 @@ def skipped_apart():
 
 
 def reset_apart():
-    """The last process resets before the end of the epoch, and so repeats it."""
+    """Resets the last process before the end of the epoch, so that it repeats the epoch."""
     iterator = over_source()
     for _ in range(2 if LAST else len(iterator)):
         next(iterator)
@@ -246,7 +246,7 @@ def reset_apart():
 
 
 def interrupted():
-    """Ctrl-C while the last process waits for the others, which come then."""
+    """Interrupts the last process while it waits for the others, which arrive later."""
     iterator = over_source()
     result = None
     if LAST:
@@ -263,7 +263,7 @@ def interrupted():
 
 
 def made_in_another_order():
-    """The same graph and arguments for training and evaluation, made in turns."""
+    """Creates two iterators with equal arguments, in a different order in each process."""
     ids = {"train": range(21), "eval": range(21, 42)}
     names = sorted(ids, reverse=LAST)
     made = {name: over_source(ids[name]) for name in names}
@@ -271,7 +271,7 @@ def made_in_another_order():
 
 
 def in_threads():
-    """Each process takes its first batches in threads that begin in another order."""
+    """Takes the first batches in threads, which start in a different order in each process."""
     made = [over_source(range(21 + k)) for k in range(3)]
     firsts = {}
 
@@ -287,7 +287,7 @@ def in_threads():
 
 
 def alone():
-    """What a process may do by itself: peek, ask for the spec, prefetch, use its own iterators."""
+    """Calls what needs no other process: peek, element_spec, prefetch, local iterators."""
     iterator = over_source()
     local = data_iterator(numbers, ["x"], source=sources.Arrays({"x": np.arange(8)}))
     if not LAST:
@@ -299,13 +299,13 @@ def alone():
 
 
 def unchecked():
-    """Differences that are allowed: each process has its rows."""
+    """Varies what may differ between processes: each process has its own rows."""
     iterator = over_source(np.arange(20) if LAST else range(21), check_processes=False)
     return [rows(next(iterator)) for _ in range(2)]
 
 
 def never_comes():
-    """The last process takes no batch; then the first one takes none."""
+    """Takes no batch in the last process; then the first process takes no batch."""
     results = []
     for absent in (LAST, PROCESS == 0):
         iterator = over_source(check_processes=2)
@@ -315,13 +315,13 @@ def never_comes():
 
 
 def mesh_of_the_context():
-    """A bare PartitionSpec is of the current mesh of all processes."""
+    """Resolves a bare PartitionSpec with the current mesh of all processes."""
     with jax.set_mesh(jax.make_mesh((PROCESSES,), ("d",))):
         return delivered(over_source(sharding=PartitionSpec("d")))
 
 
 def ending():
-    """The last program ends; the first one waits for its batch, and ends by the error."""
+    """Ends the last process; the first process waits for its batch and fails with the error."""
     if not LAST:
         next(over_source(check_processes=300))
     if options["way"] == "raises":

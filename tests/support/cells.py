@@ -1,4 +1,4 @@
-"""Iterators over small readers, and what they must deliver: the cells of the matrix."""
+"""The matrix of small file readers and iterators, and the batches that they must deliver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPOCHS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One configuration of a file reader and an iterator over one of its shards."""
+    """A configuration of a file reader and of an iterator over one of its shards."""
 
     case: Case
     stream: int = 0
@@ -31,7 +31,7 @@ class Cell:
     random: bool = True
 
     def make(self, files: list[str]):
-        """A fresh iterator."""
+        """Returns a new iterator."""
         iterator_fn = data_iterator(
             graph,
             ["x", "u"] if self.random else ["x"],
@@ -47,9 +47,9 @@ class Cell:
         )
 
     def expected(self) -> Expected:
-        """What the simulation says; a shuffled epoch as a multiset where that is known."""
+        """Returns the simulated epochs; shuffled epochs are multisets, if known."""
         epochs = []
-        # DALI's readers stick to their shard by themselves where they shuffle after each epoch.
+        # With shuffle_after_epoch, DALI's readers stick to their shard without the option.
         stick = self.case.stick or self.shuffle == "shuffle_after_epoch"
         for number, streams in dataclasses.replace(self.case, stick=stick).epochs(EPOCHS):
             epochs.append([])
@@ -61,12 +61,12 @@ class Cell:
         return Expected(epochs, self.auto_reset, ordered=self.shuffle == "none")
 
     def _known(self) -> bool:
-        """Whether the samples of each shuffled epoch are known: DALI shuffles over shards."""
+        """Whether the samples of each shuffled epoch are known: DALI shuffles across shards."""
         return self.case.padded and self.case.policy != "DROP" and self.case.shards == 1
 
 
 def graph(files: list[str], cell: Cell):
-    """The pipeline of a cell: the label is the number of the file."""
+    """Defines the pipeline of a cell; the label is the number of the file."""
     case = cell.case
     label = read_case(
         files,
@@ -85,20 +85,20 @@ def graph(files: list[str], cell: Cell):
 
 
 def sizes() -> Iterator[tuple[int, int, int]]:
-    """Samples, batch size and shards: whole batches, one sample more, one less than a batch."""
+    """Returns (samples, batch size, shards) around multiples of the batch size."""
     for batch, shards in itertools.product((2, 3), (1, 2, 4)):
         for rest in sorted({0, 1, batch - 1}):
             yield 2 * batch * shards + rest, batch, shards
 
 
 def matrix() -> Iterator[Cell]:
-    """Every cell of the whole matrix."""
+    """Yields every cell of the matrix."""
     readers = itertools.product(sizes(), ("FILL", "DROP", "PARTIAL"), (False, True), (False, True))
     for (n, batch, shards), policy, padded, stick in readers:
         case = Case(n, shards, batch, policy, padded, stick)
         for shuffle in ("none", "random_shuffle", "shuffle_after_epoch"):
             if shuffle == "shuffle_after_epoch" and stick:
-                continue  # DALI refuses it
+                continue  # DALI rejects this combination
             for depth, auto, prepare, drawn in itertools.product(
                 (1, 2, 3), (False, True), (False, True), (False, True)
             ):
@@ -106,5 +106,5 @@ def matrix() -> Iterator[Cell]:
 
 
 def sample(count: int, seed: int) -> list[Cell]:
-    """Some cells of the matrix, with every value of every field among them."""
+    """Returns some cells that together contain every value of every field."""
     return random.Random(seed).sample(list(matrix()), count)

@@ -1,8 +1,8 @@
-"""The conformance check: every property of an iterator with states, in one function.
+"""The conformance check: tests every property of an iterator with states, in one function.
 
-`check` takes a function that makes a fresh iterator and what its batches must be. It walks
-through a few epochs once, saves a state before every step and at every end, and then holds
-every way of going on from every state against that walk.
+`check` takes a function that creates an iterator, and the expected batches. It walks through a few
+epochs once and saves a state before every step and at every end. Then it restores each state in
+every possible way, and compares the batches that follow with the walk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Result = Any
 
 @dataclasses.dataclass
 class Tally:
-    """What the checks of a test run did, for the closing table."""
+    """Counts what the checks of a test run did, for the closing table."""
 
     cells: int = 0
     restores: int = 0
@@ -49,16 +49,16 @@ class Expected:
     """What an iterator must deliver.
 
     Attributes:
-        epochs: For each epoch its batches, each a dict of some of the outputs; None for a
+        epochs: The batches of each epoch, each a dict of some of the outputs; None for a
             batch that fails.
         auto_reset: Whether StopIteration starts the next epoch.
         sized: Whether len() is known.
-        ordered: Whether the batches come in this order; else only their number, their
-            masks and, over each epoch, their samples as a multiset are compared.
+        ordered: Whether the order of the batches is known. If not, only their number, their
+            masks and the samples of each epoch (as a multiset) are compared.
         pipelines: Number of local pipelines.
-        resets: Whether the iterator knows epochs: len(), reset(), peek(). Else the epochs
-            follow one another, and after the last one there is only the end.
-        state_bytes: The most that a state may have as JSON, for each pipeline.
+        resets: Whether the iterator has epochs: len(), reset(), peek(). If not, the epochs
+            follow one another, and the iterator ends after the last epoch.
+        state_bytes: Maximum size of a state as JSON, per pipeline.
     """
 
     epochs: Sequence[Sequence[dict[str, Any] | None]]
@@ -70,14 +70,14 @@ class Expected:
     state_bytes: int = 4096
 
     def as_stream(self, state_bytes: int) -> Expected:
-        """The same for an iterator that goes from epoch to epoch."""
+        """Returns the same for an iterator that continues from epoch to epoch."""
         epoch = [batch for epoch in self.epochs for batch in epoch]
         return dataclasses.replace(
             self, epochs=[epoch], sized=False, resets=False, state_bytes=state_bytes
         )
 
     def steps(self) -> list[str]:
-        """The calls of a walk through the epochs, StopIteration twice where it is sticky."""
+        """Returns the calls of a walk; a sticky StopIteration is called for twice."""
         calls: list[str] = []
         for epoch in self.epochs:
             calls += ["next"] * (len(epoch) + 1)
@@ -86,7 +86,7 @@ class Expected:
 
 
 def frozen(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch as values that compare: dtype, shape and bytes of each array, on each device."""
+    """Returns a comparable batch: dtype, shape and bytes of each array, on each device."""
     out = {}
     for name, array in batch.items():
         if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
@@ -103,13 +103,13 @@ def frozen(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def do(iterator: Any, call: str) -> Result:
-    """What one call gives, and the length after it."""
+    """Returns the result of a call, and the length after it."""
     try:
         result: Any = frozen(next(iterator)) if call == "next" else iterator.reset()
     except StopIteration:
         result = "stop"
     except RuntimeError as error:
-        # The files are named for an iterator's first failures, and none after a lazy checkpoint.
+        # Only an iterator's first failures name files; failures after a lazy checkpoint do not.
         result = "failed: " + re.split("\nWhat can't be decoded|\nThe batch is of", str(error))[0]
     try:
         length: Any = len(iterator)
@@ -119,7 +119,7 @@ def do(iterator: Any, call: str) -> Result:
 
 
 def _check_oracle(results: list[Result], expected: Expected, host: list[Any]) -> None:
-    """The walk is what the oracle says: batches, masks, ends and lengths."""
+    """Checks the walk against the oracle: batches, masks, ends and lengths."""
     at = 0
     for number, epoch in enumerate(expected.epochs):
         samples: list[Any] = []
@@ -155,7 +155,7 @@ def _same_type(a: Any, b: Any) -> bool:
 
 
 def use_fake_devices(count: int = 8) -> None:
-    """Has so many devices of the CPU; to be called before the first use of one."""
+    """Sets the number of CPU devices; call it before the first use of a device."""
     jax.config.update("jax_platforms", "cpu")
     try:
         jax.config.update("jax_num_cpu_devices", count)
@@ -164,7 +164,7 @@ def use_fake_devices(count: int = 8) -> None:
 
 
 def _tail_in_process(make: bytes, calls: list[list[str]], states: list[str], out: Any) -> None:
-    """Runs the tails of many states in another process."""
+    """Runs the tails of many states in a new process."""
     use_fake_devices()
     fresh = cloudpickle.loads(make)
     tails = []
@@ -177,7 +177,7 @@ def _tail_in_process(make: bytes, calls: list[list[str]], states: list[str], out
 
 
 def check(make: Callable[[], Any], expected: Expected, **options: Any) -> None:
-    """`check_properties`, counted for the closing table."""
+    """Runs `check_properties` and counts it for the closing table."""
     try:
         check_properties(make, expected, **options)
     except BaseException:
@@ -196,10 +196,10 @@ def check_properties(
     """Checks every property of an iterator's states.
 
     Args:
-        make: Makes a fresh iterator; the same data each time.
-        expected: What it must deliver.
+        make: Creates an iterator; the data are the same each time.
+        expected: The batches that it must deliver.
         process: Whether to restore in another process, too.
-        tail: Steps to compare after each restore; None for all of them.
+        tail: Number of steps to compare after each restore; None for all.
     """
     calls = expected.steps()
     end = len(calls) + 1
@@ -216,7 +216,7 @@ def check_properties(
     for state in states:
         assert state == json.loads(json.dumps(state))
         assert _same_type(state, states[0])
-        # As a target of flax and Orbax, which restore into a fresh state's tree.
+        # flax and Orbax restore into the tree of a fresh state.
         assert jax.tree.structure(state) == jax.tree.structure(states[0])
         assert len(json.dumps(state)) <= expected.state_bytes * expected.pipelines
 
@@ -227,14 +227,14 @@ def check_properties(
             TALLY.batches += 1
         TALLY.restores += 1
 
-    # Restoring at every position, into the same iterator and into a new one.
+    # Restore every position, into the same iterator and into a new one.
     for at, state in enumerate(states):
         to = end if tail is None else at + tail
         given = copy.deepcopy(state)
         iterator.set_state(given)
         assert given == state, "the caller's state was changed"
         assert iterator.get_state() == state
-        given["epoch"] = "overwritten"  # nor is it kept
+        given["epoch"] = "overwritten"  # must not be stored either
         compare(iterator, at, to, "same")
         new = make()
         new.set_state(json.loads(json.dumps(state)))
@@ -257,7 +257,7 @@ def check_properties(
             iterator = again
     assert iterator.get_state() == last
 
-    # Looking ahead changes neither a state nor what comes.
+    # Peeking changes neither the state nor the following batches.
     iterator = make()
     for at, state in enumerate(states[:-1]):
         _look_ahead(iterator, at)
@@ -278,7 +278,7 @@ def check_properties(
         arguments = (cloudpickle.dumps(make), tails, texts, into)
         child = context.Process(target=_tail_in_process, args=arguments)
         child.start()
-        into.close()  # so that a child that dies ends the pipe
+        into.close()  # so that the pipe ends if the child dies
         for at, got in enumerate(out.recv()):
             assert got == results[at : at + len(got)], ("process", at)
             TALLY.restores += 1
@@ -315,10 +315,10 @@ def _readable(result: Any) -> Any:
 
 
 def _whole(dtype: str, shape: tuple[int, ...], pieces: list[Any]) -> np.ndarray:
-    """A sharded array put together from its pieces."""
+    """Assembles a sharded array from its pieces."""
     whole = np.zeros(shape, dtype)
     for _, index, data in pieces:
-        # The index is the text of slices, made by `frozen` above.
+        # `frozen` stores the index as the text of slices.
         where = tuple(slice(*_bounds(part)) for part in index[1:-1].split("slice(")[1:])
         whole[where] = np.frombuffer(data, dtype).reshape(whole[where].shape)
     return whole

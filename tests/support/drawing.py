@@ -1,4 +1,4 @@
-"""Graphs of augmentation over pictures of a few records, and the numbers that they draw."""
+"""Runs augmentation graphs on images of a few records, and computes the numbers that they draw."""
 
 import io
 
@@ -30,7 +30,7 @@ FUNCTIONS = {
 
 
 def picture(record, height=40, width=60):
-    """A colorful picture, smooth but for a few lines; its size is that given."""
+    """Returns a smooth colorful image with a few lines, of the given size."""
     rng = np.random.default_rng(record)
     coarse = rng.integers(0, 256, (5, 6, 3), np.uint8)
     smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
@@ -40,7 +40,7 @@ def picture(record, height=40, width=60):
 
 
 def png(pixels):
-    """Its bytes as a PNG, which loses nothing."""
+    """Encodes an image as a PNG, which is lossless."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "png")
     return np.frombuffer(buffer.getvalue(), np.uint8)
@@ -51,12 +51,12 @@ def record_hashes(records, seed=SEED, epoch=EPOCH):
 
 
 def numbers(records, name, count, seed=SEED, epoch=EPOCH):
-    """The random numbers of some records, float64 [records, count]."""
+    """Returns the random numbers of some records, float64 [records, count]."""
     return uniform(record_hashes(records, seed, epoch), column_keys(name, count)).astype(float)
 
 
 class RecordingDraw(Draw):
-    """Keeps the nodes of all that it draws."""
+    """A draw that stores the nodes of everything that it draws."""
 
     def __init__(self, rows, fields):
         super().__init__(rows, fields)
@@ -70,16 +70,16 @@ class RecordingDraw(Draw):
 
 
 def run(graph, pictures, records=None, *, gpu=False, conditionals=False, epoch=EPOCH, **more):
-    """What a graph of (images, draw) gives for pictures: a list of arrays for each output.
+    """Runs a graph of (images, draw) on images, and returns a list of arrays for each output.
 
     Args:
-        graph: Called with decoded images and a `RecordingDraw` that knows their sizes.
+        graph: Called with decoded images and a `RecordingDraw` with their sizes.
         pictures: Arrays of pixels.
-        records: The record of each; None: 0, 1, 2, ...
-        gpu: Whether they are decoded to the GPU.
+        records: The record number of each image; None for 0, 1, 2, ...
+        gpu: Whether to decode on the GPU.
         conditionals: The pipeline's enable_conditionals.
-        epoch: The epoch that they are drawn in.
-        more: Further attributes of `DrawRows`.
+        epoch: The epoch in which to draw.
+        more: Additional attributes of `DrawRows`.
     """
     records = np.arange(len(pictures)) if records is None else np.asarray(records)
     sizes = np.array([one.shape[:2] for one in pictures], np.int32)

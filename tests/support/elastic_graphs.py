@@ -1,4 +1,4 @@
-"""Sources, graphs and layouts of sources/test_processes.py and of its workers."""
+"""Sources, graphs and layouts for tests/sources/test_processes.py and its workers."""
 
 import hashlib
 import pathlib
@@ -12,12 +12,12 @@ from dalijax import augment, data_iterator, sources
 from drawing import picture, png
 from tars import FIELDS, write_tar
 
-PICTURES, MORE = 21, 8  # in the class folder and the tars
+PICTURES, MORE = 21, 8  # in the class folder and in the tars
 SEED = 11
 
 
 def write(folder):
-    """The files of all sources."""
+    """Writes the files of all sources."""
     (folder / "pictures").mkdir()
     names = [f"{k:03d}" for k in range(PICTURES + MORE)]
     files = [png(picture(k, 30 + k % 5, 40 + k % 3)).tobytes() for k in range(len(names))]
@@ -83,12 +83,12 @@ def iterator_function(folder, source, graph):
 
 
 def sharding(devices, copies=1, turned=False):
-    """A mesh whose second axis holds copies.
+    """Returns a sharding over a mesh whose second axis contains replicas.
 
     Args:
-        devices: Devices of each process that are in it.
-        copies: Devices that hold the same rows.
-        turned: Whether the order is another one, in which copies are of several processes.
+        devices: Number of devices of each process in the mesh.
+        copies: Number of devices with the same rows.
+        turned: Whether to reorder the devices so that replicas are in different processes.
     """
     each = len(jax.local_devices())
     chosen = [device for k, device in enumerate(jax.devices()) if k % each < devices]
@@ -98,7 +98,7 @@ def sharding(devices, copies=1, turned=False):
 
 
 def rows_of(batch):
-    """The rows of NumPy arrays: label, numbers, a digest of all pixels, whether it counts."""
+    """Returns the rows of NumPy arrays: label, numbers, a digest of the pixels, and the mask."""
     arrays = [np.asarray(batch[name]) for name in ("label", "numbers", "image", "mask")]
     return [
         [int(label), numbers.tolist(), hashlib.sha256(image.tobytes()).hexdigest(), bool(mask)]
@@ -107,10 +107,10 @@ def rows_of(batch):
 
 
 def held_rows(batch, process):
-    """The rows of a batch that this process holds, as {row: values}; copies must be equal.
+    """Returns this process's rows as {row: values}, and checks that replicas agree.
 
     Args:
-        batch: Global arrays, or NumPy arrays of as many rows in each process.
+        batch: Global arrays, or NumPy arrays with equally many rows in each process.
         process: The number of this process.
     """
     if isinstance(batch["mask"], np.ndarray):

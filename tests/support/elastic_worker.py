@@ -1,4 +1,4 @@
-"""One of several processes of sources/test_processes.py; see its functions for what it does."""
+"""Worker process of tests/sources/test_processes.py."""
 
 import json
 import pathlib
@@ -19,11 +19,11 @@ PROCESS, PROCESSES = options["process"], options["processes"]
 
 
 def iterator_of(job):
-    """An iterator over a mesh, or over this host's rows by Grain."""
+    """Returns an iterator over a mesh, or over this host's rows with Grain."""
     make = iterator_function(options["files"], job["source"], job["graph"])
     call = {"num_threads": 1, "batch_size": job["batch"]}
     if not job["resume"]:
-        call["seed"] = SEED  # else it is the state's
+        call["seed"] = SEED  # otherwise the state decides
     if job["mesh"] is not None:
         return make(sharding=sharding(**job["mesh"]), mask="mask", auto_reset=True, **call)
     call["batch_size"] //= PROCESSES
@@ -32,13 +32,13 @@ def iterator_of(job):
 
 
 def run(job):
-    """Delivers batches, from a state or the stream's beginning on."""
+    """Delivers batches from a state, or from the beginning of the stream."""
     iterator, state = iterator_of(job), pathlib.Path(job["state"])
     if job["resume"]:
         iterator.set_state(json.loads(state.read_text()))
     batches = []
     while len(batches) < job["steps"]:
-        if (batch := next(iterator, None)) is not None:  # an epoch's end
+        if (batch := next(iterator, None)) is not None:  # end of an epoch
             batches.append(held_rows(batch, PROCESS))
     saved = json.dumps(iterator.get_state())
     if not job["resume"] and PROCESS == 0:
@@ -48,9 +48,9 @@ def run(job):
 
 
 def train(job):
-    """Steps until it is killed, or through the rest of the epoch.
+    """Steps until the process is killed, or through the rest of the epoch.
 
-    Each process notes its rows before a step that waits for all of them. Behind it process 0 saves
+    Each process writes its rows before a step that waits for all processes. Process 0 then saves
     the state, ``saves`` times.
     """
     iterator, state = iterator_of(job), pathlib.Path(job["state"])

@@ -1,7 +1,8 @@
-"""A program that ends with an open iterator at module level; and how often it does so as it must.
+"""A program that ends with an open iterator at module level, and a table of its exits.
 
 python exit_worker.py HOW END           ends once
-python exit_worker.py table [N [HOW]]   N times each, as a table; fails unless all are right
+
+python exit_worker.py table [N [HOW]]   ends N times in each way; fails unless all exits are right
 """
 
 import collections
@@ -26,15 +27,15 @@ import dalijax
 from dalijax.adapters.clu import DALIDatasetIterator
 from dalijax.adapters.grain import DALITransform
 
-PICTURE = np.zeros((200, 200, 3), np.uint8)  # a batch of it takes DALI about 0.1 s
+PICTURE = np.zeros((200, 200, 3), np.uint8)  # DALI needs about 0.1 s per batch
 HOWS = (
     *("none", "thread", "device_put", "mp", "own_thread", "iterator", "peek"),
     *("functions", "stalled", "stalled_and_closed"),
 )
-# How the program ends, and its exit code: Python ends by the signal after Ctrl-C.
+# How the program ends, and its exit code. After Ctrl-C, Python ends by the signal.
 ENDS = {"normal": 0, "exception": 1, "exit": 7, "ctrl-c": -signal.SIGINT}
-# What is ours of what a program prints: Grain's iterators and pools print errors, too, with DALI
-# and without, where they are freed after their modules.
+# The part of the output that is ours. Grain's iterators and pools print errors, too, with and
+# without DALI, if they are freed after their modules.
 ROOT = pathlib.Path(__file__).parents[1]
 OURS = re.compile(
     rf"nvidia.dali|(dalijax|{re.escape(str(ROOT))})/(core|adapters)/|terminate called|Fatal Python"
@@ -43,7 +44,7 @@ HANGS = 120  # seconds, on a busy machine
 
 
 def graph(x):
-    """Work for each batch, so that it is DALI in which a thread waits as the program ends."""
+    """Gives DALI work for each batch, so that a thread waits in DALI when the program ends."""
     return fn.gaussian_blur(x, sigma=3.0, window_size=31)
 
 
@@ -58,7 +59,7 @@ def python_graph():
 
 
 class Stalled(dalijax.sources.Records):
-    """Its records behind the first batches never come, as of a disk that does not answer."""
+    """A source that stalls after the first batches, like a disk that does not respond."""
 
     def read(self, indices, names):
         if max(indices) >= 40:
@@ -67,7 +68,7 @@ class Stalled(dalijax.sources.Records):
 
 
 def opened(how):
-    """An iterator, of which something was taken."""
+    """Opens an iterator and takes something from it."""
     if how == "functions":
         iterator = dalijax.data_iterator(python_graph, ["x"], as_numpy=True)(
             batch_size=8, device_id=None
@@ -81,7 +82,7 @@ def opened(how):
         iterator = make(source=source, batch_size=8, device_id=None, prefetch_queue_depth=1)
         in_thread(iterator)
         if how == "stalled_and_closed":
-            iterator.close()  # the thread waits in next(), which then raises that it is closed
+            iterator.close()  # next() in the thread must then raise
         return iterator
     if how in ("iterator", "peek"):
         iterator_fn = dalijax.data_iterator(read, ["x"], as_numpy=True)
@@ -112,11 +113,11 @@ def opened(how):
 
 
 def in_thread(iterator):
-    """Takes batches for ever, and returns when the first one is there."""
+    """Takes batches in an endless thread; returns after the first batch."""
     begun = threading.Event()
 
     def take():
-        with contextlib.suppress(ValueError):  # it was closed
+        with contextlib.suppress(ValueError):  # the iterator was closed
             for _ in iterator:
                 begun.set()
 
@@ -130,14 +131,14 @@ def end(how):
     if how == "exit":
         sys.exit(ENDS[how])
     if how == "ctrl-c":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & has it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores SIGINT
         os.kill(os.getpid(), signal.SIGINT)
-        while True:  # it comes between two instructions
+        while True:  # arrives between two instructions
             pass
 
 
 def ended(code, output, ending):
-    """What is wrong with the end of one run; "" if nothing is."""
+    """Returns what is wrong with the end of a run; "" if it is right."""
     if code is None:
         return f"hangs: {output[-2000:]}"
     if code != ENDS[ending]:
@@ -146,13 +147,13 @@ def ended(code, output, ending):
 
 
 def run(how, ending):
-    """Ends once, in a process of its own; what is wrong with that."""
+    """Ends once in a new process; returns what is wrong with the end."""
     program = subprocess.Popen(
         [sys.executable, __file__, how, ending],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # so that its worker processes can be ended with it
+        start_new_session=True,  # so that its worker processes can be ended, too
     )
     try:
         output, _ = program.communicate(timeout=HANGS)
@@ -163,10 +164,10 @@ def run(how, ending):
 
 
 def table(times, hows):
-    """Prints a table of many runs, each in a child that has imported all and started nothing.
+    """Prints a table of many runs, each in a forked child that has imported all modules.
 
     Returns:
-        In a child how it is to run and end; in the parent what was wrong.
+        In a child, how it must run and end; in the parent, what was wrong.
     """
     lines = ["| | " + " | ".join(ENDS) + " |", "|---" * (len(ENDS) + 1) + "|"]
     wrong = []
@@ -197,7 +198,7 @@ def table(times, hows):
 
 
 def waited(pid):
-    """The exit code of a child; None if it hung."""
+    """Returns the exit code of a child; None if it hung."""
     end = time.monotonic() + HANGS
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)

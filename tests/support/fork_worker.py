@@ -1,4 +1,4 @@
-"""A program whose child, forked, has its iterator: ``python fork_worker.py WHICH WHAT``."""
+"""A program whose forked child inherits its iterator: ``python fork_worker.py WHICH WHAT``."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ def opened(which):
 
 
 def child(which, what):
-    """Does something with the parent's iterator in a child; its exit code."""
+    """Uses the parent's iterator in a child; returns the child's exit code."""
     global iterator
     if what == "drop":
         del iterator
@@ -47,9 +47,9 @@ def child(which, what):
 
 
 def forked(which, what):
-    """The exit code of a child."""
+    """Forks and returns the child's exit code."""
     if which == "transform":
-        # It ends as multiprocessing's do: a program's end in a child waits for JAX's threads.
+        # It ends like a child of multiprocessing: a normal exit would wait for JAX's threads.
         process = multiprocessing.get_context("fork").Process(
             target=lambda: sys.exit(child(which, what))
         )
@@ -66,9 +66,9 @@ if __name__ == "__main__":
     iterator = opened(which)
     next(iterator)
     state = iterator.get_state()
-    kept = next(iterator)  # arrays of DALI's memory
+    kept = next(iterator)  # arrays in DALI's memory
     code = forked(which, what)
     assert code == 3, code
-    after = next(iterator)["x"][0, 0]  # the parent goes on as if nothing had been
+    after = next(iterator)["x"][0, 0]  # the parent is unaffected
     assert after == (4 if which == "iterator" else 0), after
     sys.stdout.write("as it must be\n")

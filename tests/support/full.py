@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-full`."""
+"""Selects the cases that only `make test-full` runs."""
 
 import os
 
@@ -8,5 +8,5 @@ FULL = os.environ.get("DALIJAX_FULL") == "1"
 
 
 def in_full(*values):
-    """A case of a parametrized test that only `make test-full` runs."""
+    """Marks a case of a parametrized test that only `make test-full` runs."""
     return pytest.param(*values, marks=pytest.mark.skipif(not FULL, reason="make test-full"))

@@ -1,4 +1,4 @@
-"""One of several processes of test_processes.py: functions of global arrays beside a step."""
+"""Worker process of test_processes.py: functions of global arrays next to a training step."""
 
 import random
 import time
@@ -23,14 +23,14 @@ from dalijax.adapters.grain import DALIIterDataset  # noqa: E402
 from numbered import read_files  # noqa: E402
 
 STEPS, SAVED = options["steps"], 31
-SLOW = 0.35  # seconds that process 1 takes longer for some batches
+SLOW = 0.35  # seconds by which process 1 is slower for some batches
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
 
 
 @fn.jax_function(sharding=SHARDING, num_outputs=3)
 @jax.jit
 def centred(x, *, key):
-    # Both are of other processes' rows, too, and the key is one for all.
+    # Both depend on rows of other processes, and all processes have the same key.
     return x - x.mean(), jnp.flip(x, 0), jax.random.uniform(key)
 
 
@@ -84,7 +84,7 @@ def check(batch):
 
 
 def refused(call):
-    """Whether a thread that takes batches for this one is refused, by name."""
+    """Checks that a thread which takes batches for this thread raises an error that names it."""
     try:
         call()
     except RuntimeError as error:

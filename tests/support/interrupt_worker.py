@@ -1,9 +1,9 @@
-"""Interrupts next() of an iterator over a source in the standard library, where locks are held.
+"""Interrupts next() of an iterator over a source inside the standard library, where locks are held.
 
-A function like ``threading.Condition.__enter__`` returns with a lock. Ctrl-C at that moment, before
-the caller's ``with`` statement has noted it, leaves the lock locked. Each return of a function of
-the standard library's threads is interrupted once, in an iterator of its own, whose next() must
-then deliver the batch.
+Functions like ``threading.Condition.__enter__`` return with a lock. Ctrl-C at that moment, before
+the caller's ``with`` statement has recorded it, leaves the lock locked. Each return of a function
+in the standard library's threading modules is interrupted once, in a new iterator, whose next()
+must then deliver the batch.
 """
 
 import concurrent.futures.thread
@@ -20,7 +20,7 @@ LIBRARY = (
     concurrent.futures.thread.__file__,
     concurrent.futures._base.__file__,
 )
-SECONDS = 60  # for a call that takes milliseconds
+SECONDS = 60  # seconds, for a call that takes milliseconds
 
 
 class Interrupt(BaseException):
@@ -28,7 +28,7 @@ class Interrupt(BaseException):
 
 
 def returns_until(last, call):
-    """Calls a function, and raises `Interrupt` at the given return; whether it came that far."""
+    """Calls a function and raises `Interrupt` at a return; False if it returns less often."""
     seen = 0
 
     def trace(frame, event, _):

@@ -1,4 +1,4 @@
-"""Interruptions of a call as by Ctrl-C, but at a line that a test chooses."""
+"""Interrupts a call like Ctrl-C, but at a line that the test chooses."""
 
 import contextlib
 import functools
@@ -6,8 +6,8 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# The files that hold positions. Those below them, which read states or define pipelines, are pure,
-# or the engines drop what they made.
+# Files that store positions. The files below them, which read states or define pipelines, are pure,
+# or the engines discard their results.
 FILES = (
     "adapters/",
     "core/iterator/",
@@ -20,7 +20,7 @@ FILES = (
 
 
 class Interrupt(BaseException):
-    """Stands for KeyboardInterrupt, by which pytest would end."""
+    """Stands for KeyboardInterrupt, which would end pytest."""
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def _is_watched(filename):
 
 
 def lines_of(call):
-    """The lines that a call runs, as pairs of a file and a number, each once and in order."""
+    """Returns the lines that a call runs, as distinct pairs of file and line, in order."""
     lines = {}
 
     def trace(frame, event, _):
@@ -47,7 +47,7 @@ def lines_of(call):
 
 
 def interrupt_at(line, call):
-    """Calls a function, and raises `Interrupt` before it runs a line for the first time.
+    """Calls a function and raises `Interrupt` before the first execution of a line.
 
     Returns:
         Whether the line was reached.

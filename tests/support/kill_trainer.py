@@ -1,9 +1,9 @@
-"""A training script that saves where it is and can be killed at any moment; see test_kill.py.
+"""A training script that saves its position and can be killed at any moment; see test_kill.py.
 
 Usage: kill_trainer.py FOLDER CHECKPOINT EPOCHS EVERY
 
-Before each step it waits for a line (or the end) of its input, after each it prints one; it
-saves its data's state and its log every few steps.
+It waits for a line (or the end) of its input before each step and prints a line after each step.
+Every few steps it saves the state of the data and its log.
 """
 
 import hashlib

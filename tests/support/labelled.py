@@ -1,4 +1,4 @@
-"""Iterators over labelled records of media: their rows, what they must deliver, their archives."""
+"""Iterators over labelled records of media: rows, expected labels, archives."""
 
 import json
 
@@ -10,7 +10,7 @@ from tars import write_tar
 
 
 def rows_of(iterator):
-    """The rows of an epoch's rest, without the padding's."""
+    """Returns the unmasked rows of the rest of an epoch."""
     batches = [{name: np.asarray(array) for name, array in batch.items()} for batch in iterator]
     iterator.close()
     whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -18,7 +18,7 @@ def rows_of(iterator):
 
 
 def expected_labels(source, batch):
-    """Three epochs of every record in order, the last batch padded."""
+    """Returns the labels of three unshuffled epochs whose last batch is padded."""
     count = len(source)
     labels = source.read(np.arange(count), ["label"])["label"]
     epochs = []
@@ -32,7 +32,7 @@ def expected_labels(source, batch):
 
 
 def check_goes_on(saved, other):
-    """Saves behind a batch, goes on in another iterator, and compares the rows that follow."""
+    """Saves after a batch, resumes in another iterator, and compares the rows that follow."""
     next(saved)
     state = json.loads(json.dumps(saved.get_state()))
     wanted = rows_of(saved)
@@ -44,7 +44,7 @@ def check_goes_on(saved, other):
 
 
 def write_labelled_tar(path, files, suffix):
-    """A tar of files, each with its number as its class."""
+    """Writes a tar of files; the class of each file is its number."""
     entries = []
     for number, file in enumerate(files):
         entries.append((f"{number}.{suffix}", file.read_bytes()))

@@ -5,12 +5,12 @@ from nvidia.dali import fn
 
 
 def read_files(files, **options):
-    """DALI's file reader, named "reader": each file and its number, [1], as its label."""
+    """Returns each file and its number [1] from DALI's file reader, named "reader"."""
     return fn.readers.file(files=files, labels=list(range(len(files))), name="reader", **options)
 
 
 def read_case(files, case, shard_id=0, num_shards=1, **options):
-    """The same over as many of the files, with such padding and shards, as a `Case` says."""
+    """Returns the same for a `Case`, with its number of files, padding and shards."""
     return read_files(
         files[: case.n],
         shard_id=shard_id,
@@ -22,7 +22,7 @@ def read_case(files, case, shard_id=0, num_shards=1, **options):
 
 
 def graph(files, shuffle=False, padded=True, stick=False, shard_id=0, num_shards=1, count=11):
-    """The number of each of the first files, and a draw that shows the random state."""
+    """Defines the numbers of the first files, and a random number that shows the random state."""
     label = read_files(
         files[:count],
         random_shuffle=shuffle,

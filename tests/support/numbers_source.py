@@ -1,4 +1,4 @@
-"""A source of numbers, whose records say what they are; and what its batches must have."""
+"""A source of numbers whose records can be recognized, and the expected content of its batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dalijax.sources import Field, Source
 
 
 class Numbers(Source):
-    """Record i has the number i, a grey JPEG of 3 i, and a text.
+    """A source whose record i contains the number i, a gray JPEG of value 3 * i, and a text.
 
     Args:
         count: Number of records.
-        unreadable: Records whose reading raises.
-        undecodable: Records whose picture is none.
+        unreadable: Records that raise when they are read.
+        undecodable: Records whose image is invalid.
     """
 
     fields = {
@@ -35,7 +35,7 @@ class Numbers(Source):
         return self.count
 
     def picture(self, index):
-        """The bytes of a record's picture, of a size that depends on it."""
+        """Returns the encoded image of a record; its size depends on the record."""
         file = io.BytesIO()
         shape = (16 + index % 3, 16 + index % 2, 3)
         Image.fromarray(np.full(shape, 3 * index % 256, np.uint8)).save(file, "jpeg", quality=100)
@@ -68,7 +68,7 @@ class Numbers(Source):
 
 
 def expected(samples, count, seed, shuffle=True, draw="#0"):
-    """The numbers in some samples of the stream, and what a first draw gives them."""
+    """Returns the numbers of some samples of the stream, and their first random draw."""
     numbers, draws = [], []
     for sample in samples:
         epoch, position = divmod(int(sample), count)

@@ -1,9 +1,9 @@
-"""A program that decodes odd images through dalijax, which ends a process if DALI crashes.
+"""A program that decodes odd images with dalijax; a crash of DALI would end it.
 
 python odd_image_worker.py MUTATIONS [OUTPUT_TYPE]
 
-Prints a JSON object: for each image of `odd_images`, or for mutations of them if their number isn't
-0, the error of its record, or what differs from the expected pixels.
+Prints a JSON object. For each image of `odd_images` (or for mutations of them, if their number
+isn't 0) it has the error of the record, or how the pixels differ from the expected pixels.
 """
 
 import io
@@ -29,7 +29,7 @@ PIXELS = {
 
 
 def canvas(pixels):
-    """An image at the top left of a black square of four channels."""
+    """Places an image at the top left of a black square with four channels."""
     shown = np.zeros((SIDE, SIDE, 4), np.uint8)
     part = pixels[:SIDE, :SIDE, :4]
     shown[: part.shape[0], : part.shape[1], : part.shape[2]] = part
@@ -37,7 +37,7 @@ def canvas(pixels):
 
 
 def expected(data, channels):
-    """Pillow's pixels of an image, and those that the images are made of."""
+    """Returns Pillow's pixels of an image, and the pixels that the image was made from."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             mode = {1: "L", 3: "RGB"}.get(channels, "RGBA")
@@ -49,7 +49,7 @@ def expected(data, channels):
 
 
 def mutation(names, images, number):
-    """An image that is cut off, or has other bytes, mostly near its start."""
+    """Returns an image with its end cut off or some bytes changed, mostly near the start."""
     rng = random.Random(number)
     name = rng.choice(names)
     data = bytearray(images[name])
@@ -69,11 +69,11 @@ def decode(data, number, output):
 
 
 def decoded(images, output="RGB"):
-    """What an iterator over records of some images, among good ones, gives.
+    """Decodes images among good records with an iterator.
 
     Returns:
-        The shape of each image that was delivered, whether its pixels are as expected, the names of
-        the records that failed, and the number of good records that weren't delivered.
+        The shape of each delivered image, whether its pixels are as expected, the names of the
+        failed records, and the number of good records that weren't delivered.
     """
     names = list(images)
     records = []

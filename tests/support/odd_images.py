@@ -38,7 +38,7 @@ FORMATS += ("DDS", "EPS", "ICNS", "MPO", "PCX", "SGI", "QOI")
 
 
 def saved(image, form, **options):
-    """An image as a file, or None if Pillow can't write it."""
+    """Saves an image to bytes; None if Pillow can't write it."""
     file = io.BytesIO()
     try:
         image.save(file, form, **options)
@@ -48,7 +48,7 @@ def saved(image, form, **options):
 
 
 def exif(orientation, order="<", kind=3):
-    """EXIF data of one entry."""
+    """Returns EXIF data with one entry."""
     value = struct.pack(order + {1: "Bxxx", 3: "Hxx", 4: "I"}[kind], orientation)
     head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "I", 8)
     return head + struct.pack(order + "HHHI", 1, ORIENTATION, kind, 1) + value + bytes(4)
@@ -61,9 +61,9 @@ _CODES = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 16: 
 
 
 def tiff_file(tags, blocks, order="<", big=False, pages=1):
-    """A TIFF of strips (or tiles) with some tags, (kind, values) each by its number.
+    """Assembles a TIFF of strips (or tiles) with some tags, (kind, values) by tag number.
 
-    Without blocks of a tag 273 or 324 of its own, the offsets of the blocks are added.
+    Adds the offsets of the blocks, unless tag 273 or 324 is given.
     """
     tags = dict(tags)
     offset_tag = 324 if 322 in tags else 273
@@ -123,7 +123,7 @@ def tiff(
     pages=1,
     packed=None,
 ):
-    """A TIFF of an array [height, width] or [height, width, channels]."""
+    """Assembles a TIFF of an array [height, width] or [height, width, channels]."""
     pixels = np.asarray(pixels)
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     height, width, channels = pixels.shape
@@ -174,7 +174,7 @@ def tiff(
 
 
 def _predicted(data, channels=3):
-    """Rows as differences, TIFF's predictor 2."""
+    """Returns rows as differences (TIFF's predictor 2)."""
     rows = np.frombuffer(data, np.uint8).reshape(-1, WIDTH, channels)
     rows = np.diff(rows, axis=1, prepend=np.zeros_like(rows[:, :1]))
     return zlib.compress(rows.tobytes())
@@ -350,7 +350,7 @@ def segment(marker, data):
 
 
 def jpeg_with(*segments, mode="RGB", marker=0xE1, before=0):
-    """A JPEG with further segments after its start, or before a marker."""
+    """Inserts segments into a JPEG after its start, or before a marker."""
     data = jpeg(mode)
     at = data.index(bytes([0xFF, before])) if before else 2
     return data[:at] + b"".join(segment(marker, part) for part in segments) + data[at:]
@@ -495,7 +495,7 @@ def _bad_text(orientation, before):
     return b"II*\0\x08\0\0\0\x02\0" + entries + bytes(4)
 
 
-# 8 x 8 gray pixels of 12 bits, by libjpeg.
+# An 8 x 8 gray JPEG of 12 bits, written by libjpeg.
 _TWELVE_BITS = (
     "|JeWF01!$>Nk#wx0RR9200961|JwjV01yid4h#wq4h;?x5fBp?C>j_R78o%jB^@X_Gd(;xGdMRuNL)@pL{~*OI8bd-"
     "S6^ahXlFi6ad~iLcwA*?WB<Vb3k(1V00;pA5di<h02BZL00000000000000000009|HJ?r5C8xN0RR910000000000"
@@ -511,7 +511,7 @@ def chunk(kind, data):
 
 
 def png(colour, bits, rows, *chunks, after=(), interlace=0, width=WIDTH, height=HEIGHT):
-    """A PNG of packed rows."""
+    """Assembles a PNG of packed rows."""
     head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
     pixels = zlib.compress(b"".join(b"\0" + bytes(row) for row in rows))
     parts = [chunk(b"IHDR", head), *chunks, chunk(b"IDAT", pixels), *after, chunk(b"IEND", b"")]
@@ -638,7 +638,7 @@ def webp_chunk(kind, data):
 
 
 def webp_chunks(data):
-    """The chunks of a WebP, by (kind, data)."""
+    """Splits a WebP into its chunks, (kind, data)."""
     at, chunks = 12, []
     while at + 8 <= len(data):
         kind, length = struct.unpack("<4sI", data[at : at + 8])
@@ -653,13 +653,13 @@ def webp_file(*chunks):
 
 
 def webp_extended(flags, *chunks, width=WIDTH, height=HEIGHT):
-    """A WebP with the header that announces further chunks."""
+    """Adds the header that announces further chunks to a WebP."""
     sizes = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     return webp_file((b"VP8X", bytes([flags, 0, 0, 0]) + sizes), *chunks)
 
 
 def _of_parity(odd, lossless):
-    """The pixel chunk of a WebP, of odd or even length."""
+    """Returns the pixel chunk of a WebP with an odd or even length."""
     ((kind, data),) = webp_chunks(saved(MODES["RGB"], "WEBP", lossless=lossless, quality=95))
     return kind, data + bytes(len(data) % 2 != odd)
 
@@ -741,7 +741,7 @@ def jpeg2000(mode="RGB", **options):
 
 
 def _precision(data, value, channel=None):
-    """A JPEG 2000 whose size marker has another precision; 128 is added for signed samples."""
+    """Changes the precision in a JPEG 2000's size marker; add 128 for signed samples."""
     data = bytearray(data)
     at = data.index(b"\xff\x51") + 38
     (channels,) = struct.unpack(">H", data[at : at + 2])
@@ -973,7 +973,7 @@ def _by_pillow():
 
 @functools.cache
 def odd_images():
-    """The images, by their names."""
+    """Returns all images by name."""
     images = dict(_by_pillow())
     for kind, make in {
         "TIFF": _tiffs,

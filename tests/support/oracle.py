@@ -1,7 +1,7 @@
-"""What iterators must deliver, by reading sample by sample: no closed form, no DALI.
+"""The expected batches, computed sample by sample: no closed form, no DALI.
 
-A simulation of the rules, slow and plain: every stream is a list of (sample, epoch, real),
-and an epoch takes batches until each stream has given all its samples of that epoch.
+A simulation of the rules, slow and plain: every stream is a list of (sample, epoch, real), and an
+epoch takes batches until each stream has delivered all its samples of that epoch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-Sample = tuple[int, int, bool]  # number, epoch, whether it is no padding
+Sample = tuple[int, int, bool]  # number, epoch, whether it is a real sample and not padding
 
 
 def shard(n: int, shards: int, i: int) -> range:
@@ -17,7 +17,7 @@ def shard(n: int, shards: int, i: int) -> range:
 
 
 def _stream(case: Case, stream: int) -> Iterator[Sample]:
-    """The samples that the pipeline of one shard reads, without an end."""
+    """Yields the samples that the pipeline of one shard reads, endlessly."""
     per_epoch = max(len(shard(case.n, case.shards, i)) for i in range(case.shards))
     while per_epoch % case.batch:
         per_epoch += 1
@@ -43,16 +43,16 @@ class Case:
     stick: bool
 
     def readable(self) -> bool:
-        """Whether every stream has samples; DALI refuses a shard without any."""
+        """Whether every stream has samples; DALI rejects empty shards."""
         return self.n >= self.shards
 
     def epochs(self, count: int) -> list[tuple[int, list[list[list[Sample]]]]]:
-        """The first ``count`` epochs that consume a batch: (number, [stream][batch][sample]).
+        """Returns the first ``count`` epochs with a batch: (number, [stream][batch][sample]).
 
         PARTIAL batches are cut.
         """
         streams = [_stream(self, s) for s in range(self.shards)]
-        ends = [0] * self.shards  # samples of each stream that belong to epochs so far
+        ends = [0] * self.shards  # number of samples of each stream that belong to earlier epochs
         taken, epoch = 0, -1
         out: list[tuple[int, list[list[list[Sample]]]]] = []
         while len(out) < count:
@@ -67,7 +67,7 @@ class Case:
             ]
             taken += batches * self.batch
             if batches == 0 and not (self.policy == "DROP" and not self.padded):
-                continue  # read ahead entirely: skipped
+                continue  # all its samples were read ahead: skipped
             out.append((epoch, [self._kept(own, epoch) for own in read_epoch]))
         return out
 
@@ -94,7 +94,7 @@ class Case:
         return own
 
     def mask(self, batch: list[Sample], epoch: int) -> list[bool]:
-        """Which samples of a delivered batch count; all of them under DROP."""
+        """Returns the mask of a delivered batch; all True under DROP."""
         if self.policy == "DROP":
             return [True] * len(batch)
         return [s[1] == epoch and s[2] for s in batch]

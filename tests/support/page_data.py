@@ -1,4 +1,4 @@
-"""What the pages' blocks take for granted: a folder of pictures, a graph, records of Grain's."""
+"""Data that the pages' blocks assume: a folder of images, a graph, records for Grain."""
 
 import pathlib
 
@@ -12,18 +12,18 @@ TRAIN = pathlib.Path("imagenet/train")
 
 
 def draw_folder(count=300):
-    """Draws imagenet/train: a folder of pictures for each class."""
+    """Draws imagenet/train: a folder of images for each class."""
     TRAIN.parent.mkdir()
     make_pictures(pathlib.Path("drawn"), count=count).rename(TRAIN)
 
 
 def paths():
-    """The files of the folder, sorted."""
+    """Returns the files of the folder, sorted."""
     return sorted(TRAIN.glob("*/*.jpg"))
 
 
 def read_records():
-    """Encoded pictures, uint8 [bytes], and their numbers."""
+    """Returns encoded images, uint8 [bytes], and their numbers."""
     return [
         {"image": np.fromfile(path, np.uint8), "label": np.int32(number)}
         for number, path in enumerate(paths())
@@ -32,7 +32,7 @@ def read_records():
 
 @data_iterator(output_map=["images", "labels"], reader_name="reader", mask="mask")
 def train(data_dir, shard_id=0, num_shards=1):
-    """Small pictures and their labels, by DALI's reader."""
+    """Returns small images and their labels from DALI's reader."""
     jpegs, labels = fn.readers.file(
         file_root=data_dir, name="reader", shard_id=shard_id, num_shards=num_shards
     )

@@ -17,12 +17,12 @@ PRELUDES = ROOT / "tests" / "docs" / "preludes"
 NOT_RUN = "# not run here:"
 MOST_CHARACTERS, MOST_WORDS = 100, 30
 NO_PROSE = ("#", "|", "!!!", "???", "===", ":::", "--8<--", "<")
-_LINK = re.compile(r"\]\(<?([^()\s>]+)")  # its text may begin on the line before
+_LINK = re.compile(r"\]\(<?([^()\s>]+)")  # the text may begin on the line before
 _DALIJAX = re.compile(r"\s*python -m dalijax")
 
 
 def on_cpu(code: str) -> str:
-    """A page's code as it runs without a GPU."""
+    """Changes a page's code so that it runs without a GPU."""
     code = re.sub(r"device_id=\d", "device_id=None", code).replace(".gpu()", "")
     return code.replace('device="mixed"', 'device="cpu"')
 
@@ -37,7 +37,7 @@ class Block:
 
 
 class Page:
-    """A page, read once."""
+    """A page of the documentation."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class Page:
                 opened = fence[1], fence[2], number + 1
             elif opened and fence and not fence[2] and fence[1].startswith(opened[0]):
                 lines = self.lines[opened[2] - 1 : number - 1]
-                language = opened[1].split(" ")[0]  # behind it may be the lines to mark
+                language = opened[1].split(" ")[0]  # highlighted lines may follow the language
                 yield Block(language, opened[2], textwrap.dedent("\n".join(lines)).split("\n"))
                 opened = None
         if opened:
@@ -61,18 +61,18 @@ class Page:
 
     @property
     def prelude(self) -> pathlib.Path:
-        """The code that comes before the first block; it need not be there."""
+        """Returns the code that runs before the first block; "" if the page has none."""
         path = self.path.relative_to(DOCS if DOCS in self.path.parents else ROOT).with_suffix(".py")
         return PRELUDES / path.as_posix().replace("-", "_").replace("/", "_").lower()
 
     def block(self, heading: str) -> str:
-        """The first block of Python below a heading, as it runs on a CPU."""
+        """Returns the first Python block below a heading, changed to run on a CPU."""
         start = next(n for n, line in self.prose if line.lstrip("# ") == heading)
         block = next(b for b in self.blocks if b.first > start and b.language == "python")
         return on_cpu("\n".join(block.lines) + "\n")
 
     def program(self) -> str | None:
-        """The page's blocks as they run on a CPU, at the lines that they have in the page."""
+        """Returns the page's blocks, changed to run on a CPU, at their line numbers in the page."""
         code = [""] * len(self.lines)
         for block in self.blocks:
             if block.language == "python" and not block.lines[0].startswith(NOT_RUN):
@@ -90,7 +90,7 @@ class Page:
         return on_cpu("\n".join(code) + "\n")
 
     def outputs(self) -> list[Block]:
-        """The blocks of text right behind one of Python that runs: what it prints."""
+        """Returns the text blocks directly after a Python block that runs: its output."""
         pairs = [
             (before, block)
             for before, block in itertools.pairwise(self.blocks)
@@ -106,12 +106,12 @@ class Page:
 
     @functools.cached_property
     def prose(self) -> list[tuple[int, str]]:
-        """Numbers and texts of the lines outside of blocks."""
+        """Yields numbers and texts of the lines outside of blocks."""
         code = {n for b in self.blocks for n in range(b.first - 1, b.first + len(b.lines) + 1)}
         return [(n, line) for n, line in enumerate(self.lines, 1) if n not in code]
 
     def sentences(self) -> Iterator[tuple[int, str]]:
-        """Each sentence of the prose, with the line on which its paragraph begins."""
+        """Yields each sentence, with the first line of its paragraph."""
         paragraph: list[str] = []
         start = 0
         for number, line in [*self.prose, (len(self.lines) + 1, "")]:
@@ -128,7 +128,7 @@ class Page:
             paragraph.append(text[item.end() :] if item else text)
 
     def too_long(self) -> Iterator[str]:
-        """The lines and sentences that are; tables and the targets of links may be."""
+        """Yields lines and sentences that are too long, except tables and link targets."""
         for number, line in enumerate(self.lines, 1):
             bare = re.sub(r"\]\([^)]*\)|\]: \S+$", "]()", line)
             if len(bare) > MOST_CHARACTERS and not line.lstrip().startswith("|"):
@@ -138,14 +138,14 @@ class Page:
                 yield f"{self.name}:{number}: {words(sentence)} words: {sentence}"
 
     def links(self) -> Iterator[tuple[int, str]]:
-        """The links that are not to another host."""
+        """Returns the links within the documentation."""
         for number, line in self.prose:
             for target in _LINK.findall(re.sub(r"`[^`]*`", "", line)):
                 if not re.match(r"[a-z]+:", target):
                     yield number, target
 
     def anchors(self) -> set[str]:
-        """The headings' anchors, as MkDocs and GitHub make them, and those of API entries."""
+        """Returns the anchors of headings (as in MkDocs and GitHub) and of API entries."""
         anchors = {line[4:] for _, line in self.prose if line.startswith("::: ")}
         for _, line in self.prose:
             heading = re.match(r"#+\s+(.*?)(?:\s*\{.*#([\w.-]+).*\})?\s*$", line)
@@ -156,7 +156,7 @@ class Page:
 
 
 def commands(block: Block) -> Iterator[tuple[int, str]]:
-    """Each command of a block of sh, with its line; a backslash goes on with the next."""
+    """Yields each command of an sh block with its line; a backslash continues a command."""
     command, start = "", 0
     for number, line in enumerate(block.lines, block.first):
         start = start if command else number
@@ -167,14 +167,14 @@ def commands(block: Block) -> Iterator[tuple[int, str]]:
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Sentences end with a stop before a space; code and links count as their text."""
+    """Splits text at full stops before a space; code and links count as their text."""
     text = re.sub(r"(`+).*?[^`]\1(?!`)", "code", paragraph)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return [s for s in re.split(r"(?<=[.!?])[)\"'*_]*\s+(?=\S)", text) if s.strip()]
 
 
 def words(sentence: str) -> int:
-    """Number of words."""
+    """Counts words."""
     return sum(bool(re.search(r"\w", word)) for word in sentence.split())
 
 

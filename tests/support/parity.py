@@ -1,4 +1,4 @@
-"""Photographs, and how far pixels and distributions are from torchvision's."""
+"""Photographs, and differences of pixels and distributions from torchvision's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from skimage import data
 
 DRAWS = 20_000
-# Two samples of DRAWS numbers each of one distribution are farther apart once in a thousand times.
+# Two samples of DRAWS numbers from one distribution differ by more once in a thousand times.
 FAR = 1.95 * (2 / DRAWS) ** 0.5
-FIGURES: dict[str, tuple[float, ...]] = {}  # by piece: the worst that was seen
+FIGURES: dict[str, tuple[float, ...]] = {}  # the largest difference that was seen, by test
 
 
 def photographs() -> list[np.ndarray]:
@@ -19,7 +19,7 @@ def photographs() -> list[np.ndarray]:
 
 
 def tensor(pixels: np.ndarray) -> torch.Tensor:
-    """An image [height, width, channels], or many, with the channels before height and width."""
+    """Returns images [..., height, width, channels] as a tensor with the channels first."""
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, -3)))
 
 
@@ -28,7 +28,7 @@ def pixels(image: torch.Tensor) -> np.ndarray:
 
 
 def differences(piece: str, ours: list, theirs: list) -> np.ndarray:
-    """Absolute differences of all values, flat; keeps their median, 99th percentile and maximum."""
+    """Returns flat absolute differences, and records median, 99th percentile and maximum."""
     found = [np.abs(np.asarray(a, float) - np.asarray(b, float)) for a, b in zip(ours, theirs)]
     levels = np.concatenate([one.ravel() for one in found])
     keep(piece, *np.quantile(levels, (0.5, 0.99, 1.0)))
@@ -36,7 +36,7 @@ def differences(piece: str, ours: list, theirs: list) -> np.ndarray:
 
 
 def distance(piece: str, ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The greatest difference of two samples' shares below any number, which it keeps."""
+    """Returns and records the Kolmogorov-Smirnov distance of two samples."""
     ours, theirs = np.asarray(ours, float), np.asarray(theirs, float)
     found = float(scipy.stats.ks_2samp(ours, theirs).statistic)
     keep(piece, found)
@@ -48,7 +48,7 @@ def keep(piece: str, *figures: float) -> None:
 
 
 def table() -> list[str]:
-    """The figures as lines: medians, 99th percentiles and maxima; or distances, in percent."""
+    """Formats the figures: medians, 99th percentiles and maxima; or distances, in percent."""
     return [
         f"{piece}: " + " / ".join(f"{one:.3g}" for one in figures)
         if len(figures) > 1

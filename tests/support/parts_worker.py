@@ -1,4 +1,4 @@
-"""One of several processes of test_parts.py: parts of Grain's records that differ in length."""
+"""Worker process of test_parts.py: parts of Grain's records with different lengths."""
 
 import jax
 
@@ -45,7 +45,7 @@ def sliced(count=COUNT):
 
 
 def arrays(batch):
-    """The rows of this process: x, random numbers and mask."""
+    """Returns the rows of this process: x, random numbers and mask."""
     return [
         np.concatenate([np.ravel(s.data) for s in batch[k].addressable_shards]).tolist()
         for k in ("x", "u", "mask")
@@ -54,7 +54,7 @@ def arrays(batch):
 
 
 def delivered(iterator, steps=None, together=True):
-    """This process's rows of each batch, or the error."""
+    """Returns this process's rows of each batch, or the error."""
     batches = []
     try:
         for batch in iterator:
@@ -73,7 +73,7 @@ def slices():
 
 
 def resumed(ds):
-    """Whole, and resumed after each batch, in place and anew; at the end there is no batch."""
+    """Compares a whole run with resumes after each batch, in place and in a new iterator."""
     iterator, states = iter(ds), []
     whole = []
     while True:
@@ -111,19 +111,19 @@ def kept(record):
 
 
 def filtered():
-    """A filter behind the slice: its number of records is not known."""
+    """Filters after the slice, so that the number of records is unknown."""
     return unknown_length(sliced().filter(kept))
 
 
 def holes():
-    """A map that leaves out records, which no one can know before they are read."""
+    """Maps some records to None, which is known only after reading."""
     some = sliced().map(lambda record: record if kept(record) else None)
     drops = transform(pad=None, drop_remainder=True)
     return [delivered(some.pipe(transform())), delivered(some.pipe(drops), together=False)]
 
 
 def unknown_length(ds):
-    """Padded, with each batch resumed, and dropped."""
+    """Runs a dataset of unknown length: padded, resumed after each batch, and dropped."""
     drops = ds.pipe(transform(pad=None, drop_remainder=True))
     return [resumed(ds.pipe(transform())), resumed(drops)]
 
@@ -138,13 +138,13 @@ def iter_filtered():
 
 
 def iter_far_apart():
-    """One process has a record, the other all."""
+    """Gives one record to one process, and all others to the other process."""
     ds = sliced().to_iter_dataset().filter(lambda record: not LAST or record["x"] == PROCESS)
     return [delivered(ds.pipe(transform())), delivered(ds.pipe(transform(pad="mask")), 2)]
 
 
 def iter_packed():
-    """Each element is a batch."""
+    """Packs records: each element is a batch."""
     packed = sliced().batch(2, batch_fn=pack_records).to_iter_dataset()
     return unknown_length(packed)
 
@@ -163,7 +163,7 @@ def iter_nothing():
 
 
 def iter_raising():
-    """A record of the last process can't be read: an error there, and the batches go on."""
+    """Raises at a record of the last process: the batch fails, and later batches follow."""
 
     def read(record):
         if LAST and record["x"] == PROCESS + 2 * PROCESSES:
@@ -246,7 +246,7 @@ def restored_apart():
 
 
 def failing():
-    """The graph of the last process fails, once; the others don't wait for it."""
+    """Fails once in the graph of the last process; the other processes don't wait for it."""
     fails = [LAST]
 
     def breaks(x):
@@ -262,7 +262,7 @@ def failing():
 
 
 def spec_alone():
-    """One process asks for the spec, and prefetches."""
+    """Asks for the spec and prefetches in one process."""
     ds = sliced().pipe(transform())
     iterator = iter(ds)
     if LAST:

@@ -1,4 +1,4 @@
-"""Photographs and the pipeline of the GPU's tests."""
+"""Photographs, and the pipeline of the GPU tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT, BATCH = 20, 6
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> list[str]:
-    """Smooth JPEGs of varied sizes; the red of picture i is about 10 * i."""
+    """Smooth JPEGs of various sizes; the red of image i is about 10 * i."""
     folder = tmp_path_factory.mktemp("photos")
     rng, files = np.random.default_rng(0), []
     for i in range(COUNT):

@@ -1,8 +1,8 @@
-"""A program that decodes batches of 64 pictures, of which one is none, for which DALI would crash.
+"""A program that decodes batches of 64 images with a single invalid image, which could crash DALI.
 
 python picture_worker.py HOW BAD [DEVICE]
 
-DEVICE is that of DALI's decoders. It prints which rows of the batches are valid, as JSON.
+DEVICE is the device of DALI's decoders. Prints which rows of the batches are valid, as JSON.
 """
 
 import io
@@ -21,7 +21,7 @@ from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALITransform
 from dalijax.fn import read_file
 
-BATCH, COUNT, WRONG = 64, 128, 70  # which is in the second batch, with 57 pictures behind it
+BATCH, COUNT, WRONG = 64, 128, 70  # in the second batch, followed by 57 images
 MASKS = [[row != WRONG for row in range(begin, begin + BATCH)] for begin in (0, BATCH)]
 device = "cpu"
 
@@ -33,7 +33,7 @@ def encoded(form, mode="RGB", **options):
 
 
 def odd_webp():
-    """A WebP with EXIF data after a chunk of odd length."""
+    """Returns a WebP with EXIF data after a chunk of odd length."""
     header = b"VP8X" + struct.pack("<IIHBHB", 10, 8, 29, 0, 19, 0)
     pixels = encoded("WEBP", lossless=True)[20:]
     pixels = pixels if len(pixels) % 2 else pixels + b"\0"
@@ -86,7 +86,7 @@ def read_by_operator(path):
 
 
 def padded(path):
-    """A path as DALI opens it, up to the first zero."""
+    """Decodes a path as DALI does, up to the first zero."""
     return np.frombuffer(path.encode().ljust(256, b"\0"), np.uint8)
 
 

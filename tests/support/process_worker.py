@@ -1,4 +1,4 @@
-"""One of several processes of test_processes.py: delivers batches, saves, resumes, reports."""
+"""Worker process of test_processes.py: delivers batches, saves, resumes, reports."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ from numbered import graph  # noqa: E402
 
 
 def pieces(array):
-    """The rows that this process holds: {device: [start, values]}."""
+    """Returns the rows of this process: {device: [start, values]}."""
     out = {}
     for shard in array.addressable_shards:
         start = shard.index[0].start or 0
@@ -56,7 +56,7 @@ def main():
                 states.write_text(json.dumps(iterator.get_state()))
             try:
                 batch = next(iterator)
-                # A computation over all processes: it fails where the arrays disagree.
+                # A computation over all processes, which fails if the arrays disagree.
                 total = jax.jit(lambda x: x.sum())(batch["x"])
                 events.append({k: pieces(v) for k, v in batch.items()} | {"sum": int(total)})
             except StopIteration:

@@ -1,4 +1,4 @@
-"""Runs a worker in several processes, which find one another by jax.distributed."""
+"""Runs a worker in several processes, which connect through jax.distributed."""
 
 import json
 import os
@@ -14,14 +14,14 @@ SUPPORT = str(pathlib.Path(__file__).parent)
 
 
 def free_port():
-    """A port of this machine that nobody has."""
+    """Returns a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
 
 
 def launched(worker, tmp_path, options, processes=PROCESSES):
-    """The processes that run a worker, each with a file for its report."""
+    """Starts the processes of a worker, each with a file for its report."""
     port = free_port()
     path = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
     running = []
@@ -45,7 +45,7 @@ def launched(worker, tmp_path, options, processes=PROCESSES):
 
 
 def started(worker, tmp_path, options, processes=PROCESSES, timeout=300):
-    """The reports of the processes that run a worker."""
+    """Runs a worker in several processes and returns their reports."""
     running = launched(worker, tmp_path, options, processes)
     for process in running:
         try:
@@ -60,7 +60,7 @@ def started(worker, tmp_path, options, processes=PROCESSES, timeout=300):
 
 
 def join():
-    """In a worker, before it uses a device: its options, when it has found the others."""
+    """Connects a worker to the other processes, before it uses a device; returns its options."""
     options = json.loads(sys.argv[1])
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", options.get("devices", 1))
@@ -72,14 +72,14 @@ def join():
 
 
 def leave(options, report):
-    """In a worker, at its end: reports, and waits for the others."""
+    """Reports a worker's result, and waits for the other processes."""
     pathlib.Path(options["report"]).write_text(json.dumps(report))
     if options["processes"] > 1:
         jax.distributed.shutdown()
 
 
 def report(options, functions):
-    """In a worker: runs the functions named by ``scenarios``, in step, and reports their results.
+    """Runs the functions named by ``scenarios`` in a worker, in step, and reports their results.
 
     All processes begin each function together.
     """

@@ -1,4 +1,4 @@
-"""Python programs in processes of their own."""
+"""Runs Python programs in new processes."""
 
 import signal
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 
 def run_python(*arguments, code=0, timeout=300, **options):
-    """Runs Python to its end, which must be of this exit code; has ``stdout`` and ``stderr``."""
+    """Runs Python until it exits, and checks the exit code; returns ``stdout`` and ``stderr``."""
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
     assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]
@@ -14,13 +14,13 @@ def run_python(*arguments, code=0, timeout=300, **options):
 
 
 def start_python(*arguments, **options):
-    """Starts Python, with pipes of text."""
+    """Starts Python with text pipes."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([sys.executable, *map(str, arguments)], text=True, **pipes, **options)
 
 
 def kill_python(process):
-    """Kills a program as ``kill -9`` does; its exit code, another one if it ended before."""
+    """Kills a program like ``kill -9``; returns the exit code, which shows earlier exits."""
     process.send_signal(signal.SIGKILL)
     process.communicate()
     return process.returncode

@@ -5,17 +5,18 @@ from nvidia.dali import fn, types
 
 
 def ends_after(batches):
-    """A graph whose source alone knows its end, and has no state."""
+    """Defines a graph whose source raises StopIteration and has no state."""
     return lambda: fn.external_source(
         iter(np.arange(2 * batches, dtype=np.int32).reshape(-1, 2, 1))
     )
 
 
 def fails_at(iterations):
-    """A graph of endless batches whose source raises at some iterations.
+    """Defines a graph of endless batches whose source raises at some iterations.
 
     Args:
-        iterations: A list of them; one that has failed is removed, and runs the next time.
+        iterations: The iterations that raise. Each is removed when it fails, so that it
+            succeeds the next time.
     """
 
     def source(info):

@@ -4,10 +4,10 @@
     python tests/support/record_cells.py before.json     # with the old version: records
     python tests/support/record_cells.py before.json     # with the new version: compares
 
-Each cell is an iterator of the public API. For every call of a walk through its epochs the file has
-a digest of the batch, or the end of the epoch, or the error. Then the cell is restored at several
-positions, in a new iterator, and must deliver the recorded rest. The encoding of states is not
-recorded: only the batches have to stay the same.
+Each cell is an iterator of the public API. For every call of a walk through its epochs, the file
+contains a digest of the batch, or the end of the epoch, or the error. Each cell is then restored at
+several positions in a new iterator, and must deliver the remaining recorded batches. The encoding
+of states is not recorded, since only the batches must stay the same.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransfor
 from dalijax.adapters.tfdata import DALIDataset
 
 Make = Callable[[], Any]
-CALLS = 14  # of each cell that has no end of its own
+CALLS = 14  # steps of cells that are endless
 POLICIES = ("FILL", "DROP", "PARTIAL")
 
 
 def rows_over(devices: int) -> NamedSharding:
-    """A sharding of rows over some devices."""
+    """Returns a sharding of rows over some devices."""
     return NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("data",)), PartitionSpec("data"))
 
 
 def source_cells(folder: pathlib.Path) -> Iterator[tuple[str, Make]]:
-    """Every source, graph, policy and number of devices that has a code path of its own."""
+    """Yields a cell for each code path of sources, graphs, policies and devices."""
 
     def make(source: str, graph: str, devices: int = 0, **config: Any) -> Any:
         function = elastic_graphs.iterator_function(str(folder), source, graph)
@@ -80,7 +80,7 @@ class FourthFails(list):
 
 
 def bad_cells(folder: pathlib.Path) -> Iterator[tuple[str, Make]]:
-    """Records and files that fail."""
+    """Yields cells with records and files that fail."""
     files = write_jpegs(folder / "bad", 10)
     corrupt(files[4])
 
@@ -108,7 +108,7 @@ def bad_cells(folder: pathlib.Path) -> Iterator[tuple[str, Make]]:
 
 
 def function_cells() -> Iterator[tuple[str, Make]]:
-    """Functions in the graph, with keys."""
+    """Yields cells with functions in the graph, with keys."""
     scaled = fn.jax_function(lambda x, *, key: x * 2 + jax.random.uniform(key, x.shape))
     source = sources.Arrays({"x": np.arange(11, dtype=np.float32)[:, None]})
 
@@ -120,7 +120,7 @@ def function_cells() -> Iterator[tuple[str, Make]]:
 
 
 def adapter_cells(files: list[str], folder: pathlib.Path) -> Iterator[tuple[str, Make]]:
-    """Adapters over sources; the rows of test_conformance have them over readers."""
+    """Yields adapters over sources; test_conformance.py has adapters over readers."""
     function = elastic_graphs.iterator_function(str(folder), "Files", "augment")
     call = {"batch_size": 4, "num_threads": 1}
     yield "CLU", lambda: DALIDatasetIterator(function, mask="mask", **call)
@@ -155,7 +155,7 @@ def adapter_cells(files: list[str], folder: pathlib.Path) -> Iterator[tuple[str,
 
 
 def cells(folder: pathlib.Path) -> dict[str, Make]:
-    """All cells by name."""
+    """Returns all cells by name."""
     elastic_graphs.write(folder)
     files = write_jpegs(folder / "class", 12)
     made = {
@@ -169,7 +169,7 @@ def cells(folder: pathlib.Path) -> dict[str, Make]:
 
 
 def digest(batch: dict[str, Any]) -> str:
-    """A digest of a batch: names, dtypes, shapes and values, on each device."""
+    """Returns a digest of a batch: names, dtypes, shapes and values, on each device."""
     text = repr(sorted(frozen(batch).items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -187,7 +187,7 @@ def call_next(iterator: Any) -> str:
 
 
 def walk(make: Make, calls: int) -> tuple[list[str], list[Any]]:
-    """The results of some calls of a new iterator, and the state before each."""
+    """Returns the results of some calls of a new iterator, and the state before each call."""
     iterator = make()
     results, states = [], []
     for _ in range(calls):
@@ -198,7 +198,7 @@ def walk(make: Make, calls: int) -> tuple[list[str], list[Any]]:
 
 
 def check_restores(name: str, make: Make, results: list[str], states: list[Any]) -> None:
-    """Raises ValueError if a restored iterator delivers another rest."""
+    """Raises ValueError if a restored iterator delivers different batches."""
     for at in {0, 1, 2, len(states) // 2, len(states) - 2}:
         iterator = make()
         iterator.set_state(json.loads(states[at]))

@@ -8,11 +8,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 def rows_over(*shape: int, turn: int = 1) -> NamedSharding:
-    """Rows over the first axis of a mesh of the first devices; a second axis holds replicas.
+    """Returns rows over the first axis of a mesh of the first devices; a second axis has replicas.
 
     Args:
         *shape: The mesh's shape.
-        turn: 1, or -1 for the devices from the last to the first.
+        turn: 1, or -1 for reversed devices.
     """
     devices = np.array(jax.devices()[: math.prod(shape)][::turn]).reshape(shape)
     return NamedSharding(Mesh(devices, ("data", "model")[: len(shape)]), PartitionSpec("data"))

@@ -1,4 +1,4 @@
-"""One of several processes of test_processes.py: one pipeline over a source that ends by itself."""
+"""Worker process of test_processes.py: a pipeline over a source that raises StopIteration."""
 
 import jax
 
@@ -21,7 +21,7 @@ SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d
 
 
 class Batches:
-    """Batches of two samples of a shard, the last of them of as many as is said."""
+    """Batches of two samples of a shard; the last batch has the given size."""
 
     def __init__(self, shard, last):
         self.sizes, self.shard = [2, 2, last], shard
@@ -49,7 +49,7 @@ def forgotten(shard_id=0, num_shards=1):
 
 
 def by_grain(step=1, process=0, **more):
-    """The numbers that this process has of global batches of Grain's records, sliced or not."""
+    """Returns this process's numbers in global batches of Grain's records, sliced or not."""
     records = grain.MapDataset.source([{"x": np.int32(k)} for k in range(8)])
     records = records[process::step] if step > 1 else records[: 8 - more.pop("kept_back", 0)]
     transform = DALITransform(
@@ -59,7 +59,7 @@ def by_grain(step=1, process=0, **more):
 
 
 def without_sharding():
-    """The warnings for a source that each process reads whole."""
+    """Returns the warnings for a source that each process reads whole."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         iterator = data_iterator(lambda x: x, ["x"], source=Arrays({"x": np.arange(8)}))

@@ -53,7 +53,7 @@ def main():
     def step(total, batch):  # over the rows of both processes
         return total * 0.5 + (batch["x"][:, 0] * batch["u"]).sum()
 
-    # One shard that both hold: what they draw says whether they drew one seed.
+    # Both processes have the only shard: equal draws show that they use the same seed.
     drawn = train(None, partitioner=Partitioner(mesh, PartitionSpec()))
     report["drawn"] = np.asarray(next(drawn)["u"].addressable_data(0)).tolist()
     iterator = train(1, partitioner=partitioner)

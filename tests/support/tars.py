@@ -7,7 +7,7 @@ FIELDS = {"jpg": "data", "cls": "label"}
 
 
 def write_tar(path, entries, form=tarfile.PAX_FORMAT):
-    """Writes a tar of (name, content) or TarInfos without content."""
+    """Writes a tar of (name, content) pairs, or of TarInfos without content."""
     with tarfile.open(path, "w", format=form) as tar:
         for entry in entries:
             if isinstance(entry, tarfile.TarInfo):

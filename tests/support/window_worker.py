@@ -1,9 +1,10 @@
-"""A program that cuts windows out of images while it decodes them, some of them too small.
+"""A program that crops windows while it decodes images, some of which are too small.
 
 python window_worker.py BATCH
 
-Prints a JSON object: for each decoder and window, the names of the images whose records failed, and
-the number of good records that were not delivered. DALI crashes if a window isn't inside an image.
+Prints a JSON object. For each decoder and window it has the names of the images whose records
+failed, and the number of good records that were not delivered. DALI crashes if a window isn't
+inside an image.
 """
 
 import json
@@ -32,7 +33,7 @@ WINDOWS = {
 
 
 def tiny_images():
-    """Images of a few pixels in each format."""
+    """Returns images of a few pixels in each format."""
     for height, width in SIZES:
         pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
         for form in FORMATS:
@@ -44,12 +45,12 @@ def tiny_images():
 
 
 def images():
-    """Tiny images, and every fourth odd one: all of them would take half a minute."""
+    """Returns tiny images and every fourth odd image: all of them would take half a minute."""
     return {**dict(list(odd_images().items())[::4]), **dict(tiny_images())}
 
 
 def failed(images, window, batch):
-    """The names of images whose records failed, and the number of good records that were lost."""
+    """Returns the names of images whose records failed, and the number of lost good records."""
     records = [{"data": data} for image in images.values() for data in (image, GOOD)]
 
     def decode(data):

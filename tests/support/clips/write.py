@@ -1,6 +1,6 @@
-"""Writes the clips of this folder anew: `python tests/support/clips/write.py`, with PyAV (av).
+"""Rewrites the clips of this folder with PyAV: `python tests/support/clips/write.py`.
 
-They are small and kept, so that tests of containers and codecs need no library of videos.
+The clips are stored in the repository, so that tests of containers and codecs do not need PyAV.
 """
 
 import pathlib
