@@ -1,4 +1,4 @@
-"""Checks of arguments before DALI sees them, with errors that name the argument and the cure."""
+"""Validation of arguments before DALI sees them; errors name the argument and the fix."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .random.seeds import ShardSeed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Arguments of pipeline_def: the last two are its own.
+# Arguments of pipeline_def: those of Pipeline, and two of its own.
 _DEF_ARGS = frozenset(inspect.signature(Pipeline.__init__).parameters) - {"self"} | {
     "enable_conditionals",
     "debug",
 }
-# What a number counts, and its smallest allowed value.
+# Description and smallest allowed value of numeric arguments.
 _NUMBERS = {
     "batch_size": ("a whole number of samples, 1 or more", 1),
     "num_threads": ("a whole number of threads, 1 or more", 1),
@@ -49,13 +49,13 @@ _FLAGS = frozenset(
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function's name with parentheses, for messages."""
+    """Formats a function's name with parentheses, for messages."""
     return f"{getattr(function, '__name__', function)!s}()"
 
 
 def is_pipeline_def(function: Callable[..., Any]) -> bool:
-    """Whether a function was decorated by ``nvidia.dali.pipeline_def``."""
-    # Not public, the mark of DALI's decorator: without it a function counts as a plain one.
+    """Returns whether a function was decorated by ``nvidia.dali.pipeline_def``."""
+    # Private in DALI: the mark of its decorator. Without it, a function counts as a plain function.
     return bool(getattr(function, "_is_pipeline_def", False))
 
 
@@ -67,10 +67,10 @@ def function_parameters(pipeline_fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
-    """Checks that a call without a source passes every argument of the graph's function.
+    """Checks that a call without a source passes every argument of the graph function.
 
     Args:
-        pipeline_fn: The graph's function.
+        pipeline_fn: The graph function.
         args: Its positional arguments.
         names: Names of its keyword arguments.
 
@@ -80,7 +80,7 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
     for value in args:
         if hasattr(value, "read_threads") and hasattr(value, "fields"):
             raise TypeError(
-                f"{name_of(pipeline_fn)} got {value!r:.80} as a positional argument: pass a source "
+                f"{name_of(pipeline_fn)} got {value!r:.80} as a positional argument. Pass a source "
                 "by keyword, source=..."
             )
     parameters = list(inspect.signature(pipeline_fn).parameters.values())
@@ -98,18 +98,19 @@ def check_filled(pipeline_fn: Callable[..., Any], args: Sequence[Any], names: se
             cure = f"source=dalijax.{replacements.for_path(paths[0])} instead of {paths[0]!r}"
         if "draw" in missing:
             cure += (
-                ". draw has random numbers of a source's records; a graph over a reader uses "
+                ". draw supplies random numbers of a source's records; a graph over a reader uses "
                 "nvidia.dali.fn.random"
             )
         raise TypeError(
-            f"nothing gives {missing} of {name_of(pipeline_fn)}: pass them in the call, or a {cure}"
+            f"{name_of(pipeline_fn)} gets no value for {missing}. Pass them in the call, or a "
+            f"{cure}"
         )
 
 
 def own_arguments(adapter: type) -> dict[str, frozenset[str]]:
-    """Names of the arguments that an adapter takes itself, as `check_call` has others."""
-    own = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}
-    return {f"those of {adapter.__name__}": own}
+    """Names of an adapter's own arguments, in the form of ``others`` of `check_call`."""
+    names = function_parameters(vars(adapter)["__init__"]) - {"self", "iterator_fn"}
+    return {f"those of {adapter.__name__}": names}
 
 
 def check_call(
@@ -117,16 +118,19 @@ def check_call(
     names: Collection[str],
     others: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> None:
-    """Raises TypeError for an argument of neither the function, pipeline_def nor the caller.
+    """Rejects unknown arguments.
 
     Args:
-        pipeline_fn: The graph's function.
-        names: The arguments' names.
-        others: Further names that the caller takes, by what they are: "those of DALITransform".
+        pipeline_fn: The graph function.
+        names: Names of the passed arguments.
+        others: Additional accepted names, grouped by owner, e.g. "those of DALITransform".
+
+    Raises:
+        TypeError: If an argument is unknown.
     """
-    known = {"its own": function_parameters(pipeline_fn), **others}
-    known["those of nvidia.dali.pipeline_def"] = _DEF_ARGS
-    check_names(name_of(pipeline_fn), names, known)
+    accepted = {"its own": function_parameters(pipeline_fn), **others}
+    accepted["those of nvidia.dali.pipeline_def"] = _DEF_ARGS
+    check_names(name_of(pipeline_fn), names, accepted)
 
 
 def checked_arguments(
@@ -134,16 +138,16 @@ def checked_arguments(
     call: Mapping[str, Any],
     others: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The keyword arguments of a call, with Python's numbers in place of NumPy's.
+    """Validates the keyword arguments of a call, and converts NumPy numbers to Python numbers.
 
     Args:
-        pipeline_fn: The graph's function; its own arguments are not checked.
+        pipeline_fn: The graph function; its own arguments are not checked.
         call: The arguments.
-        others: As for `check_call`.
+        others: As in `check_call`.
 
     Raises:
-        TypeError: For an argument of none of them, or of a wrong type.
-        ValueError: For a number that is too small or too large.
+        TypeError: If an argument is unknown or has a wrong type.
+        ValueError: If a number is out of range.
     """
     check_call(pipeline_fn, call, others)
     parameters = function_parameters(pipeline_fn)
@@ -153,49 +157,49 @@ def checked_arguments(
             checked[name] = _number(name, call[name])
         elif name in _FLAGS:
             check_flags(**{name: call[name]})
-        elif isinstance(call[name], np.integer):  # JSON has no NumPy numbers
+        elif isinstance(call[name], np.integer):  # not JSON-serializable
             checked[name] = int(call[name])
     return checked
 
 
 def without_fraction(value: Any) -> Any:
-    """Converts a float like 2.0 to an int; all other values stay.
+    """Converts a float such as 2.0 to an int, and returns all other values unchanged.
 
-    Positions are often computed by a division, which gives floats.
+    Positions are often computed by a division, which returns floats.
     """
     is_float = isinstance(value, (float, np.floating))
     return int(value) if is_float and value % 1 == 0 else value
 
 
 def whole_number(
-    name: str, value: Any, what: str, least: int | None = None, below: int | None = None
+    name: str, value: Any, expected: str, least: int | None = None, below: int | None = None
 ) -> int:
-    """Converts a whole number of any type, such as NumPy's, to an int.
+    """Converts an integer of any type, such as NumPy's, to an int.
 
     Args:
         name: The argument's name.
         value: Its value.
-        what: A phrase for the message: "a whole number of threads, 1 or more".
+        expected: A description for the message: "a whole number of threads, 1 or more".
         least: The smallest allowed value.
-        below: The smallest value that is too large.
+        below: Upper bound, exclusive.
 
     Raises:
-        TypeError: If it is no whole number, or a bool.
-        ValueError: If it is too small or too large.
+        TypeError: If the value is not an integer, or is a bool.
+        ValueError: If the value is out of range.
     """
     try:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be {what}, not {value!r}") from None
+        raise TypeError(f"{name} must be {expected}, not {value!r}") from None
     if (least is not None and number < least) or (below is not None and number >= below):
-        raise ValueError(f"{name} must be {what}, not {value!r}")
+        raise ValueError(f"{name} must be {expected}, not {value!r}")
     return number
 
 
 def check_flags(**flags: Any) -> None:
-    """Raises TypeError for arguments other than True, False and None."""
+    """Raises TypeError for values other than True, False and None."""
     for name, value in flags.items():
         number = isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1)
         if value is not None and not number:
@@ -203,22 +207,24 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_names(
-    function: str, names: Collection[str], known: Mapping[str, Collection[str]]
+    function: str, names: Collection[str], accepted: Mapping[str, Collection[str]]
 ) -> None:
-    """Raises TypeError for unknown names, with a replacement for each.
+    """Raises TypeError for unknown names, suggesting replacements.
 
     Args:
         function: The function's name.
-        names: The names.
-        known: The names that exist, grouped by owner.
+        names: The passed names.
+        accepted: The accepted names, grouped by owner.
     """
-    every = sorted({name for group in known.values() for name in group})
-    unknown = sorted(set(names) - set(every))
+    all_accepted = sorted({name for group in accepted.values() for name in group})
+    unknown = sorted(set(names) - set(all_accepted))
     if unknown:
-        cures = filter(None, (replacements.for_argument(name, every) for name in unknown))
-        meant = f" ({'; '.join(cures)})".replace(" ()", "")
-        listed = "; ".join(f"{what} are {sorted(group)}" for what, group in known.items() if group)
-        raise TypeError(f"{function} has no argument {unknown}{meant}: {listed}")
+        cures = filter(None, (replacements.for_argument(name, all_accepted) for name in unknown))
+        suggestions = f" ({'; '.join(cures)})".replace(" ()", "")
+        listed = "; ".join(
+            f"{owner} are {sorted(group)}" for owner, group in accepted.items() if group
+        )
+        raise TypeError(f"{function} has no argument {unknown}{suggestions}: {listed}")
 
 
 def knows_its_names(function: F) -> F:
@@ -231,8 +237,9 @@ def knows_its_names(function: F) -> F:
             later = sorted(_DEF_ARGS.difference(parameters).intersection(kwargs))
             if later:
                 raise TypeError(
-                    f"{later} belong to the pipelines: pass them to what data_iterator returns, "
-                    "as by train(..., batch_size=128), or to what a pipeline_def returns"
+                    f"{later} are arguments of the pipelines. Pass them to the iterator function "
+                    "that data_iterator returns, as in train(..., batch_size=128), or to the "
+                    "result of a pipeline_def"
                 )
             name = function.__qualname__.removesuffix(".__init__")
             check_names(f"{name}()", kwargs, {"its arguments": parameters - {"self"}})
@@ -242,11 +249,11 @@ def knows_its_names(function: F) -> F:
 
 
 def _number(name: str, value: Any) -> Any:
-    what, least = _NUMBERS[name]
+    expected, least = _NUMBERS[name]
     if name == "prefetch_queue_depth" and isinstance(value, Mapping):
         if set(value) != {"cpu_size", "gpu_size"}:
-            raise ValueError(f"{name} must be {what}, not {value!r}")
-        return {key: _number(name, one) for key, one in value.items()}
-    if isinstance(value, ShardSeed):  # an int would lose its shard
+            raise ValueError(f"{name} must be {expected}, not {value!r}")
+        return {key: _number(name, depth) for key, depth in value.items()}
+    if isinstance(value, ShardSeed):  # converting to int would lose its shard
         return value
-    return whole_number(name, value, what, least, 1 << (63 if name == "seed" else 31))
+    return whole_number(name, value, expected, least, 1 << (63 if name == "seed" else 31))

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ _ATTEMPTS = 100
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], replace: bool = True) -> Iterator[BinaryIO]:
-    """Opens a new file which becomes ``path`` if the block ends without an exception.
+    """Opens a new file that replaces ``path`` if the block ends without an exception.
 
-    The new file lies in the same folder under a name that nobody can guess, and has the
-    permissions that the umask allows. An existing file stays as it is for those who have it open
-    or mapped. A link at ``path`` is replaced, not followed. Leftovers of killed writers in the
-    folder are removed.
+    The new file has an unguessable name in the same directory, and the permissions of the umask.
+    Processes that have an existing file open or mapped keep seeing its old content. A symbolic link
+    at ``path`` is replaced, not followed. Leftovers of killed writers in the directory are removed.
 
     Args:
         path: The file to write.
-        replace: False keeps an existing file.
+        replace: Whether to replace an existing file.
 
     Raises:
         FileExistsError: If the file exists and ``replace`` is False.
-        OSError: If it can't be written.
+        OSError: If the file can't be written.
     """
     folder, name = os.path.split(os.path.abspath(path))
     _remove_leftovers(folder)
     descriptor, part = _new_part(folder)
     try:
-        # It keeps its lock until it has its name, so that no other process removes it.
+        # Locked until it is renamed, so that other processes do not remove it as a leftover.
         with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()
@@ -52,22 +51,22 @@ def atomic_file(path: str | os.PathLike[str], replace: bool = True) -> Iterator[
 
 
 def write_output(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file that the user named; pipes and devices (/dev/stdout) are written to.
+    """Writes a file named by the user; pipes and devices (/dev/stdout) are written in place.
 
     Raises:
-        OSError: If it can't be written.
+        OSError: If the file can't be written.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "wb") as stream:
             stream.write(content)
         return
-    # A user's own link leads to the file that is meant.
+    # A symbolic link of the user is followed.
     with atomic_file(os.path.realpath(path)) as file:
         file.write(content)
 
 
 def _new_part(folder: str) -> tuple[int, str]:
-    """Creates and locks a file; its descriptor and path."""
+    """Creates and locks a file; returns its descriptor and path."""
     for _ in range(_ATTEMPTS):
         part = os.path.join(folder, _PREFIX + secrets.token_hex(8))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -88,7 +87,7 @@ def _new_part(folder: str) -> tuple[int, str]:
 
 
 def _linked(part: str, target: str) -> bool:
-    """Names a file without replacing another one; False if the file system has no hard links."""
+    """Renames a file without replacing another; False if the file system has no hard links."""
     try:
         os.link(part, target)
     except FileExistsError:
@@ -110,7 +109,7 @@ def _remove_leftovers(folder: str) -> None:
 
 
 def _remove_abandoned(part: str) -> None:
-    """Removes a file that no living process writes."""
+    """Removes a file unless a living process is writing it."""
     descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         try:

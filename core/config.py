@@ -1,4 +1,4 @@
-"""The iterator's own arguments, checked once and shared by every way to make an iterator."""
+"""Arguments of iterators, validated once for every way to create an iterator."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ OnError: TypeAlias = Literal["raise", "skip", "mask"]
 
 
 def difference_names(allow: object, argument: str) -> tuple[str, ...]:
-    """Names of differences that a restore may go on with; TypeError if they are no list of str."""
+    """Validates names of differences that a restore may ignore; TypeError if they are invalid."""
     if isinstance(allow, str) or not isinstance(allow, Iterable):
-        raise TypeError(f"{argument} must be a list of names, not {allow!r}: pass [{allow!r}]")
+        raise TypeError(f"{argument} must be a list of names, not {allow!r}. Pass [{allow!r}]")
     names = tuple(allow)
     for name in names:
         if not isinstance(name, str):
@@ -39,7 +39,7 @@ def _parse_auto_reset(value: object) -> bool:
 
 
 def _check_seconds(value: object) -> None:
-    """Checks ``check_processes``: a flag, or a number of seconds."""
+    """Validates ``check_processes``: a flag, or a number of seconds."""
     if isinstance(value, bool):
         return
     if not isinstance(value, (int, float)):
@@ -48,22 +48,22 @@ def _check_seconds(value: object) -> None:
         )
     if not 0 < value < math.inf:
         raise ValueError(
-            "check_processes must be the seconds to wait for other processes, more than 0, not "
-            f"{value!r}: pass False for no check"
+            "check_processes must be a positive number of seconds to wait for other processes, not "
+            f"{value!r}. Pass False to disable the check"
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochRules:
-    """An ecosystem's rules: an epoch is batched by itself, and a shard keeps its samples.
+    """Rules of an ecosystem: batches don't mix epochs, and shards keep their samples.
 
-    DALI's readers run on into the next epoch and shard by default.
+    By default, DALI's readers run on into the next epoch and rotate shards.
 
     Attributes:
-        num_epochs: Number of epochs to read; None for no end.
+        num_epochs: Number of epochs to read; None: no end.
         equal_shards: A number of shards that must divide the samples.
-        per_shard: Whether shards may have different numbers of batches, where no array is placed
-            over several of them.
+        per_shard: Whether shards may have different numbers of batches, if no array is placed over
+            several of them.
     """
 
     num_epochs: int | None = 1
@@ -71,15 +71,16 @@ class EpochRules:
     per_shard: bool = False
 
     def check(self, reader: str, plan: EpochPlan | None) -> None:
-        """Checks the epochs of a reader, or of a source if its name is "".
+        """Validates the epochs of a reader, or of a source if its name is "".
 
         Raises:
-            ValueError: If epochs run into one another, or shards rotate or are unequal.
+            ValueError: If batches mix epochs, or shards rotate or are unequal.
         """
-        what = f"reader {reader!r}" if reader else "the source"
+        reader_or_source = f"reader {reader!r}" if reader else "the source"
         if plan is None:
             raise ValueError(
-                "nothing says where an epoch ends: pass reader_name (or size) beside output_map"
+                "the end of an epoch is unknown. Pass reader_name (or size) together with "
+                "output_map"
             )
         samples, shards, batch = plan.num_samples, plan.num_shards, plan.batch_size
         sizes = {plan.shard_size(shard) for shard in range(shards)}
@@ -87,20 +88,20 @@ class EpochRules:
         fits = self.num_epochs == 1 or all(size % batch == 0 for size in sizes)
         if not plan.padded and not (drops and fits):
             raise ValueError(
-                f"{what} runs on into the next epoch to fill an epoch's last batch: pass "
-                f"{'pad_last_batch=True to it' if reader else 'last_batch_padded=True'}, which "
-                "only fills up what is then masked, cut off or dropped"
+                f"{reader_or_source} fills an epoch's last batch with samples of the next epoch. "
+                f"Pass {'pad_last_batch=True to it' if reader else 'last_batch_padded=True'}, "
+                "which adds only rows that are masked, cut off or dropped"
             )
         if samples % self.equal_shards:
             raise ValueError(
-                f"{self.equal_shards} shards do not divide the {samples} samples of {what}, and "
-                "DALI leaves out none of them to make the shards equal: leave drop_remainder out "
-                "of the shard options, or use another number of files"
+                f"{self.equal_shards} shards do not divide the {samples} samples of "
+                f"{reader_or_source}, and DALI does not drop samples to equalize shards. Omit "
+                "drop_remainder from the shard options, or use another number of files"
             )
         if shards > 1 and not plan.stick:
             raise ValueError(
-                f"{what} gives each of {shards} shards other samples in each epoch: pass "
-                "stick_to_shard=True to it"
+                f"{reader_or_source} assigns each of {shards} shards other samples in each epoch. "
+                "Pass stick_to_shard=True to it"
             )
 
 
@@ -109,7 +110,7 @@ class IteratorConfig:
     """Arguments of an iterator, in DALI's names; see `dalijax.DALIGenericIterator`.
 
     Raises:
-        ValueError: If a value is not allowed, or two exclude one another.
+        ValueError: If a value is not allowed, or two arguments exclude each other.
         TypeError: If a value has the wrong type.
     """
 
@@ -130,20 +131,22 @@ class IteratorConfig:
     check_processes: bool | float = True
     source: Any = None
     shuffle: bool = True
-    # Set by adapters alone.
+    # Set by adapters only.
     epoch_rules: EpochRules | None = None
-    on_host: bool = False  # DALI copies outputs on a GPU to the host
-    hosts: tuple[int, int] = (0, 1)  # this host, and how many make slices of the global batch
-    endless: bool = False  # epochs follow one another, and none is an evaluation
+    on_host: bool = False  # whether DALI copies GPU outputs to the host
+    hosts: tuple[int, int] = (0, 1)  # index of this host, and number of hosts with batch slices
+    endless: bool = False  # whether epochs follow one another; False for an evaluation
 
     @property
     def over_processes(self) -> bool:
-        """Whether batches are placed over devices of several processes."""
-        every = self.sharding.values() if isinstance(self.sharding, Mapping) else [self.sharding]
-        return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in every)
+        """Returns whether batches are placed over devices of several processes."""
+        shardings = (
+            self.sharding.values() if isinstance(self.sharding, Mapping) else [self.sharding]
+        )
+        return any(isinstance(s, Sharding) and not s.is_fully_addressable for s in shardings)
 
     def placed(self) -> IteratorConfig:
-        """The same, with the current mesh for PartitionSpecs that have none.
+        """Resolves PartitionSpecs with the current mesh.
 
         Raises:
             ValueError: If there is no current mesh.
@@ -157,12 +160,12 @@ class IteratorConfig:
         set_field = object.__setattr__
         set_field(self, "auto_reset", _parse_auto_reset(self.auto_reset))
         set_field(self, "output_map", self._checked_names())
-        what = "a positive number of samples, or -1"
-        set_field(self, "size", whole_number("size", self.size, what, -1))
+        expected = "a positive number of samples, or -1"
+        set_field(self, "size", whole_number("size", self.size, expected, -1))
         names = difference_names(self.allow_changes, "allow_changes")
         set_field(self, "allow_changes", names)
         if self.size == 0:
-            raise ValueError(f"size must be {what}, not 0")
+            raise ValueError(f"size must be {expected}, not 0")
         check_flags(
             last_batch_padded=self.last_batch_padded,
             prepare_first_batch=self.prepare_first_batch,
@@ -189,14 +192,16 @@ class IteratorConfig:
         if self.on_error not in ("raise", "skip", "mask"):
             raise ValueError(f"on_error must be 'raise', 'skip' or 'mask', not {self.on_error!r}")
         if self.on_error == "mask" and self.mask is None:
-            raise ValueError("on_error='mask' needs mask='mask', which says what records are bad")
+            raise ValueError(
+                "on_error='mask' requires a mask, which marks bad records. Pass mask='mask'"
+            )
         self._check_exclusive()
 
     def _checked_names(self) -> tuple[str, ...]:
         if isinstance(self.output_map, str):
             raise TypeError(
-                f"output_map must be a list of names, not a string: "
-                f"pass [{self.output_map!r}] for a pipeline of one output"
+                f"output_map must be a list of names, not a string. "
+                f"Pass [{self.output_map!r}] for a pipeline with one output"
             )
         ordered = isinstance(self.output_map, Iterable)
         if not ordered or isinstance(self.output_map, (set, frozenset)):
@@ -207,33 +212,35 @@ class IteratorConfig:
         names = tuple(self.output_map)
         if not names:
             raise ValueError(
-                "output_map is empty: name each output of the pipeline, "
-                "e.g. output_map=['images', 'labels'], which @data_iterator takes in parentheses"
+                "output_map is empty. Name each output of the pipeline, "
+                "e.g. @data_iterator(output_map=['images', 'labels'])"
             )
         for name in names:
             if not isinstance(name, str):
                 raise TypeError(f"output_map must hold names, not {name!r}")
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"output_map has {twice} more than once: names must be distinct")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(
+                f"output_map contains {duplicates} more than once. Names must be unique"
+            )
         if self.mask is not None and not isinstance(self.mask, str):
-            raise TypeError(f"mask must be the mask's name, not {self.mask!r}: pass mask='mask'")
+            raise TypeError(f"mask must be the mask's name, not {self.mask!r}. Pass mask='mask'")
         if self.mask in names:
             raise ValueError(
-                f"mask must be a name that output_map {list(names)} has not, not {self.mask!r}"
+                f"mask must be a name that is not in output_map {list(names)}, not {self.mask!r}"
             )
         return names
 
     def _check_exclusive(self) -> None:
         if self.reader_name is not None and self.size != -1:
             raise ValueError(
-                f"size={self.size} together with reader_name={self.reader_name!r}: "
-                "the reader says the size, leave size out"
+                f"size={self.size} together with reader_name={self.reader_name!r}: the reader "
+                "determines the size. Omit size"
             )
         if self.sharding is not None and self.devices is not None:
             raise ValueError(
-                "sharding and devices exclude one another: pass sharding for global arrays, "
-                "or devices for pmap's [devices, batch, ...] layout"
+                "sharding and devices exclude each other. Pass sharding for global arrays, or "
+                "devices for pmap's [devices, batch, ...] layout"
             )
         if self.sharding is not None and self.pmap_compatible:
             raise ValueError(
@@ -246,8 +253,8 @@ class IteratorConfig:
                 raise ValueError(f"as_numpy=True with {placed}: only jax.Arrays can be placed")
             if self.last_batch_policy is LastBatchPolicy.PARTIAL:
                 raise ValueError(
-                    f"LastBatchPolicy.PARTIAL with {placed}: every shard must keep its shape. "
-                    "Use LastBatchPolicy.FILL and mask='mask', which marks the padding"
+                    f"LastBatchPolicy.PARTIAL with {placed}: all shards must have equal shapes. "
+                    "Use LastBatchPolicy.FILL with mask='mask', which marks the padding"
                 )
 
 

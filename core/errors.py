@@ -1,4 +1,4 @@
-"""Errors that callers meet, from any layer."""
+"""Exceptions of all layers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .printable import printable, printable_lines
 
 
 class Difference(NamedTuple):
-    """A difference between a state and the pipelines.
+    """A difference between a state and the iterator that restores it.
 
     Attributes:
-        name: A field of the fingerprint, a source's argument ("reader.files"), an operator
+        name: A field of the fingerprint, an argument of the source ("reader.files"), an operator
             ("operators.resize") or its argument ("operators.resize.size").
-        before, after: The value in the state, and in the pipelines.
-        fixed: Whether positions are counted in it: where it differs, no restore can go on.
+        before, after: The value in the state, and in the iterator.
+        fixed: Whether positions depend on the value, so that the difference can't be ignored.
     """
 
     name: str
@@ -28,48 +28,48 @@ class Difference(NamedTuple):
 
 
 class _Printable(Exception):
-    """Escapes control characters in the message: names of files may come from strangers."""
+    """Escapes control characters in the message, because file names may be untrusted."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())
 
 
 class StateError(_Printable, ValueError):
-    """A state that was refused; the iterator is as it was."""
+    """A state was rejected; the iterator is unchanged."""
 
     @classmethod
     def of_other_data(
         cls, differences: Sequence[Difference | str], allowed: bool = False
     ) -> StateError:
-        """The error for a state of other data; with allowed, it says how to waive differences."""
-        cure = "Make the iterator as it was when the state was saved, or start anew without it"
-        known = [item for item in differences if isinstance(item, Difference)]
-        fixed = sorted({item.name for item in known if item.fixed})
-        names = sorted({item.name for item in known} - {*fixed})
+        """The error for a state of different data; ``allowed`` adds how to ignore differences."""
+        cure = "Recreate the iterator with its original arguments, or start without the state"
+        named = [item for item in differences if isinstance(item, Difference)]
+        fixed = sorted({item.name for item in named if item.fixed})
+        names = sorted({item.name for item in named} - {*fixed})
         if allowed and fixed:
-            cure += f". allow= can't waive {', '.join(fixed)}: positions are counted in them"
+            cure += f". allow= can't ignore {', '.join(fixed)}, because positions depend on them"
         elif allowed and names:
             cure += (
-                f". To go on all the same, pass allow={names} to set_state(), or "
+                f". To ignore the differences, pass allow={names} to set_state(), or "
                 f"allow_changes={names} to data_iterator"
             )
         lines = "\n  ".join(map(str, differences))
         return cls(
-            "the state was saved by an iterator of other data; what differs (saved -> now):\n  "
+            "the state was saved by an iterator of different data (saved -> now):\n  "
             f"{lines}\n{cure}"
         )
 
 
 class ProcessError(_Printable, RuntimeError):
-    """The iterators of several processes differ, or a process did not come; nothing has moved."""
+    """The iterators of several processes differ, or a process is missing; no position changed."""
 
 
 class BatchError(_Printable, RuntimeError):
-    """DALI failed to produce a batch; it counts as delivered.
+    """DALI failed to produce a batch; the batch counts as delivered.
 
     Attributes:
-        files: Names of the bad files or records, as far as they are known.
-        unexplained: Whether an operator failed, and not for single records.
+        files: Names of the bad files or records, if known.
+        unexplained: Whether an operator failed for the batch, rather than for single records.
     """
 
     files: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class RecordError(_Printable, RuntimeError):
     """DALI can't decode some records; the iterator has moved past the batch.
 
     Attributes:
-        unexplained: Whether an operator failed, and not for single records.
+        unexplained: Whether an operator failed for the batch, rather than for single records.
     """
 
     unexplained = False
@@ -89,16 +89,16 @@ class RecordError(_Printable, RuntimeError):
 class GraphError(BatchError, RecordError):
     """The graph fails for every record.
 
-    ``on_error="skip"`` and ``"mask"`` raise it, too.
+    It is raised for ``on_error="skip"`` and ``"mask"``, too.
     """
 
 
 class EpochError(RuntimeError):
-    """``on_error="skip"`` left out every batch of an epoch."""
+    """``on_error="skip"`` skipped every batch of an epoch."""
 
 
 class UnfitRecordError(RecordError, ValueError):
-    """Some records are unlike the first one; the iterator has moved past the batch."""
+    """Some records differ in form from the first; the iterator has moved past the batch."""
 
 
 class RaggedError(ValueError):
@@ -120,8 +120,8 @@ class RaggedError(ValueError):
         records: Sequence[str] = (),
     ):
         self.name, self.pipeline, self.rows, self.shapes = name, pipeline, rows, shapes
-        which = [f"{shape} ({printable(record)})" for shape, record in zip(shapes, records)]
-        first, second = which or map(str, shapes)
+        descriptions = [f"{shape} ({printable(record)})" for shape, record in zip(shapes, records)]
+        first, second = descriptions or map(str, shapes)
         super().__init__(
             f"output {name!r} is ragged: its samples have shapes {first} and "
             f"{second}, which no array can hold. Give them one shape in the pipeline, "

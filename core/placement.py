@@ -1,8 +1,9 @@
-"""Placement of batches: from a Sharding or devices to pipelines, and from pieces to arrays.
+"""Placement of batches: maps shardings or devices to pipelines, and pieces to global arrays.
 
-The rows of a global batch are cut into *data shards*, the distinct row ranges that the
-sharding gives to devices. One pipeline decodes each data shard that a local device holds, on
-the first such device; the others get copies::
+The rows of a global batch are split into *data shards*, the distinct row ranges that the
+sharding assigns to devices. Each data shard held by a local device is decoded by one pipeline, on
+the first of its devices; the other devices receive copies::
+
 
     mesh (data=2, model=2), P("data")          rows 0..B/2          rows B/2..B
                                                device 0, device 1   device 2, device 3
@@ -22,12 +23,12 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
-    """One distinct range of a global batch's rows, and the devices that hold it.
+    """A row range of the global batch, with the devices that hold it.
 
     Attributes:
-        shard_id: Position of the range among all ranges, over all processes.
-        num_shards: Number of the ranges.
-        devices: The local devices that hold it; the first of them decodes it.
+        shard_id: Index of the range among all ranges, over all processes.
+        num_shards: Number of ranges.
+        devices: Local devices that hold the range; the first of them decodes it.
     """
 
     shard_id: int
@@ -36,11 +37,12 @@ class DataShard:
 
     @property
     def device_id(self) -> int | None:
-        """DALI's device_id for the pipeline: the GPU's number on this host, None on a CPU."""
+        """DALI's device_id for the pipeline: the GPU's index on this host; None for a CPU."""
         return gpu_ordinal(self.devices[0])
 
     def batch_size(self, global_batch: int) -> int:
-        """Rows of this shard.
+        """Number of rows of this shard.
+
 
         Raises:
             ValueError: If the shards do not divide the global batch.
@@ -48,25 +50,25 @@ class DataShard:
         if global_batch % self.num_shards:
             raise ValueError(
                 f"batch_size={global_batch} is not divisible by the {self.num_shards} data "
-                "shards that the sharding cuts it into: batch_size is the global batch, "
+                "shards of the sharding. batch_size is the global batch size, "
                 f"e.g. {-(-global_batch // self.num_shards) * self.num_shards}"
             )
         return global_batch // self.num_shards
 
 
 def gpu_ordinal(device: jax.Device) -> int | None:
-    """The number of a GPU on its host; None for a CPU."""
+    """Index of a GPU on its host; None for a CPU."""
     return None if device.platform == "cpu" else int(device.local_hardware_id)
 
 
 def data_shards(sharding: Sharding) -> list[DataShard]:
-    """The data shards that this process holds, in order of their rows.
+    """Data shards held by this process, in row order.
 
     Args:
-        sharding: Any sharding, of any device order, with unused axes, over any processes.
+        sharding: Any sharding, including reversed meshes, unused axes and several processes.
     """
     rank = max(1, len(sharding.spec)) if isinstance(sharding, NamedSharding) else 1
-    # The shape of a virtual array that every axis divides: only the cuts matter.
+    # The shape of a virtual array that every axis divides: only the row ranges matter.
     shape = (len(sharding.device_set),) * rank
 
     def first_row(index: tuple[slice, ...] | None) -> int:
@@ -83,7 +85,7 @@ def data_shards(sharding: Sharding) -> list[DataShard]:
 
 
 def rows_sharding(sharding: Sharding) -> Sharding:
-    """A sharding that cuts the same rows and nothing else, for arrays of rank 1 or more."""
+    """Restricts a sharding to the row dimension, for arrays of rank 1 or more."""
     if isinstance(sharding, NamedSharding):
         rows = sharding.spec[0] if len(sharding.spec) else None
         return NamedSharding(sharding.mesh, PartitionSpec(rows))
@@ -91,11 +93,11 @@ def rows_sharding(sharding: Sharding) -> Sharding:
 
 
 def over_current_mesh(sharding: Any) -> Any:
-    """A sharding, with the current mesh for PartitionSpecs that have none.
+    """Resolves PartitionSpecs with the current mesh.
 
     Args:
-        sharding: A Sharding, a PartitionSpec, or a dict of them. In a dict, PartitionSpecs are of
-            the mesh of another output's NamedSharding, if there is one.
+        sharding: A Sharding, a PartitionSpec, or a dict of these. In a dict, PartitionSpecs use the
+            mesh of another output's NamedSharding, if there is one.
 
     Raises:
         ValueError: If there is no current mesh.
@@ -104,14 +106,15 @@ def over_current_mesh(sharding: Any) -> Any:
         return NamedSharding(_current_mesh(sharding), sharding)
     if not isinstance(sharding, Mapping):
         return sharding
-    if any(isinstance(one, NamedSharding) for one in sharding.values()):
+    if any(isinstance(value, NamedSharding) for value in sharding.values()):
         return sharding
-    return {name: over_current_mesh(one) for name, one in sharding.items()}
+    return {name: over_current_mesh(value) for name, value in sharding.items()}
 
 
 def _current_mesh(spec: PartitionSpec) -> jax.sharding.Mesh:
-    """The mesh of `jax.set_mesh`, or of the contexts of older versions of JAX."""
-    from jax._src import mesh as meshes  # the only getter of `with mesh:` and of jax below 0.6
+    """The mesh of `jax.set_mesh`, or of the mesh contexts of older versions of JAX."""
+    # Private in JAX: the only getter of `with mesh:`, and of any mesh before JAX 0.6.
+    from jax._src import mesh as meshes
 
     getters = (
         getattr(jax.sharding, "get_mesh", None),
@@ -123,24 +126,24 @@ def _current_mesh(spec: PartitionSpec) -> jax.sharding.Mesh:
         if isinstance(mesh, jax.sharding.Mesh) and not mesh.empty:
             return mesh
     raise ValueError(
-        f"sharding is {spec!r}, and no mesh is set in this thread: make the iterator within `with "
-        f"jax.set_mesh(mesh):`, or pass jax.sharding.NamedSharding(mesh, {spec!r})"
+        f"sharding is {spec!r}, and no mesh is set in this thread. Create the iterator inside "
+        f"`with jax.set_mesh(mesh):`, or pass jax.sharding.NamedSharding(mesh, {spec!r})"
     )
 
 
 def _output_shardings(
     sharding: Sharding | Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Sharding]:
-    """The sharding of each output, given one for all or a dict."""
+    """Expands a sharding to one sharding for each output."""
     sharding = over_current_mesh(sharding)
     if isinstance(sharding, Sharding):
         return dict.fromkeys(names, sharding)
     if not isinstance(sharding, Mapping):
-        raise _no_sharding("sharding must be a jax.sharding.Sharding, or a dict", sharding)
+        raise _no_sharding("sharding must be a jax.sharding.Sharding or a dict", sharding)
     if set(sharding) != set(names):
         raise ValueError(
-            f"sharding is for {sorted(sharding)}, the outputs are {sorted(names)}: "
-            "give each output one"
+            f"sharding has entries for {sorted(sharding)}, but the outputs are {sorted(names)}. "
+            "Pass a sharding for each output"
         )
     mesh = next((s.mesh for s in sharding.values() if isinstance(s, NamedSharding)), None)
     shardings: dict[str, Sharding] = {}
@@ -153,62 +156,63 @@ def _output_shardings(
     return shardings
 
 
-def _no_sharding(what: str, value: object) -> TypeError:
+def _no_sharding(problem: str, value: object) -> TypeError:
     cure = "jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))"
     if isinstance(value, jax.sharding.Mesh):
         axis = value.axis_names[0] if value.axis_names else "data"
         cure = (
-            "with the axes that cut the batch, "
+            "a sharding with the mesh axes that split the batch, "
             f"jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec({axis!r}))"
         )
     elif isinstance(value, (list, tuple)) and all(isinstance(d, jax.Device) for d in value):
-        cure = "or these as devices=[...], for pmap's layout"
-    return TypeError(f"{what}, not {value!r}: pass {cure}")
+        cure = "these devices as devices=[...], for pmap's layout"
+    return TypeError(f"{problem}, not {value!r}. Pass {cure}")
 
 
 def _put(piece: Any, device: jax.Device) -> jax.Array:
-    """A piece on a device; no copy is made of one that is there already."""
+    """Puts a piece on a device, without a copy if it is already there."""
     if isinstance(piece, jax.Array) and piece.devices() == {device}:
         return piece
     return jax.device_put(piece, device)
 
 
 class GlobalPlacement:
-    """Batches as global arrays, each output placed by its sharding.
+    """Assembles batches of global arrays, each output placed by its sharding.
 
-    Nothing is concatenated: each device gets its rows from the pipeline of its data shard,
-    without a copy where they are there already.
+    Arrays are assembled without concatenation: each device receives its rows from the pipeline of
+    its data shard, without a copy if the rows are already on the device.
 
     Args:
         sharding: One Sharding for all outputs, or a dict of output name to Sharding or
-            PartitionSpec (of the mesh of another output's NamedSharding).
+            PartitionSpec (on the mesh of another output's NamedSharding).
         names: The outputs' names.
 
     Attributes:
-        shards: This process's data shards, one for each pipeline. Where outputs cut the rows
-            differently, the shards of the finest cut; JAX reshards the other outputs.
+        shards: Data shards of this process, one for each pipeline. If outputs split the rows
+            differently, these are the shards of the finest split, and JAX reshards the other
+            outputs.
 
     Raises:
-        TypeError: If a sharding is of another type.
-        ValueError: If the names are not the outputs', or a PartitionSpec has no mesh.
+        TypeError: If a sharding has another type.
+        ValueError: If the names are not those of the outputs, or a PartitionSpec has no mesh.
     """
 
     def __init__(self, sharding: Sharding | Mapping[str, Any], names: Sequence[str]):
         self._shardings = _output_shardings(sharding, names)
-        cuts = {name: data_shards(one) for name, one in self._shardings.items()}
+        cuts = {name: data_shards(value) for name, value in self._shardings.items()}
         finest = max(cuts, key=lambda name: cuts[name][0].num_shards)
         self.shards = tuple(cuts[finest])
         self._rows = rows_sharding(self._shardings[finest])
-        # Whether a sharding cuts the rows as the pipelines do.
+        # Whether a sharding splits the rows as the pipelines do.
         self._direct = {self._shardings[k]: tuple(cut) == self.shards for k, cut in cuts.items()}
-        self._one_for_all = isinstance(sharding, Sharding)
+        self._is_common = isinstance(sharding, Sharding)
 
     def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch of the arrays that `place` returned: nothing is left to do."""
+        """Returns the batch unchanged, because `place` already returned global arrays."""
         return batch
 
     def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> jax.Array:
-        """The global mask, cut by rows as the pipelines are."""
+        """Assembles the global mask, split by rows as the pipelines are."""
         return self._assemble(name, pieces, self._rows)
 
     def sharding(self, name: str) -> Sharding:
@@ -218,21 +222,21 @@ class GlobalPlacement:
     def place(
         self, name: str, pieces: Sequence[Any], sharding: Sharding | None = None
     ) -> jax.Array:
-        """One global array of the rows that each local pipeline decoded.
+        """Assembles a global array from the rows that the local pipelines decoded.
 
         Args:
             name: The output's name.
-            pieces: [rows, ...] of each data shard: NumPy arrays, or jax.Arrays on its first
-                device.
-            sharding: Its sharding; the output's by default.
+            pieces: Array [rows, ...] of each data shard: NumPy arrays, or jax.Arrays on the shard's
+                first device.
+            sharding: Sharding of the array; None: the output's sharding.
 
         Raises:
-            ValueError: If the pieces differ in shape, or the sharding doesn't fit it.
+            ValueError: If the pieces differ in shape, or the sharding doesn't fit.
         """
         shapes = {piece.shape for piece in pieces}
         if len(shapes) > 1:
             raise ValueError(
-                f"output {name!r} has another shape in each shard, {sorted(shapes)}: give it "
+                f"output {name!r} has different shapes in the shards, {sorted(shapes)}. Give it "
                 "one shape in the pipeline, e.g. by fn.resize or fn.pad"
             )
         target = sharding or self._shardings[name]
@@ -245,21 +249,21 @@ class GlobalPlacement:
     def reshard(
         self, name: str, array: jax.Array, rows: int, sharding: Sharding | None = None
     ) -> jax.Array:
-        """Places an array that a function returned as the outputs are placed.
+        """Places the result of a function in the same way as the outputs.
 
-        An output with a sharding of its own gets that. Otherwise the sharding is for batches:
-        an array that is none, a mean say, stays where JAX put it.
+        An output with its own sharding uses that sharding. Otherwise the sharding applies to
+        batches only: another array, such as a mean, stays where JAX put it.
 
         Args:
             name: The output's name.
             array: The array.
             rows: Rows of the global batch.
-            sharding: The sharding of batches; the output's by default.
+            sharding: The sharding of batches; None: the output's sharding.
         """
         target = sharding or self._shardings[name]
         if array.sharding == target:
             return array
-        if sharding is not None or self._one_for_all:
+        if sharding is not None or self._is_common:
             try:
                 target.shard_shape(array.shape)
             except (ValueError, IndexError):
@@ -269,8 +273,8 @@ class GlobalPlacement:
         return jax.device_put(array, target)
 
     def _assemble(self, name: str, pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
-        rows, *rest = pieces[0].shape
-        shape = (rows * self.shards[0].num_shards, *rest)
+        rows, *row_shape = pieces[0].shape
+        shape = (rows * self.shards[0].num_shards, *row_shape)
         try:
             indices = sharding.addressable_devices_indices_map(shape)
         except (ValueError, IndexError) as error:
@@ -283,9 +287,9 @@ class GlobalPlacement:
             first: dict[str, jax.Array] = {}
             for device in shard.devices:
                 columns = (indices[device] or ())[1:]
-                split = any(one != slice(None) for one in columns)
+                split = any(index != slice(None) for index in columns)
                 part = piece.__getitem__((slice(None), *columns)) if split else piece
-                # Further holders copy from the first, device to device.
+                # Further devices copy from the first device directly.
                 arrays[device] = _put(first.get(str(columns), part), device)
                 first.setdefault(str(columns), arrays[device])
         ordered = [arrays[device] for device in indices]
@@ -293,22 +297,22 @@ class GlobalPlacement:
 
 
 def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalPlacement:
-    """A placement that cuts dimension 0 over devices, in their order.
+    """Creates a placement that splits dimension 0 over devices, in their order.
 
     Raises:
-        TypeError: If they are no devices.
-        ValueError: If there is no device, one of them twice, or several processes.
+        TypeError: If ``devices`` is not a list of devices.
+        ValueError: If there is no device, a device is repeated, or there are several processes.
     """
     if not isinstance(devices, Iterable) or not all(isinstance(d, jax.Device) for d in devices):
         raise TypeError(
-            f"devices must be a list of jax devices, as jax.devices()[:2], not {devices!r}"
+            f"devices must be a list of JAX devices such as jax.devices()[:2], not {devices!r}"
         )
     if not devices or len(set(devices)) < len(devices):
-        raise ValueError(f"devices must be distinct and at least one, not {list(devices)}")
+        raise ValueError(f"devices must be non-empty and distinct, not {list(devices)}")
     if jax.process_count() > 1:
         raise ValueError(
-            f"devices over {jax.process_count()} processes: pmap's layout is for one process, "
-            "pass sharding for global arrays instead"
+            f"devices over {jax.process_count()} processes: pmap's layout requires a single "
+            "process. Pass sharding for global arrays instead"
         )
     mesh = jax.sharding.Mesh(np.array(devices, dtype=object), ("device",))
     return GlobalPlacement(NamedSharding(mesh, PartitionSpec("device")), names)

@@ -1,4 +1,4 @@
-"""Names and messages without characters that control a terminal or hide text."""
+"""Escaping of characters that control a terminal or hide text, in names and messages."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _LOWEST, _HIGHEST = 0xDC80, 0xDCFF  # how Python decodes bytes that are not UTF-
 
 
 def printable(name: str | bytes | os.PathLike[str]) -> str:
-    """A name for errors, logs and pages, on one line.
+    """Escapes a name for errors, logs and pages, on one line.
 
-    Control characters, line breaks, characters that change the direction of text, and bytes that
-    are not UTF-8 are escaped as in Python's literals: a file name may come from a stranger.
+    Escapes control characters, line breaks, bidirectional control characters and bytes that are not
+    UTF-8, as in Python literals: a file name may be untrusted.
     """
     text = os.fsdecode(name)
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def printable_lines(text: str) -> str:
-    """A message of several lines, in which all other control characters are escaped."""
+    """Escapes all control characters of a message except line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -1,4 +1,4 @@
-"""Replacements for names of other libraries: the cures in errors about unknown names."""
+"""Suggested replacements for names of other libraries, for errors about unknown names."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 _DROP = ("drop_remainder=True", "last_batch_policy=LastBatchPolicy.DROP")
 _EPOCHS = (
-    "iterator.epochs(num_epochs), or stream(num_epochs, ...) of the iterator function; over a "
+    "iterator.epochs(num_epochs), or stream(num_epochs, ...) of the iterator function; for a "
     "dataset of Grain or tf.data, its repeat()"
 )
 _ENDLESS = "stream(...) of the iterator function, which has no end"
 _DEPTH = ("prefetch=", "prefetch_queue_depth=")
-_THREADS = "num_threads=, DALI's threads (read_threads of a source are those that read)"
+_THREADS = "num_threads=, DALI's threads (read_threads of a source sets its reading threads)"
 _SHUFFLED = "shuffle=True, which shuffles all records of a source (random_shuffle=True of a reader)"
-_ON_DEVICE = "nothing, leave it out: batches are on their device already"
-_GRAPH = "DALI's operators in the graph's function"
+_ON_DEVICE = "nothing, omit it: batches are already on their device"
+_GRAPH = "DALI's operators in the graph function"
 _SHARDING = "sharding=NamedSharding(mesh, PartitionSpec('data'))"
 _SOURCE = "source=, one of dalijax.sources"
 
-# Arguments of other libraries. Of several replacements the first is named whose argument exists.
+# Arguments of other libraries. If there are several replacements, the first accepted one is named.
 ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("drop_remainder", "drop_last"), _DROP),
     **dict.fromkeys(("num_epochs", "epochs", "n_epochs"), _EPOCHS),
@@ -33,7 +33,7 @@ ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("num_workers", "worker_count", "workers", "threads"), _THREADS),
     "num_parallel_calls": _THREADS,
     **dict.fromkeys(("pin_memory", "persistent_workers", "non_blocking"), _ON_DEVICE),
-    "cache": "nothing, leave it out: the operating system keeps files in memory",
+    "cache": "nothing, omit it: the operating system caches files in memory",
     **dict.fromkeys(("collate_fn", "transform", "transforms", "operations", "map_fn"), _GRAPH),
     **dict.fromkeys(("batch", "bs", "global_batch_size"), "batch_size="),
     "mesh": _SHARDING,
@@ -42,8 +42,8 @@ ARGUMENTS: Mapping[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("dataset", "data_source", "path", "root", "folder", "data_dir"), _SOURCE),
     **dict.fromkeys(("rng", "key", "random_seed"), "seed=, a whole number"),
     **dict.fromkeys(("outputs", "output_names", "keys"), "output_map="),
-    "worker_init_fn": "nothing, leave it out: there are no worker processes",
-    "sampler": "shuffle= (a source says its own order)",
+    "worker_init_fn": "nothing, omit it: there are no worker processes",
+    "sampler": "shuffle= (a source defines its own order)",
 }
 
 _GLOBAL = (
@@ -63,7 +63,7 @@ AUGMENT: Mapping[str, str] = {
     **dict.fromkeys(("mixup", "cutmix"), _GLOBAL),
     **dict.fromkeys(("randomhorizontalflip", "randomverticalflip", "horizontalflip"), _FLIP),
     **dict.fromkeys(("hflip", "vflip", "randomflip", "randomflipleftright"), _FLIP),
-    "totensor": "nothing: batches are jax.Arrays; nvidia.dali.fn.cast and arithmetic scale them",
+    "totensor": "nothing: batches are jax.Arrays; scale them by nvidia.dali.fn.cast and arithmetic",
     "resize": "nvidia.dali.fn.resize(images, size=(224, 224))",
     **dict.fromkeys(
         ("randomrotation", "rotate"),
@@ -87,15 +87,15 @@ SOURCES: Mapping[str, str] = {
 }
 ITERATOR: Mapping[str, str] = {
     "take": "itertools.islice(iterator, n)",
-    "map": "DALI's operators in the graph's function, or map(function, iterator)",
-    "filter": "leave the records out in the source",
+    "map": "DALI's operators in the graph function, or map(function, iterator)",
+    "filter": "a source without these records",
     "shuffle": _SHUFFLED,
     **dict.fromkeys(("statedict", "save", "savestate", "checkpoint"), _GET),
     **dict.fromkeys(("loadstatedict", "restore", "load", "loadstate"), _SET),
     **dict.fromkeys(("repeat", "cycle"), _ENDLESS),
     **dict.fromkeys(("batch", "setbatchsize"), "batch_size= of the call"),
     "prefetch": "prefetch_queue_depth= of the call",
-    "cache": "nothing: the operating system keeps files in memory",
+    "cache": "nothing: the operating system caches files in memory",
     "shard": _SHARDING,
     "enumerate": "enumerate(iterator)",
     "zip": "zip(iterator, other)",
@@ -118,15 +118,15 @@ PACKAGE: Mapping[str, str] = {
 
 
 def for_name(name: str, names: Collection[str], table: Mapping[str, str]) -> str:
-    """The cure for an unknown name; "" if none is found.
+    """Suggests a fix for an unknown name; "" if there is no suggestion.
 
     Args:
         name: The name, in any spelling: RandomResizedCrop, random_resized_crop.
-        names: The names that exist.
-        table: Replacements of other libraries' names, lower case and without underscores.
+        names: The existing names.
+        table: Replacements of other libraries' names, lower case without underscores.
     """
     plain = _plain(name)
-    spelled = [other for other in names if _plain(other) == plain]
+    spelled = [existing for existing in names if _plain(existing) == plain]
     if spelled:
         return f"use {spelled[0]}"
     if plain in table:
@@ -136,7 +136,7 @@ def for_name(name: str, names: Collection[str], table: Mapping[str, str]) -> str
 
 
 def for_argument(name: str, names: Collection[str]) -> str:
-    """The cure for an unknown argument; "" if none is found."""
+    """Suggests a fix for an unknown argument; "" if there is no suggestion."""
     cures = ARGUMENTS.get(name)
     if cures is None:
         close = difflib.get_close_matches(name, names, 1)
@@ -150,62 +150,62 @@ def for_argument(name: str, names: Collection[str]) -> str:
 def no_attribute(
     owner: str, name: str, names: Collection[str], table: Mapping[str, str]
 ) -> AttributeError:
-    """The error for an attribute that does not exist, with its replacement."""
-    public = sorted(other for other in names if not other.startswith("_"))
+    """The error for a missing attribute, with a suggested replacement."""
+    public = sorted(existing for existing in names if not existing.startswith("_"))
     cure = "" if name.startswith("_") else for_name(name, public, table)
     return AttributeError(f"{owner} has no attribute {name!r}" + (f": {cure}" if cure else ""))
 
 
 def for_data(value: Any) -> str:
-    """The source to make of data that is not a source."""
+    """Suggests the source to create from a value that is not a source."""
     if isinstance(value, (str, bytes, os.PathLike)):
-        return f"make it one by dalijax.{for_path(value)}"
+        return f"create one with dalijax.{for_path(value)}"
     if isinstance(value, type):
-        return f"make one, as by {value.__name__}(...)"
+        return f"create an instance, e.g. {value.__name__}(...)"
     if isinstance(value, Mapping) or hasattr(value, "shape"):
-        return "make it one by dalijax.sources.Arrays({'x': array})"
+        return "create one with dalijax.sources.Arrays({'x': array})"
     if hasattr(value, "__next__"):
         return (
-            "an iterator has no records by number: pass what it reads, as by "
+            "an iterator has no random access. Pass its records, e.g. by "
             "dalijax.sources.Records(list(...))"
         )
     if type(value).__module__.partition(".")[0] == "grain":
         return (
             "pass dalijax.sources.Records(...) of its data source, or use "
-            "dalijax.adapters.grain.DALITransform to keep Grain's order of the records"
+            "dalijax.adapters.grain.DALITransform to keep Grain's order of records"
         )
     return (
-        "wrap anything with a length and records by number in dalijax.sources.Records(...), or "
-        "subclass dalijax.sources.Source"
+        "wrap any sequence of records (__len__ and __getitem__) in dalijax.sources.Records(...), "
+        "or subclass dalijax.sources.Source"
     )
 
 
 def for_path(path: str | bytes | os.PathLike[Any]) -> str:
-    """The source to make of a path."""
+    """Suggests the source to create from a path."""
     text = os.fsdecode(path)
     name = text.rpartition("/")[2].lower()
     if ".tar" in name:
-        made = f"Tar({text!r}, {{'jpg': 'data', 'cls': 'label'}})"
+        call = f"Tar({text!r}, {{'jpg': 'data', 'cls': 'label'}})"
     elif "tfrecord" in name:
-        made = f"TFRecord({text!r}, {{'image/encoded': 'data'}})"
+        call = f"TFRecord({text!r}, {{'image/encoded': 'data'}})"
     else:
-        made = f"Files({text!r})"
-    return f"sources.{made}"
+        call = f"Files({text!r})"
+    return f"sources.{call}"
 
 
 class _Uncallable(types.ModuleType):
-    """A module whose name is that of its function; calling the module says how to import it."""
+    """A module named like its function; calling it raises an error that names the import."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__
         function = name.rpartition(".")[2]
         raise TypeError(
-            f"{name} is a module: write `from {name} import {function}`, and call that function"
+            f"{name} is a module. Write `from {name} import {function}`, and call that function"
         )
 
 
 def not_callable(module: str) -> None:
-    """Makes a call of a module, in place of its function, an error that names the import."""
+    """Makes calls of a module, instead of its function, raise an error that names the import."""
     sys.modules[module].__class__ = _Uncallable
 
 

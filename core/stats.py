@@ -1,4 +1,4 @@
-"""Counters of an input pipeline, which cost nothing until they are asked for."""
+"""Counters of an input pipeline, which cost nothing until they are requested."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Protocol
 
 from jax.profiler import TraceAnnotation
 
-_MOST_CALLS = 10_000  # of next() that are logged, the last ones
+_MOST_CALLS = 10_000  # calls of next() in the log; older calls are dropped
 
 
 @dataclasses.dataclass
 class Call:
-    """One call of ``next()``, by `time.perf_counter`.
+    """One call of ``next()``, timed by `time.perf_counter`.
 
     Attributes:
-        start: Its start, in seconds.
-        end: Its end.
-        spans: Seconds that its thread spent in each span, by label, less the spans within it.
-        delivered: Whether it returned a batch, or counted a failed one; False at an epoch's end.
+        start: Start time, in seconds.
+        end: End time, in seconds.
+        spans: Seconds that the thread spent in each span, by label, without nested spans.
+        delivered: Whether it returned a batch or counted a failed batch; False at an epoch's end.
     """
 
     start: float
@@ -32,12 +32,12 @@ class Call:
     delivered: bool = False
 
 
-# In place of an annotation while no trace runs: making one costs a microsecond.
+# Replaces an annotation while no trace is active, because creating an annotation takes 1 us.
 UNTRACED = contextlib.nullcontext()
 
 
 class _Thread(threading.local):
-    """The logged call and the innermost span that a thread is in."""
+    """The logged call and the innermost span of a thread."""
 
     call: Call | None = None
     span: _LoggedSpan | None = None
@@ -71,12 +71,12 @@ class _LoggedSpan:
 
 
 def span(name: str, **arguments: Any) -> contextlib.AbstractContextManager[Any]:
-    """Marks a part of the work for a batch, in `jax.profiler` traces and logged calls.
+    """Marks a part of the work for a batch in `jax.profiler` traces and logged calls.
 
     Args:
-        name: Its name in traces.
-        **arguments: Its arguments in traces. ``function`` is the label in logged calls, else
-            the name is.
+        name: Name of the span in traces.
+        **arguments: Arguments of the span in traces. ``function``, if given, is the label in logged
+            calls; otherwise ``name`` is.
     """
     call = _thread.call
     if call is None:
@@ -87,21 +87,21 @@ def span(name: str, **arguments: Any) -> contextlib.AbstractContextManager[Any]:
 
 @dataclasses.dataclass
 class InputStats:
-    """Counters of one iterator since it was first watched.
+    """Counters of one iterator since its first `Watched.watch`.
 
     Attributes:
-        batches: Number of delivered batches, failed ones included.
-        examples: Number of their samples in this process, padding not counted. Samples of the next
+        batches: Number of delivered batches, including failed batches.
+        examples: Number of their samples in this process, without padding. Samples of the next
             epoch, which fill the last batch of an unpadded reader, count as examples.
-        padding: Number of samples that repeat another, to fill a padded reader's last batch.
-        errors: Number of failed batches since the iterator's start, with earlier ones of a
-            resumed run.
+        padding: Number of repeated samples that fill a padded reader's last batch.
+        errors: Number of failed batches since the iterator's start, including those before a
+            restored state.
         wait_seconds: Total seconds that callers waited in ``next()``.
         wait_counts: For each k, the number of calls of ``next()`` that took from 2**(k-1) to 2**k
             nanoseconds.
         epoch: Epoch of the last batch.
-        step: Number of the last batch in its epoch, from 0.
-        calls: The last calls of ``next()`` while a profiler runs; else None.
+        step: Index of the last batch in its epoch, from 0.
+        calls: The last calls of ``next()`` while a profiler runs; otherwise None.
     """
 
     batches: int = 0
@@ -116,7 +116,7 @@ class InputStats:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts the seconds of a block as waiting."""
+        """Counts the duration of a block as waiting."""
         start = time.perf_counter_ns()
         if self.calls is not None:
             _thread.call = Call(1e-9 * start)
@@ -132,7 +132,7 @@ class InputStats:
             self.wait_counts[duration.bit_length()] += 1
 
     def delivered(self, epoch: int, step: int, examples: int, padding: int, errors: int) -> None:
-        """Counts a batch."""
+        """Counts a delivered batch."""
         self.batches += 1
         if _thread.call is not None:
             _thread.call.delivered = True
@@ -142,13 +142,13 @@ class InputStats:
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[deque[Call]]:
-        """Logs the calls of ``next()`` during a block, the last ten thousand.
+        """Logs the last 10,000 calls of ``next()`` during a block.
 
         Raises:
-            RuntimeError: If they are logged already.
+            RuntimeError: If they are already being logged.
         """
         if self.calls is not None:
-            raise RuntimeError("the iterator is profiled already: leave that block first")
+            raise RuntimeError("the iterator is already being profiled. Leave that block first")
         self.calls = calls = deque[Call](maxlen=_MOST_CALLS)
         try:
             yield calls
@@ -156,11 +156,11 @@ class InputStats:
             self.calls = None
 
     def copy(self) -> InputStats:
-        """A copy of the counters."""
+        """Copies the counters."""
         return dataclasses.replace(self, wait_counts=self.wait_counts.copy())
 
     def since(self, earlier: InputStats) -> InputStats:
-        """The counts since an earlier copy; epoch, step and errors are not subtracted."""
+        """The counts since an earlier copy; epoch, step and errors are those of this object."""
         return dataclasses.replace(
             self,
             batches=self.batches - earlier.batches,
@@ -172,7 +172,7 @@ class InputStats:
 
 
 class Watched(Protocol):
-    """An iterator with counters: one of the core, or of an adapter."""
+    """An iterator with counters: of the core, or of an adapter."""
 
     def watch(self) -> InputStats:
         """The counters."""

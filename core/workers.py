@@ -1,10 +1,10 @@
-"""Threads for which neither Ctrl-C nor the end of Python has to wait.
+"""Threads that block neither Ctrl-C nor the exit of Python.
 
-`concurrent.futures` is no base for them. Its ``submit()`` and ``result()`` take locks in functions
-written in Python, which Ctrl-C can interrupt between the lock and its release: the lock then stays
-locked, and every thread that needs it waits forever. Python also joins these threads at exit,
-however long a read takes. The callers here use primitives written in C, which Ctrl-C can't
-interrupt halfway, and the threads are daemons.
+`concurrent.futures` is unsuitable. Its ``submit()`` and ``result()`` take locks in Python code,
+which Ctrl-C can interrupt between taking and releasing a lock: the lock stays locked, and every
+thread that needs it waits forever. Python also joins its threads at exit, however long a read
+takes. This module uses primitives written in C, which Ctrl-C can't interrupt halfway, and daemon
+threads.
 """
 
 from __future__ import annotations
@@ -22,63 +22,64 @@ from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
 T = TypeVar("T")
-_RECHECK = 0.1  # seconds, after which a waiting thread looks again
-# Seconds that the end of the process waits for tasks. Most take milliseconds; a thread that waits
-# longer, for a disk or a network, is left behind.
+_RECHECK = 0.1  # seconds between a waiting thread's checks whether to give up
+# Seconds that the exit of the process waits for running tasks. Most tasks take milliseconds; a
+# thread that waits longer, e.g. for a disk or a network, is abandoned.
 _PATIENCE = 1.0
 
 
 class WorkersEnded(RuntimeError):
-    """The threads were ended before they had done a task."""
+    """The threads were ended before they finished a task."""
 
     def __init__(self) -> None:
-        super().__init__("the threads that read were ended")
+        super().__init__("the reading threads were ended")
 
 
 class Result(Generic[T]):
-    """The result of a task, or its error, for which threads can wait."""
+    """The future result or error of a task."""
 
     def __init__(self) -> None:
-        self._known = threading.Lock()  # locked until the result is known
-        self._known.acquire()
+        # Locked until the result is set, so that acquiring it waits for the result.
+        self._pending = threading.Lock()
+        self._pending.acquire()
         self._calls = itertools.count()
-        self._is_known = False
+        self._is_set = False
         self._value: Any = None
         self._error: BaseException | None = None
 
     def set(self, value: T) -> None:
-        """Sets the value, unless the result is known."""
+        """Sets the value, unless the result is already set."""
         self._set(value, None)
 
     def fail(self, error: BaseException) -> None:
-        """Sets an error, unless the result is known."""
+        """Sets the error, unless the result is already set."""
         self._set(None, error)
 
     def _set(self, value: Any, error: BaseException | None) -> None:
         if next(self._calls) == 0:
             self._value, self._error = value, error
-            self._is_known = True
-            self._known.release()
+            self._is_set = True
+            self._pending.release()
 
     def get(self, workers: Workers | None = None) -> T:
-        """Waits for the value, and returns it.
+        """Waits for the value and returns it.
 
         Args:
-            workers: The threads that set it: if they are ended, the value may never come.
+            workers: The threads that compute it; if they are ended, waiting ends.
 
         Raises:
-            BaseException: The error, if there is one.
+            BaseException: The error of the task, if there is one.
             WorkersEnded: If the threads were ended.
-            SystemExit, WorkersEnded: If Python ends; see `ending`.
+            SystemExit, WorkersEnded: If Python exits; see `ending`.
         """
-        while not self._is_known:
+        while not self._is_set:
             if _at_exit.is_set():
                 raise ending()
             if workers is not None and workers.dropped:
                 raise WorkersEnded
-            # Ctrl-C between these two keeps the lock: other threads notice when they look again.
-            if self._known.acquire(timeout=_RECHECK):
-                self._known.release()
+            # Ctrl-C between these lines keeps the lock; other threads notice at their next check.
+            if self._pending.acquire(timeout=_RECHECK):
+                self._pending.release()
         if self._error is not None:
             raise self._error
         value: T = self._value
@@ -86,7 +87,7 @@ class Result(Generic[T]):
 
 
 class _Tasks:
-    """The tasks of a pool; its threads refer to them, and not to the pool."""
+    """The tasks of a pool. Threads refer to them instead of the pool, so that it can be freed."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None]
@@ -94,23 +95,23 @@ class _Tasks:
         self.dropped = False
 
 
-_busy: dict[int, None] = {}  # the threads that are doing a task, or are within `busy`
+_busy: dict[int, None] = {}  # identifiers of threads that run a task, or are within `busy`
 _at_exit = threading.Event()
-os.register_at_fork(after_in_child=_busy.clear)  # whose child has none of them
+os.register_at_fork(after_in_child=_busy.clear)  # a forked child has no such threads
 
 
 def ending() -> BaseException:
-    """The error of a thread when Python ends: SystemExit, which only ends the thread silently."""
+    """The error of a thread when Python exits: SystemExit, which ends a thread silently."""
     in_main = threading.current_thread() is threading.main_thread()
     return WorkersEnded() if in_main else SystemExit()
 
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """Has the end of Python wait a little for a block of code in a thread of another library.
+    """Lets the exit of Python wait briefly for a block in another library's thread.
 
     Raises:
-        SystemExit, WorkersEnded: If Python ends; see `ending`.
+        SystemExit, WorkersEnded: If Python exits; see `ending`.
     """
     me = threading.get_ident()
     _busy[me] = None
@@ -123,27 +124,29 @@ def busy() -> Iterator[None]:
 
 
 class Workers:
-    """Daemon threads that do tasks in order; they end when the pool is freed.
+    """Daemon threads that run tasks in order; they end when the pool is freed.
 
     Args:
-        count: The number of threads.
-        name: The beginning of their names.
+        count: Number of threads.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str):
         self._tasks = _Tasks()
         self._count = count
         for number in range(count):
-            own = f"{name}_{number}"
-            threading.Thread(target=_work, args=(self._tasks,), name=own, daemon=True).start()
+            thread_name = f"{name}_{number}"
+            threading.Thread(
+                target=_work, args=(self._tasks,), name=thread_name, daemon=True
+            ).start()
 
     @property
     def dropped(self) -> bool:
-        """Whether the threads were ended, and tasks that had not begun were dropped."""
+        """Returns whether the threads were ended and pending tasks were dropped."""
         return self._tasks.dropped
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Has a thread call a function, which handles its own errors.
+        """Schedules a function, which handles its own errors.
 
         Raises:
             WorkersEnded: If the threads were ended.
@@ -153,7 +156,7 @@ class Workers:
         self._tasks.queue.put((function, arguments))
 
     def call(self, function: Callable[..., T], *arguments: Any) -> Result[T]:
-        """Has a thread call a function; returns its result at once.
+        """Schedules a function and returns its future result.
 
         Raises:
             WorkersEnded: If the threads were ended.
@@ -163,18 +166,18 @@ class Workers:
         return result
 
     def future(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
-        """Has a thread call a function; returns its result as the standard library's future."""
+        """Schedules a function and returns a future of the standard library."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self.submit(_fulfil, future, function)
         return future
 
     def end(self, drop: bool = True) -> None:
-        """Ends the threads after their present tasks, without waiting for them.
+        """Ends the threads after their current tasks, without waiting.
 
-        It takes no lock, so that Python's cyclic garbage collector may call it anywhere.
+        It takes no lock, so that Python's garbage collector may call it at any point.
 
         Args:
-            drop: Whether the tasks that have not begun are dropped; else they are done first.
+            drop: Whether to drop pending tasks; otherwise they run first.
         """
         self._tasks.dropped = self._tasks.dropped or drop
         for _ in range(self._count):
@@ -186,17 +189,17 @@ class Workers:
 
 
 def call_each(function: Callable[[S], T], items: Sequence[S], count: int, name: str) -> list[T]:
-    """Calls a function for each item, in threads; returns the results in order.
+    """Calls a function for each item in threads, and returns the results in order.
 
     Args:
         function: The function.
         items: The items.
-        count: The most threads.
-        name: The beginning of their names.
+        count: Maximum number of threads.
+        name: Prefix of the threads' names.
 
     Raises:
-        BaseException: The first error in the order of the items. Calls that have not begun are
-            dropped, and nothing waits for the others.
+        BaseException: The first error, in the order of the items. Pending calls are dropped, and
+            running calls are not awaited.
     """
     workers = Workers(min(count, len(items)), name)
     try:
@@ -230,18 +233,18 @@ def _work(tasks: _Tasks) -> None:
     while (task := tasks.queue.get()) is not None and not tasks.dropped:
         _busy[me] = None
         try:
-            if _at_exit.is_set():  # looked at once this thread is counted
+            if _at_exit.is_set():  # checked after registering in _busy, so that no task is missed
                 return
             function, arguments = task
             function(*arguments)
         finally:
             del _busy[me]
-        del task, function, arguments  # while the thread waits, they would not be freed
+        del task, function, arguments  # would otherwise stay alive while the thread waits
 
 
-@atexit.register  # after DALI's own hook, and so before it
+@atexit.register  # registered after DALI's hook, so that it runs earlier
 def _end_all() -> None:
-    """Lets no task begin, and waits a little for those that have."""
+    """Prevents new tasks, and waits briefly for running tasks."""
     _at_exit.set()
     end = time.monotonic() + _PATIENCE
     with contextlib.suppress(KeyboardInterrupt):

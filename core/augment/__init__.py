@@ -1,5 +1,5 @@
-"""Random augmentation whose numbers belong to records: crops, flips, colors, and learned policies.
+"""Random augmentation that depends only on the record: crops, flips, colors and learned policies.
 
-`windows` and `policies` are NumPy alone: the choices for each record. `crops`, `colors` and
-`auto` are the functions of a graph, which hand these choices to DALI's operators.
+`windows` and `policies` compute the random choices of each record in NumPy. `crops`, `colors` and
+`auto` are functions for DALI graphs that pass these choices to DALI operators.
 """

@@ -1,8 +1,8 @@
-"""RandAugment, TrivialAugment and AutoAugment in a graph: the choices, and DALI's operators.
+"""RandAugment, TrivialAugment and AutoAugment as functions for DALI graphs.
 
-Each stage splits the batch into the images of each operator, and merges them behind it, as ``if``
-does in a graph function of DALI. No ``enable_conditionals`` is needed, which rewrites the
-function.
+Each stage splits the batch by operation, applies DALI's operators and merges the results, as an
+``if`` statement in a DALI graph does. The functions call DALI's split and merge operators directly,
+so that callers need not pass ``enable_conditionals``, which would rewrite their graph function.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..random.draw import Draw, check_draw, joined, part_of
 from . import policies
 from .policies import Choice
 
-# Not public: the two operators that `if` becomes in a graph with enable_conditionals=True.
+# Private in DALI: the split and merge operators that `if` uses with enable_conditionals=True.
 _conditional: Any = fn._conditional  # type: ignore[attr-defined]
 _NAMES = list(policies.BRANCHES)
 _WHITE = types.Constant(255, dtype=types.UINT8)
-_GRAY = [0.299, 0.587, 0.114]  # of red, green and blue (ITU-R BT.601), as Pillow has it
+_GRAY = [0.299, 0.587, 0.114]  # weights of red, green and blue (ITU-R BT.601), as in Pillow
 
 
 @do_not_convert
@@ -40,39 +40,41 @@ def rand_augment(
     fill_value: float = 0,
     name: str | None = None,
 ) -> DataNode:
-    """Some random operations of one strength: RandAugment (Cubuk et al., 2019).
+    """Applies random operations of a fixed magnitude: RandAugment (Cubuk et al., 2019).
 
     The fourteen operations and their magnitudes are those of torchvision's ``RandAugment``:
-    identity; shear to 0.3; translation to 150/331 of the size; rotation to 30 degrees; brightness,
-    color, contrast and sharpness by factors of 1 +- 0.9; posterizing to 4 bits; solarizing from
-    255 to 0; auto contrast; equalizing. Signs are random. Pixels differ by rounding, but for
-    sharpness, which reaches the image's edge, where torchvision leaves one pixel as it is, and for
-    equalizing small images: by up to 65,000 / (height * width) gray levels, since torchvision
-    rounds the pixels of a gray level down.
+    identity; shear up to 0.3; translation up to 150/331 of the size; rotation up to 30 degrees;
+    brightness, color, contrast and sharpness by factors of 1 +- 0.9; posterizing to 4 bits;
+    solarizing from 255 to 0; auto contrast; equalizing. Signs are random.
+
+    Pixels differ from torchvision's by rounding, with two exceptions. Sharpness also filters the
+    outermost pixels, which torchvision leaves unchanged. Equalizing differs by up to
+    65,000 / (height * width) gray levels, because torchvision rounds the number of pixels per gray
+    level down.
 
     Args:
-        images: RGB images [height, width, 3], uint8, whose sizes ``draw`` knows.
+        images: RGB images [height, width, 3], uint8, with sizes that ``draw`` can look up.
         draw: The graph's ``draw``.
-        num_ops: Number of operations, one after the other.
-        magnitude: Their strength, from 0 to ``num_magnitude_bins - 1``.
-        num_magnitude_bins: Number of strengths.
+        num_ops: Number of operations, applied in sequence.
+        magnitude: Magnitude of the operations, from 0 to ``num_magnitude_bins - 1``.
+        num_magnitude_bins: Number of magnitudes.
         interp_type: Interpolation of sheared, translated and rotated images.
-        fill_value: Value around them.
+        fill_value: Value of pixels outside the original image.
         name: The draw's name.
 
     Returns:
         Images of the same shape and dtype.
 
     Raises:
-        ValueError: For numbers that can't be.
-        TypeError: If nothing says the sizes of the images.
+        ValueError: If a number is out of range.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     check_draw(draw)
     if num_ops < 1:
         raise ValueError(f"num_ops must be 1 or more, not {num_ops}")
     if num_magnitude_bins < 2 or not 0 <= magnitude < num_magnitude_bins:
         raise ValueError(
-            "magnitude must be from 0 up to and without num_magnitude_bins, which is 2 or more, "
+            "magnitude must be at least 0 and below num_magnitude_bins, which must be at least 2, "
             f"not {magnitude} of {num_magnitude_bins}"
         )
     return _augmented(
@@ -98,26 +100,26 @@ def trivial_augment(
     fill_value: float = 0,
     name: str | None = None,
 ) -> DataNode:
-    """One random operation of a random strength: TrivialAugment (Mueller and Hutter, 2021).
+    """Applies one random operation of random magnitude: TrivialAugment (Mueller and Hutter, 2021).
 
     The fourteen operations of `rand_augment`, with the wide magnitudes of torchvision's
     ``TrivialAugmentWide``: shear to 0.99; translation to 32 pixels; rotation to 135 degrees;
     factors of 1 +- 0.99; posterizing to 2 bits.
 
     Args:
-        images: RGB images [height, width, 3], uint8, whose sizes ``draw`` knows.
+        images: RGB images [height, width, 3], uint8, with sizes that ``draw`` can look up.
         draw: The graph's ``draw``.
-        num_magnitude_bins: Number of strengths.
+        num_magnitude_bins: Number of magnitudes.
         interp_type: Interpolation of sheared, translated and rotated images.
-        fill_value: Value around them.
+        fill_value: Value of pixels outside the original image.
         name: The draw's name.
 
     Returns:
         Images of the same shape and dtype.
 
     Raises:
-        ValueError: For a number that can't be.
-        TypeError: If nothing says the sizes of the images.
+        ValueError: If ``num_magnitude_bins`` is less than 2.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     check_draw(draw)
     if num_magnitude_bins < 2:
@@ -146,27 +148,28 @@ def auto_augment(
     fill_value: float = 0,
     name: str | None = None,
 ) -> DataNode:
-    """Two operations of a learned policy: AutoAugment (Cubuk et al., 2018).
+    """Applies two operations of a learned policy: AutoAugment (Cubuk et al., 2018).
 
     The policies and their ten magnitudes are those of torchvision's ``AutoAugment``, which are the
-    paper's of ImageNet, CIFAR-10 and SVHN. (DALI's ``image_net`` is another one, of TensorFlow's
-    TPU models; its ``reduced_image_net`` is the paper's.) A pair of 25 is chosen for each image,
-    and each of its operations is applied with its probability. See `rand_augment` for operations.
+    paper's policies for ImageNet, CIFAR-10 and SVHN. (DALI's ``image_net`` is a different policy,
+    from TensorFlow's TPU models; its ``reduced_image_net`` is the paper's.) One of 25 pairs is
+    chosen for each image, and each of its two operations is applied with its probability. See
+    `rand_augment` for the operations.
 
     Args:
-        images: RGB images [height, width, 3], uint8, whose sizes ``draw`` knows.
+        images: RGB images [height, width, 3], uint8, with sizes that ``draw`` can look up.
         draw: The graph's ``draw``.
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``.
         interp_type: Interpolation of sheared, translated and rotated images.
-        fill_value: Value around them.
+        fill_value: Value of pixels outside the original image.
         name: The draw's name.
 
     Returns:
         Images of the same shape and dtype.
 
     Raises:
-        ValueError: For a policy that is none.
-        TypeError: If nothing says the sizes of the images.
+        ValueError: If the policy is unknown.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     check_draw(draw)
     if policy not in policies.POLICIES:
@@ -196,13 +199,13 @@ def _augmented(
     pixels: bool = False,
     **warp: Any,
 ) -> DataNode:
-    """Images behind stages of operations, each with the branches that it may choose."""
+    """Applies stages of operations; ``stages`` lists the branches that each may choose."""
     wanted = [_arguments_of(branches) for branches in stages]
-    # A stage's arguments are one vector, cut where an operator takes one: apart they would all be
-    # split at each turn, which took a CPU a quarter longer for small images.
+    # All arguments of a stage are one vector, sliced at each operator: separate arguments would all
+    # be split at each branching, which took a CPU 25 % longer on small images.
     forms: list[tuple[tuple[int, ...], Any]] = []
     for names in wanted:
-        numbers = sum(math.prod(policies.FORMS[one]) for one in names)
+        numbers = sum(math.prod(policies.FORMS[form]) for form in names)
         forms += [((), np.int32), ((numbers,), np.float32)]
 
     def arguments(u: NDArray[np.float32], sizes: Any) -> list[NDArray[Any]]:
@@ -224,8 +227,8 @@ def _augmented(
 
 
 def _arguments_of(branches: Sequence[int]) -> list[str]:
-    """Names of the arguments of some branches, in the order of `FORMS`."""
-    users = {policies.BRANCHES[_NAMES[one]] for one in branches}
+    """Names of the arguments that some branches need, in the order of `FORMS`."""
+    users = {policies.BRANCHES[_NAMES[branch]] for branch in branches}
     return [name for name in policies.FORMS if name in users]
 
 
@@ -237,33 +240,35 @@ def _select(
     names: Sequence[str],
     warp: Mapping[str, Any],
 ) -> DataNode:
-    """Each image behind the operator of its branch, by halves of the branches."""
+    """Applies the operator of each image's branch, by bisecting the branches."""
     if len(branches) == 1:
         name = _NAMES[branches[0]]
         argument = policies.BRANCHES[name]
         value = None
         if argument is not None:
-            shapes = [policies.FORMS[one] for one in names]
+            shapes = [policies.FORMS[argument_name] for argument_name in names]
             value = part_of(numbers, shapes, names.index(argument))
         return _operate(name, images, value, warp)
     middle = len(branches) // 2
     chosen = branch < branches[middle]
     halves = branches[:middle], branches[middle:]
-    images_of, branch_of, numbers_of = (_split(node, chosen) for node in (images, branch, numbers))
-    sides = zip(halves, images_of, branch_of, numbers_of)
+    image_halves, branch_halves, number_halves = (
+        _split(node, chosen) for node in (images, branch, numbers)
+    )
+    sides = zip(halves, image_halves, branch_halves, number_halves)
     outputs = [_select(*side, names, warp) for side in sides]
     merged: DataNode = _conditional.merge(*outputs, predicate=chosen)
     return merged
 
 
 def _split(node: DataNode, chosen: DataNode) -> tuple[DataNode, DataNode]:
-    """The samples that are chosen, and the others."""
+    """Splits a batch into the chosen samples and the remaining samples."""
     first, second = _conditional.split(node, predicate=chosen)
     return first, second
 
 
 def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any]) -> DataNode:
-    """Images behind the operator of a branch."""
+    """Applies the operator of a branch."""
     output: Any = images
     if branch == "affine":
         output = fn.warp_affine(images, matrix=value, **warp)
@@ -284,24 +289,24 @@ def _operate(branch: str, images: DataNode, value: Any, warp: Mapping[str, Any])
     elif branch == "auto_contrast":
         output = _auto_contrast(images)
     elif branch == "equalize":
-        # DALI counts the pixels up to a value, out of all but those of the lowest value; Pillow
-        # those below it, out of all but those of the highest: the same with the values turned over.
+        # DALI and Pillow round the two ends of the histogram differently: DALI's range starts after
+        # the lowest value, Pillow's ends before the highest. Inverting the values swaps the ends.
         output = fn.equalize(images ^ _WHITE) ^ _WHITE
     return output
 
 
 def _over_pixels(reduce: Callable[..., Any], images: DataNode) -> Any:
-    """A reduction of each channel, [1, 1, channels].
+    """Reduces each channel to [1, 1, channels].
 
-    One over height and width together is slow on a GPU: 0.45 ms for 18 images of 224 x 224.
+    Reducing height and width in one step is slow on a GPU: 0.45 ms for 18 images of 224 x 224.
     """
     return reduce(reduce(images, axes=[0], keep_dims=True), axes=[1], keep_dims=True)
 
 
 def _auto_contrast(images: DataNode) -> DataNode:
-    """Each channel stretched to 0 to 255; a channel of one value stays as it is.
+    """Stretches each channel to 0..255; a channel with a single value is unchanged.
 
-    As DALI's ``auto_aug.augmentations.auto_contrast``, but for the reductions.
+    Equals DALI's ``auto_aug.augmentations.auto_contrast``, except for faster reductions.
     """
     low, high = (_over_pixels(r, images) for r in (fn.reductions.min, fn.reductions.max))
     uneven = high > low

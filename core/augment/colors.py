@@ -1,4 +1,4 @@
-"""Random changes of brightness, contrast, saturation and hue, in a graph."""
+"""Random changes of brightness, contrast, saturation and hue, for DALI graphs."""
 
 from __future__ import annotations
 
@@ -27,29 +27,33 @@ def color_jitter(
     hue: float | Range = 0,
     name: str | None = None,
 ) -> DataNode:
-    """Changes brightness, contrast, saturation and hue at random, by one ``fn.color_twist``.
+    """Changes brightness, contrast, saturation and hue at random, with one ``fn.color_twist``.
 
-    The ranges are those of torchvision's ``ColorJitter``, and what is done differs from it in four
-    ways. The order is hue, saturation, contrast, brightness, and not another one for each image.
-    Contrast is about 128, and not about the image's mean gray. Hue is turned in YIQ, which is
-    linear, and not in HSV. Values are rounded and clipped once, at the end. With the same factors,
-    from 0.7 to 1.3, images differ by 2 gray levels of 255 in the median; with hue by 0.1, by 9.
+    The ranges are those of torchvision's ``ColorJitter``. The operation differs in four ways:
+
+    - The order is fixed: hue, saturation, contrast, brightness.
+    - Contrast is relative to 128 instead of the image's mean gray.
+    - Hue is rotated in YIQ, which is linear, instead of HSV.
+    - Values are rounded and clipped once, at the end.
+
+    With equal factors from 0.7 to 1.3, images differ by 2 of 255 gray levels (median); with hue
+    changed by 0.1, by 9.
 
     Args:
         images: RGB images [height, width, 3], values from 0 to 255.
         draw: The graph's ``draw``.
-        brightness: Factors, from and to; a number b: from max(0, 1 - b) to 1 + b; 0: 1.
-        contrast: Factors, as of brightness; 0 is gray.
-        saturation: Factors, as of brightness; 0 is gray.
-        hue: Turns of the hue, from and to, within -0.5 and 0.5, where 1 is the whole circle; a
-            number h: from -h to h.
+        brightness: Range of the factor (low, high), or a number b for (max(0, 1 - b), 1 + b).
+        contrast: Range of the factor, as for brightness; 0 is gray.
+        saturation: Range of the factor, as for brightness; 0 is gray.
+        hue: Range of the hue's rotation (low, high) within -0.5 and 0.5, or a number h for (-h, h);
+            1 is a full turn.
         name: The draw's name.
 
     Returns:
         Images of the same shape and dtype.
 
     Raises:
-        ValueError: For a range that can't be.
+        ValueError: If a range is out of order or out of bounds.
     """
     check_draw(draw)
     ranges = {
@@ -80,7 +84,7 @@ def _range(
     least: float = 0.0,
     most: float = np.inf,
 ) -> Range:
-    """From and to of a factor, of a number about the centre or of both."""
+    """Returns (low, high) of a factor that is given as a pair or as a distance from the centre."""
     if isinstance(value, (int, float)):
         low, high = max(least, centre - value), centre + value
     else:

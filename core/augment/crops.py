@@ -1,4 +1,4 @@
-"""Crops, flips and erased regions of images, in a graph."""
+"""Crops, flips and erased rectangles, for DALI graphs."""
 
 from __future__ import annotations
 
@@ -30,31 +30,30 @@ def random_resized_crop(
     antialias: bool = True,
     name: str | None = None,
 ) -> DataNode:
-    """A window of random area and ratio, resized: torchvision's ``RandomResizedCrop``.
+    """Crops a window of random area and aspect ratio and resizes it, as ``RandomResizedCrop``.
 
-    As there, up to ten windows are tried, of whole pixels, and where none lies within the image it
-    is the largest in the centre with a ratio within the range. (``fn.random_resized_crop`` of DALI
-    has other windows.) Pixels at the window's edge are interpolated with their neighbours in the
-    image, as by Pillow's ``resize(box=...)``.
+    As in torchvision, up to ten windows of whole pixels are tried; if none lies within the image,
+    the largest centred window with an allowed ratio is used. (DALI's ``fn.random_resized_crop``
+    chooses different windows.) Pixels at the window's edge are interpolated with their neighbours
+    outside the window, as in Pillow's ``resize(box=...)``.
 
     Args:
-        images: Images [height, width, channels] whose sizes ``draw`` knows.
-        size: Height and width of the output, in pixels; an int: both.
+        images: Images [height, width, channels], with sizes that ``draw`` can look up.
+        size: Height and width of the output, in pixels; an int sets both.
         draw: The graph's ``draw``.
-        scale: Share of the image's area, from and to.
-        ratio: Width over height, from and to; its logarithm is uniform.
-        flip: Share of the windows whose left and right change places, as behind `flip` up to
-            rounding; this costs nothing more.
-        interp_type: Interpolation, of ``nvidia.dali.types``.
-        antialias: Whether a filter goes before scaling down.
+        scale: Range of the window's share of the image's area.
+        ratio: Range of width / height; its logarithm is uniform.
+        flip: Probability of a horizontal flip. It costs nothing, and equals `flip` up to rounding.
+        interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
+        antialias: Whether to apply a low-pass filter before scaling down.
         name: The draw's name.
 
     Returns:
         Images [*size, channels] of the same dtype.
 
     Raises:
-        ValueError: For a size, a range or a share that can't be.
-        TypeError: If nothing says the sizes of the images.
+        ValueError: If a size, range or probability is out of bounds.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     check_draw(draw)
     size = windows.pair(size, "size")
@@ -81,30 +80,30 @@ def random_crop(
     fill_value: float | Sequence[float] = 0,
     name: str | None = None,
 ) -> DataNode:
-    """A window of one size at a random place: torchvision's ``RandomCrop``.
+    """Crops a window of fixed size at a random position: torchvision's ``RandomCrop``.
 
     Args:
-        images: Images [height, width, channels] whose sizes ``draw`` knows.
-        size: Height and width of the output, in pixels; an int: both.
+        images: Images [height, width, channels], with sizes that ``draw`` can look up.
+        size: Height and width of the output, in pixels; an int sets both.
         draw: The graph's ``draw``.
-        padding: Pixels around the image: on all sides, (left and right, top and bottom), or
+        padding: Pixels added around the image: on all sides, (left and right, top and bottom), or
             (left, top, right, bottom), as in torchvision.
-        fill_value: Their value, for all channels or each.
+        fill_value: Value of the padding, a scalar or one value for each channel.
         name: The draw's name.
 
     Returns:
-        Images [*size, channels] of the same dtype. An image that is smaller, with its padding, is a
-        bad record.
+        Images [*size, channels] of the same dtype. An image that is smaller than the crop, with
+        its padding, is a bad record.
 
     Raises:
-        ValueError: For a size or padding that can't be.
-        TypeError: If nothing says the sizes of the images.
+        ValueError: If the size or the padding is invalid.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     check_draw(draw)
     size = windows.pair(size, "size")
     sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
     if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
-        raise ValueError(f"padding must be one, two or four numbers of pixels, not {padding!r}")
+        raise ValueError(f"padding must be 1, 2 or 4 numbers of pixels, not {padding!r}")
     sides *= 4 // len(sides)
     (start,) = draw.compute_outputs(
         lambda u, sizes: (windows.crops(u, sizes, size, sides),),
@@ -136,25 +135,25 @@ def center_crop(
     interp_type: Any = types.INTERP_LINEAR,
     antialias: bool = True,
 ) -> DataNode:
-    """The window in the centre, for evaluation: torchvision's ``Resize`` and ``CenterCrop``.
+    """Crops the centre, for evaluation: torchvision's ``Resize`` and ``CenterCrop``.
 
-    Its sizes and its place are rounded as there. Nothing is random: ``draw`` knows the images'
-    sizes.
+    Sizes and positions are rounded as in torchvision. Nothing is random; ``draw`` supplies the
+    image sizes.
 
     Args:
-        images: Images [height, width, channels] whose sizes ``draw`` knows.
-        size: Height and width of the output, in pixels; an int: both.
+        images: Images [height, width, channels], with sizes that ``draw`` can look up.
+        size: Height and width of the output, in pixels; an int sets both.
         draw: The graph's ``draw``.
-        resize: Length that the image's shorter side gets before, in pixels; None: it keeps its.
-        interp_type: Interpolation, of ``nvidia.dali.types``.
-        antialias: Whether a filter goes before scaling down.
+        resize: Length of the image's shorter side before cropping, in pixels; None: not resized.
+        interp_type: Interpolation, a ``nvidia.dali.types.DALIInterpType``.
+        antialias: Whether to apply a low-pass filter before scaling down.
 
     Returns:
-        Images [*size, channels] of the same dtype. An image that is smaller is a bad record.
+        Images [*size, channels] of the same dtype. An image smaller than the crop is a bad record.
 
     Raises:
-        ValueError: For a size that can't be.
-        TypeError: If nothing says the sizes of the images.
+        ValueError: If a size is invalid.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     check_draw(draw)
     size = windows.pair(size, "size")
@@ -196,22 +195,21 @@ def flip(
 ) -> DataNode:
     """Flips images at random: torchvision's ``RandomHorizontalFlip`` and ``RandomVerticalFlip``.
 
-    On a GPU this starts a kernel for each image. Behind `random_resized_crop` take its ``flip``
-    instead, and where ``fn.crop_mirror_normalize`` follows, its ``mirror=draw.coin_flip()``:
-    neither needs an operator of its own.
+    On a GPU this launches a kernel for each image. Two alternatives need no extra operator:
+    ``random_resized_crop(flip=...)``, and ``fn.crop_mirror_normalize(mirror=draw.coin_flip())``.
 
     Args:
         images: Images [height, width, channels].
         draw: The graph's ``draw``.
-        probability: Share of the images that are flipped.
-        vertical: Whether top and bottom change places, and not left and right.
+        probability: Probability of a flip.
+        vertical: Whether to flip top and bottom instead of left and right.
         name: The draw's name.
 
     Returns:
         Images of the same shape and dtype.
 
     Raises:
-        ValueError: For a probability that is none.
+        ValueError: If the probability is not between 0 and 1.
     """
     check_draw(draw)
     flipped = draw.coin_flip(probability, name=name)
@@ -233,26 +231,26 @@ def random_erasing(
 ) -> DataNode:
     """Erases a random rectangle: torchvision's ``RandomErasing`` (Zhong et al., 2017).
 
-    As there, up to ten rectangles are tried, of whole pixels, and where none is smaller than the
-    image nothing is erased. torchvision erases after normalization, where 0 is the mean: with
-    images of 0 to 255 that is ``value=(124, 116, 104)``, ImageNet's mean. There is no
-    ``value="random"``.
+    As in torchvision, up to ten rectangles of whole pixels are tried; if none is smaller than the
+    image, nothing is erased. torchvision erases after normalization, when 0 is the mean: for images
+    of 0 to 255 that corresponds to ``value=(124, 116, 104)``, ImageNet's mean. ``value="random"``
+    is not supported.
 
     Args:
-        images: Images [height, width, channels] whose sizes ``draw`` knows.
+        images: Images [height, width, channels], with sizes that ``draw`` can look up.
         draw: The graph's ``draw``.
-        probability: Share of the images with an erased rectangle.
-        scale: Share of the image's area, from and to.
-        ratio: Height over width, from and to; its logarithm is uniform.
-        value: The value of erased pixels, for all channels or each.
+        probability: Probability that an image has an erased rectangle.
+        scale: Range of the rectangle's share of the image's area.
+        ratio: Range of height / width; its logarithm is uniform.
+        value: Value of erased pixels, a scalar or one value for each channel.
         name: The draw's name.
 
     Returns:
         Images of the same shape and dtype.
 
     Raises:
-        ValueError: For a probability or range that can't be.
-        TypeError: If nothing says the sizes of the images.
+        ValueError: If a probability or range is out of bounds.
+        TypeError: If ``draw`` cannot look up the sizes of the images.
     """
     check_draw(draw)
     check_share("probability", probability)

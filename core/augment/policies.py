@@ -1,8 +1,8 @@
-"""What RandAugment, TrivialAugment and AutoAugment choose for each record: NumPy alone.
+"""The random choices of RandAugment, TrivialAugment and AutoAugment, in NumPy.
 
-The operations and their magnitudes are torchvision's, AutoAugment's tables the paper's, too: Cubuk
-et al., AutoAugment (2018), appendix; Cubuk et al., RandAugment (2019); Mueller and Hutter,
-TrivialAugment (2021), the wide space.
+Operations and magnitudes are torchvision's; AutoAugment's tables are the paper's: Cubuk et al.,
+AutoAugment (2018), appendix; Cubuk et al., RandAugment (2019); Mueller and Hutter, TrivialAugment
+(2021), the wide space.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .windows import Floats, Sizes, Uniform
 
 Ints = NDArray[np.int64]
 
-# What the graph has an operator for, and the operator's argument in `FORMS`, if any.
+# The branches of the graph, each with the name in `FORMS` of its operator's argument, if any.
 BRANCHES = {
     "identity": None,
     "affine": "matrix",
@@ -31,22 +31,22 @@ BRANCHES = {
     "auto_contrast": None,
     "equalize": None,
 }
-# The operations, in torchvision's order, and the branch of each.
+# The operations, in torchvision's order, each with its branch.
 OPERATIONS = {
     "identity": "identity",
     **dict.fromkeys(("shear_x", "shear_y", "translate_x", "translate_y", "rotate"), "affine"),
     **{name: name for name in ("brightness", "color", "contrast", "sharpness", "posterize")},
     **{name: name for name in ("solarize", "auto_contrast", "equalize")},
-    "invert": "solarize",  # from 0 on
+    "invert": "solarize",  # with threshold 0
 }
 _NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
 _BRANCH_OF = np.array([list(BRANCHES).index(branch) for branch in OPERATIONS.values()])
-_COUNT = len(OPERATIONS) - 1  # AutoAugment alone inverts
+_COUNT = len(OPERATIONS) - 1  # without "invert", which only AutoAugment uses
 _SIGNED = np.array([1 <= number <= _NUMBER["sharpness"] for number in _NUMBER.values()])
 _BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 _SHARP = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]])
 
-_TRANSLATE = 150 / 331  # of the width or height: RandAugment's pixels for its images of 331
+_TRANSLATE = 150 / 331  # share of the width or height: RandAugment's pixels over its image size
 _WIDE_TRANSLATE = 32.0  # pixels
 
 
@@ -54,21 +54,21 @@ class Choice(NamedTuple):
     """One operation for each record.
 
     Attributes:
-        operation: Its number in `OPERATIONS`, [rows].
-        magnitude: Its magnitude, with its sign, [rows].
+        operation: Index into `OPERATIONS`, [rows].
+        magnitude: Signed magnitude, [rows].
     """
 
     operation: Ints
     magnitude: Floats
 
 
-# Arguments of the graph's operators: their shape for each image.
+# Arguments of the graph's operators: the shape for each image.
 FORMS: dict[str, tuple[int, ...]] = {
-    "factor": (),  # of brightness, color and contrast
-    "threshold": (),  # where solarizing begins
-    "matrix": (2, 3),  # from the output's pixels to the input's, (x, y)
+    "factor": (),  # for brightness, color and contrast
+    "threshold": (),  # lowest value that is inverted
+    "matrix": (2, 3),  # maps the output's pixels to the input's, (x, y)
     "kernel": (3, 3),  # a filter
-    "mask": (),  # bits that are kept, a whole number
+    "mask": (),  # bits to keep, an integer
 }
 
 
@@ -76,15 +76,15 @@ FORMS: dict[str, tuple[int, ...]] = {
 def magnitudes(
     bins: int, *, shear: float, translate: float, rotate: float, enhance: float, bits: int
 ) -> Floats:
-    """The magnitudes of all operations, [operations, bins].
+    """Table of the magnitudes of all operations, [operations, bins].
 
     Args:
-        bins: Number of magnitudes, 2 or more.
-        shear: The greatest shear, pixels by pixel.
-        translate: The greatest translation.
-        rotate: The greatest angle, in degrees.
-        enhance: The greatest distance of a color's factor from 1.
-        bits: Number of bits that posterizing removes at most.
+        bins: Number of magnitudes, at least 2.
+        shear: Maximum shear, in pixels per pixel.
+        translate: Maximum translation.
+        rotate: Maximum angle, in degrees.
+        enhance: Maximum distance of a color factor from 1.
+        bits: Maximum number of bits that posterizing removes.
     """
     most = {
         **dict.fromkeys(("shear_x", "shear_y"), shear),
@@ -100,12 +100,12 @@ def magnitudes(
 
 
 def rand_augment(u: Uniform, num_ops: int, magnitude: int, bins: int) -> list[Choice]:
-    """Operations that are all as likely, of one magnitude.
+    """Chooses operations uniformly, all with the same magnitude.
 
     Args:
-        u: [rows, 2 * num_ops].
+        u: Uniform numbers, [rows, 2 * num_ops].
         num_ops: Number of operations.
-        magnitude: Number of the magnitude.
+        magnitude: Index of the magnitude.
         bins: Number of magnitudes.
     """
     table = magnitudes(bins, shear=0.3, translate=_TRANSLATE, rotate=30.0, enhance=0.9, bits=4)
@@ -119,10 +119,10 @@ def rand_augment(u: Uniform, num_ops: int, magnitude: int, bins: int) -> list[Ch
 
 
 def trivial_augment(u: Uniform, bins: int) -> list[Choice]:
-    """One operation, all as likely, of any magnitude.
+    """Chooses one operation and its magnitude uniformly.
 
     Args:
-        u: [rows, 3].
+        u: Uniform numbers, [rows, 3].
         bins: Number of magnitudes.
     """
     table = magnitudes(
@@ -135,10 +135,10 @@ def trivial_augment(u: Uniform, bins: int) -> list[Choice]:
 
 
 def auto_augment(u: Uniform, policy: str) -> list[Choice]:
-    """Two operations of a policy, each with its probability; else the identity.
+    """Chooses two operations of a policy; each is applied with its probability, else the identity.
 
     Args:
-        u: [rows, 5].
+        u: Uniform numbers, [rows, 5].
         policy: A name in `POLICIES`.
     """
     table = magnitudes(10, shear=0.3, translate=_TRANSLATE, rotate=30.0, enhance=0.9, bits=4)
@@ -156,12 +156,12 @@ def auto_augment(u: Uniform, policy: str) -> list[Choice]:
 
 @functools.cache
 def _numbered(policy: str) -> Floats:
-    """A policy with numbers of operations: [pairs, 2, (operation, probability, magnitude)]."""
+    """A policy as an array [pairs, 2, (operation, probability, magnitude)] of indices."""
     return np.array([[(_NUMBER[name], p, k) for name, p, k in pair] for pair in POLICIES[policy]])
 
 
 def branches_of(policy: str | None, stage: int) -> list[int]:
-    """Numbers of the branches that a stage may choose; of RandAugment's space without a policy."""
+    """Branches that a stage may choose; without a policy, those of RandAugment."""
     names = list(OPERATIONS)[:_COUNT]
     if policy is not None:
         names = ["identity", *(pair[stage][0] for pair in POLICIES[policy])]
@@ -169,27 +169,27 @@ def branches_of(policy: str | None, stage: int) -> list[int]:
 
 
 def branches(choice: Choice) -> Ints:
-    """The number in `BRANCHES` of each operation."""
+    """Index into `BRANCHES` of each chosen operation."""
     return _BRANCH_OF[choice.operation]
 
 
 def arguments(
     choice: Choice, sizes: Sizes, names: Iterable[str], *, pixels: bool = False
 ) -> list[NDArray[Any]]:
-    """Arguments of the graph's operators, [rows, ...], for every image.
+    """Computes the arguments of the graph's operators, each [rows, ...].
 
     Args:
         choice: Operations and magnitudes.
         sizes: Heights and widths of the images, [rows, 2].
-        names: Which of `FORMS`.
-        pixels: Whether translations are in pixels, and not in shares of the size.
+        names: Names in `FORMS` of the arguments to compute.
+        pixels: Whether translations are in pixels; otherwise they are shares of the size.
     """
     operation, magnitude = choice
     factor = 1.0 + magnitude
     bits = np.where(operation == _NUMBER["posterize"], magnitude, 8.0).astype(np.int64)
     functions: dict[str, Callable[[], NDArray[Any]]] = {
         "factor": lambda: factor,
-        "threshold": lambda: magnitude,  # 0 for an image to invert
+        "threshold": lambda: magnitude,  # 0 inverts the whole image
         "matrix": lambda: _matrices(choice, sizes, pixels),
         "kernel": lambda: factor[:, None, None] * _SHARP - magnitude[:, None, None] * _BLUR,
         "mask": lambda: 256 - (1 << (8 - bits)),
@@ -198,7 +198,7 @@ def arguments(
 
 
 def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
-    """From the output's pixels to the input's, (x, y), as in Pillow's ``Image.transform``."""
+    """Maps the output's pixels to the input's, (x, y), as in Pillow's ``Image.transform``."""
     operation, magnitude = choice
     matrices = np.zeros((len(operation), 2, 3))
     matrices[:, 0, 0] = matrices[:, 1, 1] = 1.0
@@ -212,7 +212,7 @@ def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
     put("shear_y", 1, 0, magnitude)
     for name, row, length in (("translate_x", 0, widths), ("translate_y", 1, heights)):
         offset = magnitude if pixels else magnitude * length
-        # Rounded to float32 first: 149.99999999999997 is 150 pixels.
+        # Rounded to float32 first, so that 149.99999999999997 becomes 150 pixels.
         put(name, row, 2, -np.trunc(offset.astype(np.float32)).astype(np.float64))
     angle = np.deg2rad(magnitude)  # counter-clockwise, about the centre
     cos, sin, x, y = np.cos(angle), np.sin(angle), widths / 2, heights / 2
@@ -225,17 +225,17 @@ def _matrices(choice: Choice, sizes: Sizes, pixels: bool) -> Floats:
 
 
 def _whole(u: Floats, count: int) -> Ints:
-    """A whole number below a count."""
+    """Integers from 0 to ``count - 1``."""
     return (u * count).astype(np.int64)
 
 
 def _signed(operation: Ints, magnitude: Floats, u: Floats) -> Floats:
-    """Half of the magnitudes below 0, of the operations that have a sign."""
+    """Negates half of the magnitudes, for operations with a sign."""
     return np.where(_SIGNED[operation] & (u < 0.5), -magnitude, magnitude)
 
 
-# The operations of each pair, their probabilities, and the numbers of their magnitudes of ten; 0
-# for operations that have none.
+# For each pair, two operations, each with its probability and the index of its magnitude (of ten; 0
+# if the operation has no magnitude).
 POLICIES = {
     "imagenet": (
         (("posterize", 0.4, 8), ("rotate", 0.6, 9)),

@@ -1,7 +1,7 @@
-"""Windows of images, as torchvision defines them, in pixels: NumPy alone, for a batch at once.
+"""Windows of images as torchvision defines them, in pixels, computed in NumPy for whole batches.
 
-All take random numbers from 0 up to and without 1, float32 [rows, columns], and the images'
-heights and widths, int32 [rows, 2], and compute in double precision: alike on every CPU.
+The functions take uniform numbers in [0, 1), float32 [rows, columns], and the images' heights and
+widths, int32 [rows, 2]. They compute in double precision, so that all CPUs give equal results.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Sizes = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 ATTEMPTS = 10
-COLUMNS = 2 * ATTEMPTS + 2  # an area and a ratio for each attempt, and a position
+COLUMNS = 2 * ATTEMPTS + 2  # an area and a ratio for each attempt, and a position (y, x)
 
 
 def pair(value: int | Sequence[int], name: str) -> Pair:
-    """A height and a width, of an int where they are equal.
+    """Converts a size to (height, width); an int sets both.
 
     Raises:
-        ValueError: If they are no two whole numbers above 0.
+        ValueError: If it is neither a positive int nor a pair of positive ints.
     """
     numbers = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(numbers) != 2 or any(not isinstance(n, (int, np.integer)) or n < 1 for n in numbers):
@@ -34,10 +34,11 @@ def pair(value: int | Sequence[int], name: str) -> Pair:
 
 
 def check_ranges(scale: Range, ratio: Range) -> None:
-    """Checks a range of shares of an area, and a range of ratios of two lengths.
+    """Checks a range of area shares and a range of aspect ratios.
 
     Raises:
-        TypeError, ValueError: If one is not a pair of allowed numbers.
+        TypeError: If a range is not a pair.
+        ValueError: If a range is out of order or out of bounds.
     """
     for name, value, example in (("scale", scale, "(0.08, 1.0)"), ("ratio", ratio, "(0.75, 1.33)")):
         if not isinstance(value, (tuple, list)):
@@ -51,7 +52,7 @@ def check_ranges(scale: Range, ratio: Range) -> None:
 
 
 def _positions(u: Floats, room: Floats) -> Floats:
-    """A whole number from 0 up to and with each room."""
+    """Random integers from 0 to each room, inclusive."""
     return np.floor(u * (room + 1))
 
 
@@ -66,7 +67,7 @@ def _attempts(u: Floats, sizes: Sizes, scale: Range, ratio: Range, inverse: bool
 
 
 def _first_fit(windows: Floats, fits: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.bool_]]:
-    """The first window that fits, float64 [2, rows], and whether one does."""
+    """The first window that fits, float64 [2, rows], and whether any window fits, bool [rows]."""
     first, rows = fits.argmax(axis=1), np.arange(len(fits))
     return windows[:, rows, first], fits[rows, first]
 
@@ -74,16 +75,16 @@ def _first_fit(windows: Floats, fits: NDArray[np.bool_]) -> tuple[Floats, NDArra
 def resized_crops(
     u: Uniform, sizes: Sizes, scale: Range, ratio: Range
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Windows of a random area and ratio: ten attempts, then a window in the centre.
+    """Chooses windows of random area and ratio: ten attempts, then a centred window.
 
     Args:
-        u: [rows, `COLUMNS`], or more.
-        sizes: [rows, 2].
-        scale: Share of the image's area, from and to.
-        ratio: Width over height, from and to.
+        u: Uniform numbers, [rows, at least `COLUMNS`].
+        sizes: Image sizes, [rows, 2].
+        scale: Range of the window's share of the image's area.
+        ratio: Range of width / height.
 
     Returns:
-        Where they begin and end, (y, x) in whole pixels: two float32 arrays [rows, 2].
+        Start and end of the windows, (y, x) in whole pixels: two float32 arrays [rows, 2].
     """
     numbers, whole = u.astype(np.float64), sizes.T.astype(np.float64)
     windows = _attempts(numbers, sizes, scale, ratio, inverse=False)
@@ -99,19 +100,19 @@ def resized_crops(
 def flipped(
     start: NDArray[np.float32], end: NDArray[np.float32], u: Uniform, share: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The same windows, some of them from right to left: their left and right change places.
+    """Flips some windows horizontally, by exchanging their left and right edges.
 
     Args:
-        start, end: Where they begin and end, (y, x), [rows, 2].
-        u: [rows, ...]; the last column decides.
-        share: Share of the windows, from 0 to 1.
+        start, end: Start and end of the windows, (y, x), [rows, 2].
+        u: Uniform numbers [rows, ...]; the last column decides.
+        share: Probability of a flip, from 0 to 1.
     """
     swapped = (u[:, -1:] < share) & np.array([False, True])  # x alone
     return np.where(swapped, end, start), np.where(swapped, start, end)
 
 
 def _central(whole: Floats, ratio: Range) -> Floats:
-    """Height and width of the largest window with a ratio within the range, float64 [2, rows]."""
+    """Height and width of the largest window with an allowed ratio, float64 [2, rows]."""
     height, width = whole
     limited = np.clip(width / height, *ratio)
     narrow = width / height < ratio[0]
@@ -128,18 +129,18 @@ def _central(whole: Floats, ratio: Range) -> Floats:
 def erased(
     u: Uniform, sizes: Sizes, probability: float, scale: Range, ratio: Range
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Windows to erase: ten attempts, then none.
+    """Chooses rectangles to erase: ten attempts, then an empty rectangle.
 
     Args:
-        u: [rows, `COLUMNS` + 1].
-        sizes: [rows, 2].
-        probability: Share of the images with a window.
-        scale: Share of the image's area, from and to.
-        ratio: Height over width, from and to.
+        u: Uniform numbers, [rows, `COLUMNS` + 1].
+        sizes: Image sizes, [rows, 2].
+        probability: Probability that an image has an erased rectangle.
+        scale: Range of the rectangle's share of the image's area.
+        ratio: Range of height / width.
 
     Returns:
-        Where they begin, (y, x), and their heights and widths, 0 for none, in whole pixels: two
-        float32 arrays [rows, 2].
+        Start of the rectangles (y, x), and their heights and widths (0: nothing is erased), in
+        whole pixels: two float32 arrays [rows, 2].
     """
     numbers, whole = u.astype(np.float64), sizes.T.astype(np.float64)
     windows = _attempts(numbers, sizes, scale, ratio, inverse=True)
@@ -151,35 +152,37 @@ def erased(
 
 
 def crops(u: Uniform, sizes: Sizes, size: Pair, padding: Sequence[int]) -> NDArray[np.int32]:
-    """Where windows of one size begin in padded images, in pixels of the image without padding.
+    """Chooses positions of fixed-size windows in padded images.
 
     Args:
-        u: [rows, 2].
-        sizes: [rows, 2].
+        u: Uniform numbers, [rows, 2].
+        sizes: Image sizes, [rows, 2].
         size: Height and width of the windows.
-        padding: Pixels on the left, at the top, on the right and at the bottom.
+        padding: Padding on the left, top, right and bottom, in pixels.
 
     Returns:
-        (y, x), below 0 in the padding: int32 [rows, 2].
+        Start of the windows (y, x) in pixels of the unpadded image, negative within the padding:
+        int32 [rows, 2].
     """
     left, top, right, bottom = padding
-    more = np.array([top + bottom, left + right])
-    room = np.maximum(sizes + more - size, 0)
+    padding_size = np.array([top + bottom, left + right])
+    room = np.maximum(sizes + padding_size - size, 0)
     return (_positions(u.astype(np.float64), room) - [top, left]).astype(np.int32)
 
 
 def central_crops(
     sizes: Sizes, size: Pair, shorter: int | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The window in the centre, of images whose shorter side is resized before.
+    """Computes centred windows of images after resizing their shorter side.
 
     Args:
-        sizes: [rows, 2].
+        sizes: Image sizes, [rows, 2].
         size: Height and width of the window, in pixels of the resized image.
-        shorter: Length of the shorter side; None: they keep their size.
+        shorter: Length of the shorter side after resizing, in pixels; None: not resized.
 
     Returns:
-        Where they begin and end in the images, (y, x) in pixels: two float32 arrays [rows, 2].
+        Start and end of the windows in the original images, (y, x) in pixels: two float32 arrays
+        [rows, 2].
     """
     resized = _resized(sizes, shorter)
     start = np.rint((resized - size) / 2)
@@ -188,7 +191,7 @@ def central_crops(
 
 
 def _resized(sizes: Sizes, shorter: int | None) -> Floats:
-    """Heights and widths of images whose shorter side is resized, rounded down."""
+    """Heights and widths after resizing the shorter side, rounded down."""
     whole = sizes.astype(np.float64)
     if shorter is None:
         return whole
@@ -198,13 +201,13 @@ def _resized(sizes: Sizes, shorter: int | None) -> Floats:
 def too_small(
     sizes: Sizes, size: Pair, *, padding: Sequence[int] = (0, 0, 0, 0), shorter: int | None = None
 ) -> dict[int, str]:
-    """What is wrong with images that are smaller than a crop, by row.
+    """Error messages for images that are smaller than a crop, by row.
 
     Args:
-        sizes: [rows, 2].
+        sizes: Image sizes, [rows, 2].
         size: Height and width of the crop.
-        padding: Pixels on the left, at the top, on the right and at the bottom.
-        shorter: Length of the shorter side, which is resized before; None: it is not.
+        padding: Padding on the left, top, right and bottom, in pixels.
+        shorter: Length of the shorter side after resizing, in pixels; None: not resized.
     """
     left, top, right, bottom = padding
     room = _resized(sizes, shorter) + np.array([top + bottom, left + right]) - size

@@ -1,5 +1,5 @@
-"""What `import dalijax` finds on a machine: installed packages, and the queues of CUDA.
+"""The environment of `import dalijax`: installed packages, and CUDA's queues.
 
-Imports nothing of this package, and neither DALI nor JAX until `extras.check_dali` looks for DALI:
-it runs before both are imported.
+These modules import nothing of this package, and neither DALI nor JAX before
+`extras.check_dali` checks for DALI: they run before either is imported.
 """

@@ -1,9 +1,9 @@
-"""The number of CUDA's hardware queues, which DALI's streams and JAX's share.
+"""The number of CUDA's hardware queues, shared by the streams of DALI and JAX.
 
-CUDA has 8 by default. Where a model trains on the GPU that decodes, DALI's work then queues up
-behind steps that were dispatched before it; with 32 it does not. CUDA reads the environment
-variable CUDA_DEVICE_MAX_CONNECTIONS (CUDA C++ Programming Guide, "CUDA Environment Variables") when
-it starts in a process: later changes have no effect.
+CUDA has 8 queues by default. If a model trains on the GPU that decodes, DALI's kernels then wait
+for training steps that were dispatched earlier; with 32 queues they don't. CUDA reads the
+environment variable CUDA_DEVICE_MAX_CONNECTIONS (CUDA C++ Programming Guide, "CUDA Environment
+Variables") when it starts in a process: later changes have no effect.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 KEEP = "DALIJAX_CUDA_QUEUES"
-QUEUES = "32"  # the most that there are
+QUEUES = "32"  # the maximum
 
 _too_late = False
 
 
 def should_set(environment: Mapping[str, str]) -> bool:
-    """Whether this package should set the variable in an environment.
+    """Returns whether this package should set the variable in an environment.
 
     Raises:
         ValueError: If DALIJAX_CUDA_QUEUES is neither "keep" nor "".
@@ -29,8 +29,8 @@ def should_set(environment: Mapping[str, str]) -> bool:
     keep = environment.get(KEEP, "")
     if keep not in ("", "keep"):
         raise ValueError(
-            f"{KEEP}={keep!r} must be 'keep', which leaves {VARIABLE} alone, or be left out. For "
-            f"another number of queues set {VARIABLE} itself"
+            f"{KEEP}={keep!r} must be 'keep', which leaves {VARIABLE} unchanged, or unset. To use "
+            f"another number of queues, set {VARIABLE}"
         )
     return not keep and VARIABLE not in environment
 
@@ -45,27 +45,27 @@ def set_at_import() -> None:
 
 
 def warn_if_too_late() -> None:
-    """Warns for the first pipeline on a GPU if CUDA had started before the import."""
+    """Warns at the first GPU pipeline if CUDA had started before the import."""
     global _too_late
     if _too_late:
         _too_late = False
         warnings.warn(
-            f"CUDA had started before dalijax was imported, with its default of 8 queues: decoding "
-            f"waits for steps that were dispatched before it. Import dalijax before the first line "
-            f"that uses the GPU, or start Python with {VARIABLE}={QUEUES}; {KEEP}=keep silences "
-            "this",
+            f"CUDA started before dalijax was imported, with its default of 8 queues, so that "
+            f"decoding waits for steps dispatched earlier. Import dalijax before the first line "
+            f"that uses the GPU, or start Python with {VARIABLE}={QUEUES}. {KEEP}=keep silences "
+            "this warning",
             stacklevel=2,
         )
 
 
 def has_started() -> bool:
-    """Whether CUDA was initialised in this process; asking initialises and loads nothing.
+    """Returns whether CUDA was initialized in this process, without initializing or loading it.
 
-    CUDA reads the variable at its initialisation, before any context exists (seen on an H200).
+    CUDA reads the variable at initialization, before any context exists (observed on an H200).
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         failed = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
-    except (OSError, AttributeError):  # no driver is loaded, or not one that is known
+    except (OSError, AttributeError):  # no driver is loaded, or an unknown driver
         return False
-    return not failed  # CUDA_ERROR_NOT_INITIALIZED, say
+    return not failed  # e.g. CUDA_ERROR_NOT_INITIALIZED

@@ -1,4 +1,4 @@
-"""Errors for packages that are not installed, with the line that installs them."""
+"""Errors about missing packages, with the command that installs them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ _WHEELS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 
 
 @contextlib.contextmanager
-def extra(name: str, what: str) -> Iterator[None]:
-    """A ``with`` block for imports of an extra's packages.
+def extra(name: str, needed_by: str) -> Iterator[None]:
+    """Wraps imports of an extra's packages in a ``with`` block.
 
     Args:
-        name: The extra's name; several with commas.
-        what: The module or function that needs them, for the message.
+        name: Name of the extra, or several names with commas.
+        needed_by: The module or function that needs the packages, for the message.
 
     Raises:
-        ImportError: If one of them can't be imported, with the line that installs them.
+        ImportError: If a package can't be imported; the message has the command that installs it.
     """
     try:
         yield
     except ImportError as error:
         raise ImportError(
-            f'{what} can\'t be imported ({error}): pip install "dalijax[{name}]"',
+            f'{needed_by} can\'t be imported ({error}): pip install "dalijax[{name}]"',
             name=error.name,
             path=error.path,
         ) from error
 
 
 def check_dali() -> None:
-    """Checks that one of DALI's wheels is installed, and warns if both are.
+    """Checks that a DALI wheel is installed, and warns if both are.
 
     Raises:
-        ImportError: If none is, with the lines that install one.
+        ImportError: If no wheel is installed; the message has the commands that install one.
     """
     try:
         import nvidia.dali  # noqa: F401
@@ -43,16 +43,16 @@ def check_dali() -> None:
         if error.name not in ("nvidia", "nvidia.dali"):
             raise
         raise ImportError(
-            'NVIDIA DALI is not installed, and dalijax needs it: pip install "dalijax[cuda12]" or '
-            '"dalijax[cuda13]" for a GPU, "dalijax[cpu]" without one (in a clone ".[cuda12]")',
+            'NVIDIA DALI is not installed: pip install "dalijax[cuda12]" or "dalijax[cuda13]" for '
+            'a GPU, "dalijax[cpu]" without a GPU (in a clone ".[cuda12]")',
             name=error.name,
         ) from error
     installed = [name for name in _WHEELS if _is_installed(name)]
     if len(installed) > 1:
         warnings.warn(
-            f"{' and '.join(installed)} are both installed, and fill the same folder: whichever "
-            "came last is used, and uninstalling one breaks the other. Uninstall both, then "
-            "install the one of your CUDA",
+            f"{' and '.join(installed)} install into the same directory: the last one installed is "
+            "used, and uninstalling one breaks the other. Uninstall both, then install the one for "
+            "your CUDA version",
             stacklevel=3,
         )
 

@@ -1,8 +1,8 @@
 """Epoch arithmetic: how many batches an epoch has and which of their samples belong to it.
 
-Nothing here touches a pipeline; every function is pure. Shard i of S holds the samples
-[floor(N*i/S), floor(N*(i+1)/S)) of N. Its reader, the one with ``shard_id=i``, reads it in epoch 0,
-and goes on without end. With batches of B samples::
+All functions are pure and need no pipeline. Shard i of S holds the samples
+[floor(N*i/S), floor(N*(i+1)/S)) of N. The reader with ``shard_id=i`` reads shard i in epoch 0 and
+continues without end. With batches of B samples::
 
     N = 7, S = 2, B = 2          shard 0: 0 1 2      shard 1: 3 4 5 6
 
@@ -10,7 +10,7 @@ and goes on without end. With batches of B samples::
     reader 0, padded             0 1|2 2|3 4|5 6|0 1|...      whole batches for each shard
                                  epoch 0|epoch 1|epoch 2
 
-A reader that sticks to its shard reads it in every epoch; else it reads shard
+A reader with ``stick_to_shard`` reads its shard in every epoch; otherwise it reads shard
 ``(shard_id + epoch) % S``.
 """
 
@@ -26,13 +26,14 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def count_rows(rows: int, valid: int, policy: LastBatchPolicy, padded: bool) -> tuple[int, int]:
-    """Numbers of samples and of padding rows that a batch delivers.
+    """Numbers of samples and of padding rows in a delivered batch.
 
     Args:
-        rows: Rows of the batch, before PARTIAL cuts it.
+        rows: Rows of the batch before PARTIAL cuts it.
         valid: Number of rows that belong to the epoch.
-        policy: What happens to an epoch's last batch.
-        padded: Whether rows beyond the epoch repeat its last sample; else they belong to the next.
+        policy: The policy for an epoch's last batch.
+        padded: Whether rows beyond the epoch repeat its last sample; otherwise they belong to the
+            next epoch.
     """
     if policy is LastBatchPolicy.PARTIAL:
         return valid, 0
@@ -45,17 +46,17 @@ class EpochPlan:
 
     Attributes:
         num_samples: Samples in the data set (N), at least 1.
-        num_shards: Shards that it is split into (S), over all processes.
+        num_shards: Number of shards over all processes (S).
         batch_size: Samples in a batch of one shard (B).
-        policy: What happens to an epoch's last batch.
+        policy: The policy for an epoch's last batch.
         padded: Whether the reader repeats a shard's last sample up to whole batches
             (``pad_last_batch``).
         stick: Whether a reader reads the same shard in every epoch (``stick_to_shard``).
-        per_shard: Whether shards may deliver different numbers of batches under DROP; else all
-            deliver as many as the smallest shard has.
+        per_shard: Whether shards may deliver different numbers of batches under DROP; otherwise
+            all deliver as many as the smallest shard has.
 
     Raises:
-        ValueError: If one of the counts is less than 1.
+        ValueError: If a count is less than 1.
     """
 
     num_samples: int
@@ -81,13 +82,14 @@ class EpochPlan:
         return shard_id if self.stick else (shard_id + epoch) % self.num_shards
 
     def samples_until(self, shard_id: int, epoch: int) -> int:
-        """Number of samples that a reader gives up to and with an epoch, padding not counted."""
+        """Number of samples that a reader returns up to the end of an epoch, without padding."""
         if self.stick:
             return (epoch + 1) * self.shard_size(shard_id)
-        # S epochs read every shard once; what is left is a run of shards that may wrap.
-        rounds, rest = divmod(epoch + 1, self.num_shards)
+        # S epochs read every shard once; the remaining epochs read consecutive shards, which may
+        # wrap around.
+        rounds, remainder = divmod(epoch + 1, self.num_shards)
         n, s = self.num_samples, self.num_shards
-        end = shard_id + rest
+        end = shard_id + remainder
         run = n * min(end, s) // s - n * shard_id // s
         if end > s:
             run += n * (end - s) // s
@@ -112,8 +114,8 @@ class EpochPlan:
     def delivered(self, epoch: int, shard_id: int = 0) -> int:
         """Number of batches that an epoch delivers: the length of an iterator.
 
-        It depends on the shard under PARTIAL, which consumes batches without a sample of the
-        epoch and does not deliver them, and under DROP with ``per_shard``.
+        It depends on the shard under PARTIAL, which does not deliver consumed batches without a
+        sample of the epoch, and under DROP with ``per_shard``.
         """
         if self.policy is LastBatchPolicy.DROP:
             samples = self.num_samples // self.num_shards
@@ -125,24 +127,24 @@ class EpochPlan:
         return self.consumed(epoch)
 
     def total(self, epochs: int, shard_id: int = 0) -> int:
-        """Number of batches that the first epochs deliver together; see `delivered`."""
+        """Total number of batches that the first epochs deliver; see `delivered`."""
         if self.policy is LastBatchPolicy.FILL:
             return self.first_batch(epochs)
 
-        def of_first(count: int) -> int:
+        def batches_of_first(count: int) -> int:
             return sum(self.delivered(epoch, shard_id) for epoch in range(count))
 
         unequal = self.num_samples % self.num_shards > 0
         runs_on = self.policy is LastBatchPolicy.PARTIAL and not self.padded
-        if runs_on and self.stick and unequal:  # no epoch begins like another
-            return of_first(epochs)
-        # After so many epochs all shards were read, into whole batches.
+        if runs_on and self.stick and unequal:  # epochs begin at different offsets: no period
+            return batches_of_first(epochs)
+        # After this many epochs, each shard has been read a whole number of batches.
         period = self.num_shards * self.batch_size
-        rounds, rest = divmod(epochs, period)
-        return (rounds * of_first(period) if rounds else 0) + of_first(rest)
+        rounds, remainder = divmod(epochs, period)
+        return (rounds * batches_of_first(period) if rounds else 0) + batches_of_first(remainder)
 
     def size(self, epoch: int) -> int:
-        """Number of samples of an epoch in each shard, as DALI's iterators count them."""
+        """Number of samples of an epoch in each shard, as counted by DALI's iterators."""
         if self.policy is LastBatchPolicy.DROP:
             return self.num_samples // self.num_shards
         if self.padded:
@@ -152,9 +154,8 @@ class EpochPlan:
     def next_epoch(self, epoch: int) -> int:
         """The first epoch after ``epoch`` that consumes a batch.
 
-        A reader that is not padded may have read a whole later epoch ahead; such an epoch
-        is skipped. DROP over fewer samples than shards consumes nothing at all: its epochs
-        are empty and none is skipped.
+        An unpadded reader may have read a whole later epoch ahead; such an epoch is skipped. DROP
+        over fewer samples than shards consumes nothing: its epochs are empty and not skipped.
         """
         if not self.padded and self.policy is LastBatchPolicy.DROP:
             return epoch + 1
@@ -164,7 +165,7 @@ class EpochPlan:
         return epoch
 
     def gap(self, epoch: int) -> int:
-        """Number of batches that are dropped between the last delivered one and an epoch."""
+        """Number of batches dropped between the last delivered batch and the start of an epoch."""
         start, before = self.first_batch(epoch), epoch - 1
         while before >= 0 and self.first_batch(before) == start:
             before -= 1
@@ -174,15 +175,15 @@ class EpochPlan:
         return start - self.first_batch(before) - least
 
     def valid(self, epoch: int, step: int, shard_id: int) -> int:
-        """Number of samples at the head of a batch that belong to its epoch.
+        """Number of leading samples of a batch that belong to its epoch.
 
-        The samples behind them are padding or belong to the next epoch. A DROP batch is
-        whole by definition: its epoch is the samples of its batches.
+        The remaining samples are padding or belong to the next epoch. A DROP batch is always
+        complete, because its epoch consists of the samples of its batches.
 
         Args:
             epoch: The epoch.
-            step: Index of the batch in it, from 0.
-            shard_id: The reader that the batch comes from.
+            step: Index of the batch in the epoch, from 0.
+            shard_id: The reader of the batch.
 
         Returns:
             A count between 0 and ``batch_size``; the mask of the batch is
@@ -193,7 +194,7 @@ class EpochPlan:
         return min(self.batch_size, self._valid_from(epoch, step, shard_id))
 
     def whole(self, epoch: int, shard_id: int) -> int:
-        """Number of batches at the head of an epoch with no sample beyond it."""
+        """Number of leading batches of an epoch without padding or samples of the next epoch."""
         if self.policy is LastBatchPolicy.DROP:
             return self.delivered(epoch, shard_id)
         return self._valid_from(epoch, 0, shard_id) // self.batch_size

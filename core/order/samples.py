@@ -1,14 +1,14 @@
-"""Which samples each batch has: pure arithmetic over an endless stream of samples.
+"""Assignment of samples to batches: pure arithmetic over an endless stream of samples.
 
-Sample ``t`` of the stream is position ``t % N`` of epoch ``t // N``. A batch has the next samples
-of the stream; what becomes of the epoch's last one is as with a reader of one shard that makes
+Sample ``t`` of the stream is position ``t % N`` of epoch ``t // N``. Each batch takes the next
+samples of the stream. An epoch's last batch is handled as for a DALI reader with one shard and
 global batches (`dalijax.core.order.epochs`)::
 
     N = 7, batches of 2     unpadded    0 1|2 3|4 5|6 7|8 9|...     runs on into the next epoch
                             padded      0 1|2 3|4 5|6 6|7 8|...
 
-A position is (epoch, start, sample) and says nothing of the batch size, which may be another one
-when a state is restored; nor of shards, which slice the rows of each batch.
+A position is (epoch, start, sample). It depends neither on the batch size, which may differ after
+restoring a state, nor on shards, which slice the rows of each batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-MOST_SAMPLES = 1 << 53  # of a stream: what every reader of JSON keeps exactly
+MOST_SAMPLES = 1 << 53  # of a stream: integers up to this are exact in every JSON parser
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +28,9 @@ class SamplePosition:
 
     Attributes:
         epoch: The consumer's epoch, from 0.
-        start: The sample of the stream that this epoch's first batch begins with.
-        sample: The sample of the stream that the next batch begins with; at an epoch's end one
-            that is behind it.
+        start: Index in the stream of the first sample of the epoch's first batch.
+        sample: Index in the stream of the first sample of the next batch; at the end of an epoch,
+            beyond the epoch's samples.
     """
 
     epoch: int = 0
@@ -40,11 +40,11 @@ class SamplePosition:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some rows of a batch.
+    """A range of rows of a batch.
 
     Attributes:
-        samples: The sample of the stream in each row.
-        valid: Whether it belongs to the consumer's epoch and is no padding.
+        samples: Index in the stream of each row's sample.
+        valid: Whether each row belongs to the consumer's epoch and is not padding.
     """
 
     samples: NDArray[np.int64]
@@ -52,14 +52,14 @@ class Rows:
 
 
 def pads_by_default(policy: LastBatchPolicy, mask: str | None) -> bool:
-    """Whether the last batch is padded where nobody says it.
+    """Default of whether the last batch is padded.
 
-    Rows of the next epoch are not delivered again, so that they must not be cut off, dropped or
-    masked. FILL without a mask delivers every row as a sample, and runs on as DALI does.
+    An unpadded stream does not deliver rows of the next epoch again, so these must not be cut off,
+    dropped or masked. FILL without a mask delivers every row, and runs on as DALI does.
 
     Args:
-        policy: What becomes of an epoch's last batch.
-        mask: The name of the mask; None: there is none.
+        policy: The policy for an epoch's last batch.
+        mask: The name of the mask; None: no mask.
     """
     return mask is not None or policy is not LastBatchPolicy.FILL
 
@@ -71,8 +71,8 @@ class SamplePlan:
     Attributes:
         num_samples: Samples of an epoch (N), at least 1.
         batch_size: Rows of a global batch, at least 1.
-        policy: What becomes of an epoch's last batch.
-        padded: Whether the last batch repeats the epoch's last sample, rather than running on.
+        policy: The policy for an epoch's last batch.
+        padded: Whether the last batch repeats the epoch's last sample instead of running on.
 
     Raises:
         ValueError: If no epoch has a batch.
@@ -87,119 +87,121 @@ class SamplePlan:
         if self.policy is LastBatchPolicy.DROP and self.num_samples < self.batch_size:
             raise ValueError(
                 f"no epoch has a batch: batch_size {self.batch_size} is more than the "
-                f"{self.num_samples} samples of an epoch, and the rest is dropped. Use a smaller "
-                "batch, or keep the rest"
+                f"{self.num_samples} samples of an epoch, and incomplete batches are dropped. "
+                "Use a smaller batch_size, or a last_batch_policy that keeps incomplete batches"
             )
 
-    def end(self, here: SamplePosition) -> int:
-        """The sample behind the last one of the consumer's epoch."""
-        if self.policy is LastBatchPolicy.DROP:  # whole batches from where the epoch began
-            return here.start + self.num_samples
-        return (here.epoch + 1) * self.num_samples
+    def end(self, position: SamplePosition) -> int:
+        """End (exclusive) of the samples of the consumer's epoch."""
+        if self.policy is LastBatchPolicy.DROP:  # the epoch may begin after its nominal start
+            return position.start + self.num_samples
+        return (position.epoch + 1) * self.num_samples
 
-    def has(self, here: SamplePosition) -> bool:
-        """Whether a stream of these epochs, in batches of any sizes, comes to a position."""
-        end = self.end(here)
-        if self.padded and here.start != here.epoch * self.num_samples:
+    def has(self, position: SamplePosition) -> bool:
+        """Returns whether a stream of these epochs, with any batch sizes, can reach a position."""
+        end = self.end(position)
+        if self.padded and position.start != position.epoch * self.num_samples:
             return False
-        if self.policy is LastBatchPolicy.DROP:  # epochs begin behind what was dropped
-            return here.epoch * self.num_samples <= here.start <= here.sample <= end
-        return here.epoch * self.num_samples <= here.start < end and here.start <= here.sample
+        if not position.epoch * self.num_samples <= position.start <= position.sample:
+            return False
+        if self.policy is LastBatchPolicy.DROP:  # epochs begin after the dropped samples
+            return position.sample <= end
+        return position.start < end
 
-    def remaining(self, here: SamplePosition) -> int:
+    def remaining(self, position: SamplePosition) -> int:
         """Number of batches that the epoch still delivers."""
-        rest = max(0, self.end(here) - here.sample)
+        remaining = max(0, self.end(position) - position.sample)
         if self.policy is LastBatchPolicy.DROP:
-            return rest // self.batch_size
-        return -(-rest // self.batch_size)
+            return remaining // self.batch_size
+        return -(-remaining // self.batch_size)
 
-    def step(self, here: SamplePosition) -> int:
-        """Number of batches of the present size that lie behind in the epoch, the last begun."""
-        return -(-(here.sample - here.start) // self.batch_size)
+    def step(self, position: SamplePosition) -> int:
+        """Number of batches of the current size from the epoch's start, rounded up."""
+        return -(-(position.sample - position.start) // self.batch_size)
 
-    def length(self, here: SamplePosition) -> int:
-        """Number of batches of the epoch: those delivered, and those to come."""
-        return self.step(here) + self.remaining(here)
+    def length(self, position: SamplePosition) -> int:
+        """Number of batches of the epoch: delivered and remaining."""
+        return self.step(position) + self.remaining(position)
 
-    def mixes_epochs(self, here: SamplePosition) -> bool:
-        """Whether the batch before a position had records of two epochs, all delivered."""
+    def mixes_epochs(self, position: SamplePosition) -> bool:
+        """Returns whether the batch before a position contained records of two epochs."""
         fills = self.policy is LastBatchPolicy.FILL and not self.padded
-        return fills and here.sample > self.end(here)
+        return fills and position.sample > self.end(position)
 
-    def rows(self, here: SamplePosition, first: int = 0, last: int | None = None) -> Rows:
-        """Rows of the next batch, of which there must be one.
+    def rows(self, position: SamplePosition, first: int = 0, last: int | None = None) -> Rows:
+        """Rows of the next batch, which must exist.
 
         Args:
-            here: The position.
-            first: The first of the rows.
-            last: The row behind the last; None: up to the batch's end. Under PARTIAL the rows
-                behind the epoch's end are left out.
+            position: The position of the batch.
+            first: The first row.
+            last: End (exclusive) of the rows; None: the end of the batch. Under PARTIAL, rows
+                after the epoch's end are omitted.
         """
         last = self.batch_size if last is None else last
-        end = self.end(here)
+        end = self.end(position)
         if self.policy is LastBatchPolicy.PARTIAL:
-            last = min(last, end - here.sample)
-        samples = here.sample + np.arange(first, max(first, last), dtype=np.int64)
+            last = min(last, end - position.sample)
+        samples = position.sample + np.arange(first, max(first, last), dtype=np.int64)
         valid = samples < end
         return Rows(np.minimum(samples, end - 1) if self.padded else samples, valid)
 
-    def skip(self, here: SamplePosition, batches: int) -> SamplePosition:
-        """The position behind so many of the epoch's batches, which must be there."""
-        return dataclasses.replace(here, sample=here.sample + batches * self.batch_size)
+    def skip(self, position: SamplePosition, batches: int) -> SamplePosition:
+        """The position after some of the epoch's batches, which must exist."""
+        return dataclasses.replace(position, sample=position.sample + batches * self.batch_size)
 
-    def run_from(self, here: SamplePosition) -> SamplePosition:
-        """The first position from one on that has a batch."""
-        while self.remaining(here) == 0:
-            here = self.next_epoch(here)
-        return here
+    def run_from(self, position: SamplePosition) -> SamplePosition:
+        """The first position, at or after the given position, that has a batch."""
+        while self.remaining(position) == 0:
+            position = self.next_epoch(position)
+        return position
 
-    def next_epoch(self, here: SamplePosition) -> SamplePosition:
-        """The start of the epoch behind the one that a position is in, at whose end it is.
+    def next_epoch(self, position: SamplePosition) -> SamplePosition:
+        """Start of the epoch after a finished epoch.
 
-        Epochs without a batch, which an unpadded stream has already read, are left out.
+        Epochs without a batch, which an unpadded stream has already read, are skipped.
         """
-        epoch, end = here.epoch + 1, self.end(here)
+        epoch, end = position.epoch + 1, self.end(position)
         if self.padded:
             return SamplePosition(epoch, end, end)
-        sample = here.sample
+        sample = position.sample
         if self.policy is not LastBatchPolicy.DROP:
             epoch = max(epoch, sample // self.num_samples)
-        elif sample < end:  # the batch that is dropped
+        elif sample < end:  # skips the dropped batch
             sample += self.batch_size
         return SamplePosition(epoch, sample, sample)
 
     def seek(self, epoch: int, step: int = 0, first: int = 0) -> SamplePosition:
-        """The position of a batch, counted from the stream's beginning in batches of this size.
+        """The position of a batch, counted from the start of the stream in batches of this size.
 
         Args:
             epoch: The epoch.
-            step: The batch in it.
+            step: Index of the batch in the epoch; the epoch's length is its end.
             first: The epoch that the stream begins with.
 
         Raises:
-            ValueError: If the epoch has no such batch; its number of batches is that of the end. An
-                epoch whose samples an earlier one's last batch has read has no position at all.
+            ValueError: If the epoch has no such batch. An epoch whose samples were all read by the
+                last batch of an earlier epoch has no positions.
         """
-        n, b, before = self.num_samples, self.batch_size, epoch - first
+        n, b, preceding = self.num_samples, self.batch_size, epoch - first
         if self.padded:
-            start = before * n
+            start = preceding * n
         elif self.policy is LastBatchPolicy.DROP:
-            start = before * -(-n // b) * b
+            start = preceding * -(-n // b) * b
         else:
-            start = -(-before * n // b) * b
+            start = -(-preceding * n // b) * b
         start += first * n
         if start >= MOST_SAMPLES:
             raise ValueError(f"epoch {epoch} begins at sample {start}, too far for a state")
         begin = SamplePosition(epoch, start, start)
         length = self.remaining(begin)
-        if before < 0 or length == 0 or not 0 <= step <= length:
+        if preceding < 0 or length == 0 or not 0 <= step <= length:
             raise ValueError(f"there is no batch {step} in epoch {epoch}, which has {length}")
         return self.skip(begin, step)
 
     def locate(self, batch: int) -> tuple[int, int]:
-        """The epoch and the step of a batch that is counted from 0 over all epochs.
+        """Epoch and step of a batch that is counted from 0 over all epochs.
 
-        Batches have the present size, and the stream is read from its beginning.
+        Assumes batches of the current size from the start of the stream.
         """
         n, b = self.num_samples, self.batch_size
         if self.policy is LastBatchPolicy.DROP:

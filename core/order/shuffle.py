@@ -1,4 +1,4 @@
-"""The order of an epoch: a bijection of positions and records that follows from seed and epoch."""
+"""The shuffled order of an epoch: a permutation that depends only on the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..random.hashing import fold, mix
 
 Indices = NDArray[np.int64]
 
-# Feistel networks are not uniform over few positions (5 of them: p = 0.0000 with 8 rounds), a
-# sorted list of hashes is. Above this number a list would cost memory and the epoch's first batch.
+# Feistel networks are not uniform for few positions (p = 0.0000 for 5 positions and 8 rounds), but
+# sorting hashes is. For more records, sorting would cost memory and delay the epoch's first batch.
 MOST_LISTED = 1 << 16
 _ROUNDS = 8
 
 
 def shuffled(positions: Any, count: int, seed: int, epoch: int) -> Indices:
-    """The records at some positions of an epoch.
+    """The records at positions of a shuffled epoch.
 
     Args:
         positions: Positions from 0 to ``count - 1``.
@@ -36,7 +36,7 @@ def shuffled(positions: Any, count: int, seed: int, epoch: int) -> Indices:
 
 @functools.lru_cache(8)
 def _listed(count: int, seed: int, epoch: int) -> Indices:
-    """All records of an epoch in their order."""
+    """All records of an epoch in order, by sorting their hashes."""
     hashes = mix(fold(seed, epoch, count) ^ mix(np.arange(count, dtype=np.uint64)))
     order = np.argsort(hashes, kind="stable")
     order.setflags(write=False)
@@ -44,10 +44,10 @@ def _listed(count: int, seed: int, epoch: int) -> Indices:
 
 
 def _feistel(positions: Indices, count: int, seed: int, epoch: int) -> Indices:
-    """A Feistel network over the pairs (left, right), left < a and right < b.
+    """Permutes positions by a Feistel network over pairs (left, right), left < a and right < b.
 
-    a * b is barely above the count. What is mapped beyond it is mapped again until it is not
-    (cycle walking), which keeps it a bijection.
+    a * b slightly exceeds the count. Results beyond the count are mapped again until they are
+    within it (cycle walking), so that the map remains a permutation.
     """
     a = math.isqrt(count - 1) + 1
     b = -(-count // a)

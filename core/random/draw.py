@@ -1,7 +1,7 @@
-"""`Draw`: random numbers of a graph that belong to the records of a batch.
+"""Random numbers in DALI graphs that depend only on the record.
 
-A number is a function of (seed, epoch, record, name), computed in NumPy and handed to the graph as
-an input: so it is the same on any shard, device or batch, and needs no state.
+A number is a function of (seed, epoch, record, name). It is computed in NumPy and passed to the
+graph as an input: it does not depend on the shard, device or batch, and needs no state.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from ..arguments import knows_its_names
 from ..dtypes import dali_type
 from .hashing import Bits, column_keys, uniform
 
-# Numbers from 0 up to and without 1, float32 [rows, columns], and the pictures' heights and widths,
-# int32 [rows, 2], or None: to an array [rows, ...].
+# Maps uniform numbers in [0, 1), float32 [rows, columns], and image heights and widths,
+# int32 [rows, 2] or None, to an array [rows, ...].
 Compute = Callable[[NDArray[np.float32], Any], NDArray[Any]]
 _FLOAT, _INT = np.dtype(np.float32), np.dtype(np.int32)
-_MOST_PACKED = 64  # values of an output that shares an input of the graph
+_MOST_PACKED = 64  # values per sample of an output that may share a graph input with other outputs
 
 
 def _size(shape: Sequence[int]) -> int:
-    """The number of values of a shape.
+    """Number of elements of a shape.
 
     Raises:
-        TypeError, ValueError: If it is none.
+        TypeError: If the shape is not a sequence.
+        ValueError: If an extent is negative or not an integer.
     """
     if not isinstance(shape, Sequence):
         raise TypeError(
@@ -46,9 +47,13 @@ def _size(shape: Sequence[int]) -> int:
 
 
 def _packs(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[list[int]]:
-    """Numbers of outputs, small ones of a dtype together: they are one input of the graph.
+    """Groups outputs that share an input of the graph: small outputs of the same dtype.
 
-    DALI takes 60 us of the loop's thread for each input, and cuts one in the pipeline's threads.
+    Each graph input costs 60 us in the thread that calls next(), while slicing an input runs in
+    DALI's threads.
+
+    Returns:
+        The indices of the outputs in each group.
     """
     packs: dict[str, list[int]] = {}
     for number, (shape, dtype) in enumerate(forms):
@@ -58,14 +63,14 @@ def _packs(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[list[
 
 
 def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Arrays [rows, ...] one behind another, [rows, numbers]; a single one as it is."""
+    """Concatenates arrays [rows, ...] to one array [rows, numbers]; returns one array unchanged."""
     if len(arrays) == 1:
         return arrays[0]
     return np.hstack([a.reshape(len(a), math.prod(a.shape[1:])) for a in arrays])
 
 
 def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode:
-    """The k-th of the arrays of some shapes that are `joined` for each sample."""
+    """Slices the k-th array out of a sample of `joined` arrays with the given shapes."""
     first, shape = sum(map(math.prod, shapes[:k])), shapes[k]
     part = numbers[first : first + math.prod(shape)] if shape else numbers[first]
     if len(shape) > 1:
@@ -75,11 +80,11 @@ def part_of(numbers: Any, shapes: Sequence[tuple[int, ...]], k: int) -> DataNode
 
 
 def check_draw(draw: Any) -> None:
-    """Raises TypeError unless it is a `Draw`."""
+    """Raises TypeError unless ``draw`` is a `Draw`."""
     if not isinstance(draw, Draw):
         raise TypeError(
-            f"draw must be the draw that the graph's function gets, not {draw!r}: give the "
-            "function a parameter of that name, and pass it on"
+            f"draw must be the draw argument of the graph function, not {draw!r}. Add a parameter "
+            "named draw to the function, and pass it on"
         )
 
 
@@ -87,11 +92,11 @@ def check_numbers(call: str, **values: Any) -> None:
     """Checks that arguments are numbers.
 
     Args:
-        call: The call with numbers, for the message: "draw.uniform(-10, 10)".
+        call: A correct call, for the message: "draw.uniform(-10, 10)".
         **values: The arguments.
 
     Raises:
-        TypeError: If one is not a number.
+        TypeError: If an argument is not a number.
     """
     for name, value in values.items():
         if not isinstance(value, (int, float, np.number)):
@@ -108,42 +113,49 @@ def check_share(name: str, value: float) -> None:
 def _outputs(
     name: str, function: Callable[..., Sequence[Any]], count: int, *arguments: Any
 ) -> list[Any]:
-    """What a draw's function gives, an array for each output."""
+    """Calls a draw's function and checks its number of outputs."""
     try:
-        given = [*function(*arguments)]
-    except StopIteration as error:  # which would end the epoch
+        arrays = [*function(*arguments)]
+    except StopIteration as error:  # would end the epoch
         raise RuntimeError(f"the function of the draw {name!r} stopped") from error
-    if len(given) != count:
+    if len(arrays) != count:
         raise ValueError(
-            f"the function of the draw {name!r} gave {len(given)} arrays, not {count}: give one "
-            "for each output"
+            f"the function of the draw {name!r} returned {len(arrays)} arrays, not {count}. Return "
+            "one array for each output"
         )
-    return given
+    return arrays
 
 
 def _check_pure(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
-    """Raises ValueError where two calls of a function with the same did not give the same anew.
+    """Checks that repeated calls of a draw's function return equal, new arrays.
 
-    Threads call it for several batches at once: an array that is written again would have numbers
-    of another batch.
+    Threads call the function for several batches concurrently: an array that is written again would
+    contain the numbers of another batch.
+
+    Raises:
+        ValueError: If the results share memory or differ.
     """
-    for one, other in zip(first, second):
-        reused = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-        if reused and one.flags.writeable and np.may_share_memory(one, other):
+    for first_array, second_array in zip(first, second):
+        are_arrays = isinstance(first_array, np.ndarray) and isinstance(second_array, np.ndarray)
+        if (
+            are_arrays
+            and first_array.flags.writeable
+            and np.may_share_memory(first_array, second_array)
+        ):
             raise ValueError(
-                f"the function of the draw {name!r} gives the same array at each call, which "
-                "threads that draw ahead would write over: return a new one, e.g. array.copy()"
+                f"the function of the draw {name!r} returns the same array at each call, which "
+                "concurrent calls would overwrite. Return a new array, e.g. array.copy()"
             )
-        if np.asarray(one).tobytes() != np.asarray(other).tobytes():
+        if np.asarray(first_array).tobytes() != np.asarray(second_array).tobytes():
             raise ValueError(
-                f"the function of the draw {name!r} gave other numbers when it was called again "
-                "with the same: no state could go on with it. Make all of the numbers and sizes "
-                "that it gets"
+                f"the function of the draw {name!r} returned different numbers for equal inputs, "
+                "so that no state could restore it. Compute its results only from the numbers and "
+                "sizes that it receives"
             )
 
 
 def _both(first: Any, second: Any) -> str:
-    """Two numbers as a call takes them; a pair that was passed as the first one is unpacked."""
+    """Formats two numbers as call arguments; a pair passed as the first argument is unpacked."""
     pair = first if isinstance(first, (tuple, list)) and len(first) == 2 else (first, second)
     return f"{pair[0]!r}, {pair[1]!r}"
 
@@ -154,14 +166,14 @@ def _raise(row: int, error: Exception) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class DrawRows:
-    """The rows of one run of a pipeline, as far as drawing goes.
+    """Inputs for drawing the random numbers of one run of a pipeline.
 
     Attributes:
-        records: A hash of the seed, epoch and record of each row, shape [rows].
-        sizes: Heights and widths of the pictures of a field, int32 [rows, 2].
-        refuse: Called with a row whose record can't be augmented, and why.
-        ahead: Gives what a draw of a name computes, where it may have been computed before the
-            pipeline asks for it.
+        records: Hash of the seed, epoch and record of each row, shape [rows].
+        sizes: Returns heights and widths of the images of a field, int32 [rows, 2].
+        refuse: Called with the row of a record that can't be augmented, and the error.
+        ahead: Returns the results of a draw by name, possibly computed before the pipeline asks
+            for them.
     """
 
     records: Bits
@@ -170,16 +182,16 @@ class DrawRows:
     ahead: Callable[[str, DrawFunction], Sequence[Any]] | None = None
 
     def drawn(self, name: str, function: DrawFunction) -> Sequence[Any]:
-        """What a draw gives for the rows, an array or DALI's batch for each of its outputs."""
+        """The results of a draw for the rows: an array or a DALI batch for each output."""
         return function(self) if self.ahead is None else self.ahead(name, function)
 
 
-# What a draw computes: an array of [rows, ...] for each of its outputs.
+# The function of a draw: returns an array [rows, ...] for each output.
 DrawFunction = Callable[[DrawRows], list[NDArray[Any]]]
-DRAW = "draw"  # the parameter of a graph that gets it
+DRAW = "draw"  # the parameter of a graph function that receives the Draw
 _DRAW = "_dalijax_draw"
-# Methods of NumPy's and JAX's generators.
-_OF_NUMPY = {
+# Replacements for methods of NumPy's and JAX's generators.
+_NUMPY_METHODS = {
     **dict.fromkeys(("randint", "integers", "categorical"), "choice(range(10))"),
     **dict.fromkeys(("bernoulli", "binomial"), "coin_flip(probability)"),
     **dict.fromkeys(("rand", "random", "range"), "uniform(low, high)"),
@@ -193,44 +205,45 @@ def _draw_of(pipeline: Pipeline | None) -> Draw | None:
 
 
 def described_draws(pipeline: Pipeline) -> list[tuple[str, str, dict[str, Any]]]:
-    """The kind, the name and the settings of each draw of a pipeline, as of an operator.
+    """Kind, name and settings of each draw of a pipeline, in the form of an operator.
 
-    No operator has the settings of a draw as its arguments: without them, a state of another
-    augmentation would be restored.
+    The settings of a draw are arguments of no DALI operator, so that without them a state saved
+    with different augmentation would be restored silently.
     """
     draw = _draw_of(pipeline)
     return [] if draw is None else draw.described()
 
 
 def draw_inputs(pipeline: Pipeline) -> dict[str, str]:
-    """The operators that a pipeline's random numbers come by: labels by DALI's names."""
+    """Maps DALI's names of the operators that feed random numbers to readable labels."""
     draw = _draw_of(pipeline)
     return {} if draw is None else dict(draw._inputs)
 
 
 def draw_of_pipeline() -> Draw | None:
-    """The draw of the pipeline that is being defined, if its records have numbers."""
+    """The `Draw` of the pipeline that is being defined, if it has one."""
     return _draw_of(Pipeline.current())
 
 
 class Draw:
-    """Draws numbers that belong to records: the ``draw`` of a graph over records or a source.
+    """Draws random numbers for each record: the ``draw`` of a graph over records or a source.
 
-    Each method gives a DataNode, an input of operators, with one value for each sample::
+    Each method returns a DataNode, an operator input with one value for each sample::
 
         angle = draw.uniform(-10, 10)
         images = fn.rotate(images, angle=angle)
 
-    A draw has a name. Those without one are numbered in the order of their calls, so that a draw
-    that is added in front of them changes the numbers of all that follow; a name keeps them.
+    Each draw has a name, which determines its numbers. Draws without a name are numbered in call
+    order, so that inserting a draw changes the numbers of all unnamed draws after it.
 
-    Functions of the graph that want a key get one of such numbers, too.
+    Functions of the graph that take a key receive it from a draw as well.
 
     Args:
-        rows: Gives the rows of a run of the pipeline, by the run's number, for the draw of a name.
+        rows: Returns the rows of a pipeline's run, given the number of the run and the name of the
+            draw.
         fields: The field of each input of the graph, by the name of its node.
-        sized: Gets each field whose pictures' sizes are asked for; True: those of the files that it
-            has paths of.
+        sized: Receives each field whose image sizes are needed; the value is True if the field
+            contains paths of image files.
     """
 
     def __init__(
@@ -243,17 +256,17 @@ class Draw:
         self._fields = fields
         self._sized = {} if sized is None else sized
         self._draws: dict[str, Mapping[str, Any]] = {}  # settings, by the draw's name
-        self._inputs: dict[str, str] = {}  # labels of the operators that give them
-        # By the name of a node of images: a field whose pictures have their sizes, or one size.
+        self._inputs: dict[str, str] = {}  # labels of the operators that feed random numbers
+        # By the name of a node of images: the field they were decoded from, or their common size.
         self._sizes: dict[str, str | NDArray[np.int32]] = {}
         pipeline = Pipeline.current()
-        if pipeline is not None:  # an attribute: a table of ours would keep the pipeline
+        if pipeline is not None:  # an attribute, since a table here would keep the pipeline alive
             vars(pipeline)[_DRAW] = self
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise replacements.no_attribute("draw", name, dir(type(self)), _OF_NUMPY)
+            raise replacements.no_attribute("draw", name, dir(type(self)), _NUMPY_METHODS)
 
     @do_not_convert
     @knows_its_names
@@ -265,21 +278,21 @@ class Draw:
         shape: Sequence[int] = (),
         name: str | None = None,
     ) -> DataNode:
-        """Numbers from ``low`` up to and without ``high``, float32 of the given shape.
+        """Draws from a uniform distribution on [low, high), float32.
 
         Args:
-            low: The least.
-            high: The bound.
+            low: Lower bound.
+            high: Upper bound, exclusive.
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
         check_numbers(f"uniform({_both(low, high)})", low=low, high=high)
         width = float(high) - float(low)
         if not math.isfinite(width) or width < 0:
-            raise ValueError(f"low must be at most high, and both finite: not {low}, {high}")
+            raise ValueError(f"low and high must be finite, with low <= high, not {low}, {high}")
 
         def scaled(u: NDArray[np.float32], _: Any) -> NDArray[np.float32]:
-            # In double precision, and rounded once: alike on every CPU.
+            # In double precision, rounded once, so that all CPUs give equal results.
             return (u.astype(np.float64) * width + low).astype(np.float32)
 
         settings = {"low": low, "high": high}
@@ -295,18 +308,18 @@ class Draw:
         shape: Sequence[int] = (),
         name: str | None = None,
     ) -> DataNode:
-        """Numbers of a normal distribution, float32 of the given shape; at most 5.8 stddev off.
+        """Draws from a normal distribution, float32; values are within 5.8 stddev of the mean.
 
         Args:
             mean: The mean.
-            stddev: The standard deviation, 0 or more.
+            stddev: The standard deviation, at least 0.
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
         check_numbers(f"normal({_both(mean, stddev)})", mean=mean, stddev=stddev)
         if not (math.isfinite(mean) and math.isfinite(stddev) and stddev >= 0):
             raise ValueError(
-                f"mean and stddev must be finite, stddev not below 0: {mean}, {stddev}"
+                f"mean and stddev must be finite, and stddev at least 0, not {mean}, {stddev}"
             )
 
         def box_muller(u: NDArray[np.float32], _: Any) -> NDArray[np.float32]:
@@ -328,10 +341,10 @@ class Draw:
     def coin_flip(
         self, probability: float = 0.5, *, shape: Sequence[int] = (), name: str | None = None
     ) -> DataNode:
-        """1 with a probability, else 0: int32 of the given shape, as ``fn.random.coin_flip``.
+        """Draws 1 with a probability, otherwise 0, int32, as ``fn.random.coin_flip`` does.
 
         Args:
-            probability: From 0 to 1.
+            probability: Probability of 1, from 0 to 1.
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
@@ -349,19 +362,19 @@ class Draw:
         shape: Sequence[int] = (),
         name: str | None = None,
     ) -> DataNode:
-        """One of some numbers: int32 where they are whole, else float32, of the given shape.
+        """Draws from a list of numbers: int32 if all are integers, otherwise float32.
 
         Args:
             values: The numbers.
-            p: The probability of each; None: all alike.
+            p: Probability of each number; None: uniform.
             shape: Shape for each sample; (): a scalar.
             name: The draw's name.
         """
         table = np.asarray(values)
         if table.ndim != 1 or not len(table) or table.dtype.kind not in "biuf":
-            raise ValueError(f"values must be a list of numbers, at least one, not {values!r}")
+            raise ValueError(f"values must be a non-empty list of numbers, not {values!r}")
         if table.dtype.kind in "iu" and (table.astype(_INT) != table).any():
-            raise ValueError(f"whole values must fit into int32, not {values!r}")
+            raise ValueError(f"integer values must fit into int32, not {values!r}")
         shares = np.ones(len(table)) if p is None else np.asarray(p, np.float64)
         if shares.shape != table.shape or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
             raise ValueError(f"p must have a probability for each of {len(table)} values, not {p}")
@@ -386,24 +399,24 @@ class Draw:
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> DataNode:
-        """The values that a function makes of uniform numbers, and of the sizes of pictures.
+        """Computes values from uniform random numbers, and optionally from image sizes.
 
         Args:
-            function: Called with float32 [rows, columns] and the heights and widths of the
-                pictures, int32 [rows, 2] (None without ``images``), gives an array of
-                [rows, *shape]. It must give the same each time it is called with the same, in a
-                new array: over a source threads that read call it, some batches ahead and several
-                at once. The first time it is called twice, and refused where it does not.
+            function: Receives uniform numbers, float32 [rows, columns], and image heights and
+                widths, int32 [rows, 2] (None without ``images``); returns an array [rows, *shape].
+                It must be pure and return a new array: over a source, reading threads call it for
+                several batches ahead and concurrently. Its first call is repeated to check this.
             shape: Shape for each sample.
-            dtype: The dtype that the result gets.
-            columns: Numbers that it takes for each sample; None: as many as the shape has.
-            images: What ``fn.decoders.image`` gave of a field, or images whose size `sized` says.
-            settings: What the function depends on, JSON values: states of others are refused.
+            dtype: Dtype of the result.
+            columns: Uniform numbers for each sample; None: the number of elements of ``shape``.
+            images: The output of ``fn.decoders.image`` for a field, or images passed to `sized`.
+            settings: JSON values that the function depends on. A state with other settings is
+                rejected.
             name: The draw's name.
 
         Raises:
-            ValueError: If the name is taken, or another graph is being defined, or none.
-            TypeError: If nothing says the sizes of the images.
+            ValueError: If the name is taken, or the draw's own graph is not being defined.
+            TypeError: If the sizes of the images are unknown.
         """
         return self.compute_outputs(
             lambda u, sizes: (function(u, sizes),),
@@ -426,34 +439,34 @@ class Draw:
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> tuple[DataNode, ...]:
-        """As `compute`, for a function of several outputs.
+        """Computes several outputs from uniform random numbers; see `compute`.
 
         Args:
-            function: As in `compute`; gives an array of [rows, *shape] for each output.
-            outputs: Shape for each sample, and dtype, of each output.
-            columns: Numbers that it takes for each sample.
+            function: As in `compute`, but returns an array [rows, *shape] for each output.
+            outputs: Shape for each sample and dtype of each output.
+            columns: Uniform numbers for each sample.
             images: As in `compute`.
-            unfit: Called with the sizes of the images, gives a message for each row whose record
-                can't be augmented: it counts as a bad record, whatever the function gives.
+            unfit: Receives the image sizes and returns an error message for each row whose record
+                can't be augmented, which then counts as a bad record.
             settings: As in `compute`.
             name: The draw's name.
 
         Raises:
-            ValueError: If the name is taken, or another graph is being defined, or none.
-            TypeError: If nothing says the sizes of the images.
+            ValueError: If the name is taken, or the draw's own graph is not being defined.
+            TypeError: If the sizes of the images are unknown.
         """
         if draw_of_pipeline() is not self:
             raise ValueError(
-                "the draw of another graph, or of one that is defined already: use the one that "
-                "the graph's function gets, within that function"
+                "a draw may only be used while its own graph function runs. Use the draw argument "
+                "of the function, inside that function"
             )
-        known = None if images is None else self._sizes_of(images)
+        image_sizes = None if images is None else self._sizes_of(images)
         if name is None:
             name = f"#{len(self._draws)}"
         if not isinstance(name, str):
-            raise TypeError(f"a draw's name must be text, not {name!r}")
+            raise TypeError(f"a draw's name must be a string, not {name!r}")
         if name in self._draws:
-            raise ValueError(f"two draws have the name {name!r}: give each one of its own")
+            raise ValueError(f"two draws have the name {name!r}. Give each draw its own name")
         for shape, _ in outputs:
             _size(shape)
         keys = column_keys(name, columns)
@@ -467,11 +480,11 @@ class Draw:
         @do_not_convert
         def drawn(rows: DrawRows) -> list[NDArray[Any]]:
             nonlocal checked
-            sizes: Any = known
-            if isinstance(known, str):
-                sizes = rows.sizes(known)
-            elif known is not None:
-                sizes = np.broadcast_to(known, (len(rows.records), 2))
+            sizes: Any = image_sizes
+            if isinstance(image_sizes, str):
+                sizes = rows.sizes(image_sizes)
+            elif image_sizes is not None:
+                sizes = np.broadcast_to(image_sizes, (len(rows.records), 2))
             for row, text in (unfit(sizes) if unfit else {}).items():
                 rows.refuse(row, ValueError(text))
 
@@ -479,13 +492,13 @@ class Draw:
                 own = None if sizes is None else sizes.copy()
                 return _outputs(name, function, len(forms), uniform(rows.records, keys), own)
 
-            given = call()
+            values_of_outputs = call()
             if not checked:
-                _check_pure(name, given, call())
+                _check_pure(name, values_of_outputs, call())
                 checked = True
             arrays = [
                 np.ascontiguousarray(values, dtype).reshape(len(rows.records), *shape)
-                for values, (shape, dtype) in zip(given, forms)
+                for values, (shape, dtype) in zip(values_of_outputs, forms)
             ]
             return [joined([arrays[k] for k in pack]) for pack in packs]
 
@@ -498,15 +511,15 @@ class Draw:
         )
         parts: dict[int, DataNode] = {}
         for node, pack in zip(nodes, packs):
-            which = f".{pack[0]}" if len(packs) > 1 else ""
-            self._inputs[node.source.name] = f"drawn.{name}{which}"
+            suffix = f".{pack[0]}" if len(packs) > 1 else ""
+            self._inputs[node.source.name] = f"drawn.{name}{suffix}"
             shapes = [forms[k][0] for k in pack]
             for place, k in enumerate(pack):
                 parts[k] = node if len(pack) == 1 else part_of(node, shapes, place)
         return tuple(parts[k] for k in range(len(forms)))
 
     def described(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """The kind, the name and the settings of each draw; see `described_draws`."""
+        """Kind, name and settings of each draw; see `described_draws`."""
         return [
             ("draw", f"draw.{name}", {key: _text(value) for key, value in settings.items()})
             for name, settings in self._draws.items()
@@ -514,20 +527,21 @@ class Draw:
 
     @do_not_convert
     def words(self) -> DataNode:
-        """Random bytes that functions of the graph get their keys of, uint8 of shape [8]."""
+        """Random bytes from which functions of the graph derive their keys, uint8 [8]."""
         return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8)
 
     @do_not_convert
     def sized(self, images: DataNode, like: DataNode | tuple[int, int]) -> DataNode:
-        """Says the sizes of images, where a draw depends on them.
+        """Declares the sizes of images, for draws that depend on them.
 
-        They are known of decoded fields, and behind the functions of ``dalijax.augment``. Else::
+        The sizes of decoded fields and of results of ``dalijax.augment`` are known. After other
+        operators, declare them::
 
             images = draw.sized(fn.resize(images, size=(224, 224)), (224, 224))
 
         Args:
             images: Images.
-            like: Height and width of all of them, in pixels, or images of the same sizes.
+            like: Height and width of all images, in pixels, or images of the same sizes.
 
         Returns:
             The images.
@@ -537,49 +551,49 @@ class Draw:
         else:
             try:
                 self._sizes[images.name] = self._sizes_of(like)
-            except TypeError:  # no draw may depend on them
+            except TypeError:  # unknown sizes are an error only if a draw depends on them
                 self._sizes.pop(images.name, None)
         return images
 
     def _sizes_of(self, images: DataNode) -> str | NDArray[np.int32]:
-        """The field that pictures were decoded from, or the size of all."""
+        """The field that images were decoded from, or their common size."""
         operator: Any = getattr(images, "source", None)
-        # Not public: the operator's name in DALI, and its arguments.
-        while (kind := _kind(operator)).endswith("_conditional__Split"):  # in a branch of if
+        # Private in DALI: the name of a node's operator, and the operator's arguments.
+        while (kind := _kind(operator)).endswith("_conditional__Split"):  # in a branch of an if
             images = operator.inputs[0]
             operator = images.source
-        known = self._sizes.get(getattr(images, "name", ""))
-        if known is not None:
-            return known
+        declared = self._sizes.get(getattr(images, "name", ""))
+        if declared is not None:
+            return declared
         if kind.endswith("decoders__Image"):
             encoded = operator.inputs[0]
             are_paths = encoded.name not in self._fields and _is_read(encoded)
             if are_paths:
                 encoded = encoded.source.inputs[0]
             field = self._fields.get(encoded.name)
-            turned = getattr(operator._op, "_init_args", {}).get("adjust_orientation", True)
-            if field is not None and turned:
+            oriented = getattr(operator._op, "_init_args", {}).get("adjust_orientation", True)
+            if field is not None and oriented:
                 self._sized[field] = are_paths
                 return field
         raise TypeError(
-            "the sizes of pictures are known for what fn.decoders.image gives of a record's field, "
-            f"with adjust_orientation=True, and not behind {kind}: call it right behind the "
-            "decoder, or say their size by draw.sized(images, (height, width))"
+            "image sizes are known for the output of fn.decoders.image over a record's field with "
+            f"adjust_orientation=True, and not after {kind}. Call the function directly after the "
+            "decoder, or declare the sizes by draw.sized(images, (height, width))"
         )
 
 
 def _is_read(node: DataNode) -> bool:
-    """Whether a node has the contents of files, of which an input has the paths."""
+    """Returns whether a node is the output of ``fn.io.file.read``."""
     return _kind(node.source) == "io__file__Read"
 
 
 def _kind(operator: Any) -> str:
-    """DALI's name of what gave a node."""
+    """DALI's name of the operator of a node."""
     return str(getattr(getattr(operator, "_op", None), "schema_name", "another value"))
 
 
 def _text(value: Any) -> str:
-    """A setting as JSON without spaces; NumPy's numbers become Python's."""
+    """Formats a setting as JSON without spaces; NumPy numbers become Python numbers."""
     return json.dumps(
         value, separators=(",", ":"), default=lambda array: np.asarray(array).tolist()
     )

@@ -1,8 +1,8 @@
-"""Hashes of numbers, and random numbers that belong to a record: of (seed, epoch, record, name).
+"""Hashes of integers, and uniform random numbers of records: of (seed, epoch, record, name).
 
-Integers alone decide the bits, so that no CPU, and no version of NumPy, changes them. The hash is
-the step of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-Its values are part of the format of states: a test fixes some of them.
+Only integer operations determine the bits, so that results are equal on all CPUs and NumPy
+versions. The hash is the step of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom
+number generators, 2014). Its values are part of the state format: a test pins some of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(x: Any) -> Bits:
-    """Hashes each 64-bit number of an array, as a bijection."""
+    """Hashes each 64-bit integer of an array, bijectively."""
     with np.errstate(over="ignore"):
         x = np.asarray(x, np.uint64) + _INCREMENT
         x = (x ^ x >> np.uint64(30)) * _FIRST
@@ -31,12 +31,12 @@ def mix(x: Any) -> Bits:
 
 
 def fold(*parts: Any) -> Bits:
-    """Hashes numbers together, in their order; arrays are broadcast.
+    """Hashes several integers together; the order matters, and arrays are broadcast.
 
-    A sum of hashes would make epoch 3 of record 7 equal to epoch 7 of record 3.
+    (A sum of hashes would make epoch 3 of record 7 equal to epoch 7 of record 3.)
 
     Args:
-        *parts: Whole numbers of at most 64 bits, negative ones in two's complement, or arrays.
+        *parts: Integers of at most 64 bits (negative numbers as two's complement), or arrays.
     """
     state = np.zeros((), np.uint64)
     for part in parts:
@@ -47,21 +47,21 @@ def fold(*parts: Any) -> Bits:
 
 
 def name_key(name: str) -> int:
-    """A 64-bit number for a name."""
+    """Hashes a name to a 64-bit integer."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def column_keys(name: str, count: int) -> Bits:
-    """A key for each number of one draw, shape [count]."""
+    """Keys of the columns of a draw, shape [count]."""
     return fold(name_key(name), np.arange(count, dtype=np.uint64))
 
 
 def uniform(records: Bits, keys: Bits) -> NDArray[np.float32]:
-    """Random numbers in [0, 1), of 24 bits each.
+    """Uniform random numbers in [0, 1) with 24 random bits.
 
     Args:
-        records: A hash of each record's seed, epoch and number (see `fold`), shape [rows].
-        keys: The columns' keys, shape [columns].
+        records: Hash of each record's seed, epoch and index (see `fold`), shape [rows].
+        keys: Keys of the columns, shape [columns].
 
     Returns:
         A float32 array of shape [rows, columns].

@@ -1,4 +1,4 @@
-"""Seeds of shards: each shard draws its own numbers, which no other seed draws."""
+"""Seeds of shards: each shard draws numbers that no other shard or seed draws."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from .hashing import fold
 
-# Two iterators with the same arguments deliver the same; DALI would draw a seed for each build.
+# Fixed, so that iterators with equal arguments deliver equal batches; DALI would draw a seed.
 DEFAULT_SEED = 0
-_PASS = 0x70617373  # tells hashes of passes from those of shards
-_MOST_PASSES = 100_000  # that a seed is looked for in
+_PASS = 0x70617373  # separates hashes of passes from hashes of shards
+_MOST_PASSES = 100_000  # passes searched for a seed
 
 
 def shard_seed(seed: int, shard: int) -> int:
-    """The seed of one shard, given the seed of all shards.
+    """Derives the seed of one shard from the common seed.
 
-    Shard 0 keeps the seed, as in DALI's plugin. The others get a hash of seed and shard: with
+    Shard 0 keeps the seed, as in DALI's JAX plugin. Other shards use a hash of seed and shard: with
     seed + shard, shard 1 would draw the numbers of shard 0 of the next seed. The hash is from
-    2 ** 31 to 2 ** 32 - 1, where people choose no seeds; DALI uses 32 bits of a seed.
+    2 ** 31 to 2 ** 32 - 1, a range that users rarely choose; DALI uses 32 bits of a seed.
     """
     if shard == 0:
         return seed
@@ -27,34 +27,34 @@ def shard_seed(seed: int, shard: int) -> int:
 
 
 def pass_seed(seed: int, number: int) -> int:
-    """The seed of one pass over a data set that draws other numbers in each; pass 0 keeps the seed.
+    """Derives the seed of one pass over a data set; pass 0 keeps the seed.
 
-    The hash is in the range of `shard_seed`, and belongs to no shard of a seed that people choose.
+    The hash is in the range of `shard_seed`, and differs from the seeds of its shards.
     """
     return seed if number == 0 else 1 << 31 | int(fold(seed, _PASS, number)) >> 33
 
 
-def pass_of(seed: int, of_pass: int) -> int | None:
-    """The number of the pass with a seed, given the seed of pass 0; None if it is none."""
-    if of_pass == seed:
+def pass_of(seed: int, seed_of_pass: int) -> int | None:
+    """Finds the pass that has a seed, given the seed of pass 0; None if there is none."""
+    if seed_of_pass == seed:
         return 0
     seeds = fold(seed, _PASS, np.arange(1, _MOST_PASSES)) >> np.uint64(33) | np.uint64(1 << 31)
-    found = np.flatnonzero(seeds == np.uint64(of_pass & (1 << 64) - 1))
-    return int(found[0]) + 1 if len(found) else None
+    passes = np.flatnonzero(seeds == np.uint64(seed_of_pass & (1 << 64) - 1))
+    return int(passes[0]) + 1 if len(passes) else None
 
 
 class ShardSeed(int):
-    """The seed of one shard, with the seed of all shards that it was made of.
+    """The seed of one shard, which remembers the common seed it was derived from.
 
     Args:
-        seed: The seed of all shards.
+        seed: The common seed of all shards.
         shard: The shard.
-        is_default: Whether the caller passed no seed (it may have been drawn): a state's seed then
-            replaces it.
+        is_default: Whether the caller passed no seed (it may have been drawn). A restored state
+            then replaces it by its own seed.
 
     Raises:
-        TypeError: If the seed is no whole number.
-        ValueError: If it has more than 64 bits.
+        TypeError: If the seed is not an integer.
+        ValueError: If the seed has more than 64 bits.
     """
 
     seed: int
@@ -74,7 +74,7 @@ class ShardSeed(int):
 
     @classmethod
     def of(cls, seed: int | None, shard: int) -> ShardSeed:
-        """The seed of a shard, given the seed of all shards, or None for the default."""
+        """Derives the seed of a shard from the common seed, or from the default if it is None."""
         if isinstance(seed, ShardSeed):
             return cls(seed.seed, shard, seed.is_default)
         return cls(DEFAULT_SEED if seed is None else seed, shard, seed is None)

@@ -156,8 +156,8 @@ WRONG = [
     (dict(pad="mask", drop_remainder=True), "nothing is left to pad, leave one out"),
     (dict(batch_size=0), "batch_size must be a whole number of records, 1 or more, not 0"),
     (dict(prefetch=0), "prefetch must be a whole number of batches, 1 or more, not 0"),
-    (dict(output_map=[]), "output_map is empty: name each output"),
-    (dict(pad="mask", output_map=["mask", "u"]), "mask must be a name that output_map.*has not"),
+    (dict(output_map=[]), "output_map is empty. Name each output"),
+    (dict(pad="mask", output_map=["mask", "u"]), "mask must be a name that is not in output_map"),
 ]
 
 

@@ -90,7 +90,7 @@ def test_a_state_goes_on_with_more_draws_or_fewer_where_that_is_allowed(before, 
         state = iterator.get_state()
         expected = next(iterator)["number"].tolist()
     with make(4, function=jittered, jitter=after) as other:
-        with pytest.raises(ValueError, match="To go on all the same, pass allow=") as refused:
+        with pytest.raises(ValueError, match="To ignore the differences, pass allow=") as refused:
             other.set_state(state)
             next(other)
         allow = ast.literal_eval(re.search(r"pass allow=(\[.*?\]) to", str(refused.value))[1])

@@ -151,7 +151,7 @@ def test_what_belongs_to_the_call_or_is_of_another_type(jpegs):
         refused(
             lambda devices=devices: train(jpegs, batch_size=4, devices=devices),
             TypeError,
-            "devices must be a list of jax devices",
+            "devices must be a list of JAX devices",
             r"jax\.devices\(\)",
             re.escape(repr(devices)),
         )

@@ -124,9 +124,9 @@ def stops(u, _):
 @pytest.mark.parametrize(
     ("function", "message"),
     (
-        (written, "gives the same array at each call.*return a new one, e.g. array.copy"),
-        (lambda u, _: written(u, _)[:, ::-1], "gives the same array at each call"),
-        (lambda u, _: u + next(_calls), "gave other numbers when it was called again"),
+        (written, "returns the same array at each call.*Return a new array, e.g. array.copy"),
+        (lambda u, _: written(u, _)[:, ::-1], "returns the same array at each call"),
+        (lambda u, _: u + next(_calls), "returned different numbers for equal inputs"),
         (stops, "the function of the draw 'a' stopped"),
     ),
 )
@@ -142,7 +142,7 @@ def test_a_function_gives_an_array_for_each_output(given):
             lambda u, _: [u[:, 0]] * given, [((), np.float32)] * 2, columns=1, name="a"
         )
 
-    with pytest.raises(Exception, match=rf"draw 'a' gave {given} arrays, not 2"):
+    with pytest.raises(Exception, match=rf"draw 'a' returned {given} arrays, not 2"):
         run(graph, np.arange(5))
 
 
@@ -196,18 +196,18 @@ def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
         (lambda decode, data: data, "another value"),
         (lambda decode, data: decode(data, adjust_orientation=False), "decoders__Image"),
     ):
-        with pytest.raises(TypeError, match=f"not behind .*{kind}.*right behind the decoder"):
+        with pytest.raises(TypeError, match=f"not after .*{kind}.*directly after the decoder"):
             pipeline(behind)
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda d: d.uniform(2, 1), "low must be at most high"),
-        (lambda d: d.uniform(0, np.inf), "both finite"),
+        (lambda d: d.uniform(2, 1), "with low <= high"),
+        (lambda d: d.uniform(0, np.inf), "must be finite"),
         (lambda d: d.normal(stddev=-1), "stddev"),
         (lambda d: d.coin_flip(1.5), "from 0 to 1, not 1.5"),
-        (lambda d: d.choice([]), "at least one"),
+        (lambda d: d.choice([]), "non-empty list"),
         (lambda d: d.choice(["a"]), "list of numbers"),
         (lambda d: d.choice([1, 2], p=[1]), "each of 2 values"),
         (lambda d: d.choice([1, 2**40]), "fit into int32, not .*1099511627776"),
@@ -216,7 +216,7 @@ def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
         (lambda d: d.uniform(shape=3), "shape must be a tuple .*, not 3"),
         (lambda d: d.normal(shape=3), "shape must be a tuple .*, not 3"),
         (lambda d: d.compute(np.floor, 3, columns=3), "shape must be a tuple .*, not 3"),
-        (lambda d: d.uniform(name=3), "name must be text, not 3"),
+        (lambda d: d.uniform(name=3), "name must be a string, not 3"),
         (lambda d: (d.coin_flip(name="a"), d.uniform(name="a")), "two draws have the name 'a'"),
     ],
 )
@@ -228,9 +228,9 @@ def test_what_can_not_be_drawn_is_refused(call, text):
 def test_a_draw_that_was_kept_is_refused_outside_of_its_graph():
     kept = []
     run(lambda d: (kept.append(d), d.uniform())[1], [0])
-    with pytest.raises(ValueError, match="draw of another graph, .* use the one"):
+    with pytest.raises(ValueError, match="while its own graph function runs"):
         kept[0].uniform(name="outside")
-    with pytest.raises(ValueError, match="draw of another graph, .* use the one"):
+    with pytest.raises(ValueError, match="while its own graph function runs"):
         run(lambda d: kept[0].uniform(name="elsewhere"), [0])
 
 

@@ -360,7 +360,7 @@ def test_a_loop_that_fails_leaves_nothing_behind():
         assert iterator._stats is None and "has not ended" in str(report)
         with (
             profile(iterator, seconds=0),
-            pytest.raises(RuntimeError, match="profiled already"),
+            pytest.raises(RuntimeError, match="already being profiled"),
             profile(iterator),
         ):
             pass

@@ -166,7 +166,7 @@ def test_help_has_both_texts_and_is_true():
     )
     # What the text of data_iterator says of a bare decorator.
     assert "bare ``@data_iterator`` is refused" in data_iterator.__doc__
-    with pytest.raises(ValueError, match="in parentheses"):
+    with pytest.raises(ValueError, match=r"@data_iterator\(output_map"):
         data_iterator(documented)
     with pytest.raises(TypeError, match=r"not \['x'\]: pass other.*such as output_map="):
         data_iterator(["x"])
@@ -183,8 +183,8 @@ MISTAKES = [
     (dict(output_map=[]), {}, ValueError, "output_map is empty"),
     (dict(output_map=["a", "b"]), {}, ValueError, "names 2 outputs.*the pipeline has 1"),
     (dict(output_map=["a", "a"]), {}, ValueError, "'a'.* more than once"),
-    (dict(output_map="x"), {}, TypeError, r"pass \['x'\]"),
-    (dict(mask="x"), {}, ValueError, "mask must be a name that output_map"),
+    (dict(output_map="x"), {}, TypeError, r"Pass \['x'\]"),
+    (dict(mask="x"), {}, ValueError, "mask must be a name that is not in output_map"),
     (dict(size=0), {}, ValueError, "size must be a positive number"),
     (dict(size=3, reader_name="reader"), {}, ValueError, "size=3 together with reader_name"),
     (dict(reader_name="nobody"), {}, ValueError, r"'nobody' is not in .* \['reader'\]"),
@@ -193,7 +193,12 @@ MISTAKES = [
     (dict(), dict(size=2, reader_name="reader"), ValueError, "size=2 together"),
     (dict(reader_name="reader"), dict(reader_name="reader"), ValueError, "given both to"),
     (dict(reader_name="reader"), dict(flavour=1), TypeError, r"no argument \['flavour'\]"),
-    (dict(reader_name="reader", devices=[]), {}, ValueError, "devices must be distinct"),
+    (
+        dict(reader_name="reader", devices=[]),
+        {},
+        ValueError,
+        "devices must be non-empty and distinct",
+    ),
 ]
 
 
@@ -210,7 +215,7 @@ def sharding():
 @pytest.mark.parametrize(
     "config,call,words",
     [
-        (dict(devices="d", sharding="s"), {}, "exclude one another"),
+        (dict(devices="d", sharding="s"), {}, "exclude each other"),
         (dict(sharding="s"), dict(device_id=0), "device_id=0 with sharding or devices"),
         (dict(devices="d"), dict(device_id=1), "device_id=1 with sharding or devices"),
         (dict(sharding="s", as_numpy=True), {}, "as_numpy=True with sharding"),
@@ -219,7 +224,7 @@ def sharding():
         (
             dict(sharding="s", last_batch_policy=LastBatchPolicy.PARTIAL),
             {},
-            "LastBatchPolicy.FILL and mask",
+            "LastBatchPolicy.FILL with mask",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def test_what_somebody_has_said_is_kept(environment, sets):
 
 
 def test_a_wrong_word_is_refused():
-    with pytest.raises(ValueError, match=r"DALIJAX_CUDA_QUEUES='8' must be 'keep'.*itself"):
+    with pytest.raises(ValueError, match="'8' must be 'keep'.*set CUDA_DEVICE_MAX_CONNECTIONS"):
         should_set({KEEP: "8"})
 
 

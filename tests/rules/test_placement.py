@@ -252,10 +252,12 @@ def test_mistakes(jpegs_many):
         make(lambda files, case: graph(files, case))
     with pytest.raises(ValueError, match=r"\['shard_id'\] come from the sharding"):
         make(shard_id=1)
-    with pytest.raises(ValueError, match=r"sharding is for \['g'\], the outputs are \['g', 'x'\]"):
+    with pytest.raises(
+        ValueError, match=r"has entries for \['g'\], but the outputs are \['g', 'x'\]"
+    ):
         make(sharding={"g": by_rows})
     # It would be of the mesh that jax.set_mesh has set, or of another output's.
-    with pytest.raises(ValueError, match="no mesh is set in this thread: make the"):
+    with pytest.raises(ValueError, match="no mesh is set in this thread. Create the"):
         make(sharding={"g": PartitionSpec("a"), "x": PartitionSpec()})
     with pytest.raises(TypeError, match="must be a Sharding or PartitionSpec"):
         make(sharding={"g": by_rows, "x": "a"})

@@ -316,7 +316,7 @@ def test_a_source_in_the_decorator_or_in_the_call():
         data_iterator(graph, ["x", "u"])(source=[1, 2], batch_size=2)
     sequential = data_iterator(graph, ["x", "u"], shuffle=False)  # the call may give the source
     assert next(sequential(source=numbers(), batch_size=2))["x"].ravel().tolist() == [0, 1]
-    with pytest.raises(TypeError, match="nothing gives .*source="):
+    with pytest.raises(TypeError, match="gets no value for .*source="):
         sequential(batch_size=2)
     own = data_iterator(lambda source: source, ["x"])  # its parameter, not an iterator's
     assert not own._has_source({"source": numbers()})

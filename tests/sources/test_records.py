@@ -199,14 +199,17 @@ def test_fractions_are_rounded_and_infinities_stay():
 
 
 FOREIGN = [
-    (np.zeros(3, jnp.bfloat16), r"give it \.astype\('float32'\), and cast back behind"),
-    (np.zeros(3, jnp.float8_e5m2), r"give it \.astype\('float32'\)"),  # of kind "f", as float32 is
-    (np.zeros(3, jnp.int4), r"give it \.astype\('int8'\)"),
-    (np.zeros(3, np.longdouble), r"give it \.astype\('float32'\)"),
+    (np.zeros(3, jnp.bfloat16), r"convert it by \.astype\('float32'\), and cast it back"),
+    (
+        np.zeros(3, jnp.float8_e5m2),
+        r"convert it by \.astype\('float32'\)",
+    ),  # of kind "f", as float32 is
+    (np.zeros(3, jnp.int4), r"convert it by \.astype\('int8'\)"),
+    (np.zeros(3, np.longdouble), r"convert it by \.astype\('float32'\)"),
     (np.zeros(3, np.complex64), r"\.real and \.imag"),
     (np.zeros(3, "M8[D]"), r"\.astype\('int64'\)"),
-    (np.zeros(3, [("a", "i4"), ("b", "f4")]), "a field of its own for each of a, b"),
-    (np.array([None]), "give it arrays of numbers, text or bytes"),
+    (np.zeros(3, [("a", "i4"), ("b", "f4")]), "a field for each of a, b"),
+    (np.array([None]), "convert it to arrays of numbers, text or bytes"),
 ]
 
 
