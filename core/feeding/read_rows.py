@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +14,7 @@ from nvidia.dali.tensors import TensorCPU, TensorListCPU
 from ..formats.riff import cut_off, file_cut_off
 from ..order.shuffle import Indices
 from ..pipeline.failure import is_environment, with_retries
-from ..pipeline.picture_size import look_at_input
+from ..pipeline.picture_size import look_at_input, special_file
 from ..random.draw import DrawFunction, DrawRows
 from ..random.hashing import fold
 from ..sources.record_table import RecordTable
@@ -112,16 +110,6 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
     return errors
 
 
-def _special_file(path: bytes) -> str:
-    """The reason why a file must not be opened, which may wait without end; else ""."""
-    try:
-        mode = os.stat(path.partition(b"\0")[0]).st_mode
-    except (OSError, ValueError):
-        return ""  # reading the file raises the reason
-    is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-    return "" if is_file else "it is a FIFO, a socket or a device, and not a file"
-
-
 def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Exception]:
     """An error for each record that was read, and has no picture where the graph decodes one."""
     errors: dict[int, Exception] = {}
@@ -135,7 +123,7 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
             if place in chunk.errors:
                 continue
             value = np.asarray(chunk.columns[name][place], order="C")
-            said = _special_file(bytes(value)) if picture.is_path else ""
+            said = special_file(value) if picture.is_path else ""
             if not said:
                 _, said = look_at_input(value, picture)
             if said:

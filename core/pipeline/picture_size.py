@@ -59,13 +59,29 @@ def path_size(path: Any) -> Size | None:
 
 
 def look_at_input(value: Any, picture: Picture) -> tuple[Size | None, str]:
-    """Returns `look_at` of an image, or `look_at_file` of its path.
+    """Returns `look_at` of an image, or `look_at_file` of its path; (None, "") for other files.
 
     Args:
         value: The encoded image or the path, with the buffer protocol.
         picture: The input of the graph that it is fed to.
     """
+    if not picture.is_image:
+        return None, special_file(value)
     return (look_at_file if picture.is_path else look_at)(value, picture)
+
+
+def special_file(path: Any) -> str:
+    """Returns the reason why a file must not be opened, which may wait without end; else "".
+
+    Args:
+        path: The bytes of its path, up to the first zero, with the buffer protocol.
+    """
+    try:
+        mode = os.stat(bytes(path).partition(b"\0")[0]).st_mode
+    except (OSError, ValueError):
+        return ""  # reading the file raises the reason
+    is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    return "" if is_file else "it is a FIFO, a socket or a device, and not a file"
 
 
 def look_at(data: Any, picture: Picture = _RGB) -> tuple[Size | None, str]:

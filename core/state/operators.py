@@ -26,16 +26,18 @@ class Picture(NamedTuple):
     """An input of a graph that its decoders decode.
 
     Attributes:
-        is_path: Whether it is the path of an image.
+        is_path: Whether it is the path of a file.
         any_on_cpu: Whether a decoder on the CPU keeps its channels (``types.ANY_DATA``).
         any_turned: Whether a decoder keeps its channels and applies its EXIF orientation.
         windows: Windows that decoders cut out, if they are constants.
+        is_image: Whether it is an image; False for the path of another file.
     """
 
     is_path: bool = False
     any_on_cpu: bool = False
     any_turned: bool = False
     windows: tuple[Window, ...] = ()
+    is_image: bool = True
 
 
 def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
@@ -75,7 +77,7 @@ def operator_inputs(operator: Any) -> list[Any]:
 
 
 def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
-    """Returns the inputs of a graph that its decoders decode, by the names of their operators.
+    """Returns the images of a graph's inputs, and paths of files, by the names of their operators.
 
     Args:
         operators: The operators of the graph, with their inputs.
@@ -97,6 +99,9 @@ def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
                 on_cpu, turned = on_cpu or other.any_on_cpu, turned or other.any_turned
                 windows += other.windows
             pictures[source] = Picture(is_path, on_cpu, turned, windows)
+    for kind, name, _ in operators:
+        if kind in _READ:
+            pictures.setdefault(taken[name], Picture(is_path=True, is_image=False))
     return pictures
 
 

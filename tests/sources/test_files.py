@@ -6,6 +6,7 @@ import pickle
 import shutil
 import socket
 
+import grain
 import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
@@ -13,6 +14,7 @@ from PIL import Image
 
 import dalijax
 from dalijax import data_iterator
+from dalijax.adapters.grain import DALITransform
 from dalijax.errors import BatchError
 from dalijax.sources import Files, Records
 
@@ -170,6 +172,23 @@ def test_a_fifo_among_paths_is_a_bad_record(listed, tmp_path, monkeypatch):
         assert "it is a FIFO, a socket or a device" in iterator.errors[0].message
     if listed:
         assert Files(paths=paths).identity()  # a digest of the records does not wait for it
+
+
+def test_a_fifo_that_read_file_reads_for_another_operator_is_a_bad_record(tmp_path):
+    os.mkfifo(tmp_path / "1.npy")
+    (tmp_path / "0.npy").write_bytes(b"ab")
+    records = [{"path": os.fsencode(tmp_path / f"{number}.npy")} for number in (0, 1)]
+
+    def read(path):
+        return dalijax.fn.read_file(path)
+
+    make = data_iterator(read, ["x"], mask="mask", on_error="mask", as_numpy=True)
+    with make(source=Records(records), batch_size=2, shuffle=False) as iterator:
+        assert list(next(iterator)["mask"]) == [True, False]
+        assert "it is a FIFO, a socket or a device" in iterator.errors[0].message
+    transform = DALITransform(read, output_map=["x"], batch_size=2, on_error="mask", pad="mask")
+    batch = next(iter(grain.MapDataset.source(records).seed(1).pipe(transform)))
+    assert np.asarray(batch["mask"]).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("policy", ("raise", "mask", "skip"))
