@@ -108,19 +108,23 @@ class Files(BaseSource):
                 )
             root = path_text(folder)
             if is_remote(root):
-                self._system, root = filesystem(root)
+                self._system, path = filesystem(root)
+                is_folder, is_file = self._system.isdir(path), self._system.isfile(path)
             else:
-                root = os.path.abspath(home_expanded(root))
-                if is_pattern(root):
-                    raise FileNotFoundError(
-                        f"{root} is not there: Files takes one folder, and a pattern of files as "
-                        "paths="
-                    )
-                if os.path.isfile(root):
-                    raise NotADirectoryError(
-                        f"{root} is a file: Files takes a folder, or files by paths=[...]; Tar and "
-                        "TFRecord take archives"
-                    )
+                root = path = os.path.abspath(home_expanded(root))
+                is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
+            if is_file:
+                raise NotADirectoryError(
+                    f"{root} is a file: Files takes a folder, or files by paths=[...]; Tar and "
+                    "TFRecord take archives"
+                )
+            if not is_folder and (is_pattern(root) or (is_remote(root) and "*" in root)):
+                raise FileNotFoundError(
+                    f"{root} is not there: Files takes one folder, and a pattern of files as paths="
+                )
+            if not is_folder and is_remote(root):
+                raise FileNotFoundError(f"{root} is no folder: check the URL")
+            root = path
             self._root = os.path.join(os.fsencode(root), b"")
             self._list(_suffixes(extensions))
         if self._system is not None:

@@ -302,3 +302,13 @@ def test_exif_behind_the_frame_header_turns_a_picture():
     data = WHOLE[:at] + segment + WHOLE[at:]
     assert picture_size(data) == (61, 37)
     assert shape_by_dali(data) == ((61, 37), (61, 37))
+
+
+@pytest.mark.parametrize(("width", "height", "fits"), ((26754, 26754, True), (26755, 26755, False)))
+def test_jpegs_of_more_than_2_gib_are_rejected(width, height, fits):
+    data = bytearray(encoded("JPEG"))
+    start = data.index(b"\xff\xc0") + 5
+    data[start : start + 4] = struct.pack(">HH", height, width)
+    size, fault = look_at(np.frombuffer(data, np.uint8))
+    assert (size == (height, width)) == fits
+    assert fits or fault == "not supported by DALI's decoders: image of 26755 x 26755 pixels"

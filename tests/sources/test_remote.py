@@ -146,8 +146,13 @@ def test_files_in_memory(tmp_path, memory):
     memory.rm("/root/b/1.jpg")
     with pytest.raises(FileNotFoundError, match=r"b/1\.jpg"):
         source.read(np.array([0, 3]), ["data"])
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        Files("memory://nowhere")
+    for url, error, text in (
+        ("memory://nowhere", FileNotFoundError, "memory://nowhere is no folder: check the URL"),
+        ("memory://ro*", FileNotFoundError, r"memory://ro\* is not there: .* as paths="),
+        ("memory://root/a/2.jpg", NotADirectoryError, "2.jpg is a file: Files takes a folder"),
+    ):
+        with pytest.raises(error, match=text):
+            Files(url)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Tar("memory://nowhere.tar", FIELDS)
 
