@@ -9,9 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-import jax
-from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-
 from . import replacements
 from .arguments import (
     check_call,
@@ -19,16 +16,15 @@ from .arguments import (
     checked_arguments,
     function_parameters,
     is_pipeline_def,
-    knows_its_names,
     own_arguments,
 )
 from .config import (
     CONFIG_DEFAULTS,
     CONFIG_NAMES,
     OF_DATA_ITERATOR,
+    FunctionIteratorArguments,
     IteratorConfig,
-    OnError,
-    Shardings,
+    takes,
 )
 from .feeding.binding import bind
 from .iterator.epoch_stream import BatchStream
@@ -39,6 +35,9 @@ from .pipeline.pipeline_source import DEFAULT_NUM_THREADS, FunctionSource, defau
 from .pipeline.shards import shard_pipelines
 from .placement import DataShard
 from .random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 
 class _LeftOut:
@@ -415,23 +414,8 @@ def iterator_function(value: object) -> IteratorFunction:
 def data_iterator(
     pipeline_fn: Callable[..., Any],
     output_map: Iterable[str] = ...,
-    size: int = ...,
-    reader_name: str | None = ...,
-    auto_reset: str | bool | None = ...,
-    last_batch_padded: bool | None = ...,
-    last_batch_policy: LastBatchPolicy = ...,
-    prepare_first_batch: bool = ...,
-    sharding: Shardings | None = ...,
-    devices: Sequence[jax.Device] | None = ...,
-    pmap_compatible: bool | None = ...,
-    *,
-    mask: str | None = ...,
-    as_numpy: bool | None = ...,
-    on_error: OnError = ...,
-    allow_changes: Sequence[str] = ...,
-    source: Any = ...,
-    shuffle: bool = ...,
-    check_processes: bool | float = ...,
+    *in_dalis_order: Any,
+    **arguments: Unpack[FunctionIteratorArguments],
 ) -> IteratorFunction: ...
 
 
@@ -439,47 +423,17 @@ def data_iterator(
 def data_iterator(
     pipeline_fn: None = None,
     output_map: Iterable[str] = ...,
-    size: int = ...,
-    reader_name: str | None = ...,
-    auto_reset: str | bool | None = ...,
-    last_batch_padded: bool | None = ...,
-    last_batch_policy: LastBatchPolicy = ...,
-    prepare_first_batch: bool = ...,
-    sharding: Shardings | None = ...,
-    devices: Sequence[jax.Device] | None = ...,
-    pmap_compatible: bool | None = ...,
-    *,
-    mask: str | None = ...,
-    as_numpy: bool | None = ...,
-    on_error: OnError = ...,
-    allow_changes: Sequence[str] = ...,
-    source: Any = ...,
-    shuffle: bool = ...,
-    check_processes: bool | float = ...,
+    *in_dalis_order: Any,
+    **arguments: Unpack[FunctionIteratorArguments],
 ) -> Callable[[Callable[..., Any]], IteratorFunction]: ...
 
 
-@knows_its_names
+@takes(FunctionIteratorArguments)
 def data_iterator(
     pipeline_fn: Callable[..., Any] | None = None,
     output_map: Iterable[str] = [],
-    size: int = -1,
-    reader_name: str | None = None,
-    auto_reset: str | bool | None = False,
-    last_batch_padded: bool | None = None,
-    last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
-    prepare_first_batch: bool = True,
-    sharding: Shardings | None = None,
-    devices: Sequence[jax.Device] | None = None,
-    pmap_compatible: bool | None = None,
-    *,
-    mask: str | None = None,
-    as_numpy: bool | None = None,
-    on_error: OnError = "raise",
-    allow_changes: Sequence[str] = (),
-    source: Any = None,
-    shuffle: bool = True,
-    check_processes: bool | float = True,
+    *in_dalis_order: Any,  # empty: `takes` gives them their names
+    **arguments: Unpack[FunctionIteratorArguments],
 ) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
     """Turns a function of a DALI graph into one that makes iterators.
 
@@ -533,23 +487,8 @@ def data_iterator(
             f"other arguments by keyword, such as {named}=..."
         )
     config = IteratorConfig(
-        output_map=output_map,  # type: ignore[arg-type] # it becomes a tuple
-        size=size,
-        reader_name=reader_name,
-        auto_reset=auto_reset,
-        last_batch_padded=last_batch_padded,
-        last_batch_policy=last_batch_policy,
-        prepare_first_batch=prepare_first_batch,
-        sharding=sharding,
-        devices=devices,
-        pmap_compatible=pmap_compatible,
-        mask=mask,
-        as_numpy=as_numpy,
-        on_error=on_error,
-        allow_changes=allow_changes,
-        source=source,
-        shuffle=shuffle,
-        check_processes=check_processes,
+        output_map,  # type: ignore[arg-type] # it becomes a tuple
+        **arguments,
     )
     if pipeline_fn is None:
         return lambda decorated: IteratorFunction(decorated, config)

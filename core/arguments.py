@@ -227,6 +227,11 @@ def check_names(
         raise TypeError(f"{function} has no argument {unknown}{suggestions}: {listed}")
 
 
+def plain_name(function: Callable[..., Any]) -> str:
+    """The name by which users call a function or class, with parentheses, for messages."""
+    return f"{function.__qualname__.removesuffix('.__init__')}()"
+
+
 def knows_its_names(function: F) -> F:
     """Adds suggestions to a function's errors about unknown keyword arguments."""
     parameters = set(inspect.signature(function).parameters)
@@ -241,8 +246,7 @@ def knows_its_names(function: F) -> F:
                     "that data_iterator returns, as in train(..., batch_size=128), or to the "
                     "result of a pipeline_def"
                 )
-            name = function.__qualname__.removesuffix(".__init__")
-            check_names(f"{name}()", kwargs, {"its arguments": parameters - {"self"}})
+            check_names(plain_name(function), kwargs, {"its arguments": parameters - {"self"}})
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]

@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
+import jax
 from jax.sharding import PartitionSpec, Sharding
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from . import replacements
-from .arguments import check_flags, whole_number
+from .arguments import check_flags, knows_its_names, plain_name, whole_number
 from .order.epochs import EpochPlan
 from .placement import over_current_mesh
 
 Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec]
 OnError: TypeAlias = Literal["raise", "skip", "mask"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class IteratorArguments(TypedDict, total=False):
+    """Types of the arguments that every iterator takes after ``output_map``.
+
+    `IteratorConfig` has their order, defaults and checks.
+    """
+
+    size: int
+    reader_name: str | None
+    auto_reset: str | bool | None
+    last_batch_padded: bool | None
+    last_batch_policy: LastBatchPolicy
+    prepare_first_batch: bool
+    sharding: Shardings | None
+    pmap_compatible: bool | None
+    mask: str | None
+    as_numpy: bool | None
+    check_processes: bool | float
+
+
+class PipelineIteratorArguments(IteratorArguments, total=False):
+    """Types of the arguments of `DALIGenericIterator`."""
+
+    on_error: Literal["raise", "skip"]
+
+
+class FunctionIteratorArguments(IteratorArguments, total=False):
+    """Types of the arguments of `data_iterator`."""
+
+    devices: Sequence[jax.Device] | None
+    on_error: OnError
+    allow_changes: Sequence[str]
+    source: Any
+    shuffle: bool
 
 
 def difference_names(allow: object, argument: str) -> tuple[str, ...]:
@@ -124,6 +163,7 @@ class IteratorConfig:
     sharding: Any = None
     devices: Sequence[Any] | None = None
     pmap_compatible: bool | None = None
+    _: dataclasses.KW_ONLY
     mask: str | None = None
     as_numpy: bool | None = None
     on_error: OnError = "raise"
@@ -263,5 +303,49 @@ CONFIG_DEFAULTS = {
     for field in dataclasses.fields(IteratorConfig)
 }
 # The arguments that users pass.
-CONFIG_NAMES = frozenset(CONFIG_DEFAULTS) - {"epoch_rules", "on_host", "hosts", "endless"}
+CONFIG_NAMES = frozenset({"output_map", *FunctionIteratorArguments.__annotations__})
 OF_DATA_ITERATOR = {"those of dalijax.data_iterator": CONFIG_NAMES}  # for messages
+
+
+def takes(arguments: type[IteratorArguments]) -> Callable[[F], F]:
+    """Decorates a function that takes fields of `IteratorConfig` as ``**arguments``.
+
+    ``help()`` lists the fields, callers may pass them by position in DALI's order, and errors about
+    unknown names suggest others.
+
+    Args:
+        arguments: The types of the fields that it takes.
+    """
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        named = [p for p in own.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        signature = own.replace(parameters=[*named, *_parameters(arguments)])
+
+        @functools.wraps(function)
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            try:
+                call = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{plain_name(function)}: {error}") from None
+            return function(**call.arguments)
+
+        vars(bound)["__signature__"] = signature
+        return knows_its_names(bound)  # type: ignore[return-value]
+
+    return decorate
+
+
+def _parameters(arguments: type[IteratorArguments]) -> list[inspect.Parameter]:
+    """The fields of `IteratorConfig` that have these names, as parameters of a function."""
+    types = arguments.__annotations__
+    parameters = []
+    for field in dataclasses.fields(IteratorConfig):
+        if field.name in types:
+            parameter = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else parameter
+            annotation = getattr(types[field.name], "__forward_arg__", types[field.name])
+            parameters.append(
+                inspect.Parameter(field.name, kind, default=field.default, annotation=annotation)
+            )
+    return parameters

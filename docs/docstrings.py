@@ -18,6 +18,31 @@ class Docstrings(griffe.Extension):
         pages = "".join(page.read_text() for page in API.glob("*.md"))
         self._entries = set(re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE))
 
+    def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        """Lists the fields that a function takes as ``**arguments: Unpack[...]``."""
+        last = list(func.parameters)[-1:]
+        if not last or not str(last[0].annotation).startswith("Unpack["):
+            return
+        types = _types(func, str(last[0].annotation)[len("Unpack[") : -1])
+        fields = func.modules_collection["dalijax.core.config.IteratorConfig"].members
+        for parameter in list(func.parameters):
+            if parameter.kind.name in ("var_positional", "var_keyword"):
+                del func.parameters[parameter.name]
+        by_position = True
+        for name, field in fields.items():
+            if name == "_":  # dataclasses.KW_ONLY
+                by_position = False
+            elif name in types:
+                kind = "positional_or_keyword" if by_position else "keyword_only"
+                func.parameters.add(
+                    griffe.Parameter(
+                        name,
+                        annotation=types[name],
+                        kind=griffe.ParameterKind[kind],
+                        default=field.value,
+                    )
+                )
+
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrites the docstring of an object."""
         if not obj.docstring:
@@ -32,3 +57,13 @@ class Docstrings(griffe.Extension):
         # Markdown formats the indented lines that follow as code.
         text = re.sub(r"::$", ":", obj.docstring.value, flags=re.MULTILINE)
         obj.docstring.value = re.sub(r"(?<!`)`([\w.]+)`(?!`)", link, text)
+
+
+def _types(func: griffe.Function, name: str) -> dict[str, Any]:
+    """The types of the fields that a TypedDict has, with those of its bases."""
+    found = func.modules_collection["dalijax.core.config." + name]
+    types: dict[str, Any] = {}
+    for base in found.bases:
+        if "dalijax.core.config." + str(base) in func.modules_collection:
+            types |= _types(func, str(base))
+    return types | {key: member.annotation for key, member in found.attributes.items()}

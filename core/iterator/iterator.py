@@ -6,15 +6,14 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from nvidia.dali import Pipeline
-from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from .. import replacements
-from ..arguments import knows_its_names, whole_number, without_fraction
-from ..config import IteratorConfig, Shardings, difference_names
+from ..arguments import whole_number, without_fraction
+from ..config import IteratorConfig, PipelineIteratorArguments, difference_names, takes
 from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT, EpochEngine, MakeEngine, Mark
@@ -24,6 +23,9 @@ from ..state.position import FailedBatch
 from ..stats import InputStats
 from .engine import ReaderEngine
 from .step_loops import steps_left, warn_of_early_end
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 Self = TypeVar("Self", bound="DALIGenericIterator")  # typing has one from Python 3.11 on
 _MOST_TO_SKIP = 1 << 53  # more batches than any epoch has
@@ -83,39 +85,17 @@ class DALIGenericIterator:
         RuntimeError: If the pipelines can't be built.
     """
 
-    @knows_its_names
+    @takes(PipelineIteratorArguments)
     def __init__(
         self,
         pipelines: Pipeline | Sequence[Pipeline],
         output_map: Iterable[str],
-        size: int = -1,
-        reader_name: str | None = None,
-        auto_reset: str | bool | None = False,
-        last_batch_padded: bool | None = None,
-        last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
-        prepare_first_batch: bool = True,
-        sharding: Shardings | None = None,
-        pmap_compatible: bool | None = None,
-        *,
-        mask: str | None = None,
-        as_numpy: bool | None = None,
-        on_error: Literal["raise", "skip"] = "raise",
-        check_processes: bool | float = True,
+        *in_dalis_order: Any,  # empty: `takes` gives them their names
+        **arguments: Unpack[PipelineIteratorArguments],
     ):
         config = IteratorConfig(
-            output_map=output_map,  # type: ignore[arg-type] # it becomes a tuple
-            size=size,
-            reader_name=reader_name,
-            auto_reset=auto_reset,
-            last_batch_padded=last_batch_padded,
-            last_batch_policy=last_batch_policy,
-            prepare_first_batch=prepare_first_batch,
-            sharding=sharding,
-            pmap_compatible=pmap_compatible,
-            mask=mask,
-            as_numpy=as_numpy,
-            on_error=on_error,
-            check_processes=check_processes,
+            output_map,  # type: ignore[arg-type] # it becomes a tuple
+            **arguments,
         ).placed()
         self._open(ReaderEngine(HandmadeSource(pipelines), config), config)
 

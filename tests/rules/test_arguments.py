@@ -1,5 +1,6 @@
 """Arguments: names and order as in DALI's plugin, and an error with a cure for each mistake."""
 
+import dataclasses
 import inspect
 import pickle
 import pydoc
@@ -14,6 +15,11 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DALIPolicy
 
 import dalijax
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
+from dalijax.core.config import (
+    FunctionIteratorArguments,
+    IteratorConfig,
+    PipelineIteratorArguments,
+)
 from numbered import read_files
 
 COUNT = 6
@@ -52,6 +58,17 @@ def test_signatures_are_dalis_and_keyword_only_additions(name):
     assert {k: ours[k].default for k in theirs} == defaults
     assert {"mask", "as_numpy"} <= set(added)
     assert all(ours[k].kind is inspect.Parameter.KEYWORD_ONLY for k in added)
+
+
+def test_each_argument_is_checked_by_the_configuration():
+    """The types of arguments, for type checkers, and the fields that check them are the same."""
+    fields = [field.name for field in dataclasses.fields(IteratorConfig)]
+    internal = ["epoch_rules", "on_host", "hosts", "endless"]
+    typed = set(FunctionIteratorArguments.__annotations__)
+    assert sorted({"output_map", *typed, *internal}) == sorted(fields)
+    assert typed > set(PipelineIteratorArguments.__annotations__)
+    ours = inspect.signature(data_iterator).parameters
+    assert [name for name in ours if name != "pipeline_fn"] == fields[: -len(internal)]
 
 
 def test_the_policy_is_dalis_own_enum():
