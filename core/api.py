@@ -10,20 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from . import replacements
-from .arguments import (
-    check_call,
-    check_filled,
-    checked_arguments,
-    function_parameters,
-    is_pipeline_def,
-    own_arguments,
-)
 from .config import (
     CONFIG_DEFAULTS,
     CONFIG_NAMES,
     OF_DATA_ITERATOR,
     FunctionIteratorArguments,
     IteratorConfig,
+    check_call,
+    check_filled,
+    checked_arguments,
+    function_parameters,
+    is_pipeline_def,
+    own_arguments,
     takes,
 )
 from .feeding.binding import bind

@@ -10,7 +10,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.arguments import whole_number
+from ...core.config import whole_number
 from ...core.errors import StateError
 from ...core.feeding.record_queue import Numbers, RecordBatch, RecordPosition, Restored
 from ...core.feeding.stream_part import StreamPart, describe

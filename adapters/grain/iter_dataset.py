@@ -9,8 +9,7 @@ import grain
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from ...core.api import IteratorFunction, data_iterator
-from ...core.arguments import function_parameters, whole_number
-from ...core.config import EpochRules
+from ...core.config import EpochRules, function_parameters, whole_number
 from ...core.iterator.epoch_stream import BatchStream
 from ...core.iterator.iterator import DALIGenericIterator
 from ...core.pipeline.batch import writable

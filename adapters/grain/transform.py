@@ -15,8 +15,13 @@ from grain.experimental import ShapeDtypeStruct
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from ...core.arguments import checked_arguments, own_arguments, whole_number
-from ...core.config import IteratorConfig, difference_names
+from ...core.config import (
+    IteratorConfig,
+    checked_arguments,
+    difference_names,
+    own_arguments,
+    whole_number,
+)
 from ...core.errors import StateError
 from ...core.feeding.record_pipelines import check_record_graph
 from ...core.feeding.record_queue import Numbers, RecordPosition, RecordReader, Restored

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.api import IteratorFunction
-from ...core.arguments import function_parameters
+from ...core.config import function_parameters
 from ...core.errors import EpochError, StateError
 from ...core.iterator.epoch_stream import BatchStream, StreamMark
 from ...core.iterator.iterator import DALIGenericIterator

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...core.arguments import whole_number
+from ...core.config import whole_number
 from ...core.errors import BatchError, StateError
 from ...core.iterator.epoch_stream import BatchStream, StreamMark
 from ...core.pipeline.batch import Batch

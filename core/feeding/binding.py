@@ -6,8 +6,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..arguments import checked_arguments, function_parameters, name_of, whole_number
-from ..config import OF_DATA_ITERATOR, IteratorConfig
+from ..config import (
+    OF_DATA_ITERATOR,
+    IteratorConfig,
+    checked_arguments,
+    function_parameters,
+    name_of,
+    whole_number,
+)
 from ..pipeline.pipeline_source import default_device_id
 from ..sources.source import Field, Source
 from .graph import FieldGraph

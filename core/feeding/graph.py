@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from nvidia.dali import fn
 from nvidia.dali.fn.io import file
 
-from ..arguments import name_of
+from ..config import name_of
 from ..dtypes import dali_type
 from ..random.draw import DRAW, Draw, DrawRows
 from ..replacements import for_name

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from nvidia.dali import fn
 from nvidia.dali.pipeline import do_not_convert
 
-from ..arguments import function_parameters, is_pipeline_def
-from ..config import IteratorConfig
+from ..config import IteratorConfig, function_parameters, is_pipeline_def
 from ..dtypes import dali_type
 from ..pipeline.bad_record import failing, failure_alone, find_bad
 from ..pipeline.dali_pipeline import check_outputs, graph_lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from ..arguments import whole_number
+from ..config import whole_number
 from ..errors import EpochError
 from ..pipeline.bad_record import MOST_SKIPPED
 from ..pipeline.batch import Batch

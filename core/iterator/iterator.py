@@ -12,8 +12,14 @@ import jax
 from nvidia.dali import Pipeline
 
 from .. import replacements
-from ..arguments import whole_number, without_fraction
-from ..config import IteratorConfig, PipelineIteratorArguments, difference_names, takes
+from ..config import (
+    IteratorConfig,
+    PipelineIteratorArguments,
+    difference_names,
+    takes,
+    whole_number,
+    without_fraction,
+)
 from ..order.epochs import EpochPlan
 from ..pipeline.batch import Batch
 from ..pipeline.engine import CLOSED, COUNT, EpochEngine, MakeEngine, Mark

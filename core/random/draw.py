@@ -19,7 +19,7 @@ from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from .. import replacements
-from ..arguments import knows_its_names
+from ..config import knows_its_names
 from ..dtypes import dali_type
 from .hashing import Bits, column_keys, uniform
 

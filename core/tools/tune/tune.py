@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...api import IteratorFunction, iterator_function
-from ...arguments import function_parameters
+from ...config import function_parameters
 from ...iterator.epoch_stream import BatchStream
 from ...pipeline.pipeline_source import DEFAULT_NUM_THREADS
 from .memory import Memory
