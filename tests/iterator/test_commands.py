@@ -62,7 +62,7 @@ def test_mistakes(folder, command):
 
 
 def interrupted(after):
-    """A progress function that ends the measurements as Ctrl-C does."""
+    """A progress function that ends the measurements like Ctrl-C."""
 
     def progress(done, total, what):
         if done == after:
@@ -85,7 +85,7 @@ def run(after):
 
 
 def test_ctrl_c_keeps_what_was_measured():
-    tuned = run(8)  # 6 of the threads, 2 of the queues
+    tuned = run(8)  # 6 for threads, 2 for queues
     assert tuned.interrupted and set(tuned.measured) == {"num_threads", "prefetch_queue_depth"}
     assert [len(rounds) for rounds in tuned.measured["num_threads"].values()] == [3, 3]
     assert [len(rounds) for rounds in tuned.measured["prefetch_queue_depth"].values()] == [1, 1]

@@ -1,4 +1,4 @@
-"""`epochs(N)` is one correct training loop, wherever an iterator stands and is stopped."""
+"""`epochs(N)` is a correct training loop, wherever an iterator starts and stops."""
 
 import gc
 import itertools
@@ -19,7 +19,7 @@ from programs import run_python
 BATCH, EPOCHS = 4, 3
 
 
-def of_source(policy, auto_reset, **more):
+def over_source(policy, auto_reset, **more):
     made = data_iterator(
         lambda number, *, draw: (number + 0, draw.uniform()), ["x", "u"], auto_reset=auto_reset
     )
@@ -27,7 +27,7 @@ def of_source(policy, auto_reset, **more):
     return made(source=Numbers(11), batch_size=BATCH, **chosen, **more)
 
 
-def of_reader(files, policy, auto_reset, padded=True, **more):
+def over_reader(files, policy, auto_reset, padded=True, **more):
     def graph():
         _, label = read_files(files, random_shuffle=True, pad_last_batch=padded)
         return label, fn.random.uniform()
@@ -41,14 +41,14 @@ def of_reader(files, policy, auto_reset, padded=True, **more):
 def make(request, jpegs_many):
     files = jpegs_many[:11]
     return {
-        "source": of_source,
-        "reader": lambda *args: of_reader(files, *args),
-        "unpadded reader": lambda *args: of_reader(files, *args, padded=False),
+        "source": over_source,
+        "reader": lambda *args: over_reader(files, *args),
+        "unpadded reader": lambda *args: over_reader(files, *args, padded=False),
     }[request.param]
 
 
 def passes(iterator, epochs=EPOCHS, stop=None):
-    """The batches of each pass, by its epoch; up to a number of batches in all."""
+    """Returns the batches of each pass by epoch, up to a total number of batches."""
     left, got = itertools.count() if stop is None else iter(range(stop)), []
     for epoch, batches in iterator.epochs(epochs):
         got.append((epoch, []))
@@ -61,7 +61,7 @@ def passes(iterator, epochs=EPOCHS, stop=None):
 
 @pytest.mark.parametrize("policy", LastBatchPolicy, ids=str)
 @pytest.mark.parametrize("auto_reset", (False, True))
-def test_a_run_that_is_stopped_anywhere_is_the_unbroken_run(make, policy, auto_reset):
+def test_a_run_that_stops_anywhere_equals_the_uninterrupted_run(make, policy, auto_reset):
     plain = make(policy, False)
     whole = []
     for epoch in range(EPOCHS):
@@ -83,7 +83,7 @@ def test_a_run_that_is_stopped_anywhere_is_the_unbroken_run(make, policy, auto_r
         if after and after[0][0] == before[-1][0]:
             before[-1][1].extend(after.pop(0)[1])
         assert before + after == whole
-        assert passes(other) == passes(other, 1) == []  # all are done
+        assert passes(other) == passes(other, 1) == []  # all are finished
         assert next(other.epochs(EPOCHS + 1))[0] == EPOCHS  # and more epochs may follow
         other.close()
 
@@ -105,7 +105,7 @@ def test_a_loop_that_is_left_early(make, auto_reset):
     first = passes(iterator, stop=4)
     rest = passes(iterator)
     assert rest[0][0] == first[-1][0] == 1 and first[-1][1] + rest[0][1] == whole[1][1]
-    # A pass that is over gives nothing more.
+    # A finished pass has no more batches.
     iterator = make(policy, auto_reset)
     stale = [batches for _, batches in iterator.epochs(2)]
     assert [list(batches) for batches in stale] == [[], []]
@@ -127,7 +127,7 @@ def test_other_calls_within_an_epoch(make):
 
 def test_after_a_step_alone():
     for auto_reset, step in itertools.product((False, True), range(10)):
-        iterator = of_source(LastBatchPolicy.FILL, auto_reset, mask="mask")
+        iterator = over_source(LastBatchPolicy.FILL, auto_reset, mask="mask")
         iterator.seek_step(step)
         epochs = [(epoch, len([*batches])) for epoch, batches in iterator.epochs(EPOCHS)]
         lengths = [(epoch, 3) for epoch in range(EPOCHS)][step // 3 :]
@@ -136,7 +136,7 @@ def test_after_a_step_alone():
         assert epochs == lengths
 
 
-def test_a_last_batch_that_is_left_out_makes_no_empty_pass():
+def test_a_skipped_last_batch_makes_no_empty_pass():
     for unreadable, padded in itertools.product(([8, 9, 10], [4]), (False, True)):
         made = data_iterator(lambda number: number + 0, ["x"], on_error="skip", shuffle=False)
         source = Numbers(12, unreadable)
@@ -175,14 +175,14 @@ def test_the_batches_of_an_epoch_continue_after_an_error(auto_reset):
     iterator.close()
 
 
-def test_a_source_that_alone_knows_its_end():
+def test_a_source_of_unknown_length():
     iterator = data_iterator(ends_after(3), ["x"])(batch_size=2, num_threads=1)
     got = [(epoch, [numbers(b) for b in batches]) for epoch, batches in iterator.epochs(2)]
     assert got == [(epoch, [[0, 1], [2, 3], [4, 5]]) for epoch in range(2)]
 
 
 def test_the_number_of_epochs_is_checked_at_once():
-    iterator = of_source(LastBatchPolicy.FILL, False)
+    iterator = over_source(LastBatchPolicy.FILL, False)
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="num_epochs must be a whole number of epochs"):
             iterator.epochs(wrong)
@@ -197,7 +197,7 @@ def test_the_number_of_epochs_is_checked_at_once():
 
 
 def early(make):
-    """The warnings of loops over an iterator that is closed, freed, or left to the exit."""
+    """Returns the warnings of loops over an iterator that is closed, freed, or open at exit."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make().close()
@@ -209,16 +209,16 @@ def early(make):
 
 
 def iterator(auto_reset=True):
-    return of_source(LastBatchPolicy.FILL, auto_reset, mask="mask")
+    return over_source(LastBatchPolicy.FILL, auto_reset, mask="mask")
 
 
 @pytest.mark.parametrize("reversed_zip", (False, True))
-def test_a_zip_that_an_epoch_ends_warns_once(reversed_zip):
+def test_a_zip_that_ends_with_an_epoch_warns_once(reversed_zip):
     def loop():
         it = iterator()
         for _ in zip(it, range(10)) if reversed_zip else zip(range(10), it):
             pass
-        it.get_state()  # no further batch is requested
+        it.get_state()  # requests no further batch
         return it
 
     assert early(loop) == 2  # once for each iterator

@@ -1,4 +1,4 @@
-"""Mistakes that a new user makes: each is answered by what was passed, and what to do instead."""
+"""Mistakes of new users: each raises an error with the passed value and the fix."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ train = data_iterator(graph, ["images", "labels"], reader_name="reader")
 
 
 def refused(call, error, *words):
-    """Runs a mistake; its message must have every pattern."""
+    """Runs a mistake; the error message must match every pattern."""
     with pytest.raises(error) as caught:
         call()
     for pattern in words:
@@ -109,7 +109,7 @@ def test_whole_numbers_of_numpy_and_jax_are_taken(jpegs):
         assert next(train(jpegs, batch_size=number, sharding=mesh))["labels"].shape == (4, 1)
 
 
-def test_arguments_of_the_graphs_own_are_its_own():
+def test_arguments_of_the_graph_are_not_the_iterators():
     def own(seed):
         assert seed == "a"
         return fn.random.uniform(shape=[2])
@@ -132,7 +132,7 @@ def test_neither_pipeline_nor_function(wrong):
     )
 
 
-def test_what_belongs_to_the_call_or_is_of_another_type(jpegs):
+def test_arguments_of_the_call_and_of_wrong_types(jpegs):
     def make(**config):
         return lambda: data_iterator(graph, **{"output_map": ["images", "labels"], **config})
 
@@ -162,7 +162,7 @@ def test_what_belongs_to_the_call_or_is_of_another_type(jpegs):
     )
 
 
-def test_an_iterator_function_is_no_iterator():
+def test_an_iterator_function_is_not_an_iterator():
     cure = ("graph is an iterator function: call it for an iterator",)
     for use in (iter, list, next):
         refused(lambda use=use: use(train), TypeError, *cure)
@@ -175,7 +175,7 @@ def test_an_iterator_function_is_no_iterator():
     assert train and not hasattr(train, "__len__")
 
 
-def test_what_is_no_state_or_checkpoint(jpegs, tmp_path, monkeypatch):
+def test_invalid_states_and_checkpoints(jpegs, tmp_path, monkeypatch):
     iterator = train(jpegs, batch_size=4)
     monkeypatch.chdir(tmp_path)
     path = pathlib.Path("input.json")
@@ -185,7 +185,7 @@ def test_what_is_no_state_or_checkpoint(jpegs, tmp_path, monkeypatch):
         words = (re.escape(str(path)), cure)
         refused(lambda given=given: iterator.set_state(given), ValueError, *words)
     for other in (None, {}, 5):
-        refused(lambda other=other: iterator.set_state(other), ValueError, r"what get_state\(\)")
+        refused(lambda other=other: iterator.set_state(other), ValueError, r"of get_state\(\)")
     for pieces in (iterator.get_state(), iterator.checkpoints()[0], path.read_text()):
         refused(
             lambda pieces=pieces: train(jpegs, batch_size=4, checkpoints=pieces),
@@ -195,7 +195,7 @@ def test_what_is_no_state_or_checkpoint(jpegs, tmp_path, monkeypatch):
         )
 
 
-def test_counts_that_are_none(jpegs):
+def test_invalid_counts(jpegs):
     call = dict(paths=jpegs, batch_size=4)
     for given in ("2", 2.0):
         words = f"not {given!r}"
@@ -248,8 +248,8 @@ def with_none():
     return None, fn.random.uniform(shape=[2])
 
 
-def of(function):
-    """A graph that calls a function of JAX or NumPy on a DataNode."""
+def graph_of(function):
+    """Returns a graph that calls a function of JAX or NumPy on a DataNode."""
 
     @functools.wraps(forgotten)
     def called():
@@ -299,16 +299,21 @@ GRAPHS = [
     (as_list, TypeError, r"as_list\(\)", "nested", "one by one, as in: return images, labels"),
     (as_array, TypeError, r"as_array\(\)", "ndarray", "return images, labels"),
     (with_none, TypeError, r"with_none\(\)", "NoneType", "return images, labels"),
-    (of(jnp.sqrt), TypeError, *JAX),
-    (of(jax.vmap(lambda x: x)), TypeError, *JAX),
-    (of(jax.jit(lambda x: x + 1)), TypeError, *JAX),
-    (of(lambda x: jax.image.resize(x, (2,), "linear")), TypeError, *JAX),
-    (of(lambda x: jnp.stack([x, x])), TypeError, *JAX),
-    (of(np.sqrt), TypeError, *NUMPY),
-    (of(np.mean), AttributeError, *NUMPY),
-    (of(float), TypeError, *NUMPY),
-    (of(lambda x: x.reshape(2, 1)), AttributeError, "'reshape'", *NUMPY),
-    (of(lambda x: x if x > 0 else -x), TypeError, "enable_conditionals=True", "where the iterator"),
+    (graph_of(jnp.sqrt), TypeError, *JAX),
+    (graph_of(jax.vmap(lambda x: x)), TypeError, *JAX),
+    (graph_of(jax.jit(lambda x: x + 1)), TypeError, *JAX),
+    (graph_of(lambda x: jax.image.resize(x, (2,), "linear")), TypeError, *JAX),
+    (graph_of(lambda x: jnp.stack([x, x])), TypeError, *JAX),
+    (graph_of(np.sqrt), TypeError, *NUMPY),
+    (graph_of(np.mean), AttributeError, *NUMPY),
+    (graph_of(float), TypeError, *NUMPY),
+    (graph_of(lambda x: x.reshape(2, 1)), AttributeError, "'reshape'", *NUMPY),
+    (
+        graph_of(lambda x: x if x > 0 else -x),
+        TypeError,
+        "enable_conditionals=True",
+        "where the iterator",
+    ),
     (unpacked, TypeError, "num_outputs=2"),
     (misspelt, TypeError, r'"shap" is not defined', "Did you mean 'shape'", "'range'"),
     (bfloat16, AttributeError, r"bfloat16\(\)", "no bfloat16: cast to types.FLOAT", "in the step"),
@@ -323,7 +328,7 @@ def test_a_mistake_in_the_graphs_function(graph, error, words):
     refused(lambda: data_iterator(graph, ["x"])(batch_size=2), error, *words)
 
 
-def test_an_error_of_the_users_own_is_left_alone():
+def test_an_error_of_the_users_code_is_unchanged():
     class Mine(TypeError):
         pass
 
@@ -341,7 +346,7 @@ def test_an_error_of_the_users_own_is_left_alone():
         (np.zeros(2, jnp.bfloat16), ValueError, (r"astype\('float32'\)", "back", "pass the graph")),
     ],
 )
-def test_what_a_source_in_the_graph_can_not_give(value, error, words):
+def test_invalid_outputs_of_a_source_in_the_graph(value, error, words):
     def given():
         return fn.external_source(lambda: [value] * 2)
 
@@ -350,7 +355,7 @@ def test_what_a_source_in_the_graph_can_not_give(value, error, words):
     iterator.close()
 
 
-def test_an_error_of_the_source_itself_is_left_alone():
+def test_an_error_of_the_source_is_unchanged():
     def broken():
         raise ValueError("cannot include dtype 'E' in a buffer")
 
@@ -363,14 +368,14 @@ def test_an_error_of_the_source_itself_is_left_alone():
     iterator.close()
 
 
-def test_files_that_nobody_decodes(jpegs):
+def test_files_that_are_not_decoded(jpegs):
     ragged = data_iterator(encoded, ["x"], size=12)(jpegs, batch_size=4)
     refused(lambda: next(ragged), ValueError, "'x' is ragged", "decode files, by fn.decoders.image")
 
 
 def test_the_cause_of_a_mistake_in_the_graph_is_kept():
     with pytest.raises(TypeError) as caught:
-        data_iterator(of(jnp.sqrt), ["x"])(batch_size=2)
+        data_iterator(graph_of(jnp.sqrt), ["x"])(batch_size=2)
     cause = caught.value.__cause__
     assert isinstance(cause, TypeError) and str(cause) in str(caught.value)
 
@@ -432,7 +437,7 @@ def test_readers_without_files(tmp_path):
         refused(make, RuntimeError, *texts, "DALI says")
 
 
-def test_what_is_no_pipeline(jpegs):
+def test_invalid_pipelines(jpegs):
     cure = ("pipelines must be a nvidia.dali.Pipeline", "data_iterator", "pipe.batch_size")
     for given in (graph, train, pipeline_def(graph)):
         refused(lambda given=given: DALIGenericIterator(given, ["x"]), TypeError, *cure)
@@ -449,7 +454,7 @@ def test_an_iterator_is_not_pickled(jpegs):
 
 
 @pytest.mark.parametrize("in_dict", (False, True))
-def test_what_is_no_sharding(jpegs, in_dict):
+def test_invalid_shardings(jpegs, in_dict):
     mesh = jax.make_mesh((2,), ("rows",))
 
     def with_sharding(given):
@@ -477,7 +482,7 @@ def records():
     return grain.MapDataset.source([{"picture": b"x", "label": i} for i in range(4)])
 
 
-def test_what_is_no_graph_of_grains_records(jpegs):
+def test_invalid_graphs_of_grains_records(jpegs):
     def transform(given, **more):
         ds = records().pipe(DALITransform(given, batch_size=2, output_map=["x"], **more))
         return next(iter(ds))
@@ -503,7 +508,7 @@ def test_what_is_no_graph_of_grains_records(jpegs):
 
 
 @pytest.mark.parametrize("adapter", (DALIDatasetIterator, DALIDataset))
-def test_what_is_no_iterator_function(jpegs, adapter):
+def test_invalid_iterator_functions(jpegs, adapter):
     refused(lambda: adapter(graph, batch_size=2), TypeError, "graph", "dalijax.data_iterator")
     iterator = train(jpegs, batch_size=2)
     refused(lambda: adapter(iterator), TypeError, "is an iterator already", "that made it")
@@ -554,12 +559,12 @@ dataset.to_tf_dataset()
 
 
 @pytest.mark.parametrize("code,extra", [(NUMBA, "numba"), (TENSORFLOW, "tf")])
-def test_a_package_that_is_missing_where_it_is_used(code, extra):
+def test_a_package_that_is_missing_when_it_is_used(code, extra):
     done = run_python("-c", code, code=1)
     assert f'pip install "dalijax[{extra}]"' in done.stderr.splitlines()[-1], done.stderr
 
 
-def test_repr_says_where_an_iterator_stands(jpegs):
+def test_repr_shows_the_position(jpegs):
     stream = train.stream(None, jpegs, batch_size=5)
     assert repr(stream._iterator) == (
         "<DALIGenericIterator of graph: epoch 0, step 0, not built yet, "

@@ -1,4 +1,4 @@
-"""Runs that fail: raised each time, counted, and nothing else is lost or changed."""
+"""Failed runs: raised each time and counted, and no other batch is lost or changed."""
 
 import contextlib
 import pathlib
@@ -68,7 +68,7 @@ def test_every_failure_is_raised_and_counts(broken, depth):
         assert observed(iterator, 1) == ["stop"]
 
 
-def of_files(paths, random=False, shard_id=0, num_shards=1, pad=False):
+def over_files(paths, random=False, shard_id=0, num_shards=1, pad=False):
     data, label = read_files(
         paths,
         random_shuffle=random,
@@ -87,7 +87,7 @@ def test_the_files_that_fail_are_named(broken, depth, random, size, caplog):
     paths, _ = broken
     end = b"\xff\xd9"  # of a whole JPEG
     bad = {path for path in paths if not pathlib.Path(path).read_bytes().endswith(end)}
-    make = data_iterator(of_files, NAMES, reader_name="reader")
+    make = data_iterator(over_files, NAMES, reader_name="reader")
     call = dict(random=random, pad=True, batch_size=size, prefetch_queue_depth=depth)
     raising, skipping = make(paths, **call), make(paths, on_error="skip", **call)
     reference = make(paths, **call)
@@ -102,7 +102,7 @@ def test_the_files_that_fail_are_named(broken, depth, random, size, caplog):
                 assert error.files and str(error).endswith(", ".join(error.files))
                 assert not str(error.__cause__).endswith(error.files[-1])
                 named += [error.files]
-                again = make(paths, **call)  # one that goes on there names it, too
+                again = make(paths, **call)  # a resumed iterator names it, too
                 again.set_state(state)
                 with pytest.raises(RuntimeError) as caught:
                     next(again)
@@ -113,7 +113,7 @@ def test_the_files_that_fail_are_named(broken, depth, random, size, caplog):
         new = [one for one in skipping.errors if one.epoch == epoch]
         assert [one.files for one in new] == named
         assert all(one.files[0] in one.message for one in new)
-        # What is delivered is the same whether files were looked for or not.
+        # The batches are the same whether files were searched or not.
         expected = [one for one in observed(reference, len(reference)) if isinstance(one, dict)]
         for got, want in zip(batches, expected, strict=True):
             assert all(np.array_equal(got[name], want[name]) for name in want)
@@ -127,7 +127,7 @@ def test_the_files_of_several_shards_are_named(broken):
     paths, _ = broken
     mesh = jax.make_mesh((2,), ("data",))
     make = data_iterator(
-        of_files,
+        over_files,
         NAMES,
         reader_name="reader",
         on_error="skip",
@@ -139,10 +139,10 @@ def test_the_files_of_several_shards_are_named(broken):
 
 
 @pytest.mark.parametrize("broken", [tuple(range(12))], indirect=True)
-def test_only_so_many_files_are_looked_for(broken):
+def test_the_search_for_files_is_limited(broken):
     paths, _ = broken
 
-    def pipe(paths):  # no reader_name: the only reader is it
+    def pipe(paths):  # no reader_name: it is the only reader
         return fn.decoders.image(fn.readers.file(files=paths)[0])
 
     make = data_iterator(pipe, ["image"], size=12, on_error="skip")
@@ -158,7 +158,7 @@ def test_only_so_many_files_are_looked_for(broken):
 
 
 @pytest.mark.parametrize("broken", [()], indirect=True)
-def test_where_files_can_not_be_told_apart_those_of_the_batch_are_named(broken):
+def test_files_of_the_batch_are_named_if_they_cannot_be_distinguished(broken):
     paths, _ = broken
 
     def pipe(paths):
@@ -173,11 +173,11 @@ def test_where_files_can_not_be_told_apart_those_of_the_batch_are_named(broken):
 
 
 @pytest.mark.parametrize("broken", [(1,)], indirect=True)
-def test_without_checkpoints_or_a_reader_the_error_is_dalis(broken):
+def test_the_error_is_dalis_without_checkpoints_or_a_reader(broken):
     paths, _ = broken
-    make = data_iterator(of_files, NAMES, reader_name="reader")
+    make = data_iterator(over_files, NAMES, reader_name="reader")
     made = make(paths, batch_size=2, enable_checkpointing=False)
-    pipeline = pipeline_def(of_files)(paths, batch_size=2, num_threads=1, device_id=None)
+    pipeline = pipeline_def(over_files)(paths, batch_size=2, num_threads=1, device_id=None)
     for iterator in (made, DALIGenericIterator(pipeline, NAMES, reader_name="reader")):
         with pytest.raises(RuntimeError, match="batch 0 of epoch 0 failed") as caught:
             next(iterator)
@@ -185,7 +185,7 @@ def test_without_checkpoints_or_a_reader_the_error_is_dalis(broken):
 
 
 @pytest.mark.parametrize("broken", [tuple(range(NUM_FILES))], indirect=True)
-def test_a_stream_without_an_end_does_not_look_for_a_good_batch_for_ever(broken):
+def test_an_endless_stream_does_not_search_for_a_good_batch_forever(broken):
     train = data_iterator(decode, NAMES, reader_name="reader", on_error="skip")
     stream = train.stream(None, broken[0], batch_size=BATCH)
     for call in (stream.peek, stream.__next__, lambda: stream.skip(1), lambda: stream.skip(1)):
@@ -200,7 +200,7 @@ def test_a_stream_without_an_end_does_not_look_for_a_good_batch_for_ever(broken)
 
 
 @pytest.mark.parametrize("broken", [(11,)], indirect=True)
-def test_a_stream_goes_on_behind_an_end_that_was_left_out_and_looked_at(broken):
+def test_a_stream_continues_after_a_skipped_and_peeked_end(broken):
     train = data_iterator(decode, NAMES, reader_name="reader", on_error="skip")
     stream, taken = train.stream(2, broken[0], batch_size=BATCH), []
     with contextlib.suppress(StopIteration):
@@ -212,7 +212,7 @@ def test_a_stream_goes_on_behind_an_end_that_was_left_out_and_looked_at(broken):
 
 @pytest.mark.parametrize("broken", [(4,)], indirect=True)
 @pytest.mark.parametrize("on_error", ("raise", "skip"))
-def test_where_the_executor_stops_at_a_failure_no_good_batch_counts_as_failed(broken, on_error):
+def test_no_good_batch_counts_as_failed_if_the_executor_stops_at_a_failure(broken, on_error):
     train = data_iterator(decode, NAMES, reader_name="reader", on_error=on_error, auto_reset=True)
     call = {"batch_size": BATCH, "prefetch_queue_depth": 1}
     with train(broken[0], exec_dynamic=False, **call) as iterator:
@@ -298,7 +298,7 @@ class Flaky:
 
 @pytest.mark.parametrize("depth", (1, 2, 3))
 @pytest.mark.parametrize("times", (1, 3))
-def test_an_error_of_the_source_is_its_own_and_loses_nothing(depth, times):
+def test_an_error_of_the_source_is_unchanged_and_loses_nothing(depth, times):
     source = Flaky(times)
 
     def pipe():
@@ -355,12 +355,12 @@ def test_64_bit_outputs_are_not_narrowed(dtype):
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt, which pytest would take for its own."""
+    """Like KeyboardInterrupt, which would end pytest."""
 
 
 @pytest.mark.parametrize("look", (False, True))
 @pytest.mark.parametrize("where", ("peek", "make_batch", "advance", "checkpoint"))
-def test_after_an_interruption_the_batch_comes_again(jpegs, where, look):
+def test_an_interrupted_batch_is_delivered_later(jpegs, where, look):
     def build():
         def pipe():
             label = read_files(jpegs, pad_last_batch=True)[1]

@@ -1,4 +1,4 @@
-"""Batches that fail: at every position, under every policy, before and after a resume."""
+"""Failed batches: at every position, under every policy, before and after a resume."""
 
 import contextlib
 import functools
@@ -30,7 +30,7 @@ def label_reader(paths, case, stream=0, shuffle=False, mapped=False):
 
 
 def decode(paths, case, stream=0, shuffle=False, mapped=False):
-    """Random numbers before, of and beside the decoder that fails."""
+    """Draws random numbers before, in and next to the decoder that fails."""
     data, label = label_reader(paths, case, stream, shuffle, mapped)
     image = fn.decoders.image(data)
     image = fn.noise.gaussian(image, stddev=5.0)
@@ -48,13 +48,13 @@ def maker(paths, case, depth=2, stream=0, shuffle=False, mapped=False, **config)
         as_numpy=True,
         **config,
     )
-    # One thread: which of two corrupt files in a batch DALI names is not up to chance.
+    # One thread: it would be random which of two corrupt files in a batch DALI names.
     build = {"batch_size": case.batch, "num_threads": 1, "prefetch_queue_depth": depth}
     return functools.partial(iterator_fn, paths, case, stream, shuffle, mapped, **build)
 
 
 def failing(case, bad, stream=0, epochs=EPOCHS):
-    """What is delivered, with None where a sample of the batch as it is read is corrupt."""
+    """Returns the expected batches; None if a sample of the batch is corrupt."""
     whole = Case(case.n, case.shards, case.batch, "FILL", case.padded, case.stick)
     if case.policy == "DROP":
         whole = case
@@ -72,11 +72,11 @@ def failing(case, bad, stream=0, epochs=EPOCHS):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Makes a folder of JPEGs of which some are corrupt."""
+    """Creates a folder of JPEGs, some of which are corrupt."""
 
     def make(bad, count=N):
         folder = tmp_path / "-".join(map(str, ["bad", *sorted(bad)]))
-        if folder.exists():  # DALI may have its files mapped: writing them again is a SIGBUS
+        if folder.exists():  # DALI may have mapped its files: overwriting them is a SIGBUS
             return [str(folder / f"{i:05d}.jpg") for i in range(count)]
         paths = write_jpegs(folder, count)
         for i in bad:
@@ -95,7 +95,7 @@ three_policies = pytest.mark.parametrize(
         for p in POLICIES
     ],
 )
-# Other files than single ones go the same way, whatever the policy.
+# A few sets of several files take the same path for every policy.
 two_policies = pytest.mark.parametrize(
     "policy,padded",
     [p if p in (("FILL", True), ("PARTIAL", False)) else in_full(*p) for p in POLICIES],
@@ -110,7 +110,7 @@ def test_a_corrupt_file_at_every_position(pictures, policy, padded):
         for depth in (1, 2, 3) if FULL else (1 + (position + len(policy)) % 3,):
             expected = failing(case, {position}, epochs=2)
             failures = sum(batch is None for epoch in expected for batch in epoch)
-            # DROP never delivers the last file where it is padded, in epoch 0 where it is not.
+            # DROP never delivers the last file if it is padded, as it is not in epoch 0.
             assert failures > 0 or (policy == "DROP" and position == N - 1)
             check(maker(pictures({position}), case, depth), Expected(expected))
             checked += 1
@@ -120,7 +120,7 @@ def test_a_corrupt_file_at_every_position(pictures, policy, padded):
 @two_policies
 @pytest.mark.parametrize("bad", [in_full({1, 2, 3, 4, 5}), {0, 1, 2}, set(range(N))], ids=str)
 def test_many_corrupt_files_in_a_row(pictures, policy, padded, bad):
-    # The three shards are 0-1, 2-3 and 4-6: with {0, 1, 2} a whole epoch of one fails.
+    # The three shards are 0-1, 2-3 and 4-6: with {0, 1, 2}, a whole epoch of a shard fails.
     depth = 1 + len(bad) % 3
     for case in (Case(N, 1, 2, policy, padded, False), Case(N, 3, 2, policy, padded, False)):
         stream = case.shards - 1
@@ -154,7 +154,7 @@ def test_pipelines_made_by_hand_with_corrupt_files(pictures, depth):
 
 
 def shuffled(paths, case):
-    """The batches of a shuffled reader by DALI alone: the numbers, nothing decoded."""
+    """Returns the batches of a shuffled reader from DALI alone: the numbers, undecoded."""
 
     def labels():
         return label_reader(paths, case, shuffle=True)[1]
@@ -167,7 +167,7 @@ def shuffled(paths, case):
 
 @pytest.mark.parametrize("bad", [{3}, {0, 6}, {1, 2, 5}], ids=str)
 @pytest.mark.parametrize("depth", (1, 3))
-def test_corrupt_files_of_a_shuffled_reader(pictures, bad, depth):
+def test_corrupt_files_in_a_shuffled_reader(pictures, bad, depth):
     case = Case(N, 1, 2, "FILL", True, False)
     paths = pictures(bad)
     numbers = shuffled(paths, case)
@@ -193,14 +193,14 @@ def test_failures_are_counted_in_the_state(pictures):
             assert iterator.get_state()["errors"] == failed
         iterator.reset()
     assert failed == 7
-    assert iterator.errors == ()  # those that were raised are not listed
+    assert iterator.errors == ()  # raised failures are not listed
 
 
 # on_error="skip"
 
 
 def walk(iterator, calls):
-    """What each call gives, and the state and the length after it."""
+    """Returns the result of each call, and the state and the length after it."""
     out = []
     for call in calls:
         try:
@@ -214,7 +214,7 @@ def walk(iterator, calls):
     return out
 
 
-def told(iterator):
+def readable(iterator):
     return [(one.epoch, one.step) for one in iterator.errors]
 
 
@@ -226,7 +226,7 @@ def test_skipped_batches(pictures, caplog, policy, padded, bad):
     make = maker(pictures(bad), case, depth, on_error="skip", auto_reset=auto_reset)
     expected = failing(case, bad)
     numbers = [number for number, _ in case.epochs(EPOCHS)]
-    # The calls, how each must end, and the failures behind it.
+    # The calls, their expected result, and the failures after them.
     calls, ends, behind, failures = [], [], [], []
     for number, epoch in zip(numbers, expected, strict=True):
         before = len(failures)
@@ -241,7 +241,7 @@ def test_skipped_batches(pictures, caplog, policy, padded, bad):
             calls.append(call)
             ends.append((number, len(epoch), "stop" if call == "next" else None))
             behind.append(len(failures))
-        if epoch and all(want is None for want in epoch):  # the end of the epoch says it once
+        if epoch and all(want is None for want in epoch):  # the end of the epoch reports it once
             first = len(ends) - (1 if auto_reset else 3)
             ends[first] = (number, len(epoch), "all failed")
         assert len(failures) - before == sum(want is None for want in epoch)
@@ -250,7 +250,7 @@ def test_skipped_batches(pictures, caplog, policy, padded, bad):
     results = walk(iterator, calls)
 
     logged = [r.getMessage() for r in caplog.records if r.name == "dalijax"]
-    assert told(iterator) == failures
+    assert readable(iterator) == failures
     assert logged == [f"skipped: {one.message}" for one in iterator.errors]
     for one in iterator.errors:
         assert f"batch {one.step} of epoch {one.epoch} failed" in one.message
@@ -267,7 +267,7 @@ def test_skipped_batches(pictures, caplog, policy, padded, bad):
         else:
             assert got == want
 
-    # From each state on it goes on alike, here and in a new one, and skips what it skipped.
+    # From each state, the same iterator and a new iterator continue and skip alike.
     states = [first, *(text for _, _, text in results)]
     for at, text in enumerate(states):
         iterator.set_state(json.loads(text))
@@ -275,11 +275,11 @@ def test_skipped_batches(pictures, caplog, policy, padded, bad):
         new = make()
         new.set_state(json.loads(text))
         assert walk(new, calls[at:]) == results[at:], at
-        assert told(new) == failures[json.loads(text)["errors"] :]
+        assert readable(new) == failures[json.loads(text)["errors"] :]
         new.close()
 
 
-def test_a_skipped_batch_is_logged_once_however_often_it_is_peeked(pictures, caplog):
+def test_a_skipped_batch_is_logged_once_despite_repeated_peeks(pictures, caplog):
     case = Case(N, 1, 2, "FILL", True, False)
     iterator = maker(pictures({2}), case, on_error="skip")()
     next(iterator)
@@ -296,7 +296,7 @@ def test_a_skipped_batch_is_logged_once_however_often_it_is_peeked(pictures, cap
 
 @pytest.mark.parametrize("call", ("reset", "iter"))
 def test_peek_past_a_skipped_last_batch_moves_nothing(pictures, call):
-    # The last batch is corrupt: only peek() finds out that the epoch has no more to deliver.
+    # The last batch is corrupt: only peek() finds out that the epoch has no more batches.
     case = Case(N, 1, 2, "FILL", True, False)
     after = []
     for looks in (0, 1):
@@ -316,7 +316,7 @@ def test_peek_past_a_skipped_last_batch_moves_nothing(pictures, call):
 
 @pytest.fixture
 def emptied(tmp_path):
-    """Makes a folder of JPEGs of which some are empty."""
+    """Creates a folder of JPEGs, some of which are empty."""
 
     def make(empty, count=N):
         paths = write_jpegs(tmp_path / "-".join(map(str, ["empty", *sorted(empty)])), count)
@@ -339,7 +339,7 @@ def test_empty_files_fail_as_corrupt_ones(emptied, policy, padded, empty):
 
 
 @pytest.mark.parametrize("depth", (1, 2, 3))
-def test_batches_of_empty_files_are_skipped_until_the_files_are_mended(emptied, depth):
+def test_batches_of_empty_files_are_skipped_until_the_files_are_repaired(emptied, depth):
     case, paths = Case(12, 1, 3, "FILL", True, False), emptied({4, 5}, 12)
     iterator = maker(paths, case, depth, mapped=True, on_error="skip")()
     assert [numbers(batch) for batch in iterator] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
@@ -348,7 +348,7 @@ def test_batches_of_empty_files_are_skipped_until_the_files_are_mended(emptied, 
     for path in paths[4:6]:
         pathlib.Path(path).write_bytes(whole)
     iterator.reset()
-    read_ahead = [numbers(batch) for batch in iterator]  # some of it before they were mended
+    read_ahead = [numbers(batch) for batch in iterator]  # partly read before the repair
     assert len(read_ahead) in (3, 4)
     iterator.reset()
     assert [numbers(batch) for batch in iterator] == np.arange(12).reshape(4, 3).tolist()
@@ -356,8 +356,8 @@ def test_batches_of_empty_files_are_skipped_until_the_files_are_mended(emptied, 
 
 @pytest.mark.parametrize("depth", (1, 2, 3))
 @pytest.mark.parametrize("bad,empty", [((3, 4), 5), ((0, 1), 2), ((9, 10), 11), ((4, 6), 5)])
-def test_an_empty_file_behind_batches_that_are_skipped(emptied, depth, bad, empty):
-    """All of them in one call: new pipelines stand where they failed, not where it began."""
+def test_an_empty_file_after_skipped_batches(emptied, depth, bad, empty):
+    """All are skipped in one call: new pipelines start at the failure, not where the call began."""
     case, paths = Case(24, 1, 2, "FILL", True, False), emptied({2 * empty}, 24)
     for batch in bad:
         corrupt(paths[2 * batch])
@@ -366,10 +366,10 @@ def test_an_empty_file_behind_batches_that_are_skipped(emptied, depth, bad, empt
     for epoch in range(2):
         delivered = [[2 * k, 2 * k + 1] for k in range(12) if k not in failed]
         assert [numbers(batch) for batch in iterator] == delivered
-        assert told(iterator)[epoch * len(failed) :] == [(epoch, k) for k in failed]
+        assert readable(iterator)[epoch * len(failed) :] == [(epoch, k) for k in failed]
 
 
-def test_an_empty_file_in_a_state_from_before_it_was_seen(emptied):
+def test_an_empty_file_after_an_earlier_state(emptied):
     # The same state, whether the files are mapped or read.
     case, paths = Case(12, 1, 3, "FILL", True, False), emptied({7}, 12)
     iterator = maker(paths, case, mapped=True)()
@@ -395,7 +395,7 @@ def test_an_empty_file_in_a_state_from_before_it_was_seen(emptied):
 
 
 @pytest.mark.parametrize("by_hand", (True, False))
-def test_an_empty_file_where_mapping_is_not_ours_to_end(emptied, by_hand):
+def test_an_empty_file_if_the_user_enabled_mapping(emptied, by_hand):
     paths = emptied({2}, 4)
 
     def pipe():
@@ -414,7 +414,7 @@ def test_an_empty_file_where_mapping_is_not_ours_to_end(emptied, by_hand):
                 iterator.skip(1)
 
 
-# Failures that pass
+# Temporary failures
 
 
 @contextlib.contextmanager
@@ -445,7 +445,7 @@ def test_a_missing_file(pictures, depth):
         with pytest.raises(RuntimeError, match="batch 2 of epoch 0"):
             next(iterator)
         assert len(iterator) == 4
-    # It is back: from any state before it, or from the epoch's start, nothing is missing.
+    # It is back: no batch is missing after any earlier state, or from the start of the epoch.
     for at, state in enumerate(states):
         iterator.set_state(state)
         assert [frozen(batch) for batch in iterator] == epochs[0][at:]
@@ -456,7 +456,7 @@ def test_a_missing_file(pictures, depth):
             assert frozen(next(iterator)) == want
         with pytest.raises(RuntimeError, match="(?s)batch 3 of epoch 0.*" + paths[11]):
             next(iterator)
-        # The same failure, seen from a state in front of it.
+        # The same failure, from a state before it.
         again = make()
         with pytest.raises(ValueError, match=r"allow=\['reader.files'\]"):
             again.set_state(states[2])
@@ -468,7 +468,7 @@ def test_a_missing_file(pictures, depth):
 
 @pytest.mark.parametrize("on_error", ("raise", "skip"))
 def test_a_file_that_comes_back_is_read_again(pictures, on_error):
-    # DALI's readers never run again after an error: new ones stand before the same batch.
+    # DALI's readers never run again after an error: new readers start before the same batch.
     case = Case(12, 1, 3, "FILL", True, False)
     paths = pictures(set(), 12)
     make = maker(paths, case, prepare_first_batch=False, on_error=on_error)
@@ -485,7 +485,7 @@ def test_a_file_that_comes_back_is_read_again(pictures, on_error):
 
 
 @pytest.mark.parametrize("depth", (1, 3))
-def test_an_array_that_no_reader_reads_is_tried_until_it_is_mended(tmp_path, depth):
+def test_an_unreadable_array_is_retried_until_it_is_repaired(tmp_path, depth):
     for i in range(12):
         np.save(tmp_path / f"{i:02d}.npy", np.array([i], np.int32))
     good = (tmp_path / "07.npy").read_bytes()
@@ -525,8 +525,8 @@ def test_an_array_that_no_reader_reads_is_tried_until_it_is_mended(tmp_path, dep
             assert [frozen(batch) for batch in one] == epoch
 
 
-def test_a_corrupt_file_that_is_mended(pictures):
-    # Long epochs, so that nobody has read the file of the next one before it is mended.
+def test_a_corrupt_file_that_is_repaired(pictures):
+    # Long epochs, so that the file of the next epoch is not read before the repair.
     case = Case(24, 1, 2, "FILL", True, False)
     paths = pictures({2}, 24)
     good = write_jpegs(pathlib.Path(paths[0]).parent / "good", 24)
@@ -552,7 +552,7 @@ def test_a_corrupt_file_that_is_mended(pictures):
         assert one.get_state()["errors"] == 1
 
 
-def test_a_python_function_that_fails_now_and_then(arrays_dir):
+def test_a_python_function_that_fails_sometimes(arrays_dir):
     fails = {4, 5, 13}
 
     def pipe(mended):
@@ -581,11 +581,11 @@ def test_a_python_function_that_fails_now_and_then(arrays_dir):
     assert iterator.get_state()["errors"] == 1
 
 
-# No restore replays
+# No restore replays batches
 
 
 def until_delivered(iterator):
-    """The next batch, over the end of an epoch where one is there."""
+    """Returns the next batch, also after the end of an epoch."""
     for batch in iterator:
         return batch
     iterator.reset()
@@ -593,7 +593,7 @@ def until_delivered(iterator):
 
 
 def by_number(calls, bad=()):
-    """A graph over a source that is asked once for each run, before DALI runs it."""
+    """A graph over a source that is called once for each run, before DALI runs it."""
 
     def source(info):
         calls.append(info.iteration)
@@ -647,8 +647,8 @@ def test_no_restore_replays_a_source(policy, padded, depth):
                 other.set_state(state)
                 assert other.get_state() == state
                 got = int(until_delivered(other)["x"][0, 0])
-                # What comes after the batch delivered last, in order, and no more of it. The
-                # one that is used again may have stood there already, with its queue full.
+                # Only the batches after the last delivered batch, in order. A reused iterator may
+                # already be there, with a full queue.
                 first = before + 1 if other is not iterator else max(calls[0], before + 1)
                 assert calls == list(range(first, first + len(calls)))
                 assert got == delivered[delivered.index(before) + 1]
@@ -657,8 +657,8 @@ def test_no_restore_replays_a_source(policy, padded, depth):
 
 @pytest.mark.parametrize("depth", (1, 2, 3))
 @pytest.mark.parametrize("failures", (1, 2, 3, 4, 6))
-def test_a_restore_after_failures_runs_them_again_and_no_more(depth, failures):
-    # DALI has no whole checkpoint of a failed batch, so a state keeps the one before it.
+def test_a_restore_repeats_only_the_failures(depth, failures):
+    # DALI has no complete checkpoint of a failed batch, so a state stores the checkpoint before it.
     calls = []
     bad = [*range(3, 3 + failures), 20]
     iterator_fn = data_iterator(
@@ -732,5 +732,5 @@ def test_no_restore_replays_a_reader(jpegs_many, policy, padded, depth):
             calls.clear()
             resumed.set_state(state)
             assert numbers(until_delivered(resumed)) == batches[behind]
-            resumed.close()  # it joins DALI's threads: no call comes after it
+            resumed.close()  # joins DALI's threads: no call follows
             assert len(calls) <= 2 * (depth + 1), (state["epoch"], state["step"])

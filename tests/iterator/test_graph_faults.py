@@ -1,4 +1,4 @@
-"""Operators that fail after the decoder: the error names them, and no file is blamed."""
+"""Operators that fail after the decoder: the error names them, and blames no file."""
 
 import io
 import pathlib
@@ -139,7 +139,7 @@ def test_a_graph_that_fails_for_every_batch_of_a_reader(files, name):
 
 
 @pytest.mark.parametrize("at", (1, 9))
-def test_a_record_that_an_operator_fails_for_is_named_with_it(at):
+def test_a_record_that_fails_in_an_operator_is_named_with_the_operator(at):
     def crop(images):
         return fn.crop(images, crop=(16, 16))
 
@@ -170,7 +170,7 @@ def test_a_record_that_an_operator_fails_for_is_named_with_it(at):
         list(over_grain(crop, "raise", data))
 
 
-def test_a_batch_of_one_record_that_fails_is_no_fault_of_the_graph():
+def test_a_failing_batch_of_one_record_does_not_blame_the_graph():
     source = records(8, at_0=jpeg(8, 8))
     iterator = over_source(source, lambda x: fn.crop(x, crop=(16, 16)), "skip", batch_size=1)
     assert len(list(iterator)) == 7
@@ -220,9 +220,9 @@ def test_ragged_outputs_name_two_records(tmp_path):
         next(over_reader(lambda x: x, files, "raise"))
 
 
-def test_a_graph_s_own_source_is_not_taken_for_bad_records():
+def test_a_source_in_the_graph_is_not_mistaken_for_bad_records():
     def graph(data):
-        rows = fn.external_source(lambda: np.zeros((BATCH, 3), np.float32))  # fits BATCH rows only
+        rows = fn.external_source(lambda: np.zeros((BATCH, 3), np.float32))  # fits only BATCH rows
         images = fn.resize(fn.decoders.image(data), size=[2, 2])
         return images + fn.reshape(rows, shape=[5])
 
@@ -232,7 +232,7 @@ def test_a_graph_s_own_source_is_not_taken_for_bad_records():
     assert caught.value.files == ()
 
 
-def test_what_dali_s_own_reader_refuses_can_not_be_skipped(tmp_path):
+def test_an_error_of_dalis_reader_cannot_be_skipped(tmp_path):
     for k in range(6):
         np.save(tmp_path / f"{k}.npy", np.array([k], np.int32))
     good = (tmp_path / "3.npy").read_bytes()
@@ -264,7 +264,7 @@ def test_what_dali_s_own_reader_refuses_can_not_be_skipped(tmp_path):
         ("math.add", "Shapes", "Shapes", False),
     ],
 )
-def test_dali_s_errors_are_parsed(operator, text, message, reads_file):
+def test_dalis_errors_are_parsed(operator, text, message, reads_file):
     lines = f"Error in GPU operator `nvidia.dali.{operator}`,\nused in: x\n\nencountered:\n\n"
     failure = failure_of(RuntimeError(f"Critical error in pipeline:\n{lines}{text}"))
     assert failure.operator == operator.removeprefix("fn.")

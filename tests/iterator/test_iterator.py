@@ -1,4 +1,4 @@
-"""The protocol: StopIteration, reset, iter, peek, close, and sources that end by themselves."""
+"""The protocol: StopIteration, reset, iter, peek, close, and sources that raise StopIteration."""
 
 import textwrap
 
@@ -12,7 +12,7 @@ from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from numbered import numbers, read_files
 from programs import run_python
 
-BATCH = 5  # of 12 files: 5, 5 and 2
+BATCH = 5  # for 12 files: 5, 5 and 2
 
 
 def graph(jpegs, pad_last_batch=False):
@@ -48,7 +48,7 @@ def test_auto_reset_stops_once(jpegs):
     assert numbers(first) == EPOCH[0]
 
 
-def test_iter_goes_on_in_mid_epoch(jpegs):
+def test_iter_continues_in_mid_epoch(jpegs):
     iterator = make(jpegs)
     assert [numbers(b) for _, b in zip(range(1), iterator)] == EPOCH[:1]
     assert [numbers(b) for _, b in zip(range(1), iterator)] == EPOCH[1:2]
@@ -67,7 +67,7 @@ def test_iter_does_not_lose_a_peeked_batch(jpegs):
     assert [numbers(b) for b in iterator] == EPOCH[2:]
 
 
-def test_peek_is_what_next_delivers(jpegs):
+def test_peek_equals_next(jpegs):
     iterator = make(jpegs)
     for expected in EPOCH:
         for _ in range(2):
@@ -81,7 +81,7 @@ def test_peek_is_what_next_delivers(jpegs):
 
 
 @pytest.mark.parametrize("policy", LastBatchPolicy)
-def test_reset_in_mid_epoch_starts_it_again(jpegs, policy):
+def test_reset_in_mid_epoch_restarts_the_epoch(jpegs, policy):
     iterator = make(jpegs, last_batch_policy=policy, as_numpy=True)
     reference = make(jpegs, last_batch_policy=policy, as_numpy=True)
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_reset_in_mid_epoch_starts_it_again(jpegs, policy):
                 assert (numbers(batch), batch["u"].tolist(), batch["mask"].tolist()) == expected
             iterator.reset()
             iterator.peek()
-            iterator.reset()  # at the start it does nothing
+            iterator.reset()  # has no effect at the start
         got = [(numbers(b), b["u"].tolist(), b["mask"].tolist()) for b in iterator]
         assert got == epoch
         iterator.reset()
@@ -115,7 +115,7 @@ def test_close(jpegs):
     assert numbers(held) == EPOCH[0]  # arrays outlive the pipelines
 
 
-def test_iterators_of_one_function_are_independent_and_alike(jpegs):
+def test_iterators_of_one_function_are_independent_and_equal(jpegs):
     first, second = make(jpegs), make(jpegs)
     next(first)
     third = make(jpegs)
@@ -123,7 +123,7 @@ def test_iterators_of_one_function_are_independent_and_alike(jpegs):
     assert all(np.array_equal(a[k], b[k]) for k in a)
 
 
-# Sources that end by StopIteration
+# Sources that raise StopIteration
 
 
 def source(kind, batches=3):
@@ -160,7 +160,7 @@ KINDS = ("list", "generator", "cycling list", "batch info", "no argument")
 
 @pytest.mark.parametrize("auto_reset", (False, True))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_source_that_ends_gives_every_epoch(kind, auto_reset):
+def test_a_source_that_ends_delivers_every_epoch(kind, auto_reset):
     def pipe():
         return fn.external_source(**source(kind)), fn.random.uniform()
 
@@ -171,7 +171,7 @@ def test_a_source_that_ends_gives_every_epoch(kind, auto_reset):
         epoch = list(iterator)
         assert [numbers(b) for b in epoch] == [[0, 0], [1, 1], [2, 2]]
         drawn += [np.asarray(b["u"]) for b in epoch]
-    assert len({u.tobytes() for u in drawn}) == 9  # random numbers go on over epochs
+    assert len({u.tobytes() for u in drawn}) == 9  # random numbers continue over epochs
     first = reference.run()[1].as_array()
     assert np.array_equal(drawn[0], first)
 
@@ -185,7 +185,7 @@ def test_an_exhausted_source_is_an_error_not_an_empty_epoch():
             next(iter(iterator))
 
 
-def test_smaller_batches_of_a_source_pass_where_nothing_says_the_size():
+def test_smaller_batches_of_a_source_are_delivered_if_the_size_is_unknown():
     sizes = [3, 2, 1]
     data = [np.zeros((n, 1), np.int32) for n in sizes]
     iterator_fn = data_iterator(lambda: fn.external_source(source=data), ["x"], mask="mask")
@@ -218,18 +218,18 @@ def test_a_source_that_ends_with_its_size_starts_again():
         iterator.reset()
 
 
-def test_reset_in_mid_epoch_of_what_cannot_go_back():
+def test_reset_in_mid_epoch_of_a_source_that_cannot_rewind():
     def pipe():
         return fn.external_source(**source("generator"))
 
     iterator = data_iterator(pipe, ["x"], auto_reset=True)(batch_size=2)
     next(iterator)
-    iterator.reset()  # epoch 0 starts where the pipelines do
+    iterator.reset()  # epoch 0 starts at the pipelines' position
     assert [numbers(b) for b in iterator] == [[0, 0], [1, 1], [2, 2]]
     next(iterator)
     with pytest.raises(RuntimeError, match=r"reset\(\) at batch 1 of epoch 1 can't go back"):
         iterator.reset()
-    assert numbers(next(iterator)) == [1, 1]  # the refused reset changed nothing
+    assert numbers(next(iterator)) == [1, 1]  # the refused reset had no effect
 
 
 def test_hand_made_pipelines(jpegs):
@@ -241,12 +241,12 @@ def test_hand_made_pipelines(jpegs):
         assert [numbers(b) for b in iterator] == EPOCH
 
 
-# Life with JAX and Python around it
+# With JAX and Python around it
 
 
 def test_flax_prefetch_to_device(jpegs):
-    # It calls iter() for each batch: over an iterator it goes from epoch to epoch without an
-    # end, over a generator it ends with the epoch.
+    # It calls iter() for each batch: over an iterator it continues from epoch to epoch
+    # endlessly; over a generator it ends with the epoch.
     devices = jax.local_devices()[:1]
 
     def prefetched(batches):

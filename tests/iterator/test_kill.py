@@ -1,4 +1,4 @@
-"""A training process that is killed again and again loses no sample and sees none twice."""
+"""A training process that is killed repeatedly loses and repeats no sample."""
 
 import json
 import os
@@ -19,17 +19,17 @@ SCRIPT = str(pathlib.Path(__file__).parents[1] / "support" / "kill_trainer.py")
 
 
 class Trainer:
-    """A training process; it goes on from the checkpoint where there is one."""
+    """A training process that resumes from its checkpoint, if there is one."""
 
     def __init__(self, folder, checkpoint):
         self.checkpoint = checkpoint
         self.process = start_python("-W", "error", SCRIPT, folder, checkpoint, EPOCHS, EVERY)
 
     def kill(self, steps, more, delay):
-        """Kills it after so many steps of its own and a moment, in which it may do more.
+        """Kills the process after some steps and a short delay, in which it may do more steps.
 
         Returns:
-            The steps of the whole run that it is known to have done.
+            The number of steps that the whole run has certainly done.
         """
         self.process.stdin.write("\n" * (steps + more))
         self.process.stdin.flush()
@@ -53,12 +53,12 @@ def pictures(tmp_path_factory):
     return folder
 
 
-def test_killed_again_and_again(pictures, tmp_path):
+def test_a_run_that_is_killed_repeatedly_equals_an_unbroken_run(pictures, tmp_path):
     print(f"DALIJAX_SEED={SEED}")  # noqa: T201
     chance = random.Random(SEED)
     checkpoint = tmp_path / "killed.json"
     for kill in range(KILLS):
-        # Without a delay it is killed in the step, or in the middle of saving after it.
+        # Without a delay, the kill hits the step or the save after it.
         steps, more = chance.randint(EVERY + 2, 11), chance.randint(0, 3)
         reached = Trainer(pictures, checkpoint).kill(steps, more, chance.choice([0, 0.001, 0.003]))
         saved = json.loads(checkpoint.read_text())  # never half a file
@@ -69,7 +69,7 @@ def test_killed_again_and_again(pictures, tmp_path):
         )
     assert reached + more < STEPS
     done, killed = Trainer(pictures, checkpoint).finish()
-    assert len(done) < STEPS  # it did go on, not start again
+    assert len(done) < STEPS  # it resumed instead of restarting
 
     done, whole = Trainer(pictures, tmp_path / "whole.json").finish()
     assert len(done) == STEPS

@@ -1,4 +1,4 @@
-"""Any path of calls through one iterator, against a model: an epoch, a step and two flags."""
+"""Random call sequences of an iterator against a model: an epoch, a step and two flags."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from oracle import Case
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A cell of the matrix, and who makes the pipelines: dalijax or the caller."""
+    """A cell of the matrix, and whether dalijax or the caller creates the pipelines."""
 
     cell: Cell
     given: bool
@@ -68,7 +68,7 @@ def setups(draw):
     cell = Cell(
         case,
         stream=draw(st.integers(0, shards - 1)),
-        # DALI refuses the third one over a reader that sticks to its shard.
+        # DALI rejects the third over a reader that sticks to its shard.
         shuffle=draw(st.sampled_from(shuffles[: 2 if case.stick else 3])),
         depth=draw(st.integers(1, 3)),
         auto_reset=draw(st.booleans()),
@@ -78,7 +78,7 @@ def setups(draw):
 
 
 class Reference:
-    """All epochs of an uninterrupted iterator, walked as far as they are asked for.
+    """All epochs of an uninterrupted iterator, walked as far as needed.
 
     Attributes:
         numbers: The number of each epoch.
@@ -89,7 +89,7 @@ class Reference:
     def __init__(self, setup, files):
         self.numbers, self.epochs, self.states = [], [], {}
         self._cell = setup.cell
-        # One that is asked for nothing but batches, and one whose states are saved.
+        # An iterator that only delivers batches, and an iterator whose states are saved.
         self._iterators = setup.make(files), setup.make(files)
 
     def reach(self, epoch):
@@ -121,7 +121,7 @@ class Reference:
 
 
 class IteratorMachine(RuleBasedStateMachine):
-    """Calls in any order; `files` is set by the test."""
+    """Calls in any order; the test sets `files`."""
 
     files: list[str] = []
 
@@ -134,12 +134,12 @@ class IteratorMachine(RuleBasedStateMachine):
     def begin(self, setup, watched, steps):
         self.setup, self.ref = setup, self.reference(setup)
         self.auto = setup.cell.auto_reset
-        # len() builds the pipelines: asked for after each call it would hide lazy restores.
+        # len() builds the pipelines: asking after each call would hide lazy restores.
         self.watched = watched
         self.saved: list[tuple[str, list[bytes], int, int]] = []
         self.held: list[tuple[dict, dict]] = []
         self.start_over()
-        # A first walk, so that most runs have states of a few epochs to go back to.
+        # A first walk, so that most runs have states of a few epochs to return to.
         for _ in range(steps):
             self.the_state_is_the_position()
             self.reset() if self.at_end() and not self.auto else self.next()
@@ -149,7 +149,7 @@ class IteratorMachine(RuleBasedStateMachine):
         self.stand_at(0, 0)
 
     def stand_at(self, epoch, step, restored=False):
-        """The model moves; ``restored`` and ``stopped`` decide what iter() does at an end."""
+        """Moves the model; ``restored`` and ``stopped`` determine iter() at an end."""
         self.ref.reach(epoch)
         self.epoch, self.step = epoch, step
         self.restored, self.stopped = restored, False
@@ -192,7 +192,7 @@ class IteratorMachine(RuleBasedStateMachine):
             self.stand_at(self.epoch + 1, 0)
 
     def iterator_once(self):
-        """The rest of the epoch, without the iter() of a for statement."""
+        """Yields the rest of the epoch, without the iter() of a for statement."""
         while True:
             try:
                 yield self.iterator.next()
@@ -211,7 +211,7 @@ class IteratorMachine(RuleBasedStateMachine):
         self.iterator.reset()
         self.stand_at(self.epoch + self.at_end(), 0)
 
-    # Calls that don't
+    # Calls that don't move
 
     @rule()
     def peek(self):
@@ -246,7 +246,7 @@ class IteratorMachine(RuleBasedStateMachine):
     @rule()
     def save(self):
         text, pieces = json.dumps(self.iterator.get_state()), self.iterator.checkpoints()
-        # It may be there already: a second state of a position is as good as the first.
+        # It may exist already: a second state of a position is as good as the first.
         self.saved.append((text, pieces, self.epoch, self.step))
 
     @rule()
@@ -294,7 +294,7 @@ class IteratorMachine(RuleBasedStateMachine):
         else:
             self.start_over()
 
-    # What holds after each call
+    # Invariants after each call
 
     @invariant()
     def the_state_is_the_position(self):
@@ -311,7 +311,7 @@ class IteratorMachine(RuleBasedStateMachine):
         if not hasattr(self, "iterator"):
             return
         self.iterator.close()
-        for batch, want in self.held:  # no later run wrote into what was delivered
+        for batch, want in self.held:  # no later run overwrote delivered batches
             assert frozen(batch) == want
 
 
@@ -319,7 +319,7 @@ class IteratorMachine(RuleBasedStateMachine):
 def machine(jpegs_many):
     IteratorMachine.files = jpegs_many
     yield IteratorMachine
-    IteratorMachine.reference.cache_clear()  # and with it its iterators
+    IteratorMachine.reference.cache_clear()  # and its iterators with it
 
 
 def test_any_path(machine):
@@ -337,7 +337,7 @@ def test_any_path(machine):
 
 @pytest.mark.parametrize("stick", (False, True))
 def test_an_epoch_without_a_batch_is_an_empty_loop(jpegs_many, stick):
-    # PARTIAL over unequal shards: stream 0 of 3 files has no sample of some epochs.
+    # PARTIAL over unequal shards: stream 0 of 3 files has no sample in some epochs.
     case = Case(3, 2, 2, "PARTIAL", False, stick)
     iterator = Setup(Cell(case), given=False).make(jpegs_many)
     epochs = case.epochs(9)

@@ -1,4 +1,4 @@
-"""Checkpoints that are taken when a state is asked for, and what that may not cost."""
+"""Checkpoints that are taken when a state is requested, and their limits on cost."""
 
 import contextlib
 import pathlib
@@ -15,15 +15,15 @@ from numbered import numbers, read_files
 
 
 def to_drop(state):
-    """How many batches a state runs again."""
+    """The number of batches that a state runs again."""
     checkpoints = reader_state.decode(state).position.checkpoints
     return 0 if checkpoints is None else checkpoints.to_drop  # none before the first batch
 
 
 @pytest.mark.parametrize("peeked", (False, True))
 @pytest.mark.parametrize("asked", ("never", "at each", "at the last"))
-def test_states_have_checkpoints_of_their_own(jpegs_many, peeked, asked):
-    # Checkpoints are taken when a state is asked for; before a failure none may be missing.
+def test_states_have_separate_checkpoints(jpegs_many, peeked, asked):
+    # Checkpoints are taken when a state is requested; none may be missing before a failure.
     def pipe():
         label = read_files(
             [jpegs_many[k % len(jpegs_many)] for k in range(20)],
@@ -66,7 +66,7 @@ class Interrupted(BaseException):
 
 
 def interrupt(iterator, name):
-    """Breaks next() off once it has called a method."""
+    """Interrupts next() after it has called a method."""
     engine = iterator._engine
     method = getattr(engine, name)
 
@@ -81,8 +81,8 @@ def interrupt(iterator, name):
 
 
 @pytest.mark.parametrize("taken", (1, 2, 4))
-def test_a_batch_that_pipelines_of_others_lost_is_in_no_state(taken):
-    # They can't be built again, so that they have run on when next() is broken off.
+def test_no_state_includes_a_batch_that_hand_made_pipelines_lost(taken):
+    # They can't be rebuilt, so they have run ahead when next() is interrupted.
     def source(number):
         return [np.full((1,), 2 * number + k, np.int32) for k in range(2)]
 
@@ -104,7 +104,7 @@ def test_a_batch_that_pipelines_of_others_lost_is_in_no_state(taken):
 
 
 @pytest.mark.parametrize("failed", (False, True))
-def test_an_end_that_only_the_source_knows_is_known_behind_a_lag(failed):
+def test_a_known_end_survives_a_lagging_checkpoint(failed):
     iterator_fn = data_iterator(counted(6, {5} if failed else ()), ["x"], as_numpy=True)
     iterator, resumed = iterator_fn(batch_size=2), iterator_fn(batch_size=2)
     for step in range(6):
@@ -119,7 +119,7 @@ def test_an_end_that_only_the_source_knows_is_known_behind_a_lag(failed):
         assert numbers(next(one)) == [0, 1]
 
 
-def test_a_peeked_last_batch_is_not_behind():
+def test_a_peeked_last_batch_is_not_delivered():
     iterator = data_iterator(counted(3), ["x"], as_numpy=True)(batch_size=2)
     next(iterator), next(iterator), iterator.peek()
     iterator.reset()
@@ -127,7 +127,7 @@ def test_a_peeked_last_batch_is_not_behind():
     assert [numbers(batch)[0] for batch in iterator] == [0, 10, 20]
 
 
-def test_a_source_that_begins_anew_within_a_lag():
+def test_a_source_that_restarts_with_a_lagging_checkpoint():
     iterator_fn = data_iterator(counted(6, {0}), ["x"], size=12, as_numpy=True)
     iterator, resumed = iterator_fn(batch_size=2), iterator_fn(batch_size=2)
     for epoch in range(2):
@@ -141,7 +141,7 @@ def test_a_source_that_begins_anew_within_a_lag():
 
 
 @pytest.mark.parametrize("before", (0, 1, 5))
-def test_skipping_in_an_epoch_that_a_source_begins_anew(before):
+def test_skipping_in_an_epoch_that_a_source_restarts(before):
     iterator = data_iterator(counted(6), ["x"], size=12, as_numpy=True)(batch_size=2)
     assert iterator.skip(before) == before
     rest = [numbers(batch)[0] for batch in iterator]
@@ -152,7 +152,7 @@ def test_skipping_in_an_epoch_that_a_source_begins_anew(before):
 
 
 def test_a_first_failure_costs_a_reader_few_batches(jpegs, tmp_path):
-    # Checkpoints of readers are taken at every eighth batch, until one fails.
+    # Checkpoints of readers are taken at every eighth batch, until a batch fails.
     good = [jpegs[k % len(jpegs)] for k in range(30)]
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(pathlib.Path(jpegs[0]).read_bytes())
@@ -177,7 +177,7 @@ def test_a_first_failure_costs_a_reader_few_batches(jpegs, tmp_path):
 
 
 def after(iterator_fn, step):
-    """A new iterator that has come there by itself."""
+    """Returns a new iterator that was stepped to the same position."""
     iterator = iterator_fn(batch_size=1)
     for _ in range(step):
         with contextlib.suppress(RuntimeError):
@@ -188,7 +188,7 @@ def after(iterator_fn, step):
 @pytest.mark.parametrize("bad", ((), (0,), (1,)))
 @pytest.mark.parametrize("last", (2, 3))
 def test_a_source_that_drops_the_rest_itself(last, bad):
-    # Five samples, dropped to two batches: by the iterator, or by the source, too.
+    # Five samples, dropped to two batches by the iterator, or also by the source.
     def made():
         graph = counted(last, bad)
         policy = LastBatchPolicy.DROP

@@ -43,7 +43,7 @@ def test_each_sample_counts_once_over_the_shards(jpegs_many, shards, shuffle):
                 iterator.reset()
 
 
-def test_the_matrix_is_what_it_says():
+def test_the_matrix_contains_every_value():
     cells = list(matrix())
     assert len(cells) == len(set(cells)) == 15 * (12 * 3 - 6) * 24
     assert {c.shuffle for c in sample(192, 0)} == {"none", "random_shuffle", "shuffle_after_epoch"}

@@ -1,4 +1,4 @@
-"""skip(n) stands where n calls of next() stand."""
+"""skip(n) has the same effect as n calls of next()."""
 
 import itertools
 import json
@@ -48,13 +48,13 @@ def stream_of(jpegs, policy="FILL", epochs=3, **options):
 
 @pytest.fixture(scope="module")
 def pictures(jpegs):
-    """Paths: pictures that decode, over and over."""
+    """Returns paths of valid images, repeated."""
     return list(itertools.islice(itertools.cycle(jpegs), N))
 
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The runs of DALI pipelines, one entry for each whose outputs were taken."""
+    """Records the runs of DALI pipelines, an entry for each run whose outputs were taken."""
     seen, share = [], Pipeline.share_outputs
     monkeypatch.setattr(Pipeline, "share_outputs", lambda own: (seen.append(1), share(own))[1])
     return seen
@@ -79,9 +79,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_skip_stands_where_next_does(pictures, options, request):
+def test_skip_moves_like_next(pictures, options, request):
     seed = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**31)
-    request.node.add_report_section("setup", "seed", str(seed))  # shown where it fails
+    request.node.add_report_section("setup", "seed", str(seed))  # shown if it fails
     chance = random.Random(seed)
     with_all = stream_of(pictures, **options)
     batches = [frozen(batch) for batch in with_all]
@@ -96,7 +96,7 @@ def test_skip_stands_where_next_does(pictures, options, request):
             if at < len(batches) and chance.random() < 0.3:
                 assert frozen(stream.peek()) == batches[at]
             count = chance.choice([0, 1, 3, 8, 9, 10, 20, 25])
-            if at + count > len(batches):  # refused, and nothing moves
+            if at + count > len(batches):  # refused, and the position is unchanged
                 left = len(batches) - at
                 with pytest.raises(ValueError, match=rf"skip\({count}\): only {left} batches"):
                     stream.skip(count)
@@ -138,7 +138,7 @@ def test_skip_within_an_epoch_and_past_its_end(jpegs):
         next(other)
 
 
-def test_a_state_asked_for_behind_the_end_does_not_move_it(jpegs_many):
+def test_a_state_after_the_end_does_not_move_the_iterator(jpegs_many):
     def labels():
         return fn.readers.file(files=jpegs_many[:6], name="reader")[1]
 
@@ -165,12 +165,12 @@ def test_skip_over_python_sources():
     assert [frozen(b) for b in iterator] == expected[30:]
 
 
-def test_skip_where_only_the_source_knows_its_end():
+def test_skip_if_only_the_source_knows_its_end():
     iterator = data_iterator(ends_after(6), ["x"])(batch_size=2, num_threads=1)
     assert iterator.skip(4) == 4
     assert numbers(next(iterator)) == [8, 9]
     with pytest.raises(ValueError, match=r"only 1 batch is left in epoch 0.* at the end of the"):
-        iterator.skip(9)  # the source can't go back
+        iterator.skip(9)  # the source can't rewind
     with pytest.raises(ValueError, match=r"only 0 batches are left"):
         iterator.skip(1)
     with pytest.raises(StopIteration):
@@ -194,12 +194,12 @@ def test_skip_counts_a_batch_that_fails(jpegs, tmp_path):
     whole.close()
 
 
-def test_protobuf_messages_are_what_their_fields_say():
+def test_protobuf_messages_are_parsed():
     fields = [(1, b"text"), (2, 0), (3, 127), (3, 128), (15, 1 << 40), (16, b""), (200, b"x" * 300)]
     assert list(protobuf.fields(protobuf.message(fields))) == fields
 
 
-def test_a_skip_that_fails_and_is_tried_again(runs):
+def test_a_failed_skip_can_be_retried(runs):
     for fails in ([0], [1], [2], [0, 0], [1, 2], [3]):
         left = list(fails)
         made = data_iterator(fails_at(left), ["x", "u"], size=80, prepare_first_batch=False)
@@ -216,7 +216,7 @@ def test_a_skip_that_fails_and_is_tried_again(runs):
         assert got == [frozen(b) for b in made(**call)][30], fails
 
 
-def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
+def test_skip_with_skipped_batches(jpegs, tmp_path):
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no picture")
     files = [*jpegs[:3], str(broken), *jpegs[4:]] * 3
@@ -229,7 +229,7 @@ def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
     good = len(files) - 3
     for count in (1, 3, 10, good, good + 1, 50):
         one, other = (made(batch_size=1, num_threads=1) for _ in range(2))
-        if count > good:  # only the run tells that batches fail
+        if count > good:  # only a run detects failing batches
             next(one), next(other)
             with pytest.raises(ValueError, match=rf"skip\({count}\): only 3[25] batches"):
                 one.skip(count)
@@ -240,7 +240,7 @@ def test_skip_with_batches_that_are_left_out(jpegs, tmp_path):
         assert one.get_state() == other.get_state() and one.errors == other.errors
 
 
-def test_skip_takes_whole_numbers(jpegs):
+def test_skip_takes_integers(jpegs):
     iterator = stream_of(jpegs * 5)._iterator
     assert iterator.skip(np.int64(9)) == 9
     for own in (iterator, stream_of(jpegs * 5)):

@@ -1,4 +1,4 @@
-"""Long runs with saves and restores, and many iterators: nothing grows."""
+"""Long runs with saves and restores, and many iterators: memory and threads do not grow."""
 
 import gc
 import json
@@ -19,12 +19,12 @@ BATCHES = 20_000 if FULL else 2_000
 BATCH = 5
 SAVE_EVERY = 100
 MEGABYTE = 2**20
-SLACK = 4  # native threads that JAX's own pool may add; an iterator has more, each restore anew
+SLACK = 4  # native threads of JAX's pool; iterators and restores would add more
 
 
 def graph(paths):
     data, label = read_files(paths, random_shuffle=True, initial_fill=6, pad_last_batch=True)
-    # 240 KiB in a batch: one kept of every hundred would show.
+    # 240 KiB in a batch: keeping one in a hundred batches would be visible.
     image = fn.resize(fn.decoders.image(data), size=(64, 64))
     image = fn.cast(fn.noise.gaussian(image, stddev=3.0), dtype=types.FLOAT)
     return image, label, fn.random.uniform()
@@ -38,7 +38,7 @@ def maker(paths, **config):
 
 
 class Figures:
-    """What the process holds now."""
+    """The resources that the process uses."""
 
     def __init__(self):
         process = psutil.Process()
@@ -60,8 +60,8 @@ class Figures:
 
 
 @pytest.mark.parametrize("as_numpy,policy", [in_full(True, "FILL"), (False, "PARTIAL")])
-def test_a_long_run_holds_what_a_short_one_does(jpegs, as_numpy, policy):
-    # In a process of its own: what other tests left in the heap makes its size jump.
+def test_a_long_run_uses_as_much_as_a_short_run(jpegs, as_numpy, policy):
+    # In a new process: the heap of other tests makes the size jump.
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=long_run, args=(jpegs, as_numpy, policy))
     child.start()
@@ -80,7 +80,7 @@ def long_run(jpegs, as_numpy, policy):
     iterator = make()
     taken, counts, sizes = 0, np.zeros(NUM_FILES, int), set()
     running = Figures()
-    # Both figures are taken 10 batches after a restore: its threads start when needed.
+    # Both figures are taken 10 batches after a restore, since threads start when needed.
     while taken < BATCHES + 10:
         batch = next(iterator, None)
         if batch is None:
@@ -92,7 +92,7 @@ def long_run(jpegs, as_numpy, policy):
         if taken % SAVE_EVERY == 0:
             text = json.dumps(iterator.get_state())
             sizes.add(len(text))
-            if taken % (2 * SAVE_EVERY) == 0:  # go on in another one
+            if taken % (2 * SAVE_EVERY) == 0:  # resumes in another iterator
                 iterator.close()
                 iterator = make()
                 iterator.set_state(json.loads(text))
@@ -107,7 +107,7 @@ def long_run(jpegs, as_numpy, policy):
     print(f"{taken} batches, states of {min(sizes)} to {max(sizes)} characters")  # noqa: T201
     for name in ("before", "running", "warm", "end", "after"):
         print(f"{name:8} {locals()[name]}")  # noqa: T201
-    # Each epoch has each sample once; the last one is as far as it is.
+    # Each epoch has each sample once, and the last epoch is incomplete.
     assert counts.max() - counts.min() <= 1
     assert counts.max() == -(-taken // 3)
     assert end.memory - warm.memory < 30
@@ -117,7 +117,7 @@ def long_run(jpegs, as_numpy, policy):
 
 
 @pytest.mark.parametrize("as_numpy", (True, False))
-def test_many_iterators_leave_nothing_behind(jpegs, as_numpy):
+def test_many_iterators_leak_nothing(jpegs, as_numpy):
     make = maker(jpegs, as_numpy=as_numpy)
 
     def use():
@@ -133,21 +133,21 @@ def test_many_iterators_leave_nothing_behind(jpegs, as_numpy):
         use()
     gc.collect()
     before = Figures()
-    gc.disable()  # close() itself must free the pipelines, not a cycle's collection
+    gc.disable()  # close() itself must free the pipelines, not a garbage collection
     try:
         for _ in range(50):
             use()
         after = Figures()
     finally:
         gc.enable()
-    gc.collect()  # Python's own garbage, which was let lie
+    gc.collect()  # Python's own garbage
     end = Figures()
     print(f"before {before}\nafter  {after}\nend    {end}")  # noqa: T201
     after.check_no_more_than(before)
     assert end.memory - before.memory < 30
 
 
-def test_an_iterator_that_is_dropped_is_freed(jpegs):
+def test_a_dropped_iterator_is_freed(jpegs):
     make = maker(jpegs)
     next(make())
     gc.collect()

@@ -1,4 +1,4 @@
-"""seek_step(n) stands where n calls of next() of a new stream stand, for every policy."""
+"""seek_step(n) has the same effect as n calls of next() of a new stream, for every policy."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ def over_source(n, b, policy=LastBatchPolicy.FILL, padded=None, mask=None, **mor
 
 
 @pytest.mark.parametrize(("policy", "padded", "mask"), KINDS, ids=str)
-def test_over_a_source_for_each_policy(policy, padded, mask):
+def test_seek_over_a_source_for_each_policy(policy, padded, mask):
     for n, b in ((7, 3), (4, 4), (3, 5), (11, 2)):
         if policy is LastBatchPolicy.DROP and n < b:
             continue
@@ -56,7 +56,7 @@ def over_at(call, step):
     return stream
 
 
-def test_steps_are_counted_in_the_present_batch_size():
+def test_steps_are_counted_in_the_current_batch_size():
     small, large = over_source(23, 3), over_source(23, 4)
     for _ in range(5):
         next(small)
@@ -68,7 +68,7 @@ def test_steps_are_counted_in_the_present_batch_size():
 
 
 @pytest.mark.parametrize("padded", (False, True))
-def test_over_a_source_it_takes_constant_time(padded):
+def test_a_seek_over_a_source_takes_constant_time(padded):
     source = Numbers(1000)
     stream = over_source(1000, 8, padded=padded, source=source, shuffle=False)
     step = 10**9 + 3
@@ -95,7 +95,7 @@ def test_a_finite_stream_has_an_end():
         assert frozen(next(stream)) == whole[1]
 
 
-def test_batches_that_were_skipped_are_not_known():
+def test_the_step_after_skipped_batches_is_unknown():
     source = Numbers(12, unreadable=[4])
     call = {"policy": LastBatchPolicy.DROP, "source": source, "shuffle": False}
     stream = over_source(12, 3, **call, on_error="skip")
@@ -109,11 +109,11 @@ def test_batches_that_were_skipped_are_not_known():
     masked.seek_step(5)
     assert frozen(next(masked)) == whole[5]
     raising = over_source(12, 3, **call)
-    raising.seek_step(2)  # a batch that would fail counts, as it does for next()
+    raising.seek_step(2)  # a failing batch counts, as for next()
     assert next(raising)["x"].tolist() == [6, 7, 8]
 
 
-def test_random_operators_of_dali_refuse_it_over_a_source():
+def test_random_operators_of_dali_refuse_a_seek_over_a_source():
     made = data_iterator(lambda number: (number + 0, fn.random.uniform()), ["x", "u"])
     stream = made.stream(source=Numbers(12), batch_size=3, num_threads=1, device_id=None)
     first = frozen(next(stream))
@@ -140,7 +140,7 @@ def reading(files, policy="FILL", padded=False, shuffle=False, shards=(0, 1), st
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The runs of DALI pipelines, an entry for each whose outputs were taken."""
+    """Records the runs of DALI pipelines, an entry for each run whose outputs were taken."""
     seen, share = [], Pipeline.share_outputs
     monkeypatch.setattr(Pipeline, "share_outputs", lambda own: (seen.append(1), share(own))[1])
     return seen
@@ -164,7 +164,7 @@ def over_reader(files, policy="FILL", batch=3, on_error="raise", epochs=None, **
     ],
     ids=str,
 )
-def test_over_a_reader_it_runs_through_the_batches(jpegs_many, policy, options, runs):
+def test_a_seek_over_a_reader_runs_the_batches(jpegs_many, policy, options, runs):
     files = jpegs_many[:11]
     whole = [frozen(b) for b in itertools.islice(over_reader(files, policy, **options), 14)]
     stream = over_reader(files, policy, **options)
@@ -211,7 +211,7 @@ def test_a_reader_that_ends_and_failing_batches(jpegs, tmp_path):
                 next(stream)
 
 
-def test_a_source_that_alone_knows_its_end():
+def test_a_source_of_unknown_length():
     made = data_iterator(ends_after(3), ["x"])
     stream = made.stream(2, batch_size=2, num_threads=1)
     for step, wanted in ((4, [2, 3]), (1, [2, 3]), (0, [0, 1]), (5, [4, 5])):
@@ -246,7 +246,7 @@ def test_ctrl_c_within_a_seek_moves_nothing(jpegs_many, monkeypatch):
         assert frozen(next(stream)) == whole[target]
 
 
-# Epoch iterators, and what is refused
+# Epoch iterators, and refused calls
 
 
 def test_iterators_of_epochs_over_a_source():
@@ -269,7 +269,7 @@ def test_iterators_of_epochs_over_a_reader_name_the_stream(jpegs):
         iterator.seek_step(3)
 
 
-def test_a_stream_says_where_it_stands_and_is_closed(jpegs):
+def test_a_stream_shows_its_position_and_is_closed(jpegs):
     with over_source(7, 3) as stream:
         assert repr(stream).startswith("<BatchStream of no end over <DALIGenericIterator of graph")
         stream.seek_step(4)
@@ -281,7 +281,7 @@ def test_a_stream_says_where_it_stands_and_is_closed(jpegs):
         made.stream("train", batch_size=2)
 
 
-def test_steps_are_whole_numbers(jpegs):
+def test_steps_are_integers(jpegs):
     iterators = [over_source(7, 3), over_source(7, 3)._iterator, over_reader(jpegs)]
     for iterator in iterators:
         iterator.seek_step(np.int64(0))
@@ -295,7 +295,7 @@ def test_steps_are_whole_numbers(jpegs):
             iterator.seek_step(0)
 
 
-def test_skip_crosses_epochs_of_a_stream_alone():
+def test_only_a_streams_skip_crosses_epochs():
     whole = [frozen(batch) for batch in itertools.islice(over_source(7, 3), 9)]
     stream = over_source(7, 3)
     assert stream.skip(7) == 7 and frozen(next(stream)) == whole[7]

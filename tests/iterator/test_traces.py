@@ -1,4 +1,4 @@
-"""What a trace of `jax.profiler` shows of an iterator: waiting, placing and functions, by step."""
+"""Traces of `jax.profiler`: waiting, placing and functions of an iterator, by step."""
 
 import collections
 import warnings
@@ -18,11 +18,11 @@ BATCH = 4
 
 
 def events(folder):
-    """The events of this package: (start, end) in ns and the arguments, by name, in order."""
+    """Returns this package's events by name, in order: (start, end) in ns and the arguments."""
     (path,) = folder.rglob("*.xplane.pb")
     found = collections.defaultdict(list)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # jaxlib's own types, whose error would be an abort
+        warnings.simplefilter("ignore")  # jaxlib's own types, whose error would abort the process
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
             for line in plane.lines:
                 for event in line.events:

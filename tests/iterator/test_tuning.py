@@ -1,4 +1,4 @@
-"""The autotuner: what it concludes from figures, and that it measures real pipelines."""
+"""The autotuner: its conclusions from figures, and measurements of real pipelines."""
 
 import functools
 import inspect
@@ -25,21 +25,21 @@ from dalijax.tune import tune as tune_within
 from numbered import read_files
 from programs import run_python
 
-# On a busy machine the builds may take longer than is measured.
+# On a busy machine, builds may take longer than the measurements.
 tune = functools.partial(tune_within, max_seconds=float("inf"))
 
 
 @pytest.mark.parametrize(
     "rates,before,value,clear",
     [
-        # The fastest, where it is clearly so.
+        # The fastest, if it is clearly the fastest.
         ({1: [100, 101, 99], 2: [200, 199, 202], 4: [300, 299, 305]}, 1, 4, True),
-        # The cheapest of those that are alike.
+        # The cheapest of equal settings.
         ({1: [100, 101, 99], 2: [298, 300, 302], 4: [300, 299, 305]}, 1, 2, True),
         ({1: [300, 301, 299], 2: [298, 300, 302]}, 2, 1, True),
-        # Too noisy to tell: what was there stays.
+        # Too noisy to decide: the current setting stays.
         ({1: [100, 300, 200], 2: [150, 350, 220], 4: [100, 320, 210]}, 4, 4, False),
-        # Noisy, but what was there is far behind.
+        # Noisy, but the current setting is far slower.
         ({1: [10, 11, 9], 2: [150, 350, 220], 4: [100, 320, 210]}, 1, 2, True),
         ({4: [5.0]}, 4, 4, True),
     ],
@@ -57,7 +57,7 @@ def test_thread_counts():
 
 def pictures(files, hw_decoder_load=0.65, shard_id=0, num_shards=1):
     image, label = read_files(files, pad_last_batch=True, shard_id=shard_id, num_shards=num_shards)
-    # As a graph for a GPU would hand it to its decoder, where it is between 0 and 1.
+    # Like a GPU graph that passes the value to its decoder, which requires 0 to 1.
     if not 0 <= hw_decoder_load <= 1:
         raise ValueError(f"hw_decoder_load={hw_decoder_load}")
     return fn.resize(fn.decoders.image(image), size=(16, 16)), label
@@ -66,7 +66,7 @@ def pictures(files, hw_decoder_load=0.65, shard_id=0, num_shards=1):
 PICTURES = data_iterator(pictures, ["image", "x"], reader_name="reader")
 
 
-def test_it_measures_every_setting_and_keeps_what_fails_out(jpegs):
+def test_every_setting_is_measured_and_failures_are_excluded(jpegs):
     seen = []
     found = tune(
         PICTURES,
@@ -102,14 +102,14 @@ def test_it_measures_every_setting_and_keeps_what_fails_out(jpegs):
         shown = f"{value} (kept)" if name in found.kept else f"**{value}**"
         assert f"| {name} | {shown} |" in found.table()
         assert {*found.memory[name]} == {*found.measured[name]}
-    # The line works as it stands.
+    # The printed line works.
     scope = {"pictures": PICTURES}
     exec(found.line.replace("...", f"files={jpegs!r}"), scope)  # noqa: S102 - made above
     assert next(scope["iterator"])["image"].shape == (found.settings["batch_size"], 16, 16, 3)
     scope["iterator"].close()
 
 
-def test_when_the_time_is_over_nothing_new_is_begun(jpegs):
+def test_no_measurement_starts_after_the_time_limit(jpegs):
     seen = []
     found = tune_within(
         PICTURES,
@@ -131,7 +131,7 @@ def test_when_the_time_is_over_nothing_new_is_begun(jpegs):
     assert {*found.kept} == {*found.settings} - {"batch_size"}
 
 
-def test_what_was_there_failing_is_an_error(jpegs):
+def test_failing_current_settings_are_an_error(jpegs):
     wrong = data_iterator(
         functools.partial(pictures, hw_decoder_load=3.0), ["image", "x"], reader_name="reader"
     )
@@ -144,7 +144,7 @@ def test_what_was_there_failing_is_an_error(jpegs):
 @pytest.mark.parametrize(
     "default,first", ((0.9, 0.9), (None, 0.65), (inspect.Parameter.empty, 0.65))
 )
-def test_it_begins_with_the_function_s_own_settings(jpegs, default, first):
+def test_the_functions_settings_are_measured_first(jpegs, default, first):
     seen = []
 
     def graph(hw_decoder_load):
@@ -181,11 +181,11 @@ def tuned(rate=20.0, before=10.0):
             "num_threads": 4,
             "batch_size": 8,
             "prefetch_queue_depth": 2,
-        },  # the last was not tried
+        },  # the last setting was not tried
     )
 
 
-def test_the_table_marks_what_was_chosen():
+def test_the_table_marks_the_choice():
     assert tuned().table().splitlines()[2:] == [
         "| num_threads | 1 | 10 | 10 MiB | 9, 10, 11 |",
         "| num_threads | **2** | 20 | 1,200 MiB, GPU 30 MiB | 19, 20, 21 |",
@@ -206,7 +206,7 @@ def test_the_gain_is_a_sentence(rate, before, summary):
     assert tuned(rate, before).summary == summary
 
 
-def test_settings_that_stay_are_called_so():
+def test_unchanged_settings_are_reported():
     found = tuned()
     found.began = dict(found.settings)
     assert found.summary == "20 samples/s, with the settings that were there."
@@ -223,7 +223,7 @@ def test_the_plot_has_a_title_and_a_legend_and_marks_the_choice(tmp_path):
     assert "chosen: 2" in texts and "kept: 8" in texts
 
 
-def test_a_missing_matplotlib_is_said_at_once(monkeypatch):
+def test_a_missing_matplotlib_raises_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit, match="the plot needs matplotlib: pip install matplotlib"):
         main(["no_such_module:train", "--batch-size", "4", "--plot", "plot.png"])
@@ -247,7 +247,7 @@ def test_the_memory_of_deeper_queues_is_more():
     assert all(one.gpu is None for one in found.memory["prefetch_queue_depth"].values())
 
 
-def test_a_bar_shows_how_far_it_is(jpegs, capsys):
+def test_a_progress_bar_is_shown(jpegs, capsys):
     call = dict(batch_size=4, seconds=0.1, num_threads=[4], hw_decoder_load=[0.65], files=jpegs)
     tune(PICTURES, prefetch_queue_depth=[2], **call)
     shown = capsys.readouterr().err.split("\r")[1:]

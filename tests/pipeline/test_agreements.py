@@ -1,4 +1,4 @@
-"""The comparison of processes within one of them."""
+"""The comparison of processes, within a single process."""
 
 import collections
 import sys
@@ -8,8 +8,8 @@ import time
 from dalijax.core.pipeline.processes import Agreement
 
 
-def test_iterators_may_be_made_while_another_thread_compares():
-    """A thread looks through the iterators of its process, to which others add."""
+def test_iterators_may_be_created_while_another_thread_compares():
+    """A thread iterates over the iterators of its process while other threads add iterators."""
     interval = sys.getswitchinterval()
 
     def agreement(number):

@@ -1,4 +1,4 @@
-"""Arrays: zero-copy, alive as long as they are referred to, never changed under the reader."""
+"""Arrays are zero-copy, valid as long as they are referenced, and never overwritten."""
 
 import gc
 
@@ -14,12 +14,12 @@ SHAPE = (64, 256)
 
 
 def counting(shape=SHAPE):
-    """Batch k holds k in every element of its two samples."""
+    """Batch k contains k in every element of its two samples."""
 
     def batch(info):
         return [np.full(shape, info, np.float32)] * 2
 
-    return fn.external_source(batch) + 0.0  # through an operator: DALI's own buffers
+    return fn.external_source(batch) + 0.0  # through an operator, so that the buffers are DALI's
 
 
 def test_host_views_are_zero_copy_read_only_and_stay_alive():
@@ -43,7 +43,7 @@ def test_jax_arrays_are_placed_without_a_copy():
     views = DALIGenericIterator(pipelines[0], ["x"], 200, as_numpy=True)
     view = next(views)["x"]
     array = jax.device_put(view, jax.devices()[0])
-    assert array.unsafe_buffer_pointer() == view.ctypes.data  # what this test relies on
+    assert array.unsafe_buffer_pointer() == view.ctypes.data  # this test relies on it
 
     class Seen:
         pointers: list[int] = []
@@ -75,7 +75,7 @@ def test_a_training_step_compiles_once():
     for _ in range(4):
         parameter = step(parameter, next(iterator)["x"])
     assert step._cache_size() == len(compiled) == 1
-    # Nor does a batch on the CPU forbid parameters that are committed to another device.
+    # A batch on the CPU can be combined with parameters that are committed to another device.
     elsewhere = jax.device_put(parameter, jax.devices()[2])
     assert step(elsewhere, next(iterator)["x"]).devices() == {jax.devices()[2]}
 
@@ -84,12 +84,12 @@ def test_a_training_step_compiles_once():
 @pytest.mark.parametrize("dynamic", (True, False))
 @pytest.mark.parametrize("depth", (1, 2))
 def test_a_heavy_asynchronous_step_reads_its_own_batch(dynamic, depth, as_numpy):
-    # DALI issue 5617: without the dynamic executor DALI's plugin copies asynchronously and
-    # gives the buffer back before the copy is done.
+    # DALI issue 5617: without the dynamic executor, DALI's plugin copies asynchronously and
+    # returns the buffer before the copy is finished.
     def step(x, burn):
         for _ in range(20):
             burn = burn @ burn / jnp.linalg.norm(burn)
-        # The sum waits for the matrix products: long after the buffer could be reused.
+        # The sum waits for the matrix products, long after the buffer could be reused.
         x = x + 0 * burn.sum()
         return x.min(), x.max(), x
 
@@ -102,7 +102,7 @@ def test_a_heavy_asynchronous_step_reads_its_own_batch(dynamic, depth, as_numpy)
     )
     iterator = DALIGenericIterator(pipeline, ["x"], 1000, as_numpy=as_numpy)
     burn = jnp.eye(300) + 0.01
-    # A donated buffer is given back, or written to, as soon as the step can.
+    # A donated buffer is returned, or overwritten, as soon as the step can.
     run = jax.jit(step, donate_argnums=() if as_numpy else 0)
     seen = [run(next(iterator)["x"], burn)[:2] for _ in range(60)]
     assert [(float(a), float(b)) for a, b in seen] == [(k, k) for k in range(60)]
@@ -121,7 +121,7 @@ def policy(name):
     return LastBatchPolicy[name]
 
 
-def test_masks_go_along_with_any_device():
+def test_masks_can_be_combined_with_any_device():
     iterator = data_iterator(counting, ["x"], 3, mask="mask", last_batch_padded=True)(batch_size=2)
     batches = list(iterator)
     assert [b["mask"].tolist() for b in batches] == [[True, True], [True, False]]
@@ -137,8 +137,8 @@ def mixed():
 
 @pytest.mark.parametrize("dynamic", (True, False))
 @pytest.mark.parametrize("as_numpy", (None, True, False))
-def test_outputs_on_a_gpu_are_copied_by_dali_where_numpy_is_wanted(dynamic, as_numpy):
-    """Pipelines are defined, not built: tests/gpu/test_host.py has the values."""
+def test_dali_copies_gpu_outputs_for_numpy_batches(dynamic, as_numpy):
+    """Pipelines are defined but not built; tests/gpu/test_host.py checks the values."""
     iterator_fn = data_iterator(mixed, ["a", "b", "c", "d"], as_numpy=as_numpy)
     call = {"batch_size": 2, "device_id": 0, "exec_dynamic": dynamic}
     for made in (iterator_fn, iterator_fn._for_host(call)):
@@ -148,7 +148,7 @@ def test_outputs_on_a_gpu_are_copied_by_dali_where_numpy_is_wanted(dynamic, as_n
         nodes = source.define()._graph_out
         devices = ["cpu"] * 3 if asked and dynamic else ["cpu", "gpu", "gpu"]
         assert [node.device for node in nodes[:3]] == devices and len(nodes) == 4
-    # What was said stays.
+    # An explicit setting is kept.
     assert (iterator_fn._for_host(call) is iterator_fn) == (as_numpy is not None)
     assert iterator_fn._for_host({**call, "as_numpy": False}) is iterator_fn
     assert iterator_fn._for_host({**call, "devices": []}) is iterator_fn

@@ -1,4 +1,4 @@
-"""Finding the records of a batch that fail, by halving."""
+"""Finds the failing records of a batch by halving."""
 
 import itertools
 
@@ -16,7 +16,7 @@ def subsets(count):
 
 @pytest.mark.parametrize("at_once", (None, 1, 3))
 @pytest.mark.parametrize("count", range(9))
-def test_the_failing_ones_are_found_in_order(count, at_once):
+def test_failing_records_are_found_in_order(count, at_once):
     for bad in subsets(count):
         asked = []
 
@@ -29,7 +29,7 @@ def test_the_failing_ones_are_found_in_order(count, at_once):
         assert len(asked) == len({tuple(rows) for rows in asked})
 
 
-def test_the_search_ends_with_enough_of_them():
+def test_the_search_ends_at_the_limit():
     for bad in subsets(7):
         found = failing(7, lambda rows, bad=bad: not {*rows} & {*bad}, most=2)
         assert found == list(bad)[:2]

@@ -1,4 +1,4 @@
-"""Numbers of records in a graph: against NumPy, and the same in whatever batch a record lies."""
+"""Random numbers of records in a graph: as in NumPy, and independent of the rest of the batch."""
 
 import itertools
 
@@ -14,7 +14,7 @@ ROWS = 6
 
 
 def run(graph, records, seed=3, epoch=1, sizes=None):
-    """What a graph of draws gives for some records."""
+    """Runs a graph of draws for some records."""
 
     def rows(*_):
         return DrawRows(fold(seed, epoch, np.asarray(records)), lambda field: sizes[field])
@@ -104,7 +104,7 @@ def test_small_outputs_of_one_dtype_are_one_input_of_the_graph():
         above = [inputs_of(one) for one in getattr(operator, "inputs", None) or []]
         return {operator.name} if "External" in operator.name else set().union(*above)
 
-    # The small ones of float32, int32 and uint8, a large one, and one of which nothing can be cut.
+    # Small outputs of float32, int32 and uint8, a large output, and an output that can't be split.
     assert len(set().union(*map(inputs_of, made))) == 5
 
 
@@ -112,7 +112,7 @@ _buffer, _calls = np.empty((5, 2)), itertools.count()
 
 
 def written(u, _):
-    """The same array at each call, as float64: what DALI is handed is a copy of it."""
+    """Returns the same array at each call, as float64: DALI gets a copy of it."""
     _buffer[:] = u
     return _buffer
 
@@ -130,13 +130,13 @@ def stops(u, _):
         (stops, "the function of the draw 'a' stopped"),
     ),
 )
-def test_a_function_that_threads_could_not_call_is_refused(function, message):
+def test_a_function_that_is_not_pure_is_refused(function, message):
     with pytest.raises(Exception, match=message):
         run(lambda draw: (draw.compute(function, (2,), name="a"),), np.arange(5))
 
 
 @pytest.mark.parametrize("given", (0, 1, 3))
-def test_a_function_gives_an_array_for_each_output(given):
+def test_a_function_returns_an_array_for_each_output(given):
     def graph(draw):
         return draw.compute_outputs(
             lambda u, _: [u[:, 0]] * given, [((), np.float32)] * 2, columns=1, name="a"
@@ -146,7 +146,7 @@ def test_a_function_gives_an_array_for_each_output(given):
         run(graph, np.arange(5))
 
 
-def test_a_function_may_give_what_nobody_writes():
+def test_a_function_may_return_read_only_arrays():
     constant = np.broadcast_to(np.float32(3), (5, 2))
     drawn = run(
         lambda draw: (
@@ -220,12 +220,12 @@ def test_a_function_gets_the_sizes_of_the_pictures_of_a_field():
         (lambda d: (d.coin_flip(name="a"), d.uniform(name="a")), "two draws have the name 'a'"),
     ],
 )
-def test_what_can_not_be_drawn_is_refused(call, text):
+def test_invalid_draws_are_refused(call, text):
     with pytest.raises((ValueError, TypeError), match=text):
         run(call, [0])
 
 
-def test_a_draw_that_was_kept_is_refused_outside_of_its_graph():
+def test_a_stored_draw_is_refused_outside_its_graph():
     kept = []
     run(lambda d: (kept.append(d), d.uniform())[1], [0])
     with pytest.raises(ValueError, match="while its own graph function runs"):
@@ -234,7 +234,7 @@ def test_a_draw_that_was_kept_is_refused_outside_of_its_graph():
         run(lambda d: kept[0].uniform(name="elsewhere"), [0])
 
 
-def test_draws_are_described_with_what_their_numbers_depend_on():
+def test_draws_are_described_with_their_settings():
     def lines(graph):
         @pipeline_def(batch_size=2, num_threads=1, device_id=None)
         def pipeline():

@@ -1,4 +1,4 @@
-"""`fn.external_source(parallel=True)` where JAX is up spawns workers, or says what is missing."""
+"""`fn.external_source(parallel=True)` spawns workers once JAX runs, or explains the error."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def main():
 
 
 def test_workers_are_spawned(tmp_path):
-    """With warnings as errors, as JAX's of a fork."""
+    """Warnings are errors, so a fork would fail with JAX's warning."""
     program = tmp_path / "guarded.py"
     program.write_text(PROGRAM + "if __name__ == '__main__':\n    main()\n")
     done = run_python("-W", "error::RuntimeWarning", program)
@@ -79,7 +79,7 @@ def test_a_fork_is_warned_of(tmp_path, call, started, warned):
     assert ("Pass py_start_method='spawn' to pipeline_def" in done.stderr) == warned
 
 
-def test_a_missing_guard_is_an_error_that_shows_it(tmp_path):
+def test_a_missing_main_guard_is_an_error_that_shows_it(tmp_path):
     program = tmp_path / "unguarded.py"
     program.write_text(PROGRAM + "main()\n")
     said = run_python(program, code=1).stderr
@@ -88,7 +88,7 @@ def test_a_missing_guard_is_an_error_that_shows_it(tmp_path):
 
 
 @pytest.mark.parametrize("method", ("fork", "spawn"))
-def test_the_method_that_was_chosen_stays(method):
+def test_an_explicit_start_method_is_kept(method):
     from nvidia.dali import fn, types
 
     from dalijax.core.pipeline.pipeline_source import FunctionSource

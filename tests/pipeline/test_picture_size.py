@@ -1,4 +1,4 @@
-"""Sizes of pictures against Pillow's, and against what DALI decodes."""
+"""Sizes of images against Pillow's sizes and the images that DALI decodes."""
 
 import concurrent.futures
 import io
@@ -31,7 +31,7 @@ def encoded(form, orientation=None, mode="RGB", pixels=PIXELS, **options):
 
 
 def directory(order, orientation, kind=3):
-    """EXIF data of one entry."""
+    """Returns EXIF data with one entry."""
     value = struct.pack(order + {1: "Bxxx", 3: "Hxx", 4: "I"}[kind], orientation)
     head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "I", 8)
     return head + struct.pack(order + "HHHI", 1, ORIENTATION, kind, 1) + value + bytes(4)
@@ -110,14 +110,14 @@ def test_sizes_are_those_of_pillow(form, shape):
     assert picture_size(data) == picture_size(np.frombuffer(data, np.uint8)) == shape
 
 
-def test_a_picture_upside_down():
+def test_an_image_upside_down():
     data = bytearray(encoded("BMP"))
     data[22:26] = struct.pack("<i", -37)
     assert picture_size(data) == (37, 61)
 
 
 @pytest.mark.parametrize("name", ["JPEG None {}", "PNG 6 {}", "WEBP 6 {}", "TIFF None {}", "BMP"])
-def test_cut_off_or_damaged_headers_have_no_size(name, tmp_path):
+def test_truncated_or_damaged_headers_have_no_size(name, tmp_path):
     data = PICTURES[name]
     rng = np.random.default_rng(0)
     known = {picture_size(data), None, (37, 61)}
@@ -131,7 +131,7 @@ def test_cut_off_or_damaged_headers_have_no_size(name, tmp_path):
         assert size is None or min(size) > 0
 
 
-def test_what_is_no_picture_has_no_size(tmp_path):
+def test_invalid_images_have_no_size(tmp_path):
     two = jpeg_with(EXIF + directory("<", 6), EXIF + directory(">", 1))
     for data in (
         two,  # DALI's parser and its decoders disagree
@@ -147,7 +147,7 @@ def test_what_is_no_picture_has_no_size(tmp_path):
         assert path_size(os.fsencode(tmp_path / "x")) is None
 
 
-def test_sources_have_the_sizes_of_their_pictures(tmp_path):
+def test_sources_have_the_sizes_of_their_images(tmp_path):
     names = ["JPEG 6 {}", "PNG None {}", "JPEG, profile", "BMP"]
     paths = [tmp_path / f"{i}.jpg" for i in range(5)]
     for path, name in zip(paths, names):
@@ -162,7 +162,7 @@ def test_sources_have_the_sizes_of_their_pictures(tmp_path):
         assert sizes.dtype == np.int32
         np.testing.assert_array_equal(sizes, [expected[i] for i in indices])
     for path in paths:
-        path.unlink()  # they are known by now
+        path.unlink()  # their size is already known
     data = files.read(np.arange(5), ["data"])["data"]
     np.testing.assert_array_equal(files.sizes(np.arange(5), "data", data), expected)
     other = Arrays({"x": np.zeros((3, 4), np.uint8)})
@@ -192,7 +192,7 @@ DAMAGED = {
 
 
 def parsed_by_dali(data):
-    """Whether DALI's parser takes a picture; it is no decoder, which may crash."""
+    """Whether DALI's parser accepts an image; its decoders could crash."""
 
     @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
     def peek():
@@ -208,7 +208,7 @@ def parsed_by_dali(data):
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_dali_does_not_parse_is_no_picture(name, tmp_path):
+def test_an_image_that_dali_does_not_parse_is_invalid(name, tmp_path):
     data = DAMAGED[name]
     assert not parsed_by_dali(data)
     (tmp_path / "picture").write_bytes(data)
@@ -218,18 +218,18 @@ def test_what_dali_does_not_parse_is_no_picture(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_pictures_and_a_cut_is_one_where_dali_parses_it(name, tmp_path):
+def test_images_are_valid_even_truncated_if_dali_parses_them(name, tmp_path):
     data = PICTURES[name]
     assert look_at(data) == (picture_size(data), "") and parsed_by_dali(data)
     known = name.split()[0] in ("JPEG", "PNG", "WEBP", "BMP")
     cuts = {*range(5, min(len(data), 700), 60), len(data) // 2, len(data) - 20, len(data) - 1}
     for end in cuts if known else ():
         parsed = parsed_by_dali(data[:end])
-        # Behind JPEG's last marker DALI wants no more; without its two bytes there are no pixels.
+        # DALI ignores bytes after JPEG's last marker; without its two bytes there are no pixels.
         assert bool(look_at(data[:end])[1]) != parsed or data[:end].endswith(b"\xff\xda"), end
 
 
-def test_files_are_looked_at_like_bytes(tmp_path):
+def test_files_are_checked_like_bytes(tmp_path):
     rng = np.random.default_rng(0)
     large = rng.integers(0, 256, (600, 700, 3), np.uint8)
     exif = {"exif": Image.Exif()}
@@ -249,13 +249,13 @@ def test_files_are_looked_at_like_bytes(tmp_path):
     assert all(look_at(cases[name])[1] for name in "fgh")
 
 
-def test_what_is_no_file_is_said_at_once(tmp_path):
+def test_a_path_without_a_file_raises_at_once(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     said = (None, "it isn't a regular file")
     assert look_at_file(os.fsencode(tmp_path / "fifo")) == said
     assert look_at_file(os.fsencode(tmp_path)) == said
     (tmp_path / "itself").symlink_to("itself")
-    for path in (tmp_path / "none", tmp_path / "itself"):  # reading them says why
+    for path in (tmp_path / "none", tmp_path / "itself"):  # reading them raises the reason
         assert look_at_file(os.fsencode(path)) == (None, "")
     (tmp_path / "\udcff.png").write_bytes(encoded("PNG"))
     path = os.fsencode(tmp_path / "\udcff.png")
@@ -278,7 +278,7 @@ def test_without_the_parser_the_error_names_its_package(monkeypatch):
     assert "PYNVIMGCODEC_VERBOSITY" not in os.environ
 
 
-def test_threads_and_forked_processes_may_look_at_once():
+def test_threads_and_forked_processes_may_check_concurrently():
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         sizes = list(pool.map(picture_size, [WHOLE, WEBP, PNG, b"text"] * 500))
     assert sizes == [(37, 61), (37, 61), (37, 61), None] * 500
@@ -286,7 +286,7 @@ def test_threads_and_forked_processes_may_look_at_once():
         "import os, sys, threading\n"
         "from dalijax.core.pipeline.picture_size import look_at\n"
         "data = sys.stdin.buffer.read()\n"
-        "look_at(data)\n"  # a process that forks within an import may wait for it for good
+        "look_at(data)\n"  # a process that forks during an import may wait for it forever
         "threading.Thread(target=lambda: [look_at(data) for _ in range(99)]).start()\n"
         "if not (child := os.fork()):\n"
         "    os._exit(0 if look_at(data) == ((37, 61), '') else 1)\n"
@@ -295,7 +295,7 @@ def test_threads_and_forked_processes_may_look_at_once():
     subprocess.run([sys.executable, "-c", code], input=WHOLE, check=True, timeout=100)
 
 
-def test_exif_behind_the_frame_header_turns_a_picture():
+def test_exif_after_the_frame_header_rotates_an_image():
     exif = EXIF + directory("<", 6)
     segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
     at = WHOLE.index(b"\xff\xda")

@@ -1,4 +1,4 @@
-"""Iterators over DALI's real readers deliver exactly what the simulation says."""
+"""Iterators over DALI's readers deliver exactly the simulated batches."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def numpy_reader(folder, case, shard_id):
 
 
 def check_stream(iterator, case, stream, axis=()):
-    """Five epochs of one stream (an index into the pmap axis, if there is one)."""
+    """Checks five epochs of a stream (an index into the pmap axis, if there is one)."""
     for epoch, expected in case.epochs(EPOCHS):
         assert len(iterator) == len(expected[stream]), (case, epoch)
         got = [(b["x"][axis].ravel().tolist(), b["mask"][axis].tolist()) for b in iterator]
@@ -120,7 +120,7 @@ def test_pipelines_of_several_shards_stay_in_step(jpegs, policy, stick, padded):
 @pytest.mark.parametrize("padded", (False, True))
 @pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
 def test_size_without_a_reader(policy, padded):
-    # size=N is a reader of N samples, here an endless counter: what counts is the rhythm.
+    # size=N is like a reader of N samples; the graph is an endless counter.
     for n, batch in itertools.product(range(1, 9), (1, 2, 3)):
         case = Case(n, 1, batch, policy, padded, False)
 
@@ -145,7 +145,7 @@ def test_size_without_a_reader(policy, padded):
 
 @pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
 @pytest.mark.parametrize("n,batch", ((3, 8), (3, 7), (5, 8), (2, 5), (8, 3), (1, 4)))
-def test_streams_deliver_as_many_batches_as_they_say(jpegs, policy, n, batch):
+def test_streams_deliver_the_announced_number_of_batches(jpegs, policy, n, batch):
     case = Case(n, 1, batch, policy, False, False)
     made = data_iterator(
         lambda: read_case(jpegs, case, 0, case.shards)[1],
@@ -166,5 +166,5 @@ def test_streams_deliver_as_many_batches_as_they_say(jpegs, policy, n, batch):
             if number < epochs
         ]
         assert len(stream) == len(got)
-        # Nor does a skip go beyond the last epoch.
+        # A skip does not go beyond the last epoch either.
         assert made.stream(epochs, batch_size=batch, num_threads=1).skip(len(got)) == len(got)

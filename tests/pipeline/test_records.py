@@ -1,4 +1,4 @@
-"""Records: what a graph takes of them, what passes it by, and what is said of those that differ."""
+"""Records: keys that a graph takes, keys that bypass it, and errors about unequal records."""
 
 import collections
 import dataclasses
@@ -21,18 +21,18 @@ I8 = np.dtype(np.uint8)
 I32 = np.dtype(np.int32)
 
 
-def held(value):
-    """Bytes in the way that NumPy keeps their trailing NULs."""
+def as_object_array(value):
+    """Stores bytes so that NumPy keeps their trailing NULs."""
     array = np.empty((), object)
     array[()] = value
     return array
 
 
-# Pure
+# Pure functions
 
 
 @pytest.mark.parametrize("data", (b"", b"a", b"a\0\0", b"\0", bytes(range(256))))
-@pytest.mark.parametrize("kind", (bytes, bytearray, memoryview, held))
+@pytest.mark.parametrize("kind", (bytes, bytearray, memoryview, as_object_array))
 def test_bytes_are_uint8_of_their_full_length(data, kind):
     array = leaf(kind(data))
     assert array.dtype == I8 and array.tolist() == list(data)
@@ -52,14 +52,14 @@ def test_text_is_utf8(text):
 @pytest.mark.parametrize(
     "value", (3, 2.5, True, np.float16(2), [1, 2], [[1.0]], np.zeros((2, 0), np.int8))
 )
-def test_numbers_are_what_numpy_makes_of_them(value):
+def test_numbers_are_converted_like_numpy(value):
     array = leaf(value)
     np.testing.assert_array_equal(array, np.asarray(value))
     assert array.dtype == np.asarray(value).dtype
 
 
 @pytest.mark.parametrize("value", (None, 1j, ["a"], np.array([b"x"]), np.array([None])))
-def test_what_no_pipeline_takes_is_refused_with_its_value(value):
+def test_values_that_no_pipeline_takes_are_refused(value):
     with pytest.raises(TypeError, match="nothing that a pipeline takes") as error:
         leaf(value)
     assert repr(value)[:20] in str(error.value)
@@ -83,7 +83,7 @@ LEARNT = [
 
 
 @pytest.mark.parametrize("function,record,call,taken,passed", LEARNT)
-def test_parameters_take_keys_and_the_rest_passes(function, record, call, taken, passed):
+def test_parameters_take_keys_and_other_keys_bypass_them(function, record, call, taken, passed):
     schema = learn(record, function, call)
     assert schema.taken == taken and schema.passed == passed
     kinds = {"image": (I8, 1), "number": (I32, 0), "name": (I8, 1), "": (I8, 1)}
@@ -106,7 +106,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("function,record,call,words", REFUSED)
-def test_functions_that_fit_no_record_are_refused(function, record, call, words):
+def test_functions_that_match_no_record_are_refused(function, record, call, words):
     with pytest.raises(TypeError, match=words):
         learn(record, function, call)
 
@@ -140,7 +140,7 @@ def test_the_function_gets_the_record_s_structure(tree):
             np.testing.assert_array_equal(array, leaf(value), str(path))
 
 
-def test_a_given_spec_stands_for_the_first_record():
+def test_a_given_spec_replaces_the_first_record():
     spec = {"a": ShapeDtypeStruct((None, 3), np.int16), "b": np.zeros(2), "c": b""}
     schema = learn({"ignored": 1}, lambda a, b: 0, {}, spec)
     assert schema.columns == (
@@ -170,7 +170,7 @@ def test_records_unlike_the_first_are_named(other, words):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=4), st.text(max_size=4)), min_size=1, max_size=5))
 def test_texts_and_bytes_are_batched_as_they_are(values):
-    for own in (values, [held(value) for value in values]):
+    for own in (values, [as_object_array(value) for value in values]):
         made = stacked(own, "k")
         assert made.dtype == object and made.shape == (len(values),)
         assert [type(v) for v in made] == [type(v) for v in values] and list(made) == values
@@ -200,7 +200,7 @@ def test_shapes_that_differ_are_named():
 SAID = [
     (b"abc\0", r"bytes of 4 bytes, first b'abc\x00'"),
     ({"image": b"x" * 40}, f"image of 40 bytes, first b'{'x' * 12}'"),
-    ({"image": held(b"abc")}, "image of 3 bytes, first b'abc'"),
+    ({"image": as_object_array(b"abc")}, "image of 3 bytes, first b'abc'"),
     ({"image": np.frombuffer(b"abc", np.uint8)}, "image of 3 bytes, first b'abc'"),
     ({"a": {"key": "x.jpg"}, "n": 3}, "a/key 'x.jpg'; n 3"),
     (np.zeros((2, 3)), "array of shape (2, 3)"),
@@ -222,7 +222,7 @@ def through(records, graph, names, **options):
     return iter(grain.MapDataset.source(records).pipe(transform))
 
 
-def test_ragged_bytes_keep_their_nulls_in_the_graph_and_beside_it():
+def test_ragged_bytes_keep_their_nulls_inside_and_outside_the_graph():
     data = [b"a\0\0", b"\0", b"abcdef\0", b"x"]
     records = [{"data": d, "beside": d, "text": f"é{i}"} for i, d in enumerate(data)]
     batches = list(through(records, lambda data: (data.shape(), fn.pad(data)), ["n", "x"]))
@@ -240,7 +240,7 @@ def test_ragged_bytes_keep_their_nulls_in_the_graph_and_beside_it():
     "dtype", (np.bool_, np.uint8, np.int16, np.int64, np.float16, np.float32, np.float64)
 )
 @pytest.mark.parametrize("shape", ((), (3,), (2, 1, 2)))
-def test_every_dtype_and_rank_comes_through(dtype, shape):
+def test_every_dtype_and_rank_is_delivered(dtype, shape):
     arrays = [np.full(shape, k % 2, dtype) for k in range(3)]
     got = list(through(arrays, lambda one: one, ["x"]))
     assert [len(batch["x"]) for batch in got] == [2, 1]
@@ -249,7 +249,7 @@ def test_every_dtype_and_rank_comes_through(dtype, shape):
     assert made.dtype == dtype
 
 
-def test_nested_records_arrive_as_they_are_nested():
+def test_nested_records_keep_their_structure():
     records = [{"in": {"a": np.int32(k), "b": {"c": [k, k]}}, "out": {"d": k}} for k in range(4)]
 
     def graph(whole):
@@ -261,7 +261,7 @@ def test_nested_records_arrive_as_they_are_nested():
         assert set(batch) == {"a", "c", "d"}
 
 
-def test_arguments_of_the_graph_are_no_keys():
+def test_arguments_of_the_graph_are_not_keys():
     records = [{"x": np.int32(k), "factor": k} for k in range(2)]
     without = [{"x": record["x"]} for record in records]
     (batch,) = through(without, lambda x, factor: x * factor, ["y"], factor=3)
@@ -270,8 +270,8 @@ def test_arguments_of_the_graph_are_no_keys():
         next(through(records, lambda x, factor: x * factor, ["y"], factor=3))
 
 
-def test_a_spec_says_what_the_first_record_does_not():
-    # The first record says int64; without a spec the second one would be the wrong one.
+def test_a_spec_adds_what_the_first_record_lacks():
+    # The first record is int64; without a spec, the second record would be wrong.
     records = [np.int64(1), np.int32(2), np.int32(3)]
     with pytest.raises(ValueError, match="int64 of 0 dimensions in record 0"):
         next(through(records, lambda x: x, ["y"], element_spec=ShapeDtypeStruct((), np.int32)))
@@ -294,26 +294,26 @@ WRONG = [
 
 
 @pytest.mark.parametrize("records,words", WRONG)
-def test_records_that_make_no_batch_are_named(records, words):
+def test_records_that_cannot_be_batched_are_named(records, words):
     with pytest.raises((ValueError, TypeError, KeyError), match=words):
         next(through(records, lambda x: x, ["y"]))
 
 
-def test_a_missing_key_that_passes_is_said_like_any_other():
+def test_a_missing_key_that_bypasses_the_graph_is_reported():
     with pytest.raises(ValueError, match="record 1 of the batch has no 'k'"):
         next(through([{"x": 1, "k": 1}, {"x": 1}], lambda x: x, ["y"]))
 
 
 @pytest.mark.parametrize("values", [(1, 1.5), ("a", None), (True, 2), ("a", 2)])
-def test_a_passed_key_of_several_kinds_is_batched_as_grain_does(values):
+def test_a_bypassing_key_of_several_kinds_is_batched_like_grain(values):
     records = [{"x": 1, "k": value} for value in values]
     got = next(through(records, lambda x: x, ["y"]))["k"]
     want = next(iter(grain.MapDataset.source(records).batch(2)))["k"]
-    assert got.tolist() == want.tolist() or values == ("a", 2)  # of which NumPy makes texts
+    assert got.tolist() == want.tolist() or values == ("a", 2)  # NumPy would convert it to text
     assert got.dtype == want.dtype or want.dtype.kind == "U"
 
 
-def test_whole_numbers_that_no_dtype_holds_are_refused():
+def test_integers_that_fit_no_dtype_are_refused():
     records = [{"x": 1, "k": np.uint64(1 << 63)}, {"x": 1, "k": np.int64(-1)}]
     with pytest.raises(ValueError, match=r"'k' .*whole numbers of \['int64', 'uint64'\]"):
         next(through(records, lambda x: x, ["y"]))
@@ -334,7 +334,7 @@ def test_paths_are_opened_in_the_graph(tmp_path):
         next(iterator)
 
 
-def test_a_records_own_error_is_no_end_of_the_data():
+def test_an_error_of_a_record_is_not_the_end_of_the_data():
     class Lazy(dict):
         def __getitem__(self, key):
             if key == "x" and dict.__getitem__(self, "i") == 5:
@@ -352,7 +352,7 @@ def test_a_records_own_error_is_no_end_of_the_data():
         next(iterator)
 
 
-def test_arrays_may_lie_in_memory_as_they_like():
+def test_arrays_may_have_any_memory_layout():
     plain = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     for array in (plain[:, ::-1], np.asfortranarray(plain), plain[::2], plain.astype(">i4")):
         ds = grain.MapDataset.source([{"x": array}] * 4).pipe(
@@ -391,7 +391,7 @@ def test_records_unlike_the_first_are_named_masked_or_left_out():
     ]
 
 
-def test_what_passes_keeps_its_structure():
+def test_bypassing_values_keep_their_structure():
     assert stacked([("cat", 3), ("dog", 4)], "k")[0].tolist() == ["cat", "dog"]
     assert stacked([("cat", 3), ("dog", 4)], "k")[1].tolist() == [3, 4]
     for values, words in (
@@ -411,7 +411,7 @@ def huggingface(i, path=None):
     return {"image": {"bytes": bytes([i, i]), "path": path}, "label": i}
 
 
-def test_values_of_nested_records_that_the_graph_does_not_use_need_be_no_arrays():
+def test_unused_values_of_nested_records_need_not_be_arrays():
     records = [huggingface(i, path) for i, path in enumerate([None, "a.jpg", None, "b", None])]
 
     def graph(image):
@@ -422,11 +422,11 @@ def test_values_of_nested_records_that_the_graph_does_not_use_need_be_no_arrays(
     assert [batch["label"].tolist() for batch in got] == [[0, 1], [2, 3], [4]]
     whole = list(through(records, lambda record: record["image"]["bytes"] + 1, ["y"]))
     assert [batch["y"].tolist() for batch in whole] == [batch["y"].tolist() for batch in got]
-    for of_another in (records[::-1], records[1:]):  # whichever comes first
+    for of_another in (records[::-1], records[1:]):  # whichever is first
         assert len(list(through(of_another, graph, ["y"]))) == -(-len(of_another) // 2)
 
 
-def test_a_key_that_nested_records_have_not_is_named_with_theirs():
+def test_a_missing_key_of_nested_records_is_named_with_the_existing_keys():
     def graph(image):
         return image["byte"]
 
@@ -436,7 +436,7 @@ def test_a_key_that_nested_records_have_not_is_named_with_theirs():
         next(iter(records.pipe(transform)))
 
 
-def test_a_value_of_a_nested_record_that_the_graph_uses_is_named():
+def test_an_invalid_value_of_a_nested_record_is_named():
     def graph(image):
         return image["bytes"] + 1, image["path"].shape()
 
@@ -448,7 +448,7 @@ def test_a_value_of_a_nested_record_that_the_graph_uses_is_named():
     assert [batch["mask"].tolist() for batch in iterator] == [[True, True], [False, True]]
 
 
-def test_a_file_that_is_cut_off_is_named_or_masked():
+def test_a_truncated_file_is_named_or_masked():
     wav = b"RIFF" + (6000).to_bytes(4, "little") + b"WAVE" + bytes(5996)
     records = [{"data": one} for one in (wav, wav[:99], wav, wav)]
 
@@ -478,7 +478,7 @@ class Record:
         (Record(b"a", 1), r"ds.map\(vars\)", vars),
     ),
 )
-def test_records_without_keys_say_how_to_give_them_some(record, way, keyed):
+def test_records_without_keys_raise_with_the_fix(record, way, keyed):
     for function in (lambda x: x + 0, lambda x, label: (x + 0, label + 0)):
         with pytest.raises(TypeError, match=way):
             next(through([record], function, ["y", "z"]))

@@ -1,4 +1,4 @@
-"""Seeds of shards, and whose seed a restored run goes on with."""
+"""Seeds of shards, and the seed that a restored run uses."""
 
 import json
 import pickle
@@ -40,9 +40,9 @@ def test_no_two_seeds_or_shards_share_a_seed():
     assert len(set(seeds.values())) == len(seeds)
     for (seed, shard), made in seeds.items():
         assert made == seed if shard == 0 else 1 << 31 <= made < 1 << 32, (seed, shard)
-    # DALI heeds 32 bits: none of them may be alike below, either.
+    # DALI uses 32 bits: they must be distinct, too.
     assert len({made & 0xFFFFFFFF for made in seeds.values()}) == len(seeds)
-    # Frozen: states go on with them.
+    # Frozen values: states depend on them.
     frozen = [2220523220, 4110331940, 3957738298, 3663432494]
     assert [shard_seed(*pair) for pair in ((0, 1), (1, 1), (0, 2), (2**62, 3))] == frozen
 
@@ -90,7 +90,7 @@ def test_each_shard_draws_as_a_pipeline_of_its_seed(jpegs_many, seed):
     np.testing.assert_array_equal([draws(iter(host)) for host in hosts], want)
 
 
-def test_host_1_of_a_seed_is_not_host_0_of_the_next(jpegs_many):
+def test_host_1_of_a_seed_differs_from_host_0_of_the_next_seed(jpegs_many):
     def host(shard, seed):
         call = READ._of_shard(shard, 2, seed)
         return draws(READ(jpegs_many, **call, batch_size=4, num_threads=1))
@@ -99,7 +99,7 @@ def test_host_1_of_a_seed_is_not_host_0_of_the_next(jpegs_many):
     assert len(set(drawn)) == 6
 
 
-# Whose seed a restored run goes on with
+# The seed that a restored run uses
 
 
 def core(files, **seed):
@@ -173,7 +173,7 @@ WAYS = (core, sharded, decorated, clu, host, drawn, of_grain, tf_data, transform
 
 
 def batches(iterator, count=4):
-    """What so many calls of next() give: a batch, or None at an end."""
+    """Returns the results of some calls of next(): a batch, or None at an end."""
     calls = [next(iterator, None) for _ in range(count)]
     return [one and {k: np.asarray(v).tolist() for k, v in one.items()} for one in calls]
 
@@ -184,7 +184,7 @@ def state_of(iterator):
 
 @pytest.mark.parametrize("make", WAYS)
 @pytest.mark.parametrize("used", (False, True))
-def test_a_seed_that_was_not_given_is_the_states(jpegs_many, make, used):
+def test_a_missing_seed_is_taken_from_the_state(jpegs_many, make, used):
     first = make(jpegs_many, seed=5)
     batches(first, 2)
     state = state_of(first)
@@ -195,7 +195,7 @@ def test_a_seed_that_was_not_given_is_the_states(jpegs_many, make, used):
     other.set_state(json.loads(json.dumps(state)))
     assert state_of(other) == state
     assert batches(other) == want
-    # And on from there, in a third.
+    # Continues from there in a third iterator.
     third = make(jpegs_many)
     third.set_state(state_of(other))
     assert batches(third) == batches(first)
@@ -203,7 +203,7 @@ def test_a_seed_that_was_not_given_is_the_states(jpegs_many, make, used):
 
 
 @pytest.mark.parametrize("make", WAYS)
-def test_a_seed_that_was_given_is_not_changed(jpegs_many, make):
+def test_an_explicit_seed_is_not_changed(jpegs_many, make):
     first = make(jpegs_many, seed=5)
     batches(first, 2)
     state = state_of(first)
@@ -219,7 +219,7 @@ def test_a_seed_that_was_given_is_not_changed(jpegs_many, make):
 @pytest.mark.filterwarnings("ignore:The use of negative seed:UserWarning")
 @pytest.mark.parametrize("seed", (-1, -5, -(1 << 63)))
 @pytest.mark.parametrize("make", (core, sharded, host))
-def test_a_negative_seed_has_dali_draw_one_and_is_no_difference(jpegs_many, make, seed):
+def test_a_negative_seed_is_drawn_by_dali_and_not_compared(jpegs_many, make, seed):
     first = make(jpegs_many, seed=seed)
     batches(first, 2)
     state = state_of(first)
@@ -229,7 +229,7 @@ def test_a_negative_seed_has_dali_draw_one_and_is_no_difference(jpegs_many, make
         assert batches(other) == want
 
 
-def test_a_refused_state_leaves_its_seed_behind(jpegs_many):
+def test_a_refused_state_does_not_change_the_seed(jpegs_many):
     first = core(jpegs_many[:20], seed=5)
     next(first)
     state = state_of(first)
@@ -251,7 +251,7 @@ def test_reset_keeps_the_seed_of_a_state(jpegs_many):
     assert batches(other, 3) == want
 
 
-def test_the_decorators_own_seed_was_given(jpegs_many):
+def test_the_decorators_seed_is_explicit(jpegs_many):
     made = data_iterator(pipeline_def(seed=3)(read), ["x", "u"], reader_name="reader")
     first = core(jpegs_many, seed=5)
     next(first)
@@ -263,7 +263,7 @@ def test_the_decorators_own_seed_was_given(jpegs_many):
             other.set_state(state_of(first))
 
 
-def test_the_datasets_seed_was_given():
+def test_the_datasets_seed_is_explicit():
     def make(seed):
         ds = grain.MapDataset.source(list(range(40)))
         ds = ds if seed is None else ds.seed(seed)

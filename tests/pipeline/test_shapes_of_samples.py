@@ -1,4 +1,4 @@
-"""Outputs whose samples have another shape in each batch, each of which compiles a step anew."""
+"""Warnings of shapes that differ between batches, because each shape compiles a step."""
 
 import warnings
 
@@ -58,7 +58,7 @@ def test_more_than_a_few_shapes_are_warned_of_once(make, options):
 @pytest.mark.parametrize(
     "graph,shapes", ((to_one_shape, {20}), (to_few_shapes, {4, 8, 12, 16, 20}))
 )
-def test_one_shape_or_a_few_are_not(make, graph, shapes):
+def test_one_shape_or_a_few_shapes_do_not_warn(make, graph, shapes):
     iterator = make(graph)  # a warning would be an error
     assert {next(iterator)["x"].shape[1] for _ in range(20)} == shapes
     iterator.close()

@@ -1,4 +1,4 @@
-"""Readers read the shard that their pipeline was made for; epochs that nothing tells of."""
+"""Readers read the shard of their pipeline; epochs of unknown length."""
 
 import warnings
 
@@ -44,7 +44,7 @@ def sliced(files, shard_id=0, num_shards=1):
 
 
 def samples(iterator):
-    """The samples of an epoch that its masks count, sorted."""
+    """Returns the unmasked samples of an epoch, sorted."""
     batches = [(np.asarray(b["x"]).ravel(), np.asarray(b["mask"]).ravel()) for b in iterator]
     return sorted(int(x) for values, mask in batches for x in values[mask])
 
@@ -55,7 +55,7 @@ WRONG = ((forgotten, "shard 0 of 1"), (constant, "shard 0 of 2"), (too_many, "sh
 @pytest.mark.parametrize("graph,read", WRONG)
 @pytest.mark.parametrize("where", ("sharding", "devices"))
 @pytest.mark.parametrize("named", (True, False))
-def test_a_shard_that_the_graph_does_not_hand_on(jpegs_many, graph, read, where, named):
+def test_a_graph_that_does_not_pass_on_its_shard(jpegs_many, graph, read, where, named):
     placed = {"sharding": rows_over(2)} if where == "sharding" else {"devices": jax.devices()[:2]}
     told = {"reader_name": "reader", "mask": "mask"} if named else {"size": 32}
     make = data_iterator(graph, ["x"], **told, **placed)
@@ -65,7 +65,7 @@ def test_a_shard_that_the_graph_does_not_hand_on(jpegs_many, graph, read, where,
 
 @pytest.mark.parametrize("graph", (handed_on, sliced))
 @pytest.mark.parametrize("where", ("sharding", "devices"))
-def test_each_sample_comes_once(jpegs_many, graph, where):
+def test_each_sample_is_delivered_once(jpegs_many, graph, where):
     placed = {"sharding": rows_over(2)} if where == "sharding" else {"devices": jax.devices()[:2]}
     make = data_iterator(graph, ["x"], reader_name="reader", mask="mask", **placed)
     twice = [i // 2 for i in range(32)] if graph is sliced else list(range(32))
@@ -81,13 +81,13 @@ def test_each_sample_comes_once(jpegs_many, graph, where):
     ),
 )
 @pytest.mark.parametrize("graph", (handed_on, forgotten, lambda files: reader(files)))
-def test_one_shard_needs_no_words(jpegs_many, sharding, graph):
+def test_a_single_shard_needs_no_arguments(jpegs_many, sharding, graph):
     make = data_iterator(graph, ["x"], reader_name="reader", mask="mask", sharding=sharding)
     assert samples(make(jpegs_many, batch_size=6)) == list(range(32))
 
 
-def of_host(graph):
-    """Ways to say shard 1 of 2 that are no sharding's."""
+def host_arguments(graph):
+    """Yields ways to request shard 1 of 2 without a sharding."""
     made = data_iterator(graph, ["x"], reader_name="reader")
     options = grain.sharding.ShardOptions(shard_index=1, shard_count=2)
     say = {"batch_size": 4, "num_threads": 1}
@@ -103,18 +103,18 @@ def of_host(graph):
     }
 
 
-@pytest.mark.parametrize("way", list(of_host(handed_on)))
+@pytest.mark.parametrize("way", list(host_arguments(handed_on)))
 def test_a_shard_of_hosts(jpegs_many, way):
     for graph, read in WRONG:
         with pytest.raises(ValueError, match=rf"reads {read}.* made for shard 1 of 2.*{LINE}"):
-            next(of_host(graph)[way](jpegs_many))
+            next(host_arguments(graph)[way](jpegs_many))
     for graph, first in ((handed_on, [16, 17, 18, 19]), (sliced, [0, 1, 2, 3])):
-        batch = next(of_host(graph)[way](jpegs_many))
+        batch = next(host_arguments(graph)[way](jpegs_many))
         assert np.asarray(batch["x"]).ravel().tolist() == first
 
 
 def hand_made(graph, files, shards, **call):
-    """Pipelines of some shards, each with its own data where the graph takes files alone."""
+    """Creates pipelines of some shards, each with its own data if the graph takes only files."""
     return [
         pipeline_def(graph)(
             files, *shard, batch_size=2, num_threads=1, device_id=None, enable_checkpointing=True
@@ -141,13 +141,13 @@ def test_hand_made_pipelines(jpegs_many, placed):
                 make(hand_made(graph, jpegs_many, both), **told)
 
 
-def test_hand_made_pipelines_of_one_device_read_what_they_like(jpegs_many):
+def test_hand_made_pipelines_of_one_device_may_read_any_shard(jpegs_many):
     pipelines = hand_made(handed_on, jpegs_many, [(1, 4)])
     iterator = DALIGenericIterator(pipelines, ["x"], reader_name="reader", mask="mask")
     assert samples(iterator) == list(range(8, 16))
 
 
-def test_readers_beside_that_of_the_batches(jpegs_many):
+def test_additional_readers(jpegs_many):
     def beside(files, others, shard_id=0, num_shards=1):
         more = reader(others, name="more")
         return reader(files, shard_id=shard_id, num_shards=num_shards), more
@@ -155,13 +155,13 @@ def test_readers_beside_that_of_the_batches(jpegs_many):
     make = data_iterator(
         beside, ["x", "y"], reader_name="reader", sharding=rows_over(2), mask="mask"
     )
-    # Of other data: backgrounds, say.
+    # with different data, such as backgrounds
     assert samples(make(jpegs_many, jpegs_many[:5], batch_size=4)) == list(range(32))
     with pytest.raises(ValueError, match=f"reader 'more' reads shard 0 of 1.*{LINE}"):
         make(jpegs_many, jpegs_many, batch_size=4)
 
 
-# Epochs that nobody tells
+# Epochs of unknown length
 
 
 def test_a_reader_without_its_name_is_warned_of_once(jpegs_many):
@@ -183,7 +183,7 @@ def test_a_reader_without_its_name_is_warned_of_once(jpegs_many):
         next(DALIDatasetIterator(make, batch_size=2))
 
 
-def test_what_knows_its_epochs_is_not_warned_of(jpegs_many):
+def test_a_known_epoch_does_not_warn(jpegs_many):
     def ends(info):
         if info.iteration == 3:
             raise StopIteration
@@ -218,7 +218,7 @@ def test_a_mask_without_an_epoch_is_refused(jpegs_many, graph):
         next(DALIDatasetIterator(make, files=jpegs_many, batch_size=4))
 
 
-# Shards that differ in size
+# Shards of different sizes
 
 
 def test_partial_over_uneven_shards_is_refused(jpegs_many):

@@ -1,4 +1,4 @@
-"""States over every kind of reader and source; those without a state are refused by name."""
+"""States over every kind of reader and source; sources without a state raise an error."""
 
 import functools
 import io
@@ -20,7 +20,7 @@ from oracle import Case
 
 N = 7
 
-# Readers: each gives the number of the sample
+# Readers: each delivers the number of the sample
 
 
 def varint(number):
@@ -36,7 +36,7 @@ def field(number, content):
 
 
 def example(value):
-    """A tf.train.Example with the feature x of one int64."""
+    """A tf.train.Example whose feature x is an int64."""
     feature = field(3, field(1, varint(value)))  # Feature.int64_list, Int64List.value
     return field(1, field(1, field(1, b"x") + field(2, feature)))  # Features.feature: a map
 
@@ -48,7 +48,7 @@ def data(tmp_path_factory):
     with open(folder / "x.tfrecord", "wb") as file, open(folder / "x.idx", "w") as index:
         for i in range(N):
             start, content = file.tell(), example(i)
-            # DALI reads past both checksums without a look at them.
+            # DALI skips both checksums without checking them.
             file.write(struct.pack("<QI", len(content), 0) + content + struct.pack("<I", 0))
             index.write(f"{start} {file.tell() - start}\n")
     with tarfile.open(folder / "x.tar", "w") as file, open(folder / "x.tar.idx", "w") as index:
@@ -128,21 +128,21 @@ CELLS = [
 @pytest.mark.parametrize("kind", READERS)
 def test_readers(data, kind):
     for k, cell in enumerate(CELLS):
-        # One row of each kind is restored in another process, too.
+        # A row of each kind is also restored in another process.
         process = k == 0 and kind in READERS[:4]
         check(over_reader(kind, data, cell), cell.expected(), process=process, tail=6)
 
 
-# External sources: callables that DALI tells which sample or batch it wants
+# External sources: callables that get the number of the sample or batch
 
 
 class Source:
-    """Rows of running numbers, of samples or batches; it pickles for DALI's own processes.
+    """Rows of consecutive numbers, of samples or batches; it pickles for DALI's processes.
 
     Args:
-        kind: What it is told: "sample" info, "batch" info, or the batch's "index".
+        kind: The argument: "sample" info, "batch" info, or the batch's "index".
         batch: The batch size.
-        ends: Number of batches after which it raises StopIteration; None for never.
+        ends: Number of batches before StopIteration; None for an endless source.
     """
 
     def __init__(self, kind, batch, ends=None):
@@ -156,7 +156,7 @@ class Source:
         number, epoch = (told, 0) if self.kind == "index" else (told.iteration, told.epoch_idx)
         if self.ends is not None and number >= self.ends:
             raise StopIteration
-        # A list: DALI's own processes can't send one array of a whole batch.
+        # A list: DALI's processes can't send an array of a whole batch.
         return [self.row(number * self.batch + k, epoch) for k in range(self.batch)]
 
     def row(self, number, epoch):
@@ -180,11 +180,11 @@ def over_source(source, depth=2, parallel=False, **config):
 
 
 def sized(size, batch, policy, padded, epochs=3):
-    """What a source that never ends gives, cut into epochs by the size."""
+    """Returns the expected batches of an endless source, split into epochs by its size."""
     read = Case(size, 1, batch, "FILL", padded, False).epochs(epochs)
     cut = Case(size, 1, batch, policy, padded, False).epochs(epochs)
     if policy == "DROP":
-        # It consumes a batch that it drops where the epoch is not whole ones.
+        # A batch that crosses the end of the epoch is consumed and dropped.
         read = [(e, [[None] * -(-size // batch)]) for e in range(epochs)]
     out, behind = [], 0
     for (_, (consumed,)), (number, (delivered,)) in zip(read, cut, strict=True):
@@ -216,7 +216,7 @@ def test_sources_of_a_size(kind):
 
 
 def ending(kind, batch, batches, epochs=3):
-    """What a source that ends by itself gives: it is told in which epoch it is."""
+    """Returns the expected batches of a source that gets the epoch and raises StopIteration."""
     out = []
     for epoch in range(epochs):
         shift = 0 if kind == "index" else 1000 * epoch
@@ -232,7 +232,7 @@ def test_sources_that_end(kind, auto_reset):
         expected = Expected(ending(kind, 3, 3), auto_reset, sized=False)
         make = over_source(Source(kind, 3, ends=3), depth, auto_reset=auto_reset)
         check(make, expected, tail=6)
-        # A source whose end is its size's end is the same, and its length is known.
+        # A source that ends at its size behaves the same, and its length is known.
         expected = Expected(ending(kind, 3, 3), auto_reset)
         check(over_source(Source(kind, 3, ends=3), depth, size=9, auto_reset=auto_reset), expected)
 
@@ -240,10 +240,10 @@ def test_sources_that_end(kind, auto_reset):
 ALL_PARALLEL = [("sample", None), ("sample", 2), ("batch", None), ("batch", 2)]
 
 
-# DALI leaves a socket to the collector when it starts a process.
+# DALI leaves a socket to the garbage collector when it starts a process.
 @pytest.mark.filterwarnings("ignore:unclosed.*socket:ResourceWarning")
 @pytest.mark.parametrize("kind,ends", ALL_PARALLEL if FULL else ALL_PARALLEL[::3])
-def test_sources_in_processes_of_their_own(kind, ends):
+def test_sources_in_separate_processes(kind, ends):
     size = -1 if ends else 5
     make = over_source(Source(kind, 2, ends), parallel=True, size=size, auto_reset=True)
     wanted = ending(kind, 2, ends) if ends else sized(size, 2, "FILL", False)
@@ -258,7 +258,7 @@ def test_sources_in_processes_of_their_own(kind, ends):
                 assert np.array_equal(batch["mask"], want["mask"])
                 batches.append(frozen(batch))
                 states.append((len(batches), iterator.get_state()))
-    # Each restore starts two processes, so that most are left to DALIJAX_FULL=1.
+    # Each restore starts two processes; DALIJAX_FULL=1 runs all of them.
     for at, state in (states[1], states[-3]):
         with make() as iterator:
             iterator.set_state(json.loads(json.dumps(state)))
@@ -268,7 +268,7 @@ def test_sources_in_processes_of_their_own(kind, ends):
 
 
 class Pairs(Source):
-    """Two outputs, told the batch."""
+    """Two outputs, given the batch."""
 
     def __call__(self, told):
         x = super().__call__(told)
@@ -286,7 +286,7 @@ def test_several_sources_and_outputs():
         for step, batch in enumerate(epoch):
             first = 2 * step
             batch["y"] = 2 * batch["x"]
-            # The one that never ends starts again with the other.
+            # The endless source restarts with the other source.
             own = np.array([[first], [first + 1]], np.int32) + 1000 * number
             batch["sum"] = batch["x"] + own
     make = functools.partial(

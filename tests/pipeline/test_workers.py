@@ -15,7 +15,7 @@ WAIT = 60  # seconds, for calls that take milliseconds
 
 
 def get_in_thread(result):
-    """The result, or its error, by a thread that is given up if it waits for too long."""
+    """Gets the result or raises its error, in a thread that is abandoned after a timeout."""
     seen = []
 
     def wait():
@@ -52,7 +52,7 @@ def test_a_result_is_set_once():
     assert result.get() == 1
 
 
-def test_tasks_that_have_not_begun_are_dropped_or_done():
+def test_tasks_that_have_not_started_are_dropped_or_finished():
     for drop in (True, False):
         name = f"dropped_{drop}_"
         workers, goes_on, begun, done = Workers(1, name), threading.Event(), [], []
@@ -61,7 +61,7 @@ def test_tasks_that_have_not_begun_are_dropped_or_done():
         assert began.wait(WAIT)
         second = workers.call(done.append, 2)
         threads = [t for t in threading.enumerate() if t.name.startswith(name)]
-        workers.end(drop)  # it waits for nothing: the first task still runs
+        workers.end(drop)  # does not wait: the first task is still running
         goes_on.set()
         for thread in threads:
             thread.join(WAIT)
@@ -88,7 +88,7 @@ def test_threads_end_with_the_pool():
         gc.enable()
 
 
-def test_an_interruption_anywhere_blocks_nobody():
+def test_an_interruption_at_any_line_does_not_deadlock():
     workers = Workers(2, "test")
     lines = lines_of(lambda: workers.call(abs, -1).get())
     assert len(lines) > 10

@@ -1,4 +1,4 @@
-"""Packed records: what comes out is what went in, through shared memory as well."""
+"""Packed records: unpacking returns the packed records, also through shared memory."""
 
 import pickle
 
@@ -25,15 +25,15 @@ RECORDS = st.recursive(
 )
 
 
-def alike(kinds):
-    """Batches whose records have the keys and types of one another."""
+def batches_of_equal_records(kinds):
+    """Batches whose records have equal keys and types."""
     made = {k: st.lists(one, min_size=4, max_size=4) for k, one in kinds.items()}
     return st.fixed_dictionaries(made).map(
         lambda columns: [dict(zip(columns, row)) for row in zip(*columns.values())]
     )
 
 
-LIKE = alike(
+LIKE = batches_of_equal_records(
     {
         "bytes": st.binary(max_size=5),
         "text": st.text(max_size=5),
@@ -49,14 +49,14 @@ LIKE = alike(
 )
 
 
-def told(value):
-    """What can be compared of a value: its type, and what it says to the last bit."""
+def exact(value):
+    """Returns the comparable parts of a value: its type and its exact content."""
     if isinstance(value, memoryview):
         value = bytes(value)
     if isinstance(value, dict):
-        return {k: told(own) for k, own in value.items()}
+        return {k: exact(own) for k, own in value.items()}
     if isinstance(value, list):
-        return [told(own) for own in value]
+        return [exact(own) for own in value]
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "biufc":  # the bytes of a number may be swapped
             value = value.astype(value.dtype.newbyteorder("="))
@@ -64,8 +64,8 @@ def told(value):
     return (type(value), pickle.dumps(value))
 
 
-def handed_over(packed):
-    """Through what Grain does with an element between processes."""
+def transferred(packed):
+    """Passes an element through Grain's transfer between processes."""
     from grain._src.python.ipc import shared_memory_array
 
     sent = pickle.dumps(shared_memory_array.copy_to_shm(packed))
@@ -74,18 +74,18 @@ def handed_over(packed):
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(st.lists(RECORDS, max_size=4), LIKE))
-def test_what_is_packed_comes_out(records):
-    assert told(pack_records(records).records()) == told(records)
+def test_packing_round_trips(records):
+    assert exact(pack_records(records).records()) == exact(records)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.one_of(st.lists(RECORDS, max_size=4), LIKE))
-def test_so_it_does_in_another_process(records):
-    assert told(handed_over(pack_records(records)).records()) == told(records)
+def test_packing_round_trips_in_another_process(records):
+    assert exact(transferred(pack_records(records)).records()) == exact(records)
 
 
 @pytest.mark.parametrize("size,arrays", ((1, 0), (10_000, 1)))
-def test_alike_records_are_one_array_and_few_ones_a_byte_string(size, arrays):
+def test_equal_records_are_one_array_and_few_records_a_byte_string(size, arrays):
     records = [
         {"image": bytes(size), "name": "x" * i, "label": i, "box": {"at": np.zeros((i % 3, 4))}}
         for i in range(64)
@@ -95,15 +95,15 @@ def test_alike_records_are_one_array_and_few_ones_a_byte_string(size, arrays):
     assert len(leaves) < 50
 
 
-def test_little_shared_memory_is_left_to_others():
-    assert has_room(2 << 20, 64 << 20)  # what a container has without a word
+def test_little_shared_memory_is_left_free():
+    assert has_room(2 << 20, 64 << 20)  # the size that a container has without a message
     assert not has_room((2 << 20) + 1, 64 << 20)
     assert not has_room(1, 0)
 
 
 def test_views_keep_the_memory_alive():
     records = [{"image": bytes([i]) * (1 << 16)} for i in range(8)]
-    images = [one["image"] for one in handed_over(pack_records(records)).records()]
+    images = [one["image"] for one in transferred(pack_records(records)).records()]
     assert [bytes(one) for one in images] == [one["image"] for one in records]
     with pytest.raises(TypeError, match="read-only"):
         images[0][0] = 1

@@ -1,4 +1,4 @@
-"""Arguments: names and order as in DALI's plugin, and an error with a cure for each mistake."""
+"""Arguments: names and order as in DALI's plugin, and an error with a fix for each mistake."""
 
 import dataclasses
 import inspect
@@ -47,21 +47,21 @@ plain_call = data_iterator(counter, ["x"], COUNT)
 
 
 @pytest.mark.parametrize("name", ("data_iterator", "DALIGenericIterator"))
-def test_signatures_are_dalis_and_keyword_only_additions(name):
+def test_signatures_extend_dalis_by_keyword_only_arguments(name):
     theirs = dict(inspect.signature(getattr(dali_jax, name)).parameters)
     ours = dict(inspect.signature(getattr(dalijax, name)).parameters)
     added = [k for k in ours if k not in theirs]
     assert list(ours)[: len(theirs)] == list(theirs)
     defaults = {k: p.default for k, p in theirs.items()}
     assert defaults["last_batch_padded"] is False
-    defaults["last_batch_padded"] = None  # False, but over a source
+    defaults["last_batch_padded"] = None  # False, except over a source
     assert {k: ours[k].default for k in theirs} == defaults
     assert {"mask", "as_numpy"} <= set(added)
     assert all(ours[k].kind is inspect.Parameter.KEYWORD_ONLY for k in added)
 
 
 def test_each_argument_is_checked_by_the_configuration():
-    """The types of arguments, for type checkers, and the fields that check them are the same."""
+    """The types of arguments equal the fields that check them."""
     fields = [field.name for field in dataclasses.fields(IteratorConfig)]
     internal = ["epoch_rules", "on_host", "hosts", "endless"]
     typed = set(FunctionIteratorArguments.__annotations__)
@@ -71,7 +71,7 @@ def test_each_argument_is_checked_by_the_configuration():
     assert [name for name in ours if name != "pipeline_fn"] == fields[: -len(internal)]
 
 
-def test_the_policy_is_dalis_own_enum():
+def test_the_policy_is_dalis_enum():
     assert LastBatchPolicy is DALIPolicy
 
 
@@ -87,7 +87,7 @@ def test_decorator_with_and_without_arguments_and_plain_call():
 
     decorate = data_iterator(output_map=["x"], size=COUNT)
     assert first(decorate(pipeline_def(counter))(batch_size=2)) == [0, 1]
-    # Without parentheses the names are missing, which DALI answers by empty batches.
+    # Without parentheses the names are missing; DALI would deliver empty batches.
     with pytest.raises(ValueError, match="output_map is empty"):
 
         @data_iterator
@@ -144,7 +144,7 @@ def test_auto_reset(value, expected):
     assert (again is not None) == expected
 
 
-def test_the_signature_has_the_functions_own_arguments_and_those_of_a_call():
+def test_the_signature_has_the_arguments_of_the_function_and_of_the_call():
     found = inspect.signature(data_iterator(files, ["x"])).parameters
     assert list(found)[:4] == ["jpegs", "pad", "shard_id", "num_shards"]
     assert {found[k].kind for k in list(found)[4:-1]} == {inspect.Parameter.KEYWORD_ONLY}
@@ -156,7 +156,7 @@ def test_the_signature_has_the_functions_own_arguments_and_those_of_a_call():
     assert found["batch_size"].default is inspect.Parameter.empty
     assert repr(found["device_id"].default) == "<0 with a GPU, else None>"
     assert found["enable_conditionals"].default is False
-    # A parameter of the function's own is its own, and a pipeline_def may have other defaults.
+    # Parameters of the function are not the iterator's; pipeline_def may have other defaults.
     own = inspect.signature(data_iterator(lambda seed="a": counter(), ["x"])).parameters
     assert own["seed"].default == "a" and next(iter(own)) == "seed"
     decorated = inspect.signature(data_iterator(pipeline_def(num_threads=3)(counter), ["x"]))
@@ -171,17 +171,17 @@ def test_the_defaults_of_the_signature_may_be_passed():
         assert next(iterator)["x"].tolist() == next(plain)["x"].tolist()
 
 
-def test_help_has_both_texts_and_is_true():
+def test_help_combines_both_docstrings_and_is_correct():
     def documented(folder):
-        """Pictures of a folder."""
+        """Images of a folder."""
 
     text = pydoc.render_doc(data_iterator(documented, ["x"]), renderer=pydoc.plaintext)
-    assert "Pictures of a folder." in text and "documented(folder, *, batch_size: int" in text
+    assert "Images of a folder." in text and "documented(folder, *, batch_size: int" in text
     parameters = inspect.signature(data_iterator(documented, ["x"])).parameters
     assert all(
         f"\n        {name}: " in text for name in parameters if name not in ("folder", "more")
     )
-    # What the text of data_iterator says of a bare decorator.
+    # The docstring of data_iterator on a bare decorator.
     assert "bare ``@data_iterator`` is refused" in data_iterator.__doc__
     with pytest.raises(ValueError, match=r"@data_iterator\(output_map"):
         data_iterator(documented)
@@ -220,7 +220,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("config,call,error,words", MISTAKES)
-def test_mistakes_say_the_value_and_the_cure(jpegs, config, call, error, words):
+def test_mistakes_name_the_value_and_the_fix(jpegs, config, call, error, words):
     with pytest.raises(error, match=words):
         data_iterator(files, **{"output_map": ["x"], **config})(jpegs, batch_size=2, **call)
 
@@ -252,12 +252,12 @@ def test_placement_mistakes(jpegs, config, call, words):
         data_iterator(files, ["x"], reader_name="reader", **config)(jpegs, batch_size=2, **call)
 
 
-def test_an_explicit_none_device_is_honoured(jpegs):
+def test_an_explicit_device_id_of_none_is_used(jpegs):
     iterator_fn = data_iterator(files, ["x"], reader_name="reader", sharding=sharding())
     assert next(iterator_fn(jpegs, batch_size=2, device_id=None))["x"].shape == (2, 1)
 
 
-def test_a_gpu_operator_without_a_gpu_says_so(jpegs):
+def test_a_gpu_operator_without_a_gpu_is_an_error(jpegs):
     def graph():
         data, _ = fn.readers.file(files=jpegs, name="reader")
         return fn.decoders.image(data, device="mixed")
@@ -274,7 +274,7 @@ def test_iterator_functions_pickle(iterator_fn):
     assert next(copy(batch_size=2))["x"].tolist() == [[0], [1]]
 
 
-def test_len_is_unknown_where_only_the_source_knows_it():
+def test_len_is_unknown_if_only_the_source_knows_it():
     iterator = data_iterator(counter, ["x"])(batch_size=2)
     with pytest.raises(TypeError, match="length is unknown"):
         len(iterator)

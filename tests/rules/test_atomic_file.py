@@ -1,4 +1,4 @@
-"""Atomic files: complete or absent, safe from links, other writers and killed ones."""
+"""Atomic files: complete or absent, and safe from links, concurrent writers and killed writers."""
 
 import os
 import signal
@@ -87,7 +87,7 @@ def test_many_writers_leave_one_complete_file(tmp_path):
     assert (tmp_path / "a").read_bytes() in contents and os.listdir(tmp_path) == ["a"]
 
 
-# The module alone: the package would import JAX and DALI.
+# Only the module: the package would import JAX and DALI.
 WRITER = """
 import runpy, sys
 with runpy.run_path(sys.argv[1])["atomic_file"](sys.argv[2]) as file:
@@ -98,7 +98,7 @@ with runpy.run_path(sys.argv[1])["atomic_file"](sys.argv[2]) as file:
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_leftovers_of_killed_writers_alone_are_removed(tmp_path, locks, monkeypatch):
+def test_only_files_of_killed_writers_are_removed(tmp_path, locks, monkeypatch):
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, MODULE, str(tmp_path / name)],
@@ -119,7 +119,7 @@ def test_leftovers_of_killed_writers_alone_are_removed(tmp_path, locks, monkeypa
 
         monkeypatch.setattr("fcntl.flock", refuse)
     write(tmp_path / "a", b"x")
-    # Without locks a file that is younger than a day may belong to a living writer.
+    # Without locks, a file younger than a day may belong to a live writer.
     assert len(os.listdir(tmp_path)) == (2 if locks else 3)
     for part in tmp_path.glob(".dalijax-part-*"):
         os.utime(part, (0, 0))
@@ -129,7 +129,7 @@ def test_leftovers_of_killed_writers_alone_are_removed(tmp_path, locks, monkeypa
     assert sorted(os.listdir(tmp_path)) == ["a", "alive"]
 
 
-def test_foreign_files_with_a_name_of_leftovers_do_not_block(tmp_path):
+def test_other_files_with_a_temporary_name_do_not_block(tmp_path):
     os.mkfifo(tmp_path / ".dalijax-part-fifo")
     (tmp_path / "precious").write_bytes(b"x")
     (tmp_path / ".dalijax-part-link").symlink_to(tmp_path / "precious")

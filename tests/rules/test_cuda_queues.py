@@ -1,4 +1,4 @@
-"""CUDA's hardware queues: set at import, unless somebody has said something or it is too late."""
+"""CUDA's hardware queues are set at import, unless the user has set them or CUDA has started."""
 
 import os
 import warnings
@@ -27,11 +27,11 @@ from programs import run_python
         ({VARIABLE: ""}, False),
     ],
 )
-def test_what_somebody_has_said_is_kept(environment, sets):
+def test_a_users_setting_is_kept(environment, sets):
     assert should_set(environment) is sets
 
 
-def test_a_wrong_word_is_refused():
+def test_an_invalid_setting_is_refused():
     with pytest.raises(ValueError, match="'8' must be 'keep'.*set CUDA_DEVICE_MAX_CONNECTIONS"):
         should_set({KEEP: "8"})
 
@@ -42,13 +42,13 @@ def test_a_wrong_word_is_refused():
 )
 @pytest.mark.parametrize("said,queues", (({}, "32"), ({VARIABLE: "8"}, "8"), ({KEEP: "keep"}, "")))
 def test_importing_the_package_sets_it(first, said, queues):
-    # Nothing starts CUDA here, whatever was imported before.
+    # No test starts CUDA, whatever was imported before.
     env = {k: v for k, v in os.environ.items() if k not in (VARIABLE, KEEP)} | said
     code = f"{first}\nimport dalijax, os; print(os.environ.get({VARIABLE!r}, ''))"
     assert run_python("-c", code, env=env).stdout.strip() == queues
 
 
-def test_where_it_is_too_late_one_warning_says_so(monkeypatch):
+def test_a_setting_that_comes_too_late_warns_once(monkeypatch):
     monkeypatch.setattr(cuda_queues, "_too_late", True)
     with pytest.warns(UserWarning, match=f"Import dalijax before.*{VARIABLE}=32"):
         warn_if_too_late()
@@ -58,6 +58,6 @@ def test_where_it_is_too_late_one_warning_says_so(monkeypatch):
 
 
 @pytest.mark.skipif(os.environ.get("DALIJAX_TEST_GPU") == "1", reason="CUDA has started there")
-def test_looking_starts_nothing():
+def test_the_check_does_not_start_cuda():
     assert has_started() is False
     assert cuda_queues._too_late is False

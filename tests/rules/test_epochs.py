@@ -1,4 +1,4 @@
-"""The closed form of epochs equals the plain simulation, and holds at sizes beyond it."""
+"""The closed form of epochs equals the plain simulation, and holds for large sizes."""
 
 import itertools
 
@@ -46,8 +46,8 @@ def test_equals_the_simulation(policy, padded, stick):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("padded", (False, True))
 @pytest.mark.parametrize("stick", (False, True))
-def test_a_stream_is_as_long_as_it_says(policy, padded, stick):
-    # As a stream goes: from each epoch to the next one that has a batch, if it is among them.
+def test_a_stream_has_the_announced_length(policy, padded, stick):
+    # As a stream continues: from each epoch to the next epoch with a batch, if it was simulated.
     for n, shards, batch in itertools.product(range(1, 9), range(1, 4), range(1, 20)):
         case = Case(n, shards, batch, policy, padded, stick)
         if not case.readable():
@@ -59,7 +59,7 @@ def test_a_stream_is_as_long_as_it_says(policy, padded, stick):
             while epoch < epochs:
                 seen += plan.delivered(epoch, stream)
                 epoch = plan.next_epoch(epoch)
-            # The simulation's epochs say the same, without a plan.
+            # The simulation agrees, without a plan.
             assert seen == sum(own[stream] for number, own in walk if number < epochs)
             assert plan.total(epochs, stream) == seen, (case, epochs, stream)
 
@@ -74,7 +74,7 @@ def test_first_batch_counts_what_was_consumed():
                 total += plan.consumed(epoch)
 
 
-def test_the_documents_example():
+def test_the_example_of_dalis_documentation():
     # DALI's documentation: samples [1..7], batch size 2.
     def ends(policy, padded):
         plan = EpochPlan(7, 1, 2, policy, padded)
@@ -96,7 +96,7 @@ def test_laws_at_any_size(n, shards, batch, padded, stick, data):
     plan = EpochPlan(n, shards, batch, LastBatchPolicy.FILL, padded, stick)
     epoch = data.draw(st.integers(0, 10**4))
     assert sum(plan.shard_size(i) for i in range(shards)) == n
-    # Over one epoch the streams read each shard once.
+    # Over one epoch, the streams read each shard once.
     assert sorted(plan.shard_of(s, epoch) for s in range(shards)) == list(range(shards))
     for stream in {0, shards - 1, shards // 2}:
         before = plan.samples_until(stream, epoch - 1) if epoch else 0
@@ -108,7 +108,7 @@ def test_laws_at_any_size(n, shards, batch, padded, stick, data):
         assert partial.valid(epoch, length, stream) == 0 or length == plan.consumed(epoch)
         assert length == 0 or all(v > 0 for v in valid[:1])
     if padded:
-        # The masked samples of all shards are the data set, each exactly once.
+        # The unmasked samples of all shards are the data set, each exactly once.
         last = plan.delivered(epoch) - 1
         counted = sum(last * batch + plan.valid(epoch, last, s) for s in range(shards))
         full = all(plan.valid(epoch, max(last - 1, 0), s) == batch for s in range(shards))

@@ -1,4 +1,4 @@
-"""Placement: every device holds the rows that JAX says it holds, of the shard that read them."""
+"""Placement: every device has the rows that JAX assigns to it, from the shard that read them."""
 
 import itertools
 
@@ -49,8 +49,8 @@ LAYOUTS = [
 ]
 
 
-def rows_of(mesh, spec):
-    """Number of distinct row ranges, by the axes that cut dimension 0."""
+def count_row_ranges(mesh, spec):
+    """Returns the number of distinct row ranges, by the axes that split dimension 0."""
     first = spec[0] if spec else None
     axes = first if isinstance(first, tuple) else (first,) if first else ()
     return int(np.prod([mesh.shape[axis] for axis in axes], dtype=int))
@@ -65,7 +65,7 @@ def graph(files, case, shard_id=0, num_shards=1):
 
 
 def expected_epochs(case):
-    """Global rows and mask of each batch of three epochs."""
+    """Returns global rows and mask of each batch of three epochs."""
     for number, streams in case.epochs(3):
         batches = []
         for pieces in zip(*streams):
@@ -85,11 +85,11 @@ def check_array(array, want, sharding):
 
 @pytest.mark.parametrize("shape,spec", LAYOUTS, ids=str)
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_device_holds_its_rows(jpegs_many, shape, spec, order):
+def test_every_device_has_its_rows(jpegs_many, shape, spec, order):
     devices = np.array([jax.devices()[i] for i in ORDERS[order]]).reshape(shape)
     mesh = Mesh(devices, MESHES[shape])
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
-    shards = rows_of(mesh, spec)
+    shards = count_row_ranges(mesh, spec)
     by_rows = NamedSharding(mesh, PartitionSpec(*spec[:1]))
     for policy, padded in itertools.product(("FILL", "DROP"), (False, True)):
         case = Case(3 * shards + 1, shards, 2, policy, padded, False)
@@ -155,7 +155,7 @@ def test_buffers_go_straight_to_their_devices(jpegs_many):
     assert seen == [True, True]
 
 
-def test_an_output_of_other_rows_is_resharded(jpegs_many):
+def test_an_output_with_different_rows_is_resharded(jpegs_many):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
     case = Case(16, 4, 2, "FILL", True, True)
     sharding = {"g": NamedSharding(mesh, PartitionSpec("a")), "x": PartitionSpec()}
@@ -179,7 +179,7 @@ def test_shards_of_a_mesh():
 
 
 @pytest.mark.parametrize("picked", [(0, 1, 2, 3), (3, 1), (6,), (7, 0, 5)])
-def test_devices_give_pmaps_layout(jpegs_many, picked):
+def test_devices_have_the_layout_of_pmap(jpegs_many, picked):
     devices = [jax.devices()[i] for i in picked]
     case = Case(4 * len(picked) + 1, len(picked), 2, "FILL", True, True)
     make = data_iterator(graph, ["g", "x"], reader_name="reader", devices=devices, mask="mask")
@@ -256,7 +256,7 @@ def test_mistakes(jpegs_many):
         ValueError, match=r"has entries for \['g'\], but the outputs are \['g', 'x'\]"
     ):
         make(sharding={"g": by_rows})
-    # It would be of the mesh that jax.set_mesh has set, or of another output's.
+    # It could refer to the mesh of jax.set_mesh, or to another output's mesh.
     with pytest.raises(ValueError, match="no mesh is set in this thread. Create the"):
         make(sharding={"g": PartitionSpec("a"), "x": PartitionSpec()})
     with pytest.raises(TypeError, match="must be a Sharding or PartitionSpec"):
@@ -318,7 +318,7 @@ def meshed():
     ),
     ids=("guard", "guard of the host", "NaNs", "default device", "mesh"),
 )
-def test_batches_are_no_computation(around):
+def test_batches_are_placed_without_a_computation(around):
     iterator_fn = data_iterator(floats, ["x", "large", "b"], size=40, mask="mask")
     iterator = iterator_fn(batch_size=4, num_threads=1)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""Names of files from strangers do not control a terminal, forge log lines or hide text."""
+"""Untrusted file names cannot control a terminal, forge log lines or hide text."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from dalijax.core.printable import printable, printable_lines
 )
 def test_control_characters_are_escaped(name, shown):
     assert printable(name) == shown
-    shown.encode()  # which a lone surrogate would refuse
+    shown.encode()  # a lone surrogate would raise
 
 
 def test_a_message_keeps_its_lines():
