@@ -1,4 +1,4 @@
-"""CLU: the iterator's contract, CLU's own tests of it, and what is reported of the input."""
+"""CLU: the iterator's contract, CLU's own tests of it, and reports of the input."""
 
 import concurrent.futures
 import inspect
@@ -49,7 +49,7 @@ def taken(batch):
 
 
 class TestCLUsOwn(dataset_iterator_test.DatasetIteratorTest):
-    """The tests that CLU ships, over our iterator instead of one of TensorFlow's."""
+    """The tests that CLU ships, with our iterator instead of a TensorFlow iterator."""
 
     def _create_iterator(self, start_index, checkpoint=True):
         # Numbers 0 to 9 without 1 and 3, and their primes, in batches of two.
@@ -71,7 +71,7 @@ class TestCLUsOwn(dataset_iterator_test.DatasetIteratorTest):
         return DALIDatasetIterator(made, num_epochs=1, checkpoint=checkpoint, batch_size=2)
 
     def assertEqual(self, first, second, msg=None):
-        # Elements are dicts of arrays, which compare element by element.
+        # Elements are dicts of arrays, which are compared by element.
         if isinstance(first, dict) and any(isinstance(v, np.ndarray) for v in first.values()):
             assert {k: v.tolist() for k, v in first.items()} == second, msg
         else:
@@ -90,7 +90,7 @@ class TestCLUsOwn(dataset_iterator_test.DatasetIteratorTest):
         self.assertEqual(next(it), {dataset_iterator_test.INDEX: [8, 9], "prime": [23, 29]})
 
 
-def test_it_is_a_real_dataset_iterator(jpegs_many):
+def test_it_is_a_dataset_iterator_of_clu(jpegs_many):
     iterator = make(jpegs_many)
     assert isinstance(iterator, dataset_iterator.DatasetIterator)
     assert bool(iterator) and iter(iterator) is iterator
@@ -114,7 +114,7 @@ def test_only_a_finite_one_has_a_length(jpegs_many):
         make(jpegs_many, num_epochs=0)
 
 
-def test_the_end_is_sticky_until_reset_goes_to_the_very_beginning(jpegs_many):
+def test_the_end_is_sticky_until_reset_rewinds_to_the_beginning(jpegs_many):
     iterator = make(jpegs_many, num_epochs=2)
     whole = [taken(batch) for batch in iterator]
     for _ in range(3):
@@ -123,20 +123,20 @@ def test_the_end_is_sticky_until_reset_goes_to_the_very_beginning(jpegs_many):
     iterator.reset()
     assert [taken(batch) for batch in iterator] == whole
     iterator.reset()
-    for steps in range(5):  # and at any time before
+    for steps in range(5):  # and at any earlier time
         got = [taken(next(iterator)) for _ in range(steps)]
         assert got == whole[:steps]
         iterator.reset()
 
 
-def test_an_endless_one_goes_from_epoch_to_epoch(jpegs_many):
+def test_an_endless_iterator_continues_from_epoch_to_epoch(jpegs_many):
     iterator = make(jpegs_many)
     got = [taken(next(iterator))[0] for _ in range(7)]
     assert got == ([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 10]] * 3)[:7]
 
 
 @pytest.mark.parametrize("num_epochs", (None, 2))
-def test_a_save_is_the_last_batch_delivered_whatever_was_peeked(jpegs_many, tmp_path, num_epochs):
+def test_a_save_is_after_the_last_delivered_batch_despite_peeks(jpegs_many, tmp_path, num_epochs):
     iterator, want = make(jpegs_many, num_epochs=num_epochs), make(jpegs_many, num_epochs=2)
     want = [taken(batch) for batch in want]
     for step in range(7 if num_epochs else 6):
@@ -157,7 +157,7 @@ def test_a_save_is_the_last_batch_delivered_whatever_was_peeked(jpegs_many, tmp_
             assert taken(next(iterator)) == want[step]
 
 
-def test_saving_replaces_a_file_and_restoring_refuses_what_is_none(jpegs_many, tmp_path):
+def test_saving_replaces_a_file_and_restoring_refuses_other_files(jpegs_many, tmp_path):
     iterator = make(jpegs_many)
     next(iterator)
     file = tmp_path / "deep" / "input"
@@ -177,7 +177,7 @@ def test_saving_replaces_a_file_and_restoring_refuses_what_is_none(jpegs_many, t
 
 
 def test_a_remote_path_is_written_through_epath(jpegs_many):
-    # gs:// of a file system in memory, which a process of its own is told to use.
+    # gs:// of a file system in memory, which another process is told to use.
     code = """
 import sys, fsspec
 from fsspec.implementations.memory import MemoryFileSystem
@@ -262,7 +262,7 @@ def test_futures_are_fresh_after_each_batch_reset_and_restore(jpegs_many, tmp_pa
     assert taken(next(iterator))[0] == [0, 1, 2, 3]
 
 
-def test_it_survives_clus_own_peekable_iterator(jpegs_many):
+def test_it_works_in_clus_peekable_iterator(jpegs_many):
     peekable = dataset_iterator.PeekableDatasetIterator(make(jpegs_many))
     assert taken(peekable.peek())[0] == [0, 1, 2, 3]
     assert taken(next(peekable))[0] == [0, 1, 2, 3]
@@ -306,19 +306,19 @@ def test_a_graph_may_have_arguments_of_any_name(jpegs_many):
         (DALIDataset, "batch_sise", "batch_size"),
     ],
 )
-def test_a_misspelt_argument_of_an_adapter_is_told_at_once(adapter, wrong, meant):
+def test_a_misspelt_argument_of_an_adapter_raises_at_once(adapter, wrong, meant):
     make = data_iterator(lambda x: x, ["x"], source=Arrays({"x": np.arange(8)}))
     words = rf"no argument \['{wrong}'\] \(did you mean '{meant}'\?"
     with pytest.raises(TypeError, match=words):
         adapter(make, **{"batch_size": 2, wrong: 1})
 
 
-def test_what_gives_no_figures_is_no_input_to_report():
+def test_an_input_without_figures_is_refused():
     with pytest.raises(TypeError, match="ReportInput takes an iterator of dalijax.*list_iterator"):
         ReportInput(iter([1]), writer=metric_writers.LoggingWriter(), every_steps=2)
 
 
-def test_auto_reset_is_what_endless_means_and_else_refused(jpegs_many):
+def test_only_endless_iterators_take_auto_reset(jpegs_many):
     endless = data_iterator(numbers, ["x", "u"], reader_name="reader", auto_reset=True)
     iterator = DALIDatasetIterator(endless, files=jpegs_many, batch_size=B)
     assert [taken(next(iterator))[0][0] for _ in range(4)] == [0, 4, 8, 0]
@@ -347,11 +347,11 @@ assert not loaded, loaded
     run_python("-c", code)
 
 
-# What is reported of the input
+# Reports of the input
 
 
 class Kept(metric_writers.MetricWriter):
-    """A writer that keeps what was written."""
+    """A writer that stores its values."""
 
     def __init__(self):
         self.scalars = []
@@ -363,10 +363,10 @@ class Kept(metric_writers.MetricWriter):
     write_histograms = write_hparams = write_pointcloud = None
 
     def flush(self):
-        """Nothing is buffered."""
+        """Does nothing: there is no buffer."""
 
     def close(self):
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
 
 Kept.__abstractmethods__ = frozenset()
@@ -379,7 +379,7 @@ NAMES = {
 }
 
 
-def test_a_report_is_of_the_steps_since_the_last_one(jpegs_many):
+def test_a_report_covers_the_steps_since_the_last_report(jpegs_many):
     iterator, writer = make(jpegs_many), Kept()
     report = ReportInput(iterator, writer=writer, every_steps=3, every_secs=None)
     for step in range(1, 10):
@@ -388,7 +388,7 @@ def test_a_report_is_of_the_steps_since_the_last_one(jpegs_many):
     assert [step for step, _ in writer.scalars] == [3, 6, 9]
     first, second, third = (scalars for _, scalars in writer.scalars)
     assert set(first) == NAMES
-    # Since the first call, of step 1: batches 2 and 3, of which the last has one padded sample.
+    # Since the first call, at step 1: batches 2 and 3, whose last batch has one padded sample.
     assert first["input/examples_per_sec"] == (4 + 3) / 2
     assert first["input/padding_fraction"] == 1 / 8
     assert second["input/examples_per_sec"] == third["input/examples_per_sec"] == 11 / 3
@@ -407,16 +407,16 @@ def test_a_report_is_of_the_steps_since_the_last_one(jpegs_many):
 def test_an_unpadded_reader_has_no_padding(policy, jpegs_many):
     iterator = make(jpegs_many, padded=False, last_batch_policy=policy, num_epochs=3)
     stats, rows = iterator.watch(), 0
-    for batch in iterator:  # those of the next epoch, with mask False, are samples as well
+    for batch in iterator:  # samples of the next epoch, with mask False, are samples as well
         rows += len(batch["x"])
     assert (stats.examples, stats.padding) == (rows, 0)
 
 
-def test_the_first_call_writes_nothing_even_where_it_divides(jpegs_many):
+def test_the_first_call_writes_nothing_even_at_a_report_step(jpegs_many):
     iterator, writer = make(jpegs_many), Kept()
     report = ReportInput(iterator, writer=writer, every_steps=2, every_secs=None)
     next(iterator)
-    assert report(1000, t=5.0) is False and writer.scalars == []  # a resumed run, say
+    assert report(1000, t=5.0) is False and writer.scalars == []  # for example, a resumed run
     next(iterator)
     assert report(1001, t=6.0) is False
     next(iterator)
@@ -445,7 +445,7 @@ def test_only_process_0_writes(jpegs_many, monkeypatch):
     assert writer.scalars == []
 
 
-def test_errors_are_those_of_the_whole_run(tmp_path):
+def test_errors_are_counted_over_the_whole_run(tmp_path):
     files = write_jpegs(tmp_path / "class", 12)
     corrupt(files[5])
 
@@ -468,7 +468,7 @@ def test_errors_are_those_of_the_whole_run(tmp_path):
     assert (stats.epoch, stats.step, stats.errors) == (1, 0, 1)
 
 
-def test_nothing_is_counted_until_it_is_asked_for(jpegs_many):
+def test_counting_starts_on_request(jpegs_many):
     iterator = make(jpegs_many)
     next(iterator)
     assert iterator._stream._iterator._stats is None
@@ -476,10 +476,10 @@ def test_nothing_is_counted_until_it_is_asked_for(jpegs_many):
     next(iterator)
     iterator.reset()
     next(iterator)
-    assert iterator.watch().batches == 2  # goes on over a reset
+    assert iterator.watch().batches == 2  # continues after a reset
 
 
-def test_grains_iterators_count_alike(jpegs_many):
+def test_grains_iterators_count_equally(jpegs_many):
     records = grain.MapDataset.source([{"number": np.int32(i), "key": i} for i in range(N)])
     transform = grain_adapter.DALITransform(
         lambda number: number + 0, batch_size=B, output_map=["x"], pad="mask", num_threads=1
@@ -542,7 +542,7 @@ def test_peekable_iterators_as_dalis(jpegs_many):
     iterator.close()
 
 
-def test_peekable_iterators_of_pipelines_made_by_hand_resume_behind_a_peek(jpegs_many):
+def test_peekable_iterators_of_hand_made_pipelines_resume_after_a_peek(jpegs_many):
     def made(checkpoint=None):
         build = pipeline_def(enable_checkpointing=True, checkpoint=checkpoint, seed=3)(numbers)
         pipeline = build(jpegs_many, batch_size=B, num_threads=1, device_id=None)
@@ -551,11 +551,11 @@ def test_peekable_iterators_of_pipelines_made_by_hand_resume_behind_a_peek(jpegs
     iterator = made()
     next(iterator)
     peeked = taken(iterator.peek())
-    resumed = made(iterator.checkpoints()[0])  # DALI's own can't be asked for them here
+    resumed = made(iterator.checkpoints()[0])  # DALI's own iterators do not provide them
     assert taken(next(iterator)) == taken(next(resumed)) == peeked
 
 
-def test_the_decorator_of_peekable_iterators_is_that_of_others():
+def test_peekable_iterators_have_the_same_decorator():
     assert inspect.signature(peekable_data_iterator) == inspect.signature(data_iterator)
     wrong = r"^peekable_data_iterator\(\) has no .*'reder_name'.*did you mean 'reader_name'"
     with pytest.raises(TypeError, match=wrong):

@@ -1,4 +1,4 @@
-"""`draw` and `dalijax.augment` over Grain's records: numbers of a place in the stream, anywhere."""
+"""`draw` and `dalijax.augment` over Grain's records: numbers depend on the place in the stream."""
 
 import io
 import json
@@ -33,8 +33,8 @@ def picture(k, form="JPEG"):
 
 
 JPEGS = [picture(k) for k in range(N)]
-# DALI decodes it, but nothing reads its size from its header.
-OTHER = picture(5, "GIF")  # which DALI has no decoder for
+# DALI decodes it, but no parser reads its size.
+OTHER = picture(5, "GIF")  # DALI has no decoder for it
 
 
 def records(other=()):
@@ -52,7 +52,7 @@ def pictures(image, i, draw):
 
 
 def expected(places, seed=SEED):
-    """What `numbers` draws at places of the stream: "u" and "v"."""
+    """Returns the numbers "u" and "v" that `numbers` draws at places of the stream."""
     hashes = fold(seed, 0, np.asarray(places, np.int64))
     one = uniform(hashes, column_keys("#0", 1))[:, 0]
     two = uniform(hashes, column_keys("two", 2)).astype(np.float64) + 2
@@ -83,7 +83,7 @@ def on_host(iterator):
 
 
 def check(batches, order, first=0, seed=SEED):
-    """Whether batches have the records of an order, and the numbers of their places."""
+    """Checks that batches have the records of an order, and the numbers of their places."""
     for step, batch in enumerate(batches, first):
         places = np.arange(BATCH * step, BATCH * (step + 1))
         one, two = expected(places, seed)
@@ -95,7 +95,7 @@ def check(batches, order, first=0, seed=SEED):
 
 
 @pytest.mark.parametrize("shape", (None, (1,), (2,), (4,), (2, 2)), ids=str)
-def test_the_numbers_of_a_transform_are_those_of_the_place_in_the_stream(shape):
+def test_the_numbers_of_a_transform_depend_on_the_place_in_the_stream(shape):
     ds = grain.MapDataset.source(records())
     options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": rows_over(*shape)}
     whole = iter(ds.pipe(transform(**options)))
@@ -111,32 +111,32 @@ def test_the_numbers_of_a_transform_are_those_of_the_place_in_the_stream(shape):
 
 @pytest.mark.parametrize("second", (None, (1,), (4,), (2, 2)), ids=str)
 @pytest.mark.parametrize("read", (lambda ds: ds, lambda ds: ds.to_iter_dataset()), ids="mi")
-def test_a_transform_that_only_draws_goes_on_on_any_number_of_devices(read, second):
+def test_a_transform_that_only_draws_resumes_on_any_number_of_devices(read, second):
     ds = read(grain.MapDataset.source(records()))
     start = iter(ds.pipe(transform(seed=SEED, sharding=rows_over(2))))
     for _ in range(2):
         next(start)
     state = json.loads(json.dumps(start.get_state()))
-    assert state["random"] == ""  # none that would belong to a device
+    assert state["random"] == ""  # no seed that belongs to a device
     rest = iter(ds.pipe(transform(seed=SEED, sharding=second and rows_over(*second))))
     rest.set_state(state)
     check(on_host(rest), list(range(N)), 2)
 
 
-def test_a_seed_of_the_call_is_the_draws_seed_and_a_states_too():
+def test_the_seed_of_the_call_is_the_seed_of_draws_and_states():
     ds = grain.MapDataset.source(records())
     check(on_host(ds.pipe(transform(seed=5))), list(range(N)), seed=5)
     check(on_host(ds.pipe(transform())), list(range(N)), seed=0)
     saved = iter(ds.seed(9).pipe(transform()))
     next(saved)
     plain = iter(ds.pipe(transform()))
-    plain.set_state(saved.get_state())  # nobody gave it a seed
+    plain.set_state(saved.get_state())  # no seed was given
     check(on_host(plain), list(range(N)), 1, seed=int(saved.get_state()["made"].split()[2]))
 
 
 @pytest.mark.parametrize("first", (None, (4,), (2, 2)), ids=str)
 @pytest.mark.parametrize("second", (None, (2,), (4,)), ids=str)
-def test_a_loader_goes_on_on_any_number_of_shards(first, second):
+def test_a_loader_resumes_on_any_number_of_shards(first, second):
     order = [
         int(one.record_key)
         for one in map(loader()._steps._sampler.__getitem__, range(2 * N))  # both epochs
@@ -145,7 +145,7 @@ def test_a_loader_goes_on_on_any_number_of_shards(first, second):
     for _ in range(3):
         next(start)
     state = start.get_state()
-    assert state["random"] == 0  # none that would belong to a shard
+    assert state["random"] == 0  # no seed that belongs to a shard
     rest = iter(loader(seed=SEED, sharding=second and rows_over(*second)))
     rest.set_state(json.loads(json.dumps(state)))
     check(on_host(rest), order, 3)
@@ -164,7 +164,7 @@ def test_each_part_of_a_loader_draws_for_its_rows(shards):
         np.testing.assert_array_equal(u[valid], one[valid])
 
 
-def test_augmented_pictures_are_those_of_a_source():
+def test_augmented_images_equal_those_of_a_source():
     source = sources.Records([{"image": data, "i": np.int32(k)} for k, data in enumerate(JPEGS)])
     make = data_iterator(pictures, ["image", "i"], source=source, shuffle=False, as_numpy=True)
     want = on_host(make(batch_size=BATCH, num_threads=1, seed=SEED))
@@ -188,7 +188,7 @@ def paths(tmp_path):
 
 
 @pytest.mark.parametrize("shape", (None, (2,)), ids=str)
-def test_pictures_of_paths_are_those_of_their_bytes(paths, shape):
+def test_images_of_paths_equal_images_of_bytes(paths, shape):
     options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": rows_over(*shape)}
     bytes_, files = grain.MapDataset.source(records()), grain.MapDataset.source(paths)
     want = on_host(bytes_.pipe(transform(pictures, ("image", "i"), **options)))
@@ -204,7 +204,7 @@ def test_pictures_of_paths_are_those_of_their_bytes(paths, shape):
         np.testing.assert_array_equal(np.asarray(one["image"])[valid], other["image"][valid])
 
 
-def test_a_path_of_no_file_is_a_bad_record_that_is_named(paths):
+def test_a_path_without_a_file_is_a_named_bad_record(paths):
     paths[5]["path"] += "x"
     options = {"seed": SEED, "prefetch": 1}
     ds = grain.MapDataset.source(paths)
@@ -239,7 +239,7 @@ def read_by_operator(path, i, draw):
 
 
 def sizes_alone(image, i, draw):
-    images = dali_fn.decoders.image(image)  # which DALI drops, since it is no output
+    images = dali_fn.decoders.image(image)  # DALI drops it, since it is not an output
     return draw.compute(lambda _, sizes: sizes, (2,), np.int32, images=images, columns=1), i + 0
 
 
@@ -248,7 +248,7 @@ def sizes_of_paths(path, i, draw):
 
 
 @pytest.mark.parametrize("graph", [sizes_alone, sizes_of_paths])
-def test_sizes_may_be_drawn_of_what_is_not_decoded(paths, graph):
+def test_draws_get_sizes_of_images_that_are_not_decoded(paths, graph):
     taken = records() if graph is sizes_alone else paths
     got = on_host(grain.MapDataset.source(taken).pipe(transform(graph, ("size", "i"))))
     encoded = [{k: v.encode() if k == "path" else v for k, v in one.items()} for one in taken]
@@ -283,7 +283,7 @@ def test_a_graph_of_records_may_have_conditions():
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_state_before_two_bad_pictures_of_a_batch_goes_on(on_error, nested):
+def test_a_state_before_two_bad_images_of_a_batch_resumes(on_error, nested):
     def graph(a, b, i):
         pictures_ = [dali_fn.resize(dali_fn.decoders.image(one), size=8) for one in (a, b)]
         return *pictures_, dali_fn.random.uniform(), i + 0
@@ -305,7 +305,7 @@ def test_a_state_before_two_bad_pictures_of_a_batch_goes_on(on_error, nested):
             except StopIteration:
                 return seen
             except RecordError as error:
-                # Which of the faults comes first DALI's threads say.
+                # DALI's threads decide which fault comes first.
                 named = re.findall(r"record (\d+) of the stream", str(error))
                 seen.append((named, iterator.get_state()))
 
@@ -333,7 +333,7 @@ def test_a_header_is_parsed_once_in_a_run(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", (None, (2,)), ids=str)
-def test_a_picture_without_a_size_is_a_bad_record(shape):
+def test_an_image_without_a_size_is_a_bad_record(shape):
     options = {"seed": SEED} if shape is None else {"seed": SEED, "sharding": rows_over(*shape)}
     ds, bad = grain.MapDataset.source(records((5,))), grain.MapDataset.source(records())
     want = on_host(bad.pipe(transform(pictures, ("image", "i"), **options)))
@@ -364,7 +364,7 @@ def test_a_picture_without_a_size_is_a_bad_record(shape):
         np.testing.assert_array_equal(one["image"], other["image"])
 
 
-def test_keys_of_functions_go_on_elsewhere():
+def test_keys_of_functions_resume_on_another_layout():
     def noisy(i, draw):
         function = fn.jax_function(lambda x, *, key: jax.random.uniform(key, x.shape))
         return i + 0, function(i)
@@ -381,7 +381,7 @@ def test_keys_of_functions_go_on_elsewhere():
         np.testing.assert_array_equal(one["u"], other["u"])
 
 
-def test_another_draw_is_another_graph():
+def test_a_different_draw_is_a_different_graph():
     def other(i, draw):
         return i + 0, draw.uniform(0, 2), draw.uniform(2, 3, shape=(2,), name="two")
 
@@ -394,7 +394,7 @@ def test_another_draw_is_another_graph():
         next(restored)
 
 
-def test_a_key_of_the_records_has_the_name_first():
+def test_a_key_of_the_records_takes_precedence():
     ds = grain.MapDataset.source([{"i": np.int32(k), "draw": np.int32(k + 1)} for k in range(8)])
     made = DALITransform(
         lambda i, draw: (i + 0, draw + 0), batch_size=4, output_map=["i", "d"], num_threads=1
@@ -402,7 +402,7 @@ def test_a_key_of_the_records_has_the_name_first():
     assert [batch["d"].tolist() for batch in ds.pipe(made)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
-def test_a_loaders_operation_knows_no_place():
+def test_an_operation_of_a_loader_has_no_place_in_the_stream():
     batch = DALIBatch(numbers, BATCH, ["x", "u", "v"], num_threads=1)
     sampler = grain.samplers.IndexSampler(N, shuffle=False, num_epochs=1)
     with pytest.raises(ValueError, match="use DALITransform or DALIDataLoader, or draw"):

@@ -1,4 +1,4 @@
-"""examples/grain_train.py, killed again and again, trains as one that was never stopped."""
+"""examples/grain_train.py, killed repeatedly, has the losses of an uninterrupted run."""
 
 import itertools
 import json
@@ -20,15 +20,15 @@ STEPS, EVERY, KILLS = 24, 4, 3 if FULL else 1
 def start(cache, out):
     command = [SCRIPT, "--cache", cache, "--count", "120"]
     options = ["--steps", STEPS, "--save-every", EVERY, "--batch-size", "16", "--out", out]
-    # Old libraries warn of each other; who runs the tests with these says so.
+    # Old libraries warn of each other; make test-matrix sets this.
     environment = {"PYTHONWARNINGS": "error", **os.environ, "JAX_PLATFORMS": "cpu"}
     return start_python(*command, *options, env=environment)
 
 
 def losses(out):
-    """The loss of each step, the one that was trained on last."""
+    """Returns the loss of each step, from its last execution."""
     lines = (out / "losses.jsonl").read_text().splitlines()
-    # A line may have been cut by the kill.
+    # The kill may have cut a line.
     return {one["step"]: one["loss"] for one in map(json.loads, filter(whole, lines))}
 
 
@@ -36,7 +36,7 @@ def whole(line):
     return line.startswith("{") and line.endswith("}")
 
 
-def test_a_run_that_is_killed_has_the_losses_of_one_that_is_not(tmp_path):
+def test_a_killed_run_has_the_losses_of_an_uninterrupted_run(tmp_path):
     print(f"DALIJAX_SEED={SEED}")  # noqa: T201
     chance = random.Random(SEED)
     cache, killed, straight = (tmp_path / name for name in ("cache", "killed", "straight"))
@@ -45,10 +45,10 @@ def test_a_run_that_is_killed_has_the_losses_of_one_that_is_not(tmp_path):
     assert process.returncode == 0, errors[-3000:]
     for kill in range(KILLS):
         process = start(cache, killed)
-        # Orbax saves in a thread, and has finished a checkpoint when it begins the next.
+        # Orbax saves in a thread, and has finished a checkpoint before it begins the next.
         saves = (line for line in process.stdout if line.startswith("step"))
         if len(list(itertools.islice(saves, 2))) < 2:
-            # Those before went so far until they were killed that less than two were left.
+            # The earlier runs left fewer than two steps.
             _, errors = process.communicate()
             assert kill > 0 and process.returncode == 0, errors[-3000:]
             break

@@ -1,4 +1,4 @@
-"""Whether the number of a dataset's records is known before they are read."""
+"""Detects whether the number of a dataset's records is known before they are read."""
 
 import grain
 import pytest
@@ -33,7 +33,7 @@ KEEPING = {
 
 
 class Unknown(grain.IterDataset):
-    """A dataset of a user, which may end."""
+    """A user's dataset, which may end."""
 
     def __iter__(self):
         return self._parent.__iter__()

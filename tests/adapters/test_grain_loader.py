@@ -1,4 +1,4 @@
-"""DALIDataLoader: a sampler's records in its order, over any mesh, and on again over another."""
+"""DALIDataLoader: records in the sampler's order, over any mesh, resumable on another mesh."""
 
 import io
 import itertools
@@ -22,7 +22,7 @@ SAMPLER = INDEX(N, shuffle=True, num_epochs=2, seed=SEED)
 
 
 class Source(list):
-    """A data source whose repr says nothing of the memory."""
+    """A data source whose repr does not contain an address."""
 
     def __repr__(self):
         return f"Source({len(self)})"
@@ -33,7 +33,7 @@ def numbers(count=N):
 
 
 def jpegs(count, bad):
-    """JPEGs of one grey each; picture i is 8 * i in every pixel, and the bad one is cut."""
+    """Gray JPEGs: every pixel of image i is 8 * i; the bad image is truncated."""
     made = Source()
     for i in range(count):
         file = io.BytesIO()
@@ -68,18 +68,18 @@ def loader(
 
 
 def taken(iterator, most=99):
-    """The batches of an iterator, on the host."""
+    """Returns the batches of an iterator as NumPy arrays."""
     batches = itertools.islice(iterator, most)
     return [{name: np.asarray(array) for name, array in batch.items()} for batch in batches]
 
 
 def same(one, other):
-    """Whether lists of batches are the same bit by bit."""
+    """Whether lists of batches are equal bit for bit."""
     return [frozen(batch) for batch in one] == [frozen(batch) for batch in other]
 
 
 def records(iterator, most=99):
-    """The numbers of the records of each batch."""
+    """Returns the record numbers of each batch."""
     return [batch["x"][:, 0].tolist() for batch in taken(iterator, most)]
 
 
@@ -88,7 +88,7 @@ def keys(sampler, count):
 
 
 def cut(values, policy, batch=BATCH):
-    """Values as batches and their masks: the last one dropped, padded by its end, or smaller."""
+    """Splits values into batches and masks: the last is dropped, padded at its end, or smaller."""
     made = []
     for start in range(0, len(values), batch):
         own = values[start : start + batch]
@@ -112,7 +112,7 @@ POLICIES = {"drop": {"drop_remainder": True}, "mask": {"pad": "mask"}, "smaller"
 def test_records_come_in_the_samplers_order(shuffle, epochs, policy):
     sampler = INDEX(N, shuffle=shuffle, num_epochs=epochs, seed=5)
     order = keys(sampler, epochs * N)
-    for epoch in range(epochs):  # the oracle itself: each record once an epoch
+    for epoch in range(epochs):  # checks the oracle: each record once per epoch
         own = order[epoch * N : (epoch + 1) * N]
         assert sorted(own) == list(range(N)) and (own == sorted(own)) != shuffle
     got = taken(loader(sampler, **POLICIES[policy]))
@@ -141,8 +141,8 @@ def two(number, image):
 
 
 @pytest.mark.parametrize("workers", (0, in_full(1)))
-def test_a_record_with_a_key_more_goes_the_same_way(workers):
-    # Its batch is handed over otherwise; the state holds all the same.
+def test_a_record_with_an_additional_key_is_delivered(workers):
+    # Its batch is passed on differently; the state is still exact.
     absl.flags.FLAGS.mark_as_parsed()
     source = [
         {"number": np.array([i], np.int32), "image": bytes([i] * 9), **({"a": 1} if i == 9 else {})}
@@ -176,7 +176,7 @@ def test_worker_processes_read_the_same_records_in_the_same_order(workers):
     assert records(with_state, 2) == want[:2]
     state = with_state.get_state()
     with_state.close()
-    # Workers are no part of the state.
+    # Workers are not part of the state.
     for one in (made, loader(SAMPLER, source, pad="mask")):
         again = iter(one)
         again.set_state(state)
@@ -197,7 +197,7 @@ class Noise(grain.transforms.RandomMap):
 def test_operations_get_the_samplers_random_numbers():
     order = keys(SAMPLER, 2 * N)
 
-    def noise(index):  # as Grain says it: one generator for each index
+    def noise(index):  # like Grain: one generator for each index
         return np.random.Generator(np.random.Philox(key=5 + index)).integers(1000, dtype=np.int32)
 
     want = [int(2 * key + noise(i)) for i, key in enumerate(order)]
@@ -243,7 +243,7 @@ def test_a_sharded_sampler_is_refused():
         ({"sharding": True, "pad": "mask", "batch_size": 7}, "not divisible by the 2 data shards"),
     ],
 )
-def test_shards_that_batches_do_not_fit_are_refused(options, words):
+def test_shards_that_do_not_divide_batches_are_refused(options, words):
     options = dict(options)
     if options.pop("sharding", False):
         options["sharding"] = rows_over(2)
@@ -289,13 +289,13 @@ def test_each_device_has_its_rows(shape, turn):
 
 
 def shardings():
-    """Of each number of shards; None is no sharding at all, which is one shard, too."""
+    """Returns a sharding for each number of shards; None is a single shard without a sharding."""
     yield from [None, rows_over(1), rows_over(2), rows_over(4), rows_over(8)]
     yield rows_over(2, 4)
 
 
 @pytest.mark.parametrize("policy", ("drop", "mask"))
-def test_a_run_on_four_devices_goes_on_on_any_number(policy):
+def test_a_run_on_four_devices_resumes_on_any_number(policy):
     options = POLICIES[policy]
     saved = iter(loader(sharding=rows_over(4), **options))
     want = taken(loader(**options))
@@ -314,7 +314,7 @@ def test_a_run_on_four_devices_goes_on_on_any_number(policy):
 
 @pytest.mark.parametrize("shape", (None, (1,), (2,), (4, 2)))
 @pytest.mark.parametrize("policy", ("drop", "mask"))
-def test_random_operators_go_on_bit_by_bit_at_every_step(shape, policy):
+def test_random_operators_resume_bit_for_bit_at_every_step(shape, policy):
     options = {"graph": drawing, "seed": 9, **POLICIES[policy]}
     if shape:
         options["sharding"] = rows_over(*shape)
@@ -333,7 +333,7 @@ def test_random_operators_go_on_bit_by_bit_at_every_step(shape, policy):
         again.close()
 
 
-def test_random_operators_are_refused_on_another_number_of_shards_unless_told():
+def test_random_operators_need_the_same_number_of_shards_unless_allowed():
     options = {"graph": drawing, "pad": "mask"}
     saved = iter(loader(sharding=rows_over(4), **options))
     straight = taken(loader(sharding=rows_over(4), **options))
@@ -343,12 +343,12 @@ def test_random_operators_are_refused_on_another_number_of_shards_unless_told():
     with pytest.raises(ValueError, match="of 4 shards, here are 2.*RandomInputs.*other_randomness"):
         other.set_state(state)
     first = taken(other, 1)[0]
-    assert first["x"].tolist() == straight[0]["x"].tolist()  # as it was
-    other.set_state(start)  # nothing was drawn yet
+    assert first["x"].tolist() == straight[0]["x"].tolist()  # unchanged
+    other.set_state(start)  # no number was drawn yet
     assert same(taken(other, 1), [first])
     replicas = iter(loader(sharding=rows_over(4, 2), **options))
-    replicas.set_state(state)  # as many shards
-    assert replicas.get_state() == state  # saved again without a batch, it says the same
+    replicas.set_state(state)  # the same number of shards
+    assert replicas.get_state() == state  # saving again without a batch gives the same state
     assert same(taken(replicas), straight[2:])
     told = iter(loader(sharding=rows_over(2), other_randomness=True, **options))
     told.set_state(state)
@@ -357,7 +357,7 @@ def test_random_operators_are_refused_on_another_number_of_shards_unless_told():
         assert got["u"].tolist() != want["u"].tolist()
 
 
-def test_random_inputs_are_the_same_on_any_number_of_shards():
+def test_random_inputs_do_not_depend_on_the_number_of_shards():
 
     def scaled(number, scale):
         return number + 0, 3 * scale
@@ -388,7 +388,7 @@ def test_random_inputs_are_the_same_on_any_number_of_shards():
 
 
 def broken(on_error="raise", bad=7, state=None, **options):
-    """The iterator over 12 pictures in batches of 4, of which one is cut, and where that is."""
+    """Returns an iterator over 12 images, one of them truncated, and the bad position."""
     sampler = INDEX(12, shuffle=True, num_epochs=2, seed=3)
     options = {"graph": decode, "output_map": ("x", "u"), "batch_size": 4, **options}
     made = loader(sampler, jpegs(12, bad), on_error=on_error, pad="mask", **options)
@@ -419,7 +419,7 @@ def test_an_error_names_index_and_key_and_the_next_batch_follows(shards):
 
 @pytest.mark.parametrize("on_error", ("skip", "mask"))
 @pytest.mark.parametrize("shards", (1, 2))
-def test_a_bad_record_costs_its_batch_or_itself_and_states_go_on(shards, on_error):
+def test_only_a_bad_record_or_its_batch_is_lost_and_states_resume(shards, on_error):
     options = {"sharding": rows_over(shards), "on_error": on_error}
     iterator, order, where = broken(**options)
     want = []
@@ -444,8 +444,8 @@ def test_a_bad_record_costs_its_batch_or_itself_and_states_go_on(shards, on_erro
         assert same(taken(again), got[step:])
 
 
-def test_the_random_numbers_are_those_of_a_run_without_the_bad_record():
-    # A neighbour stands for it, so that what is drawn for all others stays.
+def test_a_bad_record_does_not_change_random_numbers():
+    # A neighbor replaces it, so that the draws of all other records are unchanged.
     (with_bad, _, where), (without, _, _) = broken("mask"), broken(bad=None)
     got, want = taken(with_bad), taken(without)
     for step in range(6):
@@ -455,7 +455,7 @@ def test_the_random_numbers_are_those_of_a_run_without_the_bad_record():
 
 
 class Failing(Source):
-    """A source that fails once, as a disk over the network does."""
+    """Fails once, like a network disk."""
 
     where = 9
 
@@ -466,7 +466,7 @@ class Failing(Source):
         return super().__getitem__(index)
 
 
-def test_after_an_error_of_the_source_the_state_is_that_of_the_batches():
+def test_the_state_after_an_error_of_the_source_matches_the_batches():
     sampler, got = INDEX(4 * BATCH, num_epochs=1), []
     iterator = iter(loader(sampler, Failing(numbers(4 * BATCH)), drop_remainder=True))
     for _ in range(9):
@@ -485,8 +485,8 @@ def test_after_an_error_of_the_source_the_state_is_that_of_the_batches():
     assert end
 
 
-def test_an_error_of_the_source_in_the_call_that_skips_a_batch_repeats_none():
-    # Two pipelines: after the one's error the other pulls on, within the same call.
+def test_an_error_of_the_source_while_skipping_repeats_no_batch():
+    # Two pipelines: after an error of the first, the second continues within the same call.
     source = Failing(jpegs(28, bad=5))
     source.where = 17
     iterator = iter(
@@ -538,7 +538,7 @@ def changed(**values):
     return lambda state: {**state, **values}
 
 
-# What is other in the iterator that saved the state, or in the state itself; and the words.
+# What differs in the iterator that saved the state, or in the state; and the error's words.
 REFUSED = [
     ({"batch": 4}, r"batch_size: 4 -> 8"),
     ({"seed": 6}, "sampler: .*seed=6"),
@@ -558,7 +558,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("change,words", REFUSED)
-def test_another_state_is_refused_and_nothing_changes(change, words):
+def test_a_different_state_is_refused_without_effect(change, words):
     want = [own for own, _ in cut(2 * list(range(N)), "mask")]
     other = stateful(pad="mask", **(change if isinstance(change, dict) else {}))
     next(other)

@@ -1,4 +1,4 @@
-"""Orbax: models and iterators together, in fresh processes and on another number of them.
+"""Orbax: models and iterators together, in new processes and with another number of processes.
 
 Run as a script, this is one training process; see `main`.
 """
@@ -38,7 +38,7 @@ APIS = ("v0", "v1", "json")
 
 
 def source():
-    """JPEGs of one grey each, and the number of each."""
+    """Records of a gray JPEG and its number."""
     made = []
     for i in range(N):
         file = io.BytesIO()
@@ -71,7 +71,7 @@ def drawn(image, number, *, draw):
 
 
 def elastic(kind="loader"):
-    """Random numbers for each record, over all devices there are."""
+    """Defines random numbers for each record, over all devices."""
     sharding = rows_over(jax.device_count())
     options = {"batch_size": BATCH, "sharding": sharding, "pad": "mask", "num_threads": 1}
     if kind == "source":
@@ -83,7 +83,7 @@ def elastic(kind="loader"):
 
 
 def iterators(files):
-    """One of each kind, with random operators, on one device."""
+    """Returns an iterator of each kind, with random operators, on one device."""
     options = {"batch_size": BATCH, "num_threads": 1, "seed": 7, "pad": "mask"}
     records = grain.MapDataset.source(source()).seed(3).shuffle().repeat(2)
     transform = DALITransform(per_batch, output_map=["x"], **options)
@@ -109,7 +109,7 @@ def iterators(files):
 
 
 def start(devices):
-    """The weights of a tiny model, the same on some devices."""
+    """Returns the weights of a tiny model, the same on any devices."""
     everywhere = NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec())
     return jax.device_put({"w": np.zeros((16, 16, 3), np.float32)}, everywhere)
 
@@ -125,7 +125,7 @@ def update(state, x, mask):
 
 
 def train(state, iterator, steps):
-    """The state after so many steps, and their batches."""
+    """Trains for some steps; returns the weights and the batches."""
     batches = []
     for _ in range(steps):
         batches.append(next(iterator))
@@ -134,7 +134,7 @@ def train(state, iterator, steps):
 
 
 def arguments_of(iterator):
-    """What Orbax's first API saves and restores it by."""
+    """Returns the arguments with which Orbax's old API saves and restores."""
     if isinstance(iterator, DALIDataLoaderIterator) or getattr(iterator, "over_source", False):
         return ElasticSave, ElasticRestore
     return grain.checkpoint.CheckpointSave, grain.checkpoint.CheckpointRestore
@@ -154,7 +154,7 @@ def save(api, folder, state, iterator):
 
 
 def restore(api, folder, state, iterator):
-    """The weights that were saved; the iterator goes on where it was."""
+    """Returns the saved weights, and restores the iterator."""
     folder = pathlib.Path(folder).absolute()
     if api == "v0":
         data = arguments_of(iterator)[1](iterator)
@@ -169,11 +169,11 @@ def restore(api, folder, state, iterator):
     return state
 
 
-# One of several processes, or one that is fresh
+# One of several processes, or a new process
 
 
-def told(batches):
-    """What this process has of each batch: number, mask and pixels of its rows, as JSON."""
+def report_rows(batches):
+    """Returns this process's part of each batch as JSON: number, mask and pixels of its rows."""
     made = []
     for batch in batches:
         rows = {}
@@ -191,30 +191,30 @@ def weights(state):
 
 
 def walk(folder, kind):
-    """An elastic run, saved in each way on its way."""
+    """Runs elastically and saves in each way."""
     iterator = elastic(kind)
     state, first = train(start(jax.devices()), iterator, SAVED)
     for api in APIS:
         save(api, folder, state, iterator)
     _, rest = train(state, iterator, STEPS - SAVED)
     assert next(iterator, None) is None
-    return {"saved": weights(state), "batches": told(first + rest)}
+    return {"saved": weights(state), "batches": report_rows(first + rest)}
 
 
 def go_on(folder, kind):
-    """The rest of an elastic run, in each way of restoring it."""
+    """Runs the rest elastically, restored in each way."""
     report = {}
     for api in APIS:
         iterator = elastic(kind)
         state = restore(api, folder, start(jax.devices()), iterator)
         _, rest = train(state, iterator, STEPS - SAVED)
         assert next(iterator, None) is None
-        report[api] = {"saved": weights(state), "batches": told(rest)}
+        report[api] = {"saved": weights(state), "batches": report_rows(rest)}
     return report
 
 
 def finish(folder, files):
-    """The final weights of each model that was saved."""
+    """Returns the final weights of each saved model."""
     report = {}
     for (name, make), api in itertools.product(iterators(files).items(), APIS[:2]):
         iterator = make()
@@ -227,13 +227,13 @@ JOBS = {"walk": walk, "go_on": go_on, "finish": finish}
 
 
 def run(tmp_path, job, *arguments, processes=1, devices=1):
-    """What a job reports, in each of several new processes."""
+    """Runs a job in several new processes, and returns their reports."""
     options = {"devices": devices, "job": job, "arguments": arguments}
     return started(__file__, tmp_path, options, processes)
 
 
 def together(reports):
-    """The batches of all processes: for each its rows in order; each is there once."""
+    """Merges the batches of all processes: the rows in order, each exactly once."""
     made = []
     for pieces in zip(*(report["batches"] for report in reports), strict=True):
         rows = {int(k): v for own in pieces for k, v in own.items()}
@@ -243,7 +243,7 @@ def together(reports):
 
 
 def batches_of(kind):
-    """The numbers in each batch of the sampler, or of the source's epochs, without padding."""
+    """Returns the numbers in each batch of the sampler or the source, without padding."""
     if kind == "source":
         epochs = [shuffled(range(N), N, 5, epoch).tolist() for epoch in range(2)]
     else:
@@ -252,7 +252,7 @@ def batches_of(kind):
 
 
 def check_records(batches, want):
-    """The numbers and masks of some batches."""
+    """Checks the numbers and masks of some batches."""
     for rows, own in zip(batches, want, strict=True):
         assert [number[0] for number, mask, _ in rows if mask] == own
         assert [mask for _, mask, _ in rows] == [True] * len(own) + [False] * (BATCH - len(own))
@@ -260,7 +260,7 @@ def check_records(batches, want):
 
 @pytest.mark.parametrize("kind", ("loader", "source"))
 @pytest.mark.parametrize("before,after", (((2, 2), (1, 4)), in_full((1, 4), (2, 2))))
-def test_another_number_of_processes_goes_on(tmp_path, kind, before, after):
+def test_another_number_of_processes_resumes(tmp_path, kind, before, after):
     whole = run(tmp_path, "walk", str(tmp_path), kind, processes=before[0], devices=before[1])
     want = together(whole)
     check_records(want, batches_of(kind))
@@ -272,7 +272,7 @@ def test_another_number_of_processes_goes_on(tmp_path, kind, before, after):
             assert all(report[api]["saved"] == whole[0]["saved"] for report in reports)
 
 
-def test_a_model_ends_with_the_same_weights_in_a_fresh_process(tmp_path, jpegs):
+def test_a_model_ends_with_the_same_weights_in_a_new_process(tmp_path, jpegs):
     straight = {}
     for (name, make), api in itertools.product(iterators(jpegs).items(), APIS[:2]):
         iterator = make()
@@ -289,7 +289,7 @@ def test_a_model_ends_with_the_same_weights_in_a_fresh_process(tmp_path, jpegs):
 
 
 def saved_by_two(tmp_path, steps=(2, 2)):
-    """A folder of Orbax as two processes that stand at these steps leave it."""
+    """Returns a folder as Orbax leaves it after two processes at these steps."""
     iterator = elastic()
     next(iterator)
     save("v0", tmp_path, start(jax.devices()), iterator)
@@ -302,7 +302,7 @@ def saved_by_two(tmp_path, steps=(2, 2)):
     return folder
 
 
-def test_states_of_two_steps_are_refused_and_nothing_changes(tmp_path):
+def test_states_of_two_steps_are_refused_without_effect(tmp_path):
     saved_by_two(tmp_path, (2, 3))
     iterator = elastic()
     next(iterator)
@@ -329,7 +329,7 @@ def test_one_manager_saves_and_restores_and_saves_again(tmp_path):
             assert again.get_state() == iterator.get_state()
 
 
-def test_what_grain_saved_is_read_and_what_it_reads_is_saved(tmp_path):
+def test_files_are_exchanged_with_grain(tmp_path):
     saving = (grain.checkpoint.CheckpointSave, ElasticSave)
     restoring = (ElasticRestore, grain.checkpoint.CheckpointRestore)
     iterator = elastic()
@@ -344,7 +344,7 @@ def test_what_grain_saved_is_read_and_what_it_reads_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", (ElasticSave, ElasticRestore))
-def test_iterators_whose_state_is_of_one_process_are_refused(arguments):
+def test_iterators_with_states_of_one_process_are_refused(arguments):
     for kind in ("transform", "dataset"):
         iterator = iterators([])[kind]()
         with pytest.raises(TypeError, match="no iterator of a DALIDataLoader.*CheckpointSave"):

@@ -1,4 +1,4 @@
-"""What a DALITransform makes of holes, of records whose reading raises, and of slow parents."""
+"""DALITransform with missing records, records that raise, and slow parents."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def chunks(values, size=B):
 
 
 class Fails:
-    """A user's map that fails for some records, each time it is asked."""
+    """A user's map that always fails for some records."""
 
     def __init__(self, *bad, error=KeyError):
         self.bad, self.error = bad, error
@@ -49,7 +49,7 @@ def source(count=14):
 
 
 def events(iterator, most=100):
-    """The records of each batch, or the error, and the random numbers, up to the end."""
+    """Returns the records of each batch, or the error, and the random numbers, up to the end."""
     out = []
     with contextlib.suppress(StopIteration):
         for _ in range(most):
@@ -67,7 +67,7 @@ def rows(out):
 
 
 def expected(count, bad):
-    """Each error comes where its record would be read, before the batch that it is missing in."""
+    """Returns the expected events: each error precedes the batch that lacks its record."""
     out, batch = [], []
     for i in range(count):
         if i in bad:
@@ -91,7 +91,7 @@ PARENTS = {
 
 @pytest.mark.parametrize("make", PARENTS.values(), ids=PARENTS)
 @pytest.mark.parametrize("bad", ([5], [0], [4, 5], [13], [0, 6, 7, 13], list(range(4, 9))))
-def test_a_record_whose_reading_raises_costs_no_other_one_and_states_are_exact(make, bad):
+def test_a_record_that_raises_loses_no_other_record_and_states_are_exact(make, bad):
     ds = make(source(), Fails(*bad)).pipe(transform())
     iterator, states, got = iter(ds), [], []
     while True:
@@ -105,26 +105,26 @@ def test_a_record_whose_reading_raises_costs_no_other_one_and_states_are_exact(m
         restored = iter(ds)
         restored.set_state(state)
         assert events(restored) == got[step:]
-    # And the numbers drawn are those of a stream without such records.
+    # The random numbers equal those of a stream without the failing records.
     plain = events(iter(source().filter(lambda r: int(r["x"]) not in bad).pipe(transform())))
     assert [one for one in got if not isinstance(one, str)] == plain
 
 
-def test_lists_that_grain_batches_are_lost_as_a_whole_and_the_next_ones_come():
+def test_a_record_that_raises_loses_the_list_that_grain_batches():
     for batch_fn in (list, pack_records):
         ds = source().map(Fails(5)).batch(B, batch_fn=batch_fn).to_iter_dataset()
         got = events(iter(ds.pipe(transform())))
         assert rows(got) == [[0, 1, 2, 3], "KeyError 'record 5'", [8, 9, 10, 11], [12, 13]]
 
 
-def test_an_end_that_a_record_s_reading_raises_is_no_end():
+def test_a_stop_iteration_of_a_record_does_not_end_the_dataset():
     ds = source(6).map(Fails(1, error=StopIteration)).pipe(transform())
     got = rows(events(iter(ds)))
     assert got[0].startswith("RuntimeError the reading of a record raised StopIteration")
     assert got[1:] == [[0, 2, 3, 4], [5]]
 
 
-def test_what_grain_itself_does_not_pass_is_raised_again():
+def test_errors_that_grain_cannot_pass_are_raised_repeatedly():
     class Stuck(grain.IterDataset):
         def __iter__(self):
             return StuckIterator()
@@ -150,7 +150,7 @@ def test_what_grain_itself_does_not_pass_is_raised_again():
     assert rows(events(iterator, 3)) == [[0, 1, 2, 3]] + ["KeyError 'record 5'"] * 2
 
 
-# Holes
+# Missing records
 
 HOLES = {
     "filter": lambda ds: ds.filter(lambda record: record["x"] % 3 != 1),
@@ -164,7 +164,7 @@ HOLES = {
 
 @pytest.mark.parametrize("make", HOLES.values(), ids=HOLES)
 @pytest.mark.parametrize("options", ({}, {"drop_remainder": True}, {"pad": "mask"}))
-def test_holes_are_taken_out_and_states_are_exact(make, options):
+def test_missing_records_are_removed_and_states_are_exact(make, options):
     want = [i for i in range(21) if i % 3 != 1]
     assert [int(one["x"]) for one in make(source(21)) if one is not None] == want
     ds = make(source(21)).pipe(transform(**options))
@@ -180,7 +180,7 @@ def test_holes_are_taken_out_and_states_are_exact(make, options):
         assert events(iterator) == got[step:]
 
 
-def test_flat_map_gives_its_records():
+def test_flat_map_delivers_its_records():
     class Twice(grain.experimental.FlatMapTransform):
         max_fan_out = 3
 
@@ -197,7 +197,7 @@ def test_a_filter_that_leaves_nothing_ends():
     assert events(iter(source().filter(lambda record: False).pipe(transform()))) == []
 
 
-# What Grain's own batch has: arrays that may be written to, and numbers of batches
+# Properties of Grain's batches: writable arrays, and numbers of batches
 
 
 def with_a_constant(x):
@@ -227,7 +227,7 @@ def reader(**options):
     return DALIIterDataset(read, batch_size=B, **options)
 
 
-FILES = []  # of NumPy, one for each record
+FILES = []  # NumPy generators, one for each record
 WRITERS = {
     "DALITransform": lambda **options: source().pipe(
         DALITransform(
@@ -241,7 +241,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
-def test_arrays_may_be_written_to_where_that_is_asked_for(make, tmp_path, monkeypatch):
+def test_arrays_are_writable_on_request(make, tmp_path, monkeypatch):
     for i in range(14):
         monkeypatch.setitem(globals(), "FILES", [*FILES, str(tmp_path / f"{i:02}.npy")])
         np.save(FILES[-1], np.int32(i))
@@ -255,7 +255,7 @@ def test_arrays_may_be_written_to_where_that_is_asked_for(make, tmp_path, monkey
     assert seen == [(own, [[7, 7]] * len(own)) for own in chunks(list(range(14)))]
 
 
-def test_numbers_of_batches_are_those_of_grain_or_say_the_way(monkeypatch, tmp_path):
+def test_the_number_of_batches_equals_grains_or_raises_with_a_fix(monkeypatch, tmp_path):
     plain, ours = iter(source().to_iter_dataset().batch(B)), iter(source().pipe(transform()))
     for step in range(3):
         for iterator in (plain, ours):
@@ -283,7 +283,7 @@ def test_numbers_of_batches_are_those_of_grain_or_say_the_way(monkeypatch, tmp_p
 
 
 class Gated(grain.IterDataset):
-    """Records of which those behind the first batches wait until these were received."""
+    """Records after the first batches wait until the first batches are delivered."""
 
     def __init__(self, free, received):
         super().__init__()
@@ -326,11 +326,11 @@ def test_the_first_batch_does_not_wait_for_the_records_of_later_ones(prefetch):
     assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
 
 
-# Not by ds.map() or ds.apply()
+# Not with ds.map() or ds.apply()
 
 
 @pytest.mark.parametrize("make", (lambda ds: ds, lambda ds: ds.to_iter_dataset()))
-def test_a_transform_that_is_mapped_or_applied_says_how_it_is_to_be_used(make):
+def test_a_mapped_or_applied_transform_raises_with_the_fix(make):
     way = r"write ds\.pipe\(DALITransform\(\.\.\.\)\)"
     with pytest.raises(TypeError, match=way):
         next(iter(make(source()).map(transform())))
@@ -340,10 +340,10 @@ def test_a_transform_that_is_mapped_or_applied_says_how_it_is_to_be_used(make):
         transform()([{"x": 1}])
 
 
-def test_positions_that_no_such_iterator_has_are_refused_and_change_nothing():
+def test_impossible_positions_are_refused_without_effect():
     iterator = iter(source().pipe(transform()))
     state = iterator.get_state()
-    # Three batches behind the start, or three records: the parent's states are alike.
+    # Three batches after the start, or three records: the parent's states look the same.
     other = iter(source().to_iter_dataset().pipe(transform())).get_state()
     for wrong in (other, state | {"skip": B}, state | {"skip": -1}, state | {"failed": ["1"]}):
         with pytest.raises(ValueError, match="no state of a DALITransform|lists"):

@@ -1,4 +1,4 @@
-"""`DALIIterDataset` is a Grain dataset like Grain's own: its batches, ends, states and toolbox."""
+"""`DALIIterDataset` behaves like Grain's datasets: batches, ends, states and tools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ check_checkpoints = toolbox.assert_equal_output_after_checkpoint
 
 
 def numbers(files, n=N, first=0, padded=True, stick=True, shuffle=False, shard_id=0, num_shards=1):
-    """The numbers of n files from ``first`` on, and a draw that shows the random state."""
+    """Defines the numbers of n files from ``first``, and a draw that shows the random state."""
     label = fn.readers.file(
         files=files[:n],
         labels=list(range(first, first + n)),
@@ -54,7 +54,7 @@ def source(files: list[str], iterator_fn: Any = ITERATOR_FN, **options: Any) -> 
 
 
 def samples(element: Any) -> Any:
-    """The numbers of an element, whatever Grain's toolbox made of it."""
+    """Returns the numbers of an element, whatever Grain's tools made of it."""
     if isinstance(element, tuple):
         return [samples(one) for one in element]
     return np.asarray(element["x"] if isinstance(element, dict) else element).ravel().tolist()
@@ -64,7 +64,7 @@ def walk(ds: Any) -> list[Any]:
     return [samples(element) for element in ds]
 
 
-def together(batches: Any) -> list[Any]:
+def merge_rows(batches: Any) -> list[Any]:
     return list(itertools.chain.from_iterable(batches))
 
 
@@ -73,19 +73,19 @@ def on_host(ds: grain.IterDataset) -> grain.IterDataset:
 
 
 def batched(n: int, first: int = 0, drop: bool = False) -> list[list[int]]:
-    """Some numbers in batches, by plain slicing."""
+    """Returns some numbers in batches, by slicing."""
     own = [list(range(first, first + n))[at : at + BATCH] for at in range(0, n, BATCH)]
     return [batch for batch in own if len(batch) == BATCH or not drop]
 
 
 def tail(ds: grain.IterDataset, state: dict[str, Any]) -> list[Any]:
-    """What a fresh iterator delivers from a state on that went through JSON."""
+    """Returns the batches of a new iterator from a state that was encoded as JSON."""
     iterator = iter(ds)
     iterator.set_state(json.loads(json.dumps(state)))
     return list(iterator)
 
 
-def test_dataset_and_iterator_are_grains_own_classes(jpegs_many):
+def test_dataset_and_iterator_are_subclasses_of_grains(jpegs_many):
     plain = source(jpegs_many, numbers, output_map=["x", "u"], reader_name="reader")
     for ds in (plain, source(jpegs_many)):
         assert isinstance(ds, grain.IterDataset) and isinstance(iter(ds), grain.DatasetIterator)
@@ -101,7 +101,7 @@ def test_a_graph_may_have_an_argument_as_numpy(jpegs_many):
     iterator_fn = data_iterator(graph, ["x"], reader_name="reader")
     batch = next(iter(DALIIterDataset(iterator_fn, files=jpegs_many[:N], batch_size=BATCH)))
     assert isinstance(batch["x"], np.ndarray)
-    for said in (True, False):  # nothing: the device says it
+    for said in (True, False):  # no computation: the device determines it
         ds = DALIIterDataset(ITERATOR_FN, files=jpegs_many, batch_size=BATCH, as_numpy=said)
         assert isinstance(next(iter(ds))["x"], np.ndarray)
 
@@ -115,7 +115,7 @@ def test_iterators_are_fresh_independent_and_their_end_is_sticky(jpegs_many):
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(one)
-    assert samples(next(other)) == batched(N)[0]  # the end of one is not that of the other
+    assert samples(next(other)) == batched(N)[0]  # an iterator's end does not affect the other
 
 
 def test_a_closed_iterator_raises_and_closes_again(jpegs_many):
@@ -146,7 +146,10 @@ def test_only_prefetch_and_batches_build_a_pipeline(jpegs_many):
     assert str(ds) and str(iterator) and not built
     for _ in range(2):
         iterator.start_prefetch()
-    assert (len(built), iterator.get_state()) == (1, state)  # it scheduled, and delivered nothing
+    assert (len(built), iterator.get_state()) == (
+        1,
+        state,
+    )  # delivered no batch
     assert walk(iterator) == batched(N) and len(built) == 1
 
 
@@ -161,7 +164,7 @@ def test_states_are_small_json_of_one_shape(jpegs_many):
         assert all(type(value) is type(states[0][name]) for name, value in state.items())
 
 
-def test_states_may_be_taken_on_another_thread(jpegs_many):
+def test_states_may_be_taken_in_another_thread(jpegs_many):
     ds = source(jpegs_many, num_epochs=20)
     iterator, seen, done = iter(ds), [], threading.Event()
     known = [iterator.get_state()]
@@ -181,7 +184,7 @@ def test_states_may_be_taken_on_another_thread(jpegs_many):
     assert [samples(b) for b in tail(ds, known[-4])] == batched(N)
 
 
-def test_no_state_is_told_between_two_epochs(jpegs_many, monkeypatch):
+def test_a_state_is_never_between_two_epochs(jpegs_many, monkeypatch):
     ds = source(jpegs_many, num_epochs=2)
     iterator, told = iter(ds), []
     for _ in range(len(batched(N))):
@@ -189,7 +192,7 @@ def test_no_state_is_told_between_two_epochs(jpegs_many, monkeypatch):
     epoch = iterator._stream._iterator
     begin = epoch.reset
 
-    def begin_and_be_asked():  # as another thread may, just then
+    def begin_and_be_asked():  # like a concurrent thread
         begin()
         told.append(pool.submit(iterator.get_state))
         assert not concurrent.futures.wait(told, timeout=0.05).done
@@ -202,7 +205,7 @@ def test_no_state_is_told_between_two_epochs(jpegs_many, monkeypatch):
 
 @pytest.mark.parametrize("n", [3, 4, 8, 11])
 @pytest.mark.parametrize("policy", [{}, {"pad": "mask"}, {"drop_remainder": True}], ids=str)
-def test_every_epoch_is_the_data_and_resumes_at_every_batch(jpegs_many, n, policy):
+def test_every_epoch_has_all_samples_and_resumes_at_every_batch(jpegs_many, n, policy):
     ds = source(jpegs_many, n=n, num_epochs=3, **policy)
     iterator, got, states = iter(ds), [], []
     while True:
@@ -222,7 +225,7 @@ def test_every_epoch_is_the_data_and_resumes_at_every_batch(jpegs_many, n, polic
         np.testing.assert_equal(tail(ds, state), got[at:])
 
 
-def test_an_endless_dataset_goes_on_and_resumes(jpegs_many):
+def test_an_endless_dataset_continues_and_resumes(jpegs_many):
     ds = source(jpegs_many, num_epochs=None)
     iterator = iter(ds)
     assert [samples(next(iterator)) for _ in range(16)] == (batched(N) * 6)[:16]
@@ -237,7 +240,7 @@ CELLS = list(itertools.product((3, 4, 6, 8, 11, 12, 13), (1, 2, 3), (False, True
 
 
 @pytest.mark.parametrize("n,shards,drop", CELLS)
-def test_shards_count_as_grains_own(jpegs_many, n, shards, drop):
+def test_shards_have_grains_sizes(jpegs_many, n, shards, drop):
     mine, theirs = [], []
     for shard in range(shards):
         options = Shard(shard, shards)
@@ -247,10 +250,10 @@ def test_shards_count_as_grains_own(jpegs_many, n, shards, drop):
     if n % shards == 0:
         assert mine == theirs
         return
-    # Grain gives what is left over to the first shards, DALI to the last.
-    assert sorted(map(len, together(mine))) == sorted(map(len, together(theirs)))
+    # Grain assigns the remainder to the first shards, DALI to the last.
+    assert sorted(map(len, merge_rows(mine))) == sorted(map(len, merge_rows(theirs)))
     if not drop:
-        assert sorted(together(together(mine))) == sorted(together(together(theirs)))
+        assert sorted(merge_rows(merge_rows(mine))) == sorted(merge_rows(merge_rows(theirs)))
 
 
 @pytest.mark.parametrize("policy", [{"pad": "mask"}, {}], ids=str)
@@ -258,7 +261,7 @@ def test_a_shard_is_the_same_in_every_epoch(jpegs_many, policy):
     for shard in range(3):
         ds = source(jpegs_many, num_epochs=2, shard_options=Shard(shard, 3), **policy)
         valid = [b["x"].ravel()[b.get("mask", slice(None))].tolist() for b in ds]
-        assert together(valid) == list(range(N * shard // 3, N * (shard + 1) // 3)) * 2
+        assert merge_rows(valid) == list(range(N * shard // 3, N * (shard + 1) // 3)) * 2
 
 
 def test_a_shuffled_epoch_has_every_sample_once(jpegs_many):
@@ -269,12 +272,12 @@ def test_a_shuffled_epoch_has_every_sample_once(jpegs_many):
     check_checkpoints(ds)
 
 
-def test_a_reader_without_padding_drops_where_each_epoch_stays_whole(jpegs_many):
+def test_a_reader_without_padding_drops_only_if_epochs_stay_complete(jpegs_many):
     ds = source(jpegs_many, padded=False, drop_remainder=True)
     assert walk(ds) == batched(N, drop=True)
     ds = source(jpegs_many, n=8, padded=False, drop_remainder=True, num_epochs=3)
     assert walk(ds) == batched(8) * 3
-    # The samples of the batch that is dropped would be missing in the next epoch.
+    # The samples of the dropped batch would be missing in the next epoch.
     with pytest.raises(ValueError, match="samples of the next epoch.*pad_last_batch=True"):
         next(iter(source(jpegs_many, padded=False, drop_remainder=True, num_epochs=3)))
 
@@ -322,7 +325,7 @@ def test_arguments_that_exclude_one_another_are_refused_at_once(jpegs_many):
             source(jpegs_many, **options)
 
 
-def test_a_reader_that_does_not_fit_is_refused_with_what_to_add(jpegs_many):
+def test_an_unsuitable_reader_is_refused_with_the_missing_arguments(jpegs_many):
     for options, message in (
         ({"padded": False}, "pass pad_last_batch=True"),
         ({"padded": False, "pad": "mask"}, "pass pad_last_batch=True"),
@@ -336,7 +339,7 @@ def test_a_reader_that_does_not_fit_is_refused_with_what_to_add(jpegs_many):
 
 
 @pytest.mark.parametrize("setting", ["auto_reset", "mask", "shard_options"])
-def test_settings_that_come_in_by_another_way_are_refused(jpegs_many, setting):
+def test_duplicate_settings_are_refused(jpegs_many, setting):
     options = {
         "auto_reset": {"auto_reset": True},
         "mask": {"mask": "m"},
@@ -368,7 +371,7 @@ def test_checkpoints_under_device_put(jpegs_many):
 
 def test_checkpoints_under_multithread_prefetch(jpegs_many):
     ds = toolbox.multithread_prefetch(source(jpegs_many, num_epochs=2), 3, 2)
-    assert sorted(together(walk(ds))) == sorted([*range(N)] * 2)
+    assert sorted(merge_rows(walk(ds))) == sorted([*range(N)] * 2)
     check_checkpoints(ds)
     placed = source(jpegs_many, sharding=rows_over(2), pad="mask")
     with pytest.raises(ValueError, match="DALI has threads of its own"):
@@ -377,13 +380,13 @@ def test_checkpoints_under_multithread_prefetch(jpegs_many):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_checkpoints_under_worker_processes(jpegs_many, workers):
-    flags.FLAGS.mark_as_parsed()  # the workers take Grain's flags over
+    flags.FLAGS.mark_as_parsed()  # the workers copy Grain's flags
     seen: list[Any] = []
     ds = source(jpegs_many, n=7, num_threads=1)
     ds = ds.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=workers))
     check_checkpoints(ds.map(lambda batch: seen.append(samples(batch)) or batch))
-    # The helper walks through the data once, and then from each of its two states to the end.
-    assert sorted(together(seen[:2])) == list(range(7)) and seen[2:] == seen[:2] + seen[1:2]
+    # The helper walks through the data once, and then from both of its states to the end.
+    assert sorted(merge_rows(seen[:2])) == list(range(7)) and seen[2:] == seen[:2] + seen[1:2]
 
 
 class Samples(toolbox.FlatMapTransform):
@@ -398,7 +401,7 @@ def times(e: Any, factor: Any) -> Any:
 
 
 A, B = batched(N), batched(8, 100)
-# What is done to p, a dataset of A, and q, one of B.
+# Operations on p, a dataset of A, and q, a dataset of B.
 TOOLS: dict[str, Any] = {
     "map": lambda p, q: p.map(lambda e: times(e, 2)),
     "random_map": lambda p, q: p.seed(3).random_map(lambda e, g: times(e, g.integers(2, 1 << 20))),
@@ -417,7 +420,7 @@ TOOLS: dict[str, Any] = {
     "shuffle": lambda p, q: toolbox.WindowShuffleIterDataset(p, window_size=3, seed=2),
     "flat_map": lambda p, q: toolbox.FlatMapIterDataset(p, Samples()),
 }
-# What they give, where plain lists say it; the rest is Grain's to say.
+# Their results if plain lists determine them; otherwise Grain's results.
 GIVEN: dict[str, Any] = {
     "map": [[2 * x for x in own] for own in A],
     "map_with_index": [[i * x for x in own] for i, own in enumerate(A)],
@@ -437,7 +440,7 @@ GIVEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_toolbox_gives_what_it_gives_over_grains_own_and_resumes(jpegs_many, tool):
+def test_grains_tools_work_as_over_grains_datasets_and_resume(jpegs_many, tool):
     plain = []
     for data in (A, B):
         records = [{"x": np.array(x, np.int32)[:, None]} for x in data]
@@ -449,7 +452,7 @@ def test_the_toolbox_gives_what_it_gives_over_grains_own_and_resumes(jpegs_many,
 
 
 def doubled(files: list[str]) -> Any:
-    """A dataset of a graph that only cloudpickle takes along: a local function."""
+    """Returns a dataset whose graph is a local function, which only cloudpickle can pickle."""
 
     def graph(files, shard_id=0, num_shards=1):
         number, u = numbers(files, shard_id=shard_id, num_shards=num_shards)
@@ -471,7 +474,7 @@ def test_datasets_pickle_and_copy_with_their_states(jpegs_many):
     check_checkpoints(local)
 
 
-def test_a_slice_of_a_copy_leaves_the_dataset_alone(jpegs_many):
+def test_a_slice_of_a_copy_does_not_change_the_dataset(jpegs_many):
     ds = source(jpegs_many, n=12, shard_options=Shard(1, 2))
     parts = [copy.deepcopy(ds) for _ in range(3)]
     for i, part in enumerate(parts):
@@ -483,7 +486,7 @@ def test_a_slice_of_a_copy_leaves_the_dataset_alone(jpegs_many):
 @pytest.mark.parametrize(
     "policy,size", [({}, None), ({"pad": "mask"}, 4), ({"drop_remainder": 1}, 4)]
 )
-def test_the_element_spec_is_that_of_the_batches(jpegs_many, policy, size):
+def test_the_element_spec_matches_the_batches(jpegs_many, policy, size):
     ds = source(jpegs_many, **policy)
     spec = toolbox.get_element_spec(toolbox.LimitIterDataset(ds, 1))
     batch = next(iter(ds))

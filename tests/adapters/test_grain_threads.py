@@ -1,4 +1,4 @@
-"""Grain's iterators over pipelines, used by several threads at once."""
+"""Grain's iterators over pipelines, used by several threads concurrently."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ def records(count=N):
 
 
 class Watched(grain.IterDataset):
-    """Notes whether its iterator is asked to prefetch while it is asked for a record."""
+    """Detects prefetch calls during a read."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class WatchedIterator(grain.DatasetIterator):
     def __next__(self):
         self._dataset.is_read = True
         self._dataset.reads.set()
-        self._dataset.prefetched.wait(0.2)  # a prefetch that may come in between does
+        self._dataset.prefetched.wait(0.2)  # a concurrent prefetch does
         self._at += 1
         self._dataset.is_read = False
         return {"number": np.array([self._at], np.int32)}
@@ -94,7 +94,7 @@ def iter_dataset():
 
 
 @pytest.mark.parametrize("make", (over_map_dataset, over_iter_dataset, loader, iter_dataset))
-def test_other_calls_beside_next_repeat_and_lose_nothing(make):
+def test_calls_concurrent_with_next_repeat_and_lose_no_batch(make):
     dataset = make()
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

@@ -29,13 +29,13 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't imp
 
 
 def jpeg(i):
-    """Picture i is 8 * i in every pixel; their bytes have several lengths."""
+    """Returns image i, with 8 * i in every pixel; the encoded lengths differ."""
     file = io.BytesIO()
     Image.fromarray(np.full((16, 16, 3), 8 * i % 256, np.uint8)).save(file, "JPEG", quality=100)
     return file.getvalue()
 
 
-BAD = jpeg(1)[: jpeg(1).index(b"\xff\xda") + 12]  # its pixels are missing
+BAD = jpeg(1)[: jpeg(1).index(b"\xff\xda") + 12]  # without pixels
 NO_PICTURE = b"<html>"
 
 
@@ -63,7 +63,7 @@ def transform(pipeline_fn=graph, **options):
 
 
 def taken(iterator):
-    """The next batch as plain lists, or an error as its text."""
+    """Returns the next batch as lists, or the error's text."""
     try:
         return {k: np.asarray(v).tolist() for k, v in next(iterator).items()}
     except RuntimeError as error:
@@ -86,7 +86,7 @@ def chunks(values, size=B):
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
-# Where records come from, and the last batch
+# Origin of records, and the last batch
 
 SOURCES = {
     "MapDataset": lambda n: source(n),
@@ -118,14 +118,14 @@ def test_batches_and_the_last_one(make, count):
 
 @pytest.mark.parametrize("options", ({}, {"drop_remainder": True}, {"pad": "mask"}))
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
-def test_a_state_whose_step_does_not_go_with_its_records_is_refused(make, options):
+def test_a_state_whose_step_contradicts_its_records_is_refused(make, options):
     iterator = iter(make(10).pipe(transform(**options)))
     states = [iterator.get_state()]
     for _ in iterator:
         states.append(iterator.get_state())
     for state in states:
         iterator.set_state(state)
-        # An IterDataset may have given lists that were not whole, and were left out.
+        # An IterDataset may have returned incomplete lists, which were skipped.
         lists_left_out = options.get("drop_remainder") and make is not SOURCES["MapDataset"]
         for step in [4 * state["step"] + 5] + [state["step"] - 1] * (not lists_left_out):
             with pytest.raises(ValueError, match="no state of a DALITransform, or a damaged one"):
@@ -133,7 +133,7 @@ def test_a_state_whose_step_does_not_go_with_its_records_is_refused(make, option
         assert iterator.get_state() == state
 
 
-def test_a_parent_that_batches_otherwise_is_refused_and_smaller_lists_are_batches():
+def test_a_parent_with_another_batch_size_is_refused_and_smaller_lists_are_batches():
     lists = source(10).batch(B + 1, batch_fn=list).to_iter_dataset()
     with pytest.raises(ValueError, match="lists of 5 records, more than the 4 of a batch"):
         next(iter(lists.pipe(transform())))
@@ -147,7 +147,7 @@ def test_drop_remainder_drops_the_rest_of_each_epoch():
     assert numbers(got) == chunks(list(range(8))) * 2
 
 
-def test_no_records_are_no_batches():
+def test_an_empty_dataset_has_no_batches():
     assert walk(iter(grain.MapDataset.source([]).pipe(transform()))) == []
 
 
@@ -162,7 +162,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("options,words", WRONG)
-def test_wrong_arguments_are_said_where_they_are_written(options, words):
+def test_wrong_arguments_raise_at_the_constructor(options, words):
     with pytest.raises(ValueError, match=words):
         transform(**options)
 
@@ -174,7 +174,7 @@ def test_wrong_arguments_are_said_where_they_are_written(options, words):
     (dict(drop_remaindr=True), r"no argument \['drop_remaindr'\] \(did you mean 'drop_remainder'"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_wrong_arguments_are_said_when_iterating(options, words):
+def test_wrong_arguments_raise_when_iterating(options, words):
     with pytest.raises((ValueError, TypeError), match=words):
         iter(source().pipe(transform(**options)))
 
@@ -250,9 +250,9 @@ def other(name):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_state_of_another_graph_or_seed_is_refused_and_changes_nothing(name):
+def test_a_state_of_another_graph_or_seed_is_refused_without_effect(name):
     whole = walk(iter(source(20).pipe(transform())))
-    iterator = iter(source(20).pipe(transform(seed=0)))  # left out, it would be the state's
+    iterator = iter(source(20).pipe(transform(seed=0)))  # if omitted, it would be the state's
     next(iterator)
     before = iterator.get_state()
     with pytest.raises(ValueError, match="(?s)saved -> now.*(graph|seed|last batch).*->"):
@@ -262,7 +262,7 @@ def test_a_state_of_another_graph_or_seed_is_refused_and_changes_nothing(name):
 
 
 @pytest.mark.parametrize("size", [B // 2, 2 * B])
-def test_another_batch_size_is_named_as_such(size):
+def test_a_different_batch_size_is_named(size):
     iterator = iter(source(10).pipe(transform()))
     next(iterator)
     with pytest.raises(ValueError, match="a source goes on in another batch size, a DALITransf"):
@@ -270,7 +270,7 @@ def test_another_batch_size_is_named_as_such(size):
 
 
 def interleaved(cycle_length):
-    """Lists of eight records, by as many iterators in turn as workers would be."""
+    """Interleaves lists of eight records from several iterators, like workers."""
     parts = [source(8).batch(2, batch_fn=list)[k::4].to_iter_dataset() for k in range(4)]
     if not cycle_length:
         return experimental.ZipIterDataset(parts[:1]).map(lambda lists: lists[0])
@@ -280,7 +280,7 @@ def interleaved(cycle_length):
 
 
 @pytest.mark.parametrize("now", (0, 1, 2, 3, 4))
-def test_a_state_of_another_number_of_workers_is_refused_and_changes_nothing(now):
+def test_a_state_of_another_number_of_workers_is_refused_without_effect(now):
     saved = iter(interleaved(2).pipe(transform()))
     next(saved)
     state = saved.get_state()
@@ -300,7 +300,7 @@ def test_a_state_of_another_number_of_workers_is_refused_and_changes_nothing(now
     assert numbers(walk(iterator)) == numbers(walk(fresh))
 
 
-def test_packed_batches_of_a_map_dataset_say_what_to_do():
+def test_packed_batches_of_a_map_dataset_raise_with_the_fix():
     packed = source(10).batch(B, batch_fn=pack_records)
     with pytest.raises(TypeError, match=r"to_iter_dataset\(\) before the transform"):
         next(iter(packed.pipe(transform())))
@@ -308,21 +308,21 @@ def test_packed_batches_of_a_map_dataset_say_what_to_do():
 
 def test_a_refused_state_stays_refused():
     iterator = iter(source(20).pipe(transform()))
-    iterator.set_state(other("graph"))  # which is not known before the pipelines are built
+    iterator.set_state(other("graph"))  # unknown before the pipelines are built
     for _ in range(2):
         with pytest.raises(ValueError, match="graph: "):
             next(iterator)
 
 
 @pytest.mark.parametrize("state", (None, {}, {"parent": {}}, {"step": "1"}, 3))
-def test_what_is_no_state_is_refused(state):
+def test_invalid_states_are_refused(state):
     iterator = iter(source().pipe(transform()))
     with pytest.raises(ValueError, match="no state of a DALITransform"):
         iterator.set_state(state)
     assert len(walk(iterator)) == 3
 
 
-# Grain's toolbox on top
+# Grain's tools on top
 
 TOOLBOX = {
     "thread": lambda ds: experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2),
@@ -341,18 +341,18 @@ TOOLBOX = {
 
 
 @pytest.mark.parametrize("wrap", TOOLBOX.values(), ids=TOOLBOX)
-def test_checkpoints_hold_under_grain_s_toolbox(wrap):
+def test_checkpoints_work_with_grains_tools(wrap):
     assert_equal_output_after_checkpoint(wrap(source(10).seed(5).pipe(transform())))
 
 
-def test_copies_give_the_same_batches_and_transforms_serve_twice():
+def test_copies_have_equal_batches_and_transforms_are_reusable():
     ds = source(10).seed(5).pipe(transform())
     want = walk(iter(ds))
     for wrap in (copy.deepcopy, TOOLBOX["pickle"], lambda same: same):
         assert walk(iter(wrap(ds))) == want
 
 
-WORKERS = {  # two batches each: every restore starts its workers anew
+WORKERS = {  # two batches each: every restore starts its workers again
     "before 1": lambda n: SOURCES["lists"](8).mp_prefetch(workers(1)).pipe(transform()),
     "before 2": lambda n: SOURCES["lists"](8).mp_prefetch(workers(2)).pipe(transform()),
     "packed 1": lambda n: SOURCES["packed"](8).mp_prefetch(workers(1)).pipe(transform()),
@@ -372,7 +372,7 @@ def workers(count):
     [make if name.endswith("2") else in_full(make) for name, make in WORKERS.items()],
     ids=WORKERS,
 )
-def test_checkpoints_hold_under_worker_processes(make):
+def test_checkpoints_work_with_worker_processes(make):
     assert_equal_output_after_checkpoint(make(8))
 
 
@@ -410,7 +410,7 @@ def test_slices_are_found_before_workers():
         assert not is_sliced(whole.mp_prefetch(workers(count)))
 
 
-def test_the_element_spec_says_shapes_and_dtypes():
+def test_the_element_spec_has_shapes_and_dtypes():
     spec = experimental.get_element_spec(source().pipe(transform()))
     kinds = {k: (tuple(v.shape), np.dtype(v.dtype)) for k, v in spec.items()}
     number, text = np.dtype(np.int64), np.dtype(object)
@@ -434,7 +434,7 @@ SEVERAL = [((4, 6), 1), ((4, 5, 6), 1), ((4, 5, 6, 7), 1)]
 
 
 def without(batches, bad, masked):
-    """What a run with bad records in one batch must give, by a clean run."""
+    """Returns the expected result of a run with bad records in a batch, from a clean run."""
     out = []
     for batch in copy.deepcopy(batches):
         gone = [k for k, i in enumerate(batch["i"]) if i in bad and batch["mask"][k]]
@@ -448,7 +448,7 @@ def without(batches, bad, masked):
 
 
 def compare(got, want, how):
-    """Bad batches are errors, or left out; else the valid rows are as in the clean run."""
+    """Checks that bad batches are errors, or skipped, or have the valid rows of the clean run."""
     if how == "skip":
         want = [batch for batch in want if batch is not None]
     assert len(got) == len(want)
@@ -467,7 +467,7 @@ def compare(got, want, how):
     ("bad", "step", "instead"),
     [(*one, BAD) for one in ONE + SEVERAL] + [(*one, NO_PICTURE) for one in ONE[3:] + SEVERAL],
 )
-def test_a_corrupt_record_costs_no_other_batch_and_no_random_number(
+def test_a_corrupt_record_changes_no_other_batch_and_no_random_number(
     how, bad, step, instead, caplog
 ):
     clean = walk(iter(source(10).pipe(transform(pad="mask"))))
@@ -501,7 +501,7 @@ def test_a_corrupt_record_costs_no_other_batch_and_no_random_number(
 
 @pytest.mark.parametrize("how", ("raise", "skip", "mask"))
 @pytest.mark.parametrize("bad", (range(4), range(4, 8)), ids=("first", "resumed"))
-def test_a_wholly_corrupt_batch_with_none_before_it(how, bad):
+def test_a_wholly_corrupt_first_batch(how, bad):
     clean = walk(iter(source(10).pipe(transform(pad="mask"))))
     iterator = iter(source(10).pipe(transform(pad="mask")))
     steps = bad[0] // B
@@ -512,8 +512,8 @@ def test_a_wholly_corrupt_batch_with_none_before_it(how, bad):
     compare(walk(again), without(clean, bad, how == "mask")[steps:], how)
 
 
-def test_a_mask_without_any_record_to_stand_in_raises_and_goes_on():
-    # Left out, one of several processes would be a batch ahead of the others.
+def test_masking_without_a_replacement_record_raises_and_continues():
+    # If skipped, one of several processes would be a batch ahead of the others.
     bad = range(4, 48)
     iterator = iter(source(48, bad).pipe(transform(pad="mask", on_error="mask")))
     steps = [taken(iterator) for _ in range(12)]
@@ -523,7 +523,7 @@ def test_a_mask_without_any_record_to_stand_in_raises_and_goes_on():
     assert iterator.errors == ()
 
 
-def test_what_fails_behind_a_skipped_batch_loses_nothing():
+def test_a_failure_after_a_skipped_batch_loses_nothing():
     class Late:
         def __init__(self, fails):
             self.fails = fails
@@ -556,7 +556,7 @@ def test_what_fails_behind_a_skipped_batch_loses_nothing():
     assert walk(again) == got[1:]
 
 
-def test_a_repaired_batch_that_makes_no_array_is_behind_too():
+def test_a_repaired_batch_that_cannot_be_placed_is_consumed():
     big = io.BytesIO()
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(big, "JPEG")
     own = records(12, (1,))
@@ -596,7 +596,7 @@ def test_batches_are_global_arrays_with_the_right_rows(sharding):
             for shard in batch[name].addressable_shards:
                 np.testing.assert_array_equal(shard.data, values[shard.index])
         assert list(batch["key"]) == [f"k{i}" for i in own]
-        assert len(set(np.asarray(batch["u"]).tolist())) == B  # each shard draws its own
+        assert len(set(np.asarray(batch["u"]).tolist())) == B  # each shard has its own numbers
     iterator.set_state(first)
     whole = walk(iterator)
     iterator.set_state(first)
@@ -613,7 +613,7 @@ def test_shards_mask_a_corrupt_record_where_it_is():
     assert got[1]["i"][0] == 4 and got[1]["i"][2:] == [6, 7]
 
 
-def test_a_sharding_needs_whole_batches_that_it_divides():
+def test_a_sharding_needs_complete_divisible_batches():
     with pytest.raises(ValueError, match=r"drop_remainder=True to drop it, or pad='mask'"):
         transform(sharding=over(2))
     with pytest.raises(ValueError, match="batch_size=4 is not divisible by the 8 data shards"):
@@ -680,7 +680,7 @@ def test_the_operation_serves_the_threads_of_a_map_dataset():
     assert ds[7]["i"].tolist() == [28, 29, 30, 31]  # and random access
 
 
-def test_graphs_that_draw_are_refused_in_an_operation_each_time():
+def test_graphs_that_draw_are_always_refused_in_an_operation():
     own = operation(graph, names=["x", "u"])
     for _ in range(2):
         with pytest.raises(ValueError, match=r"'__Uniform_\d+'.*each record by RandomInputs"):
@@ -689,7 +689,7 @@ def test_graphs_that_draw_are_refused_in_an_operation_each_time():
         operation(on_error="skip")
 
 
-def test_an_operation_names_or_masks_a_corrupt_record_and_goes_on():
+def test_an_operation_names_or_masks_a_corrupt_record_and_continues():
     own = operation()
     with pytest.raises(RuntimeError, match=r"record 2 of the batch \(image of \d+ bytes.*'k2'"):
         own.batch_fn(records(4, (2,)))
@@ -698,7 +698,7 @@ def test_an_operation_names_or_masks_a_corrupt_record_and_goes_on():
     assert masks.batch_fn(records(4, (2,)))["mask"].tolist() == [True, True, False, True]
 
 
-def test_an_operation_goes_on_after_records_that_are_unlike():
+def test_an_operation_continues_after_unequal_records():
     own = operation()
     own.batch_fn(records(4))
     with pytest.raises(ValueError, match="image is float32"):
@@ -706,19 +706,19 @@ def test_an_operation_goes_on_after_records_that_are_unlike():
     assert own.batch_fn(records(4))["x"].tolist() == [0, 8, 16, 24]
 
 
-def test_an_operation_whose_first_batch_is_wholly_corrupt_ends_nothing():
+def test_an_operation_continues_after_a_wholly_corrupt_first_batch():
     masks = operation(on_error="mask", pad="mask")
-    # Batch by batch: Grain's own reading ahead ends in an IndexError after any error.
+    # Batch by batch: Grain's prefetching ends in an IndexError after any error.
     batches = source(8, range(4)).batch(B, batch_fn=masks.batch_fn)
     with pytest.raises(RuntimeError, match="can't decode record 0 of the batch"):
         batches[0]
     assert batches[1]["i"].tolist() == [4, 5, 6, 7]
 
 
-# What must not be lost, whatever happens
+# Failures that must not lose records
 
 
-def test_numbers_that_make_a_batch_fail_are_drawn_no_more(caplog):
+def test_random_numbers_of_a_failed_batch_are_not_drawn_again(caplog):
     def sometimes(x):
         start = fn.cast(fn.random.uniform(range=(-0.49, 0.52)), dtype=types.INT32)
         return fn.slice(x, start, 1, axes=[0], out_of_bounds_policy="error")
@@ -737,11 +737,11 @@ def test_numbers_that_make_a_batch_fail_are_drawn_no_more(caplog):
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt, which pytest would take for its own."""
+    """Like KeyboardInterrupt, which would end pytest."""
 
 
 @pytest.mark.parametrize("where", ("_pop", "_convert", "_next_outcome"))
-def test_after_an_interruption_the_batch_comes_again_with_its_own_records(where):
+def test_an_interrupted_batch_is_delivered_later_with_its_records(where):
     ds = source(40).pipe(transform())
     whole = walk(iter(ds))
     iterator = iter(ds)
@@ -787,7 +787,7 @@ def test_next_may_be_called_from_several_threads():
     assert not failed and dict(got) == want and len(got) == len(want)
 
 
-def test_an_iterator_that_is_dropped_frees_its_pipelines_at_once():
+def test_a_dropped_iterator_frees_its_pipelines_at_once():
     import gc
 
     iterator = iter(source(20).pipe(transform()))
@@ -801,7 +801,7 @@ def test_an_iterator_that_is_dropped_frees_its_pipelines_at_once():
         gc.enable()
 
 
-def test_states_are_neither_kept_nor_given_away():
+def test_states_are_copied():
     iterator = iter(source(20).pipe(transform()))
     next(iterator)
     state = iterator.get_state()
@@ -815,7 +815,7 @@ def test_states_are_neither_kept_nor_given_away():
 
 
 @pytest.mark.parametrize("parent", (None, {}, {"next_index": 10**9}, {"other": 1}))
-def test_what_the_parent_refuses_changes_nothing(parent):
+def test_a_state_that_the_parent_refuses_has_no_effect(parent):
     ds = source(20).pipe(transform())
     whole = walk(iter(ds))
     iterator = iter(ds)

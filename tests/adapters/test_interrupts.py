@@ -1,4 +1,4 @@
-"""A restore that Ctrl-C interrupts, at every line: it has moved everything, or nothing."""
+"""A restore that Ctrl-C interrupts at any line changes the whole position or nothing."""
 
 import contextlib
 import itertools
@@ -22,8 +22,8 @@ from full import FULL
 from numbered import graph
 
 N, BATCH = 11, 2
-PER_CASE = 10_000 if FULL else 36  # lines of each case that are tried, evenly over the call
-# Seeds of their own: a state brings the pipelines' seed along, too.
+PER_CASE = 10_000 if FULL else 36  # lines of each case to try, spread over the call
+# Distinct seeds: a state also contains the seed of the pipelines.
 SEEDS = (None, 7)
 
 
@@ -132,13 +132,13 @@ CASES = [
 ]
 
 
-def told(element):
+def describe(element):
     numbers, batch = element if isinstance(element, tuple) else (0, element)
     return int(numbers), frozen(batch)
 
 
 def walk(iterator, count):
-    return [told(element) for element in itertools.islice(iterator, count)]
+    return [describe(element) for element in itertools.islice(iterator, count)]
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_an_interrupted_restore_keeps_the_old_or_the_new_position(jpegs_many, tm
     reached, outcomes = 0, set()
     for number, line in enumerate(lines[::step]):
         go_to_old()
-        if number % 3:  # new pipelines run, or are still to be built
+        if number % 3:  # new pipelines run, or are not built yet
             walk(iterator, 1)
             iterator.set_state(old)
-        reached += interrupt_at(line, restore)  # some lines run in the first restore alone
+        reached += interrupt_at(line, restore)  # some lines run only in the first restore
         looks = [iterator.get_state()] if number % 2 else []
         batches = walk(iterator, 2)
         assert batches in (old_batches, new_batches), line

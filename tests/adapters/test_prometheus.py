@@ -1,4 +1,4 @@
-"""Prometheus: what a scrape reads is what the iterators counted."""
+"""Prometheus: a scrape reads the counters of the iterators."""
 
 import time
 import urllib.request
@@ -61,7 +61,7 @@ def test_a_scrape_reads_the_counters_over_http():
         assert 0 < metrics["dalijax_input_wait_seconds_total", name, None] < taken
 
 
-def test_the_histogram_is_of_each_call_of_next():
+def test_the_histogram_counts_each_call_of_next():
     iterator = iterator_of()
     registry = prometheus_client.CollectorRegistry()
     registry.register(InputCollector({"train": iterator}))
@@ -76,13 +76,13 @@ def test_the_histogram_is_of_each_call_of_next():
     bounds = sorted((float(le), v) for (n, _, le), v in metrics.items() if n == f"{name}_bucket")
     assert [v for _, v in bounds] == sorted(v for _, v in bounds)
     assert bounds[-1] == (float("inf"), 3)
-    for bound, count in bounds:  # what was seen from outside took at least as long
+    for bound, count in bounds:  # time measured from outside is at least as long
         assert count >= sum(duration < bound for duration in durations)
 
 
 @pytest.mark.parametrize("padded", (False, True))
 @pytest.mark.parametrize("policy", ("FILL", "PARTIAL", "DROP"))
-def test_padding_is_what_repeats_a_sample(policy, padded):
+def test_padding_counts_repeated_samples(policy, padded):
     iterator = iterator_of(last_batch_policy=LastBatchPolicy[policy], last_batch_padded=padded)
     stats = iterator.watch()
     rows = np.concatenate([batch["x"] for _ in range(3) for batch in iterator])
@@ -91,7 +91,7 @@ def test_padding_is_what_repeats_a_sample(policy, padded):
     assert sum(stats.wait_counts) == stats.batches + 3  # the ends are calls, too
 
 
-def test_grains_own_exporter_may_have_the_name():
+def test_the_name_may_be_that_of_grains_exporter():
     registry = prometheus_client.CollectorRegistry(auto_describe=True)
     prometheus_client.Histogram(
         "grain_python_dataset_next_duration_ns", "Grain's own", registry=registry
@@ -102,7 +102,7 @@ def test_grains_own_exporter_may_have_the_name():
     assert ("dalijax_input_batches_total", "train", None) in scrape(registry)
 
 
-def test_what_does_not_count_is_refused():
+def test_iterators_without_counters_are_refused():
     with pytest.raises(TypeError, match="must be a dict"):
         InputCollector(iterator_of())
     with pytest.raises(TypeError, match="'train' has no watch"):

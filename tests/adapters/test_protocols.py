@@ -1,4 +1,4 @@
-"""One state through every protocol: what each adapter saves, every other restores exactly."""
+"""A state saved through one protocol is restored exactly by every other protocol."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ def graph(files):
 
 
 class Protocol:
-    """An ecosystem's iterator, and how it saves to a file and restores from it."""
+    """An ecosystem's iterator, with its way to save to a file and to restore."""
 
     def __init__(self, files, policy, tmp_path):
         self.policy, self.file = policy, str(tmp_path / type(self).__name__)
@@ -44,7 +44,7 @@ class Protocol:
         self.iterator = self.make()
 
     def state(self):
-        """What the saved file holds, as the protocol's own users read it."""
+        """Returns the content of the saved file, as users of the protocol read it."""
         with open(self.file) as file:
             return json.load(file)
 

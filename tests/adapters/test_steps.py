@@ -1,4 +1,4 @@
-"""Every adapter's iterator moves to a global step by seek_step(), and counts steps alike."""
+"""Every adapter's iterator moves to a global step with seek_step(), and counts steps equally."""
 
 import copy
 import itertools
@@ -26,11 +26,11 @@ def graph(number, *, draw):
     return number + 0, draw.uniform()
 
 
-def of_source(**options):
+def over_source(**options):
     return data_iterator(graph, ["x", "u"], source=Numbers(N), **options)
 
 
-def of_reader(files):
+def over_reader(files):
     def graph():
         _, label = read_files(files, random_shuffle=True, pad_last_batch=True)
         return fn.squeeze(label, axes=0), fn.random.uniform()
@@ -54,7 +54,7 @@ def t5x(iterator_fn):
     return get_dataset_fn(iterator_fn, **CALL)(cfg, 0, 1, None)
 
 
-# A new iterator without an end, over a source or a reader.
+# A new endless iterator, over a source or a reader.
 ENDLESS = {
     "stream": lambda made: made.stream(batch_size=BATCH, **CALL),
     "CLU": lambda made: DALIDatasetIterator(made, batch_size=BATCH, **CALL),
@@ -71,7 +71,7 @@ def values(batch):
 @pytest.mark.parametrize("adapter", ENDLESS)
 @pytest.mark.parametrize("over", ["source", "reader"])
 def test_every_endless_iterator_moves_to_a_step(adapter, over, jpegs_many):
-    made = of_source() if over == "source" else of_reader(jpegs_many[:N])
+    made = over_source() if over == "source" else over_reader(jpegs_many[:N])
     make = ENDLESS[adapter]
     whole = [values(batch) for batch in itertools.islice(make(made), 10)]
     iterator = make(made)
@@ -99,7 +99,7 @@ CHAINS = {
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("over", ["source", "reader"])
 def test_elements_of_chains(chain, over, jpegs_many):
-    made = of_source() if over == "source" else of_reader(jpegs_many[:N])
+    made = over_source() if over == "source" else over_reader(jpegs_many[:N])
     ds = CHAINS[chain](DALIDataset(made, batch_size=BATCH, **CALL))
     iterator, last = iter(ds), 9
     whole = [values(e) for e in itertools.islice(DALIDataset.__iter__(fresh(ds)), last)]
@@ -114,7 +114,7 @@ def test_elements_of_chains(chain, over, jpegs_many):
 
 
 def fresh(ds):
-    """The same dataset, of which no iterator was made yet."""
+    """Returns the same dataset, without an iterator."""
     return copy.deepcopy(ds)
 
 
@@ -143,9 +143,9 @@ def test_grains_loader_and_transform():
 
 def test_a_finite_clu_iterator():
     whole = [
-        values(b) for b in DALIDatasetIterator(of_source(), num_epochs=2, batch_size=4, **CALL)
+        values(b) for b in DALIDatasetIterator(over_source(), num_epochs=2, batch_size=4, **CALL)
     ]
-    iterator = DALIDatasetIterator(of_source(), num_epochs=2, batch_size=4, **CALL)
+    iterator = DALIDatasetIterator(over_source(), num_epochs=2, batch_size=4, **CALL)
     future = iterator.peek_async()
     assert values(future.result()) == whole[0]
     iterator.seek_step(4)
@@ -154,7 +154,7 @@ def test_a_finite_clu_iterator():
         iterator.seek_step(len(whole) + 1)
 
 
-# What is counted where batches were left out
+# Counting if batches were skipped
 
 
 def with_a_bad_file(jpegs, tmp_path):
@@ -169,7 +169,7 @@ def with_a_bad_file(jpegs, tmp_path):
     return data_iterator(graph, ["x", "p"], reader_name="reader", on_error="skip")
 
 
-def of_bad_records(bad):
+def over_bad_records(bad):
     policy = LastBatchPolicy.DROP
     source = Numbers(4, unreadable=[2]) if bad == "read" else Numbers(4, undecodable=[2])
     return data_iterator(
@@ -190,12 +190,12 @@ def of_grain():
 
 
 @pytest.mark.parametrize("over", ["reader", "read", "decoded", "Grain"])
-def test_counters_have_the_step_of_the_batch_behind_one_that_was_left_out(over, jpegs, tmp_path):
+def test_counters_have_the_step_of_the_batch_after_a_skipped_batch(over, jpegs, tmp_path):
     if over == "Grain":
         iterator = of_grain()
     else:
         bad = over != "reader"
-        made = of_bad_records(over) if bad else with_a_bad_file(jpegs, tmp_path)
+        made = over_bad_records(over) if bad else with_a_bad_file(jpegs, tmp_path)
         iterator = made.stream(1, batch_size=1, **CALL)
     stats, seen = iterator.watch(), []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What T5X demands of a dataset, a test for each demand; the real trainer is run elsewhere."""
+"""T5X's requirements of a dataset, with a test for each; the real trainer runs elsewhere."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ WORKER = pathlib.Path(__file__).parents[1] / "support" / "t5x_worker.py"
 
 @dataclasses.dataclass
 class DatasetConfig:
-    """The fields of t5x.utils.DatasetConfig that are read here."""
+    """The used fields of t5x.utils.DatasetConfig."""
 
     batch_size: int = 8
     seed: int | None = 1
@@ -42,7 +42,7 @@ NUMBERS = data_iterator(numbers, ["x", "u"], reader_name="reader")
 
 
 def tokens(files, shard_id=0, num_shards=1):
-    """A sample of N tokens for each file, none of them 0, that all count."""
+    """Defines a sample of N nonzero tokens for each file."""
     label = numbers(files, shard_id=shard_id, num_shards=num_shards)[0]
     ramp = types.Constant(list(range(1, LENGTH + 1)), dtype=types.INT32)
     return label + ramp, fn.cast(label * ramp >= 0, dtype=types.FLOAT)
@@ -55,7 +55,7 @@ TOKENS = data_iterator(
 
 @dataclasses.dataclass
 class Partitioner:
-    """The properties of t5x.partitioning.PjitPartitioner that are read here."""
+    """The used properties of t5x.partitioning.PjitPartitioner."""
 
     mesh: Mesh
     data_partition_spec: PartitionSpec = PartitionSpec("data")  # noqa: RUF009 - never changed
@@ -98,7 +98,7 @@ def test_the_train_iterator_never_ends(jpegs_many):
     assert len(list(itertools.islice(train(jpegs_many), 50))) == 50
 
 
-def test_what_does_not_fit_is_refused(jpegs_many):
+def test_unsuitable_settings_are_refused(jpegs_many):
     made = get_dataset_fn(NUMBERS, files=jpegs_many)
     with pytest.raises(ValueError, match="num_epochs=2 for training.*StopIteration"):
         made(DatasetConfig(), 0, 1, None, num_epochs=2)
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused(jpegs_many):
 
 
 @pytest.mark.parametrize("make", (get_dataset_fn, eval_get_dataset_fn))
-def test_what_t5x_says_is_refused_where_the_function_is_made(make, jpegs_many):
+def test_settings_of_t5x_are_refused_in_the_function(make, jpegs_many):
     for name in ("batch_size", "seed", "shard_id", "num_shards"):
         with pytest.raises(ValueError, match=f"'{name}'.*T5X says them.*DatasetConfig"):
             make(TOKENS, files=jpegs_many, **{name: 5})
@@ -148,8 +148,8 @@ def test_save_and_restore_of_a_name_write_one_file_for_each_shard(jpegs_many, tm
         wrong.restore(str(tmp_path / "train_ds-001-of-002"))
 
 
-def test_a_state_after_peek_async_is_that_before_the_peek(jpegs_many, tmp_path):
-    # T5X peeks first and saves checkpoint_0 then; a run that goes on from it needs batch 0.
+def test_peek_async_does_not_change_the_state(jpegs_many, tmp_path):
+    # T5X peeks and then saves checkpoint_0; a run resumed from it needs batch 0.
     iterator = train(jpegs_many)
     iterator.peek_async().result()
     iterator.save(str(tmp_path / "0"))
@@ -161,7 +161,7 @@ def test_a_state_after_peek_async_is_that_before_the_peek(jpegs_many, tmp_path):
 
 @pytest.fixture
 def airio(tmp_path, monkeypatch):
-    """The published module of airio's iterator, by its interface: abstract but for its name."""
+    """Creates the module of airio's iterator from its interface: abstract except for its name."""
     package = tmp_path / "packages" / "airio"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -180,7 +180,7 @@ def airio(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_the_iterator_is_airios_where_airio_is_installed(jpegs_many, airio):
+def test_the_iterator_is_airios_if_airio_is_installed(jpegs_many, airio):
     from airio import core
 
     iterator = train(jpegs_many)
@@ -200,7 +200,7 @@ def test_without_airio_t5x_places_the_batches_itself(jpegs_many):
 
 @pytest.mark.parametrize("shape", ((4, 1), (2, 2)))
 def test_a_partitioner_makes_global_arrays(jpegs_many, tmp_path, airio, shape):
-    """What T5X's compiled step takes: batch by batch, peeked or not, and where it goes on."""
+    """T5X's compiled step gets global arrays from each batch, peeked or not, and resumes."""
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(shape), ("data", "model"))
     partitioner = Partitioner(mesh)
     want = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
@@ -229,7 +229,7 @@ def test_a_partitioner_whose_mesh_does_not_divide_the_batch_is_refused(jpegs_man
 
 
 def test_two_processes_train_on_global_arrays(jpegs_many, tmp_path, airio):
-    """Batch 0 peeked and saved; then six steps against a restored iterator's, over gloo."""
+    """Peeks and saves at batch 0, then compares six steps with a restored iterator, over gloo."""
     options = {"packages": str(airio), "folder": str(tmp_path), "shape": [2, 1]}
     first, second = started(WORKER, tmp_path, options | {"files": jpegs_many})
     assert first["refused"] == second["refused"]
@@ -241,18 +241,18 @@ def test_two_processes_train_on_global_arrays(jpegs_many, tmp_path, airio):
     assert first["rows"][0] + second["rows"][0] == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
-# Files whose names hold the number of hosts
+# Files whose names contain the number of hosts
 
 
-def of_source(host, hosts):
-    """The training iterator of a host, over a source of numbers."""
+def iterator_over_source(host, hosts):
+    """Returns a host's training iterator over a source of numbers."""
     records = sources.Arrays({"number": np.arange(29, dtype=np.int32)})
     make = data_iterator(lambda number, draw: (number + 0, draw.uniform()), ["x", "u"])
     return get_dataset_fn(make, source=records, num_threads=1)(DatasetConfig(), host, hosts)
 
 
 def t5x_file(folder, host, hosts, processes=True):
-    """Where T5X saves a host's dataset: with Orbax in a folder for each process."""
+    """Returns the path at which T5X saves a host's dataset: with Orbax, a folder per process."""
     if processes and hosts > 1:
         folder = folder / f"process_{host}-of-{hosts}"
     return str(folder / f"train_ds-{host:03}-of-{hosts:03}")
@@ -260,30 +260,30 @@ def t5x_file(folder, host, hosts, processes=True):
 
 @pytest.mark.parametrize("processes", (True, False))
 @pytest.mark.parametrize("before,after", [*itertools.permutations((1, 2, 4), 2)])
-def test_a_source_goes_on_on_another_number_of_hosts(tmp_path, before, after, processes):
-    whole = of_source(0, 1)
+def test_a_source_resumes_on_another_number_of_hosts(tmp_path, before, after, processes):
+    whole = iterator_over_source(0, 1)
     want = [taken(next(whole)) for _ in range(8)]
     for host in range(before):
-        iterator = of_source(host, before)
+        iterator = iterator_over_source(host, before)
         assert taken(next(iterator))["x"] == want[0]["x"][8 // before * host :][: 8 // before]
         for _ in range(2):
             next(iterator)
         iterator.save(t5x_file(tmp_path, host, before, processes))
-    hosts = [of_source(host, after) for host in range(after)]
+    hosts = [iterator_over_source(host, after) for host in range(after)]
     for host, iterator in enumerate(hosts):
-        iterator.load(t5x_file(tmp_path, host, after, processes))  # as T5X calls it
+        iterator.load(t5x_file(tmp_path, host, after, processes))  # T5X's call
     for batch in want[3:]:
         parts = [taken(next(host)) for host in hosts]
         assert {k: [row for part in parts for row in part[k]] for k in batch} == batch
 
 
-def test_files_of_other_hosts_that_differ_are_refused_and_nothing_changes(tmp_path):
+def test_files_of_differing_hosts_are_refused_without_effect(tmp_path):
     for host in range(2):
-        iterator = of_source(host, 2)
+        iterator = iterator_over_source(host, 2)
         for _ in range(host + 1):
             next(iterator)
         iterator.save(t5x_file(tmp_path, host, 2))
-    iterator = of_source(0, 1)
+    iterator = iterator_over_source(0, 1)
     state = iterator.get_state()
     with pytest.raises(ValueError, match="not of one step.*process_0-of-2.*process_1-of-2"):
         iterator.restore(t5x_file(tmp_path, 0, 1))
@@ -293,14 +293,14 @@ def test_files_of_other_hosts_that_differ_are_refused_and_nothing_changes(tmp_pa
     assert iterator.get_state() == state
 
 
-def test_a_readers_state_is_of_its_host(jpegs_many, tmp_path):
+def test_a_readers_state_belongs_to_its_host(jpegs_many, tmp_path):
     train(jpegs_many, 0, 2).save(t5x_file(tmp_path, 0, 2, False))
     with pytest.raises(FileNotFoundError):
         train(jpegs_many).restore(t5x_file(tmp_path, 0, 1))
 
 
 @pytest.mark.parametrize("shards", (1, 2))
-def test_evaluation_is_finite_again_for_each_loop_and_alike_on_all_hosts(jpegs_many, shards):
+def test_evaluation_is_finite_repeatable_and_equal_on_all_hosts(jpegs_many, shards):
     datasets = [evaluation(jpegs_many, s, shards) for s in range(shards)]
     lengths = {len(ds) for ds in datasets}
     assert lengths == {3} and all(bool(ds) for ds in datasets)
@@ -320,7 +320,7 @@ def test_evaluation_is_cut_to_eval_steps(jpegs_many):
         assert len(ds) == want == len(list(ds)) == len(list(ds.as_numpy_iterator()))
 
 
-def test_the_spec_of_evaluation_is_that_of_its_batches(jpegs_many):
+def test_the_spec_of_evaluation_matches_its_batches(jpegs_many):
     # T5X makes a batch of zeros of it, by shape and dtype, before the first evaluation.
     ds = evaluation(jpegs_many)
     assert all(isinstance(spec, jax.ShapeDtypeStruct) for spec in ds.element_spec.values())
@@ -331,8 +331,8 @@ def test_the_spec_of_evaluation_is_that_of_its_batches(jpegs_many):
 
 
 @pytest.mark.parametrize("shards", (1, 2))
-def test_the_tokens_of_padded_rows_count_nothing(jpegs_many, shards):
-    """As t5x.losses takes them: decoder_loss_weights, or targets > 0 where there are none."""
+def test_tokens_of_padded_rows_have_no_weight(jpegs_many, shards):
+    """Computes weights like t5x.losses: decoder_loss_weights, or targets > 0 without them."""
 
     def batches(**options):
         make = eval_get_dataset_fn(TOKENS, files=jpegs_many, num_threads=1, **options)
@@ -356,13 +356,13 @@ def test_the_tokens_of_padded_rows_count_nothing(jpegs_many, shards):
         assert (weights[valid] == 1).all()
 
 
-def test_outputs_that_say_no_padding_are_refused_for_evaluation(jpegs_many):
+def test_outputs_without_a_padding_mask_are_refused_for_evaluation(jpegs_many):
     for options in ({}, {"masked": ["y"]}):
         with pytest.raises(ValueError, match=r"outputs of numbers\(\) are \['x', 'u'\].*add that"):
             eval_get_dataset_fn(NUMBERS, files=jpegs_many, **options)
 
 
-def test_no_seed_is_another_one_in_each_run(jpegs_many):
+def test_a_missing_seed_differs_between_runs(jpegs_many):
     # T5X: "use a new seed each run/restart".
     def draws(**options):
         return np.asarray(next(train(jpegs_many, **options))["u"]).tolist()
@@ -404,8 +404,8 @@ def test_a_reader_without_padding_is_refused_for_evaluation(jpegs_many):
         list(made(DatasetConfig(batch_size=4), 0, 1, None, None)["numbers"])
 
 
-def test_six_steps_are_four_and_a_resume(jpegs_many, tmp_path):
-    """A small training loop with T5X's calls: the hash of its parameters is the same."""
+def test_a_resumed_run_equals_an_uninterrupted_run(jpegs_many, tmp_path):
+    """Runs a small training loop with T5X's calls and compares a hash of its parameters."""
 
     @jax.jit
     def step(weights, x, u):
@@ -429,12 +429,12 @@ def test_six_steps_are_four_and_a_resume(jpegs_many, tmp_path):
     assert np.asarray(run(resumed, half, 2)).tobytes() == np.asarray(straight).tobytes()
 
 
-# The example: T5X's trainer runs it elsewhere, see docs/t5x.md
+# The example; T5X's trainer runs it elsewhere, see docs/t5x.md
 
 
 @pytest.fixture
 def class_folders(tmp_path):
-    """Five pictures of noise in each of two folders."""
+    """Five images of noise in each of two folders."""
     rng = np.random.default_rng(0)
     for k in range(10):
         folder = tmp_path / f"class{k % 2}"
@@ -450,7 +450,7 @@ def vit_input(monkeypatch):
     return importlib.import_module("vit_input")
 
 
-def test_the_examples_pictures_are_whole_batches_and_go_on_on_two_hosts(vit_input, class_folders):
+def test_the_example_has_complete_batches_and_resumes_on_two_hosts(vit_input, class_folders):
     make = vit_input.train_data(class_folders)
     config = DatasetConfig(batch_size=4)
     with contextlib.closing(make(config, 0, 1, None)) as whole:
@@ -470,7 +470,7 @@ def test_the_examples_pictures_are_whole_batches_and_go_on_on_two_hosts(vit_inpu
                     np.testing.assert_array_equal(array, rows)
 
 
-def test_the_examples_evaluation_has_each_picture_once(vit_input, class_folders):
+def test_the_examples_evaluation_has_each_image_once(vit_input, class_folders):
     config = DatasetConfig(batch_size=4)
     (dataset,) = vit_input.evaluation_data(class_folders)(config, 0, 1, 100, None).values()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A DALIDataset does what tf.data does, with real tf.data.Datasets as the oracle."""
+"""A DALIDataset behaves like tf.data, compared with real tf.data.Datasets."""
 
 import copy
 import gc
@@ -46,44 +46,44 @@ def dataset(files, policy="PARTIAL", **call):
 
 
 def oracle(policy="PARTIAL", epochs=1):
-    """The same samples by tf.data."""
+    """Returns the same samples as a tf.data.Dataset."""
     ds = tf.data.Dataset.range(N).map(lambda x: {"x": tf.cast(x, tf.int32)[None]})
     if policy == "FILL":
         return ds.repeat().batch(BATCH).take(-(-N * epochs // BATCH) if epochs else -1)
     return ds.batch(BATCH, drop_remainder=policy == "DROP").repeat(epochs)
 
 
-def told(element):
-    """An element with its numbers alone."""
+def listed(element):
+    """Returns an element with only its numbers."""
     if isinstance(element, tuple):
-        return (int(element[0].numpy()), told(element[1]))
+        return (int(element[0].numpy()), listed(element[1]))
     return element["x"].numpy().ravel().tolist()
 
 
-def said(call):
-    """What a call gives, or the words of its error."""
+def outcome(call):
+    """Returns the result of a call, or the text of its error."""
     try:
         return call()
     except Exception as error:
         return type(error), str(error)
 
 
-# Against tf.data
+# Compared with tf.data
 
 
 @pytest.mark.parametrize("policy", ("FILL", "DROP", "PARTIAL"))
-def test_policies_are_those_of_tf_data(jpegs_many, policy):
+def test_policies_match_tf_data(jpegs_many, policy):
     ours = dataset(jpegs_many, policy, padded=policy != "FILL")
     for epochs in (1, 2, 5):
         theirs = oracle(policy, epochs)
-        assert [told(e) for e in ours.repeat(epochs)] == [told(e) for e in theirs]
+        assert [listed(e) for e in ours.repeat(epochs)] == [listed(e) for e in theirs]
         assert len(ours.repeat(epochs)) == len(theirs)
     endless = ours.repeat()
-    expected = [told(e) for e in oracle(policy, None).take(30)]
-    assert [told(e) for e in itertools.islice(endless, 30)] == expected
+    expected = [listed(e) for e in oracle(policy, None).take(30)]
+    assert [listed(e) for e in itertools.islice(endless, 30)] == expected
     spec, theirs = ours.element_spec["x"], oracle(policy).element_spec["x"]
     if policy == "FILL":
-        theirs = oracle("DROP").element_spec["x"]  # its last batch is whole, too
+        theirs = oracle("DROP").element_spec["x"]  # its last batch is complete, too
     assert spec == theirs
 
 
@@ -96,7 +96,7 @@ CALLS = [
 ]
 
 
-def test_chains_are_those_of_tf_data(jpegs_many, request):
+def test_chains_match_tf_data(jpegs_many, request):
     seed = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**31)
     request.node.add_report_section("setup", "seed", str(seed))
     chance = random.Random(seed)
@@ -106,9 +106,9 @@ def test_chains_are_those_of_tf_data(jpegs_many, request):
         mine, theirs = ours, oracle()
         for name, argument in chain:
             mine, theirs = (getattr(ds, name)(argument) for ds in (mine, theirs))
-        expected = [told(e) for e in itertools.islice(theirs, 40)]
-        assert [told(e) for e in itertools.islice(mine, 40)] == expected, chain
-        assert said(lambda: len(mine)) == said(lambda: len(theirs)), chain
+        expected = [listed(e) for e in itertools.islice(theirs, 40)]
+        assert [listed(e) for e in itertools.islice(mine, 40)] == expected, chain
+        assert outcome(lambda: len(mine)) == outcome(lambda: len(theirs)), chain
         assert int(mine.cardinality()) == int(theirs.cardinality().numpy()), chain
         assert str(list(_names(mine.element_spec))) == str(list(_names(theirs.element_spec)))
 
@@ -121,7 +121,7 @@ def _names(spec):
         yield spec["x"].dtype
 
 
-def test_the_pure_chain_is_that_of_tf_data():
+def test_the_pure_chain_matches_tf_data():
     steps = [
         *map(Take, (0, 1, 3, -1)),
         *map(Skip, (0, 2, -1)),
@@ -154,20 +154,20 @@ def _flat(element):
     return at, (int(element[0]), *numbers)
 
 
-def test_lengths_in_tensorflows_words(jpegs_many):
+def test_lengths_have_tensorflows_constants(jpegs_many):
     ds = dataset(jpegs_many)
     for mine, theirs in [(ds, oracle()), (ds.repeat(), oracle().repeat())]:
-        assert said(lambda: len(mine)) == said(lambda: len(theirs))
+        assert outcome(lambda: len(mine)) == outcome(lambda: len(theirs))
         assert mine.cardinality().numpy() == theirs.cardinality().numpy()
         assert bool(mine) is bool(theirs) is True
     ended = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
     theirs = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tf.TensorSpec(()))
-    assert said(lambda: len(ended)) == said(lambda: len(theirs))
+    assert outcome(lambda: len(ended)) == outcome(lambda: len(theirs))
     assert ended.cardinality() == tf.data.UNKNOWN_CARDINALITY
     assert ds.repeat().cardinality() == tf.data.INFINITE_CARDINALITY
 
 
-def test_chains_over_a_source_that_alone_knows_its_end():
+def test_chains_over_a_source_of_unknown_length():
     ds = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
     theirs = tf.data.Dataset.range(6).batch(2).map(lambda x: {"x": x})
     for chain in (
@@ -177,20 +177,20 @@ def test_chains_over_a_source_that_alone_knows_its_end():
         lambda ds: ds.enumerate().repeat(2),
         lambda ds: ds.skip(9),
     ):
-        assert [told(e) for e in chain(ds)] == [told(e) for e in chain(theirs)]
+        assert [listed(e) for e in chain(ds)] == [listed(e) for e in chain(theirs)]
 
 
 # Iterators
 
 
-def test_iterators_are_independent_and_alike_without_reshuffling(jpegs_many):
+def test_iterators_are_independent_and_equal_without_reshuffling(jpegs_many):
     ds = dataset(jpegs_many, shuffle=True, reshuffle_each_iteration=False).repeat(2)
     first, second = iter(ds), iter(ds)
     for _ in range(2):
         next(first)
-    left = [told(e) for e in first]
-    assert [told(e) for e in second][2:] == left
-    assert [told(e) for e in ds] == [told(e) for e in ds]
+    left = [listed(e) for e in first]
+    assert [listed(e) for e in second][2:] == left
+    assert [listed(e) for e in ds] == [listed(e) for e in ds]
     assert iter(first) is first
     for _ in range(2):
         with pytest.raises(StopIteration):
@@ -205,15 +205,15 @@ def test_nothing_is_built_twice(jpegs_many, monkeypatch):
     ds = dataset(jpegs_many)
     assert not built and "DALIDataset of graph" in repr(ds)
     assert len(ds) == 3 and ds.element_spec and ds.take(1).element_spec and len(built) == 1
-    assert [told(e) for e in ds] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]] and len(built) == 1
+    assert [listed(e) for e in ds] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]] and len(built) == 1
     assert len([*ds]) == 3 and len(built) == 2  # list() asks for its length, too
     iterator = iter(ds)
     assert iterator.element_spec and len(ds) == 3 and len(built) == 3
 
 
-def test_skip_gives_what_follows(jpegs_many):
+def test_skip_delivers_the_following_batches(jpegs_many):
     ds = dataset(jpegs_many, batch_size=1, count=30)
-    assert told(next(iter(ds.skip(25)))) == [25]
+    assert listed(next(iter(ds.skip(25)))) == [25]
 
 
 def test_leaves(jpegs_many):
@@ -244,12 +244,12 @@ def test_leaves_are_dalis_buffers_and_stay_valid(jpegs):
         base = batch["image"]
         while isinstance(base.base, np.ndarray):
             base = base.base
-        assert base.base is not None  # what owns the memory is no array
+        assert base.base is not None  # the owner of the memory is not an array
         expected = np.broadcast_to(8 * batch["x"].reshape(-1, 1, 1, 1), batch["image"].shape)
         np.testing.assert_allclose(batch["image"], expected, atol=1)
 
 
-def test_graph_building_calls_say_where_they_belong(jpegs_many):
+def test_graph_building_calls_raise_with_the_fix(jpegs_many):
     ds = dataset(jpegs_many)
     theirs = {name for name in dir(tf.data.Dataset) if not name.startswith("_")}
     for name in ("map", "batch", "unbatch", "shuffle", "filter", "interleave", "cache"):
@@ -262,7 +262,7 @@ def test_graph_building_calls_say_where_they_belong(jpegs_many):
         ds.maps()
     makers = {"choose_from_datasets", "counter", "from_generator", "from_tensor_slices"}
     makers |= {"from_tensors", "list_files", "load", "random", "range", "sample_from_datasets"}
-    # All that a tf.data.Dataset can do is done, or refused with advice.
+    # Every feature of tf.data.Dataset works, or is refused with advice.
     left = {name for name in theirs - makers if not hasattr(ds, name)}
     assert left == {"fingerprint", "options"}
     assert ds.apply(lambda own: own.take(1)).cardinality() == 1
@@ -299,14 +299,14 @@ def test_shards_of_a_source_are_slices_of_global_batches(policy, num_shards):
             other.shard(2, 0)
 
 
-def test_what_is_refused(jpegs_many):
+def test_unsupported_features_are_refused(jpegs_many):
     mesh = rows_over(1)
     with pytest.raises(ValueError, match="leave sharding, devices and pmap_compatible out"):
         dataset(jpegs_many, sharding=mesh)
     with pytest.raises(ValueError, match="leave sharding, devices and pmap_compatible out"):
         dataset(jpegs_many, pmap_compatible=True)
     ended = iter(dataset(jpegs_many, auto_reset=True))
-    assert len(list(ended)) == 3 and not list(ended)  # as tf.data's, whatever is said of resets
+    assert len(list(ended)) == 3 and not list(ended)  # like tf.data, whatever the setting of resets
     with pytest.raises(TypeError, match="decorate it with dalijax.data_iterator"):
         DALIDataset(graph, files=jpegs_many)
     with pytest.raises(TypeError, match=r"no argument \['batchsize'\]"):
@@ -344,35 +344,35 @@ def test_tf_train_checkpoint(jpegs_many, tmp_path, chain, count):
         tf.train.Checkpoint(step=step, data=iterator), str(tmp_path), max_to_keep=3
     )
     manager.save()
-    expected = [told(e) for e in itertools.islice(iterator, 8)]
+    expected = [listed(e) for e in itertools.islice(iterator, 8)]
     other, again = iter(ds), tf.Variable(-1)
     checkpoint = tf.train.Checkpoint(step=again, data=other)
     checkpoint.restore(manager.latest_checkpoint).assert_consumed()
     assert int(again) == count
-    assert [told(e) for e in itertools.islice(other, 8)] == expected
+    assert [listed(e) for e in itertools.islice(other, 8)] == expected
     checkpoint.restore(manager.latest_checkpoint)  # in place, too
-    assert [told(e) for e in itertools.islice(other, 8)] == expected
+    assert [listed(e) for e in itertools.islice(other, 8)] == expected
 
 
-def test_asynchronous_checkpoints_are_of_the_call(jpegs_many, tmp_path):
+def test_asynchronous_checkpoints_have_the_position_of_the_call(jpegs_many, tmp_path):
     options = tf.train.CheckpointOptions(enable_async=True)
     ds = dataset(jpegs_many, shuffle=True, reshuffle_each_iteration=False).repeat()
     iterator = iter(ds)
     checkpoint = tf.train.Checkpoint(step=tf.Variable(0), data=iterator)
-    expected, paths = [told(e) for e in itertools.islice(ds, 40)], []
+    expected, paths = [listed(e) for e in itertools.islice(ds, 40)], []
     for step in range(1, 9):
         next(iterator)
         paths.append(checkpoint.save(str(tmp_path / "ckpt"), options=options))
-        next(iterator)  # while it is written, perhaps
+        next(iterator)  # possibly while it is written
     checkpoint.sync()
     for number, path in enumerate(paths):
         other = iter(ds)
         tf.train.Checkpoint(step=tf.Variable(0), data=other).restore(path)
         at = 2 * number + 1
-        assert [told(e) for e in itertools.islice(other, 4)] == expected[at : at + 4]
+        assert [listed(e) for e in itertools.islice(other, 4)] == expected[at : at + 4]
     # In place, by the checkpoint that saved it.
     checkpoint.restore(paths[1], options=options)
-    assert [told(e) for e in itertools.islice(iterator, 4)] == expected[3:7]
+    assert [listed(e) for e in itertools.islice(iterator, 4)] == expected[3:7]
 
 
 def test_a_refused_checkpoint_changes_nothing(jpegs_many, tmp_path):
@@ -384,14 +384,14 @@ def test_a_refused_checkpoint_changes_nothing(jpegs_many, tmp_path):
         before = iterator.get_state()
         with pytest.raises(ValueError, match=r"epoch_size: 9 -> 11|kind: 'reader' -> 'chain'"):
             tf.train.Checkpoint(data=iterator).restore(path)
-        assert iterator.get_state() == before and told(next(iterator)) == [4, 5, 6, 7]
+        assert iterator.get_state() == before and listed(next(iterator)) == [4, 5, 6, 7]
     taken = iter(dataset(jpegs_many).take(2))
     with pytest.raises(ValueError, match=r"steps: .*Take\(count=2\).* -> .*Take\(count=1\)"):
         iter(dataset(jpegs_many).take(1)).set_state(taken.get_state())
     for damage in ({"element": 1}, {"at": 1}, {"stream": {}}, {"first_epoch": 1}, {"end": 1}):
         with pytest.raises(ValueError, match="damaged|no state"):
             taken.set_state(crafted(stepped_stream.FORM, taken.get_state(), **damage))
-    assert [told(e) for e in taken] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [listed(e) for e in taken] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_states_are_json(jpegs_many):
@@ -466,10 +466,10 @@ def test_to_tf_dataset_through_the_plugin_is_checkpointed(jpegs_many, tmp_path):
     for _ in range(5):
         next(iterator)
     path = tf.train.Checkpoint(data=iterator).save(str(tmp_path / "tf"))
-    expected = [told(next(iterator)) for _ in range(6)]
+    expected = [listed(next(iterator)) for _ in range(6)]
     other = iter(ds)
     tf.train.Checkpoint(data=other).restore(path)
-    assert [told(next(other)) for _ in range(6)] == expected
+    assert [listed(next(other)) for _ in range(6)] == expected
 
 
 TEXTS = {
@@ -500,16 +500,16 @@ def test_to_tf_dataset_names_a_field_that_is_not_text(value):
         next(iter(ds.to_tf_dataset()))
 
 
-def test_to_tf_dataset_of_python_sources_goes_by_the_generator():
+def test_to_tf_dataset_of_python_sources_uses_a_generator():
     ds = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
-    assert [told(e) for e in ds.to_tf_dataset()] == [[0, 1], [2, 3], [4, 5]]
+    assert [listed(e) for e in ds.to_tf_dataset()] == [[0, 1], [2, 3], [4, 5]]
 
 
-# The loops of known code bases, written afresh
+# Loops of known code bases, rewritten
 
 
 def test_flaxs_prepare_tf_data(jpegs_many):
-    """Examples of Flax: leaf._numpy(), reshaped for pmap, behind prefetch_to_device."""
+    """Flax's examples: leaf._numpy(), reshaped for pmap, before prefetch_to_device."""
     devices = jax.local_device_count()
     ds = dataset(jpegs_many, "DROP", batch_size=devices, count=32).repeat()
 
@@ -530,7 +530,7 @@ def test_vision_transformers_prefetch(jpegs_many):
 
 
 def test_big_visions_specs_and_arrays(jpegs_many):
-    """big_vision: element_spec to make dummy inputs, tf_to_numpy over a tree."""
+    """big_vision: element_spec for dummy inputs, tf_to_numpy over a tree."""
     ds = dataset(jpegs_many, "DROP").repeat()
     dummy = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype.as_numpy_dtype), ds.element_spec)
     assert jax.tree.map(jnp.shape, dummy) == {"x": (4, 1), "u": (4,)}
@@ -539,10 +539,10 @@ def test_big_visions_specs_and_arrays(jpegs_many):
 
 
 def test_t5xs_train_and_evaluation(jpegs_many):
-    """T5X: an endless train iterator by next(), and a finite evaluation, again and again."""
+    """T5X: an endless train iterator with next(), and a finite evaluation, repeatedly."""
     train = dataset(jpegs_many, "FILL", padded=False).repeat().prefetch(tf.data.AUTOTUNE)
     iterator = iter(train)
-    seen = [told(next(iterator)) for _ in range(5)]
+    seen = [listed(next(iterator)) for _ in range(5)]
     assert list(itertools.chain(*seen)) == [k % N for k in range(20)]
     evaluation = dataset(jpegs_many, "FILL", mask="mask").take(2)
     for _ in range(2):
@@ -585,7 +585,7 @@ except ImportError:
     assert run_python("-c", program).stdout == "ended\nneeds TensorFlow\n"
 
 
-# What a hostile reader found
+# Reports of an adversarial review
 
 
 def test_a_call_that_fails_within_a_skip_loses_nothing():
@@ -605,7 +605,7 @@ def test_a_call_that_fails_within_a_skip_loses_nothing():
                 other.set_state(iterator.get_state())
                 iterator = other
             assert json.dumps(state)
-        assert [told(b)[0] for b in got] == list(range(10, 30)), fails
+        assert [listed(b)[0] for b in got] == list(range(10, 30)), fails
         assert [b["u"].tolist() for b in got] == expected[10:30]
 
 
@@ -620,7 +620,7 @@ def walked(iterator, count):
     got = []
     while len(got) < count:
         try:
-            got.append(told(next(iterator)))
+            got.append(listed(next(iterator)))
         except StopIteration:
             return got
         except RuntimeError:
@@ -648,10 +648,10 @@ def test_failed_batches_in_chains(pictures_one_broken):
         (skipping, [[0], [1], [2], [4], [5]]),
     ):
         assert walked(iter(ds.take(-1).repeat(2)), 20) == round_ * 2
-    assert [told(b) for b in skipping.to_tf_dataset()] == [[0], [1], [2], [4], [5]]
+    assert [listed(b) for b in skipping.to_tf_dataset()] == [[0], [1], [2], [4], [5]]
 
 
-def test_states_say_nothing_of_how_far_the_data_goes(jpegs_many):
+def test_states_do_not_contain_the_length_of_the_data(jpegs_many):
     ds = dataset(jpegs_many)
     short = iter(ds.repeat(2).enumerate())
     next(short)
@@ -660,9 +660,9 @@ def test_states_say_nothing_of_how_far_the_data_goes(jpegs_many):
     assert len(list(longer)) == 8
 
 
-def test_endless_over_a_source_that_alone_knows_its_end():
+def test_endless_over_a_source_of_unknown_length():
     ds = DALIDataset(data_iterator(ends_after(3), ["x"]), batch_size=2, num_threads=1)
-    got = [told(e) for e in itertools.islice(ds.repeat(), 7)]
+    got = [listed(e) for e in itertools.islice(ds.repeat(), 7)]
     assert got == [[0, 1], [2, 3], [4, 5]] * 2 + [[0, 1]]
     assert ds.element_spec["x"].shape == (None, 1)
 
@@ -675,7 +675,7 @@ def test_many_epochs_are_counted_at_once(jpegs_many):
         assert len(list(ds.repeat(10**9).take(3))) == 3
 
 
-def test_what_tf_data_does_with_numbers(jpegs_many):
+def test_counts_are_converted_like_tf_data(jpegs_many):
     ds = dataset(jpegs_many)
     assert len(ds.take(np.int64(2))) == 2
     for call in (ds.take, ds.skip, ds.repeat, ds.enumerate):
@@ -698,7 +698,7 @@ def test_datasets_are_copied_and_pickled(jpegs_many):
     ds = DALIDataset(numbers, files=jpegs_many, batch_size=BATCH, num_threads=1).repeat(2).take(4)
     assert len(ds) == 4 and ds.element_spec
     for other in (copy.deepcopy(ds), cloudpickle.loads(cloudpickle.dumps(ds))):
-        assert [told(e) for e in other] == [told(e) for e in ds]
+        assert [listed(e) for e in other] == [listed(e) for e in ds]
 
 
 numbers = data_iterator(
@@ -717,16 +717,16 @@ def doubled(array):
         lambda label: fn.cast(label, dtype=types.FLOAT64),
     ],
 )
-def test_to_tf_dataset_of_what_the_plugin_has_not(jpegs_many, way, make):
+def test_to_tf_dataset_of_features_that_the_plugin_lacks(jpegs_many, way, make):
     def pipe():
         return make(fn.readers.file(files=jpegs_many[:8], name="reader")[1])
 
     ds = DALIDataset(data_iterator(pipe, ["x"], reader_name="reader"), batch_size=4, num_threads=1)
     theirs = ds.to_tf_dataset()
-    assert [told(e) for e in theirs] == [told(e) for e in ds] and len(theirs) == len(ds) == 2
+    assert [listed(e) for e in theirs] == [listed(e) for e in ds] and len(theirs) == len(ds) == 2
 
 
-def test_to_tf_dataset_of_other_shapes_in_each_batch(tmp_path, way):
+def test_to_tf_dataset_of_shapes_that_differ_between_batches(tmp_path, way):
     files = []
     for number in range(8):
         files.append(str(tmp_path / f"{number}.jpg"))
@@ -746,7 +746,7 @@ def test_to_tf_dataset_of_other_shapes_in_each_batch(tmp_path, way):
 
 def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
     ds = dataset(jpegs_many).repeat(6).skip(9)
-    expected = [told(e) for e in ds]
+    expected = [listed(e) for e in ds]
     iterator = iter(ds)
     stream = iterator._stream.stream
     skip, calls = type(stream._iterator)._skip_at_most, []
@@ -761,11 +761,11 @@ def test_ctrl_c_within_a_skip_loses_nothing(jpegs_many, monkeypatch):
     monkeypatch.setattr(type(stream._iterator), "_skip_at_most", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
-    assert [told(e) for e in iterator] == expected
+    assert [listed(e) for e in iterator] == expected
 
 
 def over_a_source(batch_size, *steps):
-    """A dataset of 0 to 23 from a source, with some steps behind it."""
+    """Returns a dataset of 0 to 23 from a source, after some steps."""
     source = sources.Arrays({"number": np.arange(24, dtype=np.int32)[:, None]})
     iterator_fn = data_iterator(lambda number: number + 0, ["x"], source=source, shuffle=False)
     made = DALIDataset(iterator_fn, batch_size=batch_size, num_threads=1, device_id=None)
@@ -777,15 +777,15 @@ def over_a_source(batch_size, *steps):
 @pytest.mark.parametrize("taken", (0, 1, 3, 5))
 @pytest.mark.parametrize("batch_size", (1, 3, 6, 8))
 @pytest.mark.parametrize("epochs", (1, 2, None))
-def test_a_source_goes_on_in_another_batch_size(batch_size, taken, epochs):
+def test_a_source_resumes_with_another_batch_size(batch_size, taken, epochs):
     repeat = [] if epochs == 1 else [lambda ds: ds.repeat(epochs)]
     saved = over_a_source(4, *repeat)
     for _ in range(taken):
         next(saved)
     other = over_a_source(batch_size, *repeat)
     other.set_state(json.loads(json.dumps(saved.get_state())))
-    rest = [told(element) for element in itertools.islice(other, 30)]
-    # An epoch's last batch runs on into the next one, whose samples it then lacks.
+    rest = [listed(element) for element in itertools.islice(other, 30)]
+    # An epoch's last batch continues into the next epoch, which then lacks these samples.
     want = [k % 24 for k in range(4 * taken, 24 * 30)]
     assert np.concatenate(rest).tolist() == want[: sum(map(len, rest))]
     assert all(len(batch) == batch_size for batch in rest)
@@ -796,7 +796,7 @@ def test_a_source_goes_on_in_another_batch_size(batch_size, taken, epochs):
 
 
 @pytest.mark.parametrize("step", ("enumerate", "take", "skip"))
-def test_steps_that_count_batches_go_on_in_batches_of_the_same_size(step):
+def test_operations_that_count_batches_need_the_same_batch_size(step):
     steps = {
         "enumerate": lambda ds: ds.enumerate(),
         "take": lambda ds: ds.take(5),
@@ -809,7 +809,7 @@ def test_steps_that_count_batches_go_on_in_batches_of_the_same_size(step):
     other, fresh = over_a_source(8, steps[step]), over_a_source(8, steps[step])
     with pytest.raises(ValueError, match="of another batch size.*with the batch size that it had"):
         other.set_state(state)
-    assert [told(one) for one in other] == [told(one) for one in fresh]
+    assert [listed(one) for one in other] == [listed(one) for one in fresh]
     same = over_a_source(4, steps[step])
     same.set_state(state)
-    assert [told(one) for one in same] == [told(one) for one in saved]
+    assert [listed(one) for one in same] == [listed(one) for one in saved]

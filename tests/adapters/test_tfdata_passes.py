@@ -1,4 +1,4 @@
-"""Passes over a DALIDataset differ as those of tf.data's shuffle do, with real datasets."""
+"""Passes over a DALIDataset differ like tf.data's reshuffled passes."""
 
 import copy
 import itertools
@@ -17,7 +17,7 @@ from numbered import graph, read_files
 N, BATCH = 11, 4
 
 
-def of_source(policy="PARTIAL", mask=None, **call):
+def over_source(policy="PARTIAL", mask=None, **call):
     made = data_iterator(
         lambda number, *, draw: (number + 0, draw.uniform()),
         ["x", "u"],
@@ -28,7 +28,7 @@ def of_source(policy="PARTIAL", mask=None, **call):
     return DALIDataset(made, batch_size=BATCH, num_threads=1, device_id=None, **call)
 
 
-def of_reader(files, policy="PARTIAL", mask=None, shuffle=True, **call):
+def over_reader(files, policy="PARTIAL", mask=None, shuffle=True, **call):
     made = data_iterator(
         graph,
         ["x", "u"],
@@ -43,22 +43,22 @@ def of_reader(files, policy="PARTIAL", mask=None, shuffle=True, **call):
 @pytest.fixture(params=["source", "reader"])
 def make(request, jpegs_many):
     if request.param == "source":
-        return of_source
-    return lambda *args, **call: of_reader(jpegs_many[:N], *args, **call)
+        return over_source
+    return lambda *args, **call: over_reader(jpegs_many[:N], *args, **call)
 
 
-def told(element):
+def listed(element):
     if isinstance(element, tuple):
-        return (int(element[0]), told(element[1]))
+        return (int(element[0]), listed(element[1]))
     return np.asarray(element["x"]).ravel().tolist(), np.asarray(element["u"]).tolist()
 
 
 def walk(ds, count=None):
-    return [told(element) for element in itertools.islice(ds, count)]
+    return [listed(element) for element in itertools.islice(ds, count)]
 
 
 def oracle(reshuffle=True):
-    """tf.data's own: the records of each batch, reshuffled in each epoch."""
+    """Returns tf.data's records of each batch, reshuffled in each epoch."""
     ds = tf.data.Dataset.range(N).shuffle(N, seed=1, reshuffle_each_iteration=reshuffle)
     return ds.map(lambda x: {"x": x, "u": tf.cast(x, tf.float32)}).batch(BATCH)
 
@@ -68,7 +68,7 @@ def samples(elements):
 
 
 def equalities(ds):
-    """Which of several walks over one dataset and those derived from it are equal."""
+    """Returns which walks over a dataset and over datasets derived from it are equal."""
     first = walk(ds)
     walks = {
         "first": first,
@@ -80,13 +80,13 @@ def equalities(ds):
     both = walk(ds.repeat(2))
     walks |= {"epoch 1": both[: len(first)], "epoch 2": both[len(first) :], "after": walk(ds)}
     one, other = iter(ds), iter(ds)
-    together = [(told(next(one)), told(next(other))) for _ in range(2)]
+    together = [(listed(next(one)), listed(next(other))) for _ in range(2)]
     walks |= {"one": [x for x, _ in together], "other": [x for _, x in together]}
     pairs = itertools.combinations(walks, 2)
     return {(a, b) for a, b in pairs if all(x == y for x, y in zip(walks[a], walks[b]))}
 
 
-def test_passes_are_equal_where_those_of_tf_data_are(make):
+def test_passes_are_equal_if_those_of_tf_data_are(make):
     for reshuffle in (True, False):
         wanted = equalities(oracle(reshuffle))
         assert equalities(make(reshuffle_each_iteration=reshuffle)) == wanted
@@ -103,7 +103,7 @@ def test_passes_over_a_source_are_its_epochs():
             mask=mask,
             as_numpy=True,
         )(source=Numbers(N), batch_size=BATCH, num_threads=1, device_id=None)
-        ds = of_source(policy, mask)
+        ds = over_source(policy, mask)
         if policy == "FILL" and mask is None:  # each pass begins with a sample of its own epoch
             lengths = {len(walk(ds)) for _ in range(5)}
             assert lengths == {len(ds)} == {3}
@@ -115,11 +115,11 @@ def test_passes_over_a_source_are_its_epochs():
         assert len(ds) == len(epochs[0])
 
 
-def test_the_epochs_of_an_endless_iterator_are_begun_as_it_goes():
-    ds, whole = of_source(), of_source().repeat()
+def test_an_endless_iterator_starts_its_epochs_lazily():
+    ds, whole = over_source(), over_source().repeat()
     epochs = np.reshape(np.array(walk(whole, 15), object), (5, 3, 2)).tolist()
     iterator = iter(ds.repeat())
-    got = [told(next(iterator)) for _ in range(4)]
+    got = [listed(next(iterator)) for _ in range(4)]
     assert got == [tuple(x) for x in epochs[0]] + [tuple(epochs[1][0])]
     assert walk(ds) == [tuple(x) for x in epochs[2]]
 
@@ -139,7 +139,7 @@ def test_the_state_of_a_later_pass_resumes_it(make, chain, taken, seed):
         next(iterator)
     state = json.loads(json.dumps(iterator.get_state()))
     rest, following = walk(iterator), walk(ds)
-    again = copy.deepcopy(ds)  # as in a new process: no pass has begun
+    again = copy.deepcopy(ds)  # like a new process: no pass has begun
     for other in (iter(again), iter(ds)):
         other.set_state(state)
         assert json.dumps(other.get_state()) == json.dumps(state)
@@ -147,7 +147,7 @@ def test_the_state_of_a_later_pass_resumes_it(make, chain, taken, seed):
         with pytest.raises(StopIteration):
             next(other)
     if rest:
-        assert walk(again) == following  # the next pass follows the restored one, as in tf.data
+        assert walk(again) == following  # the next pass follows the restored pass, as in tf.data
 
 
 def test_a_step_is_counted_within_a_pass(make):
@@ -173,8 +173,8 @@ def test_tf_train_checkpoint_of_a_later_pass(make, tmp_path):
     assert walk(other) == rest
 
 
-def test_a_seed_that_was_given_is_still_compared(jpegs_many):
-    ds, other = (of_reader(jpegs_many[:N], seed=seed) for seed in (5, 6))
+def test_an_explicit_seed_is_still_compared(jpegs_many):
+    ds, other = (over_reader(jpegs_many[:N], seed=seed) for seed in (5, 6))
     walk(ds)
     iterator = iter(ds)
     next(iterator)
@@ -193,8 +193,8 @@ def test_to_tf_dataset_and_keras_epochs(make):
     assert walk(same.as_numpy_iterator()) == walk(same.as_numpy_iterator())
 
 
-def test_shards_of_a_source_reshuffle_alike():
-    shards = [of_source("FILL", "mask").shard(2, index) for index in range(2)]
+def test_shards_of_a_source_reshuffle_equally():
+    shards = [over_source("FILL", "mask").shard(2, index) for index in range(2)]
     for number in range(3):
         passes = [walk(ds) for ds in shards]
         rows = sorted(x for part in passes for xs, _ in part for x in xs)
@@ -202,14 +202,14 @@ def test_shards_of_a_source_reshuffle_alike():
         assert passes[0] != passes[1]
 
 
-def test_dalis_random_operators_over_a_source_go_through_passes():
+def test_dalis_random_operators_over_a_source_run_through_passes():
     made = data_iterator(lambda number: (number + 0, fn.random.uniform()), ["x", "u"])
     ds = DALIDataset(made, source=Numbers(N), batch_size=BATCH, num_threads=1, device_id=None)
     passes = [walk(ds) for _ in range(3)]
     assert len({str([x for x, _ in one]) for one in passes}) == 3
 
 
-def test_graphs_with_a_seed_of_their_own_and_without_a_seed(jpegs_many):
+def test_graphs_with_their_own_seed_and_without_a_seed(jpegs_many):
     def graph(seed=7):
         label = read_files(jpegs_many[:N], random_shuffle=True, seed=seed)[1]
         return label, fn.random.uniform(seed=seed)
@@ -217,11 +217,11 @@ def test_graphs_with_a_seed_of_their_own_and_without_a_seed(jpegs_many):
     made = data_iterator(graph, ["x", "u"], reader_name="reader")
     ds = DALIDataset(made, batch_size=BATCH, num_threads=1)
     assert len({str(walk(ds)) for _ in range(3)}) == 3
-    plain = of_reader(jpegs_many[:N], shuffle=False)
+    plain = over_reader(jpegs_many[:N], shuffle=False)
     xs = [[x for x, _ in walk(plain)] for _ in range(2)]
     assert xs[0] == xs[1]  # a reader that does not shuffle keeps its order
 
 
 def test_the_argument_is_a_flag():
     with pytest.raises((TypeError, ValueError), match="reshuffle_each_iteration"):
-        of_source(reshuffle_each_iteration=3)
+        over_source(reshuffle_each_iteration=3)
