@@ -471,6 +471,14 @@ def data_iterator(
         check_processes: Whether processes that make a global batch together compare their
             iterators before the first batch, and after a restore. A number is the seconds to wait
             for the others (True: 300), False skips the check.
+        batch_map: A function ``f(batch, key) -> batch``, or a list of them, applied in order to
+            each placed batch, such as MixUp. They see the global batch with all of its arrays of
+            numbers, the mask included, which they must return; text and objects bypass them. They
+            are compiled together, as by ``jax.jit``, and may add, change or drop arrays. Results
+            are placed like the outputs if their first dimension is the batch. ``key`` is a
+            jax.random.key that depends on the seed, the epoch and the step alone. With
+            ``as_numpy=True`` they run on the CPU and give NumPy arrays. A batch that they fail for
+            stays the next one.
 
     Returns:
         An `IteratorFunction`, or a decorator that makes one where ``pipeline_fn`` is None.

@@ -23,6 +23,7 @@ from nvidia.dali import Pipeline
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from . import replacements
+from .batch_map import BatchMap, MapFunction
 from .order.epochs import EpochPlan
 from .placement import over_current_mesh
 from .random.seeds import ShardSeed
@@ -30,6 +31,7 @@ from .random.seeds import ShardSeed
 F = TypeVar("F", bound=Callable[..., Any])
 Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec]
 OnError: TypeAlias = Literal["raise", "skip", "mask"]
+BatchMapArgument: TypeAlias = MapFunction | Sequence[MapFunction] | None
 
 
 class IteratorArguments(TypedDict, total=False):
@@ -49,6 +51,7 @@ class IteratorArguments(TypedDict, total=False):
     mask: str | None
     as_numpy: bool | None
     check_processes: bool | float
+    batch_map: BatchMapArgument
 
 
 class PipelineIteratorArguments(IteratorArguments, total=False):
@@ -425,6 +428,7 @@ class IteratorConfig:
     check_processes: bool | float = True
     source: Any = None
     shuffle: bool = True
+    batch_map: Any = None  # becomes a BatchMap
     # Set by adapters only.
     epoch_rules: EpochRules | None = None
     on_host: bool = False  # whether DALI copies GPU outputs to the host
@@ -468,6 +472,9 @@ class IteratorConfig:
             shuffle=self.shuffle,
         )
         _check_seconds(self.check_processes)
+        if not (self.batch_map is None or isinstance(self.batch_map, BatchMap)):
+            given = self.batch_map not in ([], ())
+            set_field(self, "batch_map", BatchMap(self.batch_map) if given else None)
         is_class = isinstance(self.source, type)
         if self.source is not None and (is_class or not hasattr(self.source, "read_threads")):
             raise TypeError(

@@ -93,6 +93,10 @@ class GraphError(BatchError, RecordError):
     """
 
 
+class BatchMapError(_Printable, RuntimeError):
+    """A function of ``batch_map`` failed; the batch is still the next one."""
+
+
 class EpochError(RuntimeError):
     """``on_error="skip"`` skipped every batch of an epoch."""
 
@@ -143,6 +147,7 @@ class RaggedError(ValueError):
 # Tracebacks name the module from which users import them.
 for _public in (
     BatchError,
+    BatchMapError,
     EpochError,
     GraphError,
     ProcessError,

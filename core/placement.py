@@ -215,20 +215,13 @@ class GlobalPlacement:
         """Assembles the global mask, split by rows as the pipelines are."""
         return self._assemble(name, pieces, self._rows)
 
-    def sharding(self, name: str) -> Sharding:
-        """The sharding of an output."""
-        return self._shardings[name]
-
-    def place(
-        self, name: str, pieces: Sequence[Any], sharding: Sharding | None = None
-    ) -> jax.Array:
+    def place(self, name: str, pieces: Sequence[Any]) -> jax.Array:
         """Assembles a global array from the rows that the local pipelines decoded.
 
         Args:
             name: The output's name.
             pieces: Array [rows, ...] of each data shard: NumPy arrays, or jax.Arrays on the shard's
                 first device.
-            sharding: Sharding of the array; None: the output's sharding.
 
         Raises:
             ValueError: If the pieces differ in shape, or the sharding doesn't fit.
@@ -239,38 +232,32 @@ class GlobalPlacement:
                 f"output {name!r} has different shapes in the shards, {sorted(shapes)}. Give it "
                 "one shape in the pipeline, e.g. by fn.resize or fn.pad"
             )
-        target = sharding or self._shardings[name]
-        if target not in self._direct:
-            self._direct[target] = tuple(data_shards(target)) == self.shards
+        target = self._shardings[name]
         if self._direct[target]:
             return self._assemble(name, pieces, target)
         return jax.device_put(self._assemble(name, pieces, self._rows), target)
 
-    def reshard(
-        self, name: str, array: jax.Array, rows: int, sharding: Sharding | None = None
-    ) -> jax.Array:
-        """Places the result of a function in the same way as the outputs.
+    def result_sharding(self, name: str, shape: Sequence[int], rows: int) -> Sharding | None:
+        """Returns the sharding of an array that a function of the batch returns.
 
-        An output with its own sharding uses that sharding. Otherwise the sharding applies to
-        batches only: another array, such as a mean, stays where JAX put it.
+        An array with the name of an output has the sharding of the output, if it fits. Another
+        array with as many rows as the batch is split like the mask. Other arrays are replicated.
 
         Args:
-            name: The output's name.
-            array: The array.
-            rows: Rows of the global batch.
-            sharding: The sharding of batches; None: the output's sharding.
+            name: The name of the array.
+            shape: The shape of the array.
+            rows: The number of rows of the batch.
         """
-        target = sharding or self._shardings[name]
-        if array.sharding == target:
-            return array
-        if sharding is not None or self._is_common:
-            try:
-                target.shard_shape(array.shape)
-            except (ValueError, IndexError):
-                return array
-            if array.shape[:1] != (rows,):
-                return array
-        return jax.device_put(array, target)
+        whole = tuple(shape[:1]) == (rows,)
+        own = self._shardings.get(name)
+        if self._is_common:
+            own = next(iter(self._shardings.values())) if whole else None
+        for sharding in (own, self._rows if whole else None):
+            if sharding is not None and _fits(sharding, tuple(shape)):
+                return sharding
+        if isinstance(self._rows, NamedSharding):
+            return NamedSharding(self._rows.mesh, PartitionSpec())
+        return None
 
     def _assemble(self, name: str, pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
         rows, *row_shape = pieces[0].shape
@@ -294,6 +281,14 @@ class GlobalPlacement:
                 first.setdefault(str(columns), arrays[device])
         ordered = [arrays[device] for device in indices]
         return jax.make_array_from_single_device_arrays(shape, sharding, ordered)
+
+
+def _fits(sharding: Sharding, shape: tuple[int, ...]) -> bool:
+    try:
+        sharding.shard_shape(shape)
+    except (ValueError, IndexError):
+        return False
+    return True
 
 
 def over_devices(devices: Sequence[jax.Device], names: Sequence[str]) -> GlobalPlacement:

@@ -38,6 +38,7 @@ Wrong arguments raise `ValueError` or `TypeError`. Import the other classes from
 | `UnfitRecordError` | `RecordError`, `ValueError` | records do not match the first record |
 | `GraphError` | `BatchError`, `RecordError` | the graph fails for every record |
 | `RaggedError` | `ValueError` | the samples of an output differ in shape |
+| `BatchMapError` | `RuntimeError` | a function of `batch_map` failed; the batch stays the next |
 | `EpochError` | `RuntimeError` | `on_error="skip"` skipped every batch of an epoch |
 """
 # The page about each part of the package; the longest matching prefix applies.
@@ -51,7 +52,8 @@ PAGES = {
     "adapters/tfdata": ("tf.data", "tfdata.md"),
     "core/augment": ("Randomness and augmentation", "randomness.md"),
     "core/order/epochs": ("Epochs", "epochs.md"),
-    "core/functions": ("Functions in the graph", "functions.md"),
+    "core/batch_map": ("Functions", "functions.md"),
+    "core/functions": ("Functions", "functions.md"),
     "core/random/draw": ("Randomness and augmentation", "randomness.md"),
     "core/placement": ("Meshes and processes", "sharding.md"),
     "core/formats/riff": ("Sources", "sources.md"),
@@ -63,7 +65,7 @@ PAGES = {
     "core/sources": ("Sources", "sources.md"),
     "core/state": ("States and resuming", "states.md"),
     "core/tools/tune": ("Performance", "performance.md"),
-    "fn": ("Functions in the graph", "functions.md"),
+    "fn": ("Functions", "functions.md"),
     "": ("The iterator", "api/dalijax.md"),
 }
 

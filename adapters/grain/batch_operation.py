@@ -47,6 +47,11 @@ class DALIBatch(grain.transforms.Batch):
     ):
         if on_error == "skip":
             raise ValueError("on_error='skip': Grain's Batch can't leave out a batch, use 'mask'")
+        if call.get("batch_map") is not None:
+            raise ValueError(
+                "batch_map needs a key that depends on the step, which an operation doesn't know "
+                "in Grain: use DALITransform or DALIDataLoader"
+            )
         transform = DALITransform(
             pipeline_fn,
             batch_size=batch_size,

@@ -54,7 +54,7 @@ class DALIDataLoader:
             batches ahead.
         other_randomness: Whether a state may be restored on another number of shards although
             DALI's random operators then draw other numbers.
-        prefetch, on_error, element_spec, allow_changes, writable, **call: As for
+        prefetch, on_error, element_spec, allow_changes, batch_map, writable, **call: As for
             `DALITransform`.
 
     Raises:

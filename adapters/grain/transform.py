@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from ...core.config import (
+    BatchMapArgument,
     IteratorConfig,
     checked_arguments,
     difference_names,
@@ -134,6 +135,8 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             changed, as for progressive resizing.
         check_processes: Whether processes that make a global batch together compare their
             iterators before the first batch; see `dalijax.data_iterator`.
+        batch_map: A function of (batch, key), or a list of them, applied to each placed batch; see
+            `dalijax.data_iterator`. The epoch of its key is 0, and the step counts the batches.
         writable: Whether NumPy arrays are copies that may be written to. If not, DALI's are
             read-only views of its buffers, which outputs may share.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. The default of
@@ -164,6 +167,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         read_options: grain.ReadOptions | None = None,
         allow_changes: Sequence[str] = (),
         check_processes: bool | float = True,
+        batch_map: BatchMapArgument = None,
         writable: bool = False,
         **call: Any,
     ):
@@ -189,6 +193,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             sharding=sharding,
             allow_changes=allow_changes,
             check_processes=check_processes,
+            batch_map=batch_map,
         )
         check_record_graph(pipeline_fn, self._config, on_error)
         call = {"prefetch_queue_depth": prefetch, **call}

@@ -108,6 +108,8 @@ def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.d
     plan = iterator._plan
     if plan is None or not _is_regular(plan, config) or config.on_error == "skip":
         return None
+    if config.batch_map is not None:
+        return None
     pipeline = _pipeline(source, plugin)
     if pipeline is None:
         return None

@@ -64,7 +64,7 @@ class RecordPipelines:
 
     Args:
         pipeline_fn: The function of the graph; see `dalijax.core.pipeline.schema.learn`.
-        output_map: Names of its outputs.
+        config: The iterator's arguments.
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
         each: Arguments that differ between the pipelines (device_id, seed).
         rows: Rows of each pipeline's batch.
@@ -83,7 +83,7 @@ class RecordPipelines:
     def __init__(
         self,
         pipeline_fn: Callable[..., Any],
-        output_map: Sequence[str],
+        config: IteratorConfig,
         call: Mapping[str, Any],
         each: Sequence[Mapping[str, Any]],
         rows: int,
@@ -102,7 +102,8 @@ class RecordPipelines:
         self._record_graph = _RecordGraph(pipeline_fn, arguments, draw_seed)
         self._numbers = numbers
         self._options = {k: v for k, v in call.items() if k not in parameters}
-        self._output_map = output_map
+        self._output_map = config.output_map
+        self._batch_map = () if config.batch_map is None else config.batch_map.names
         self._each = [{**one, "pipeline": number} for number, one in enumerate(each)]
         self._rows = rows
         self._queue = queue
@@ -160,7 +161,8 @@ class RecordPipelines:
         self._first[self._seed] = runner.checkpoints() or ()
         if not self.graph:
             self._record_graph.find_inputs(operators_of(runner.pipelines[0]))
-            text = json.dumps([list(self._output_map), graph_lines(runner.pipelines)])
+            lines = graph_lines(runner.pipelines, self._batch_map)
+            text = json.dumps([list(self._output_map), lines])
             self.graph = digest(text.encode(), length=8)
         return runner
 

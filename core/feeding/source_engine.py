@@ -34,7 +34,6 @@ from ..pipeline.bad_record import (
 )
 from ..pipeline.batch import Batch
 from ..pipeline.dali_pipeline import check_outputs, graph_lines, queue_depth
-from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, EpochEngine, Outcome, log_failure
 from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, Failure, failure_of, is_environment
 from ..pipeline.pipeline_source import FunctionSource
@@ -432,15 +431,22 @@ class SourceEngine(EpochEngine[SamplePosition]):
             here = outcome.after
         return outcome.unwrap()
 
+    def _number(self, outcome: Outcome[SamplePosition]) -> tuple[int, int]:
+        here = self._samples.skip(outcome.after, -1)  # batches may have been left out before it
+        return here.epoch, self._samples.step(here)
+
+    def _seed_of_keys(self) -> int:
+        return self._seed
+
     def count(self, stats: InputStats, outcome: Outcome[SamplePosition]) -> None:
         """Counts a batch that is delivered."""
-        here = self._samples.skip(outcome.after, -1)  # batches may have been left out before it
+        here = self._samples.skip(outcome.after, -1)
         parts = [self._samples.rows(here, part.first, part.last) for part in self._parts]
         rows = sum(len(part.valid) for part in parts)
         valid = sum(int(part.valid.sum()) for part in parts)
         counts = count_rows(rows, valid, self._samples.policy, self._samples.padded)
         errors = self.num_failed + outcome.failures
-        stats.delivered(here.epoch, self._samples.step(here), *counts, errors)
+        stats.delivered(*self._number(outcome), *counts, errors)
 
     def _runner_at(self, here: SamplePosition) -> tuple[Runner, Feed]:
         if self.closed:
@@ -496,12 +502,10 @@ class SourceEngine(EpochEngine[SamplePosition]):
     def _learn(self, runner: Runner) -> None:
         """Looks at the first pipelines that were built."""
         check_outputs(runner.pipelines[0], self._config.output_map)
-        if runner.deferred is not None:
-            runner.deferred.check(self._config)
         checkpoints = runner.checkpoints() or ()
         stateful = [random_state.operators(one) for one in checkpoints[:1]]
         self._random = [name for operators in stateful for name, has in operators.items() if has]
-        self._operators = tuple(graph_lines(runner.pipelines))
+        self._operators = tuple(graph_lines(runner.pipelines, self._batch_map_names))
         self._graph.learn(operators_of(runner.pipelines[0]))
 
     def _check_resumable(self) -> None:
@@ -596,8 +600,6 @@ class SourceEngine(EpochEngine[SamplePosition]):
         batch: Batch | None = None
         error: Exception | None = None
         runner, feed = self._runner_at(here)
-        if runner.deferred is not None:
-            runner.deferred.check_thread()
         run, self._taken = self._taken, self._taken + 1  # whatever comes of it, it is used up
         try:
             batch = runner.take(lambda outputs: self._batch(outputs, runner, feed, run))
@@ -610,9 +612,6 @@ class SourceEngine(EpochEngine[SamplePosition]):
             return Outcome(after, error=self._bad_records(here, bad), failures=1)
         except _BadRecords as failed:
             error = self._bad_records(here, failed.bad)
-        except FunctionError as failed:
-            error = self._described(here, str(failed))
-            error.unexplained, error.__cause__ = True, failed.__cause__
         except RuntimeError as failed:
             return self._failed(here, runner, feed, run, failed)
         except RaggedError as failed:
@@ -646,7 +645,7 @@ class SourceEngine(EpochEngine[SamplePosition]):
             valid = rows.valid.copy()
             valid[list(rows.read.errors)] = False
             masks.append(valid)
-        batch = self.make_batch(outputs, masks, not runner.dynamic, runner.deferred)
+        batch = self.make_batch(outputs, masks, not runner.dynamic)
         columns = {
             name: [value for rows in parts for value in rows.read.column(name)]
             for name in self._graph.passed

@@ -17,7 +17,6 @@ from ..errors import GraphError, RaggedError, RecordError, StateError, UnfitReco
 from ..pipeline import advice
 from ..pipeline.bad_record import MOST_SKIPPED, can_skip, describe, every_batch_failed, runs
 from ..pipeline.batch import Batch
-from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, Engine, Outcome, log_failure
 from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, failure_of
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
@@ -93,6 +92,7 @@ class RecordEngine(Engine[RecordPosition]):
         self.stats: InputStats | None = None
         self._part = part or StreamPart({})
         self._reader = PartReader(reader, self._part)
+        self._draw_seed = draw_seed
         self._read_at_position = True  # whether the reader and the queue are where they must be
         self._rows, self._rows_each = rows * len(each), rows
         self._on_error = on_error
@@ -101,7 +101,7 @@ class RecordEngine(Engine[RecordPosition]):
         self._queue = RecordQueue(self._reader.next_records, len(each), rows, numbers)
         self._pipelines = RecordPipelines(
             pipeline_fn,
-            config.output_map,
+            config,
             call,
             each,
             rows,
@@ -196,6 +196,14 @@ class RecordEngine(Engine[RecordPosition]):
         self.stats = self.stats or InputStats()
         return self.stats
 
+    def _number(self, outcome: Outcome[RecordPosition]) -> tuple[int, int]:
+        return 0, outcome.after.step - 1  # batches may have been left out before it
+
+    def _seed_of_keys(self) -> int:
+        restored = self.position.restored
+        known = [restored.draw_seed, restored.seed, self._draw_seed]
+        return next(int(seed) for seed in known if seed is not None)
+
     def count(self, stats: InputStats, outcome: Outcome[RecordPosition]) -> None:
         """Counts a batch that is delivered."""
         batch = self._peeked
@@ -203,8 +211,7 @@ class RecordEngine(Engine[RecordPosition]):
             return
         rows = len(batch.records)
         valid = rows if batch.valid is None else int(batch.valid.sum())
-        step = outcome.after.step - 1  # batches may have been left out before it
-        stats.delivered(0, step, valid, rows - valid, self.errors.total)
+        stats.delivered(*self._number(outcome), valid, rows - valid, self.errors.total)
 
     def _next_outcome(self) -> Outcome[RecordPosition]:
         here, failed = self.position, list[FailedBatch]()
@@ -268,8 +275,6 @@ class RecordEngine(Engine[RecordPosition]):
             return self._unread(here, raised)
         except StopIteration:  # before the first record
             return self._ended(here)
-        if runner.deferred is not None:
-            runner.deferred.check_thread()
         batch: Batch | None = None
         error: Exception | None = None
         try:
@@ -289,9 +294,6 @@ class RecordEngine(Engine[RecordPosition]):
             refused = self._queue.batches[0].refused
             self._pipelines.stop()
             return self._undecoded(here, refused[min(refused)], sorted(refused), failed)
-        except FunctionError as raised:
-            error = RecordError(f"batch {here.step} failed. {raised}")
-            error.unexplained, error.__cause__ = True, raised.__cause__
         except RuntimeError as raised:
             if failure_of(raised).environment:
                 self._pipelines.stop()
@@ -348,7 +350,7 @@ class RecordEngine(Engine[RecordPosition]):
         rows = [len(tensors[0]) for tensors in outputs]
         valid = np.ones(sum(rows), bool) if records.valid is None else records.valid
         masks = np.split(valid, np.cumsum(rows)[:-1])
-        batch = self.make_batch(outputs, masks, not runner.dynamic, runner.deferred)
+        batch = self.make_batch(outputs, masks, not runner.dynamic)
         columns = {name: values_of(records.records, name) for name in self._pipelines.passed}
         self.make_batch.add_columns(batch, columns, rows)
         return batch
@@ -466,8 +468,6 @@ class RecordEngine(Engine[RecordPosition]):
             runner = None
             if not pipelines.first:
                 runner = pipelines.build()
-                if runner.deferred is not None:
-                    runner.deferred.check(self._config)
             self._check_graph(restored.graph)
             checkpoints = self._checkpoints_at(here)
             # The first checkpoint had to be seen to know the others by their difference.

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from ..dtypes import check_width
+from ..placement import GlobalPlacement, rows_sharding
 from . import checks
 
 
@@ -99,6 +100,43 @@ class BatchFunction:
             return list(batches)
         cpu = jax.local_devices(backend="cpu")[0]
         return [jax.device_put(one, cpu) for one in batches]
+
+
+class OneDeviceFunction(BatchFunction):
+    """A function of global arrays over one device of each process; DALI's thread calls it.
+
+    Raises:
+        ValueError: For several local devices, or a key in several processes.
+    """
+
+    def __init__(self, sharding: Sharding, *arguments: Any):
+        super().__init__(*arguments)
+        local = len(sharding.addressable_devices)
+        if local > 1:
+            raise ValueError(
+                f"{self.name}() has a sharding over {local} devices of this process, and DALI "
+                "calls functions of a graph for one device of each process: pass the function as "
+                "batch_map=f to dalijax.data_iterator, which calls f(batch, key) with each global "
+                "batch"
+            )
+        if self.keyed and jax.process_count() > 1:
+            raise ValueError(
+                f"{self.name}() takes a key, and the key would differ between processes: use "
+                "batch_map=f of dalijax.data_iterator, whose key is the same in all processes"
+            )
+        self._placement = GlobalPlacement(sharding, ["input"])
+        self._rows = rows_sharding(sharding)
+
+    def run(self, arrays: list[Any], device: jax.Device) -> tuple[Any, ...]:
+        """Returns this process's rows of the outputs, for its rows of the inputs."""
+        keywords = {"key": self.key(np.asarray(arrays.pop()))} if self.keyed else {}
+        placed = [self._placement.place("input", [array]) for array in arrays]
+        outputs = self(placed, placed[0].shape[0] if placed else None, **keywords)
+        rows = [on_device(self.name, k, output, self._rows) for k, output in enumerate(outputs)]
+        return tuple(
+            on_device(self.name, k, output.addressable_shards[0].data, device)
+            for k, output in enumerate(rows)
+        )
 
 
 _key_on_device = jax.jit(checks.key_of_array)

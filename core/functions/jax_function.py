@@ -10,12 +10,10 @@ import jax
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
-from ..pipeline.deferred import defer, is_deferring
 from . import checks
-from .batch_function import BatchFunction
+from .batch_function import BatchFunction, OneDeviceFunction
 from .dali_operators import jax_operator
 from .dlpack_function import batch_operator
-from .global_function import GlobalFunction, OnOneDevice
 from .jax_callbacks import on_cpu, on_gpu
 from .ragged import by_groups, padded
 from .statefulness import note
@@ -60,14 +58,10 @@ def jax_function(
         output_layouts: Layouts of the outputs without the batch, "HWC" say: one for all, or one
             for each of the first ones. If left out, the i-th output has the layout of the i-th
             input, if it has as many dimensions; with ``ragged`` it has none.
-        sharding: A jax.sharding.Sharding whose dimension 0 is the batch: the function gets
-            global arrays. In the graph of an iterator with ``sharding=`` it is the last step:
-            no operator may use its outputs, but other such functions may. It is called once for
-            each batch, in the thread that takes it. In several processes that must be the main
-            thread: the function then has the same place among its computations in all of them.
-            The outputs may have any shape and dtype of JAX (``device`` and ``output_layouts`` do
-            not apply). In other pipelines DALI calls it in a thread of its own, for one device in
-            each process.
+        sharding: A jax.sharding.Sharding whose dimension 0 is the batch, over one device of each
+            process, as in DALI: the function gets global arrays. DALI calls it in a thread of its
+            own. For functions of the batch over several devices, pass ``batch_map`` to
+            `dalijax.data_iterator`.
         device: "cpu" or "gpu"; the device of the inputs by default.
         preserve: False: the function is not run if its outputs are not used.
         ragged: The way to handle samples of different shapes. "pad": they are padded with
@@ -120,11 +114,6 @@ def jax_function(
         pipeline = checks.require_pipeline(f"{checks.name_of(called)}() of fn.jax_function")
         note(called, stateful)
         keyed = checks.wants(called, "key")
-        if sharding is not None and is_deferring():
-            checks.check_signature(called, len(inputs), ["key"] * keyed, "key")
-            deferred = GlobalFunction(called, num_outputs, sharding, keyed, preserve)
-            outputs = defer(deferred, inputs, checks.key_words() if keyed else None)
-            return outputs[0] if num_outputs == 1 else outputs
         where = checks.device_of(inputs, device)
         if not inputs and (ragged or not (num_outputs or keyed)):
             raise ValueError(
@@ -142,7 +131,10 @@ def jax_function(
             batched = BatchFunction(*arguments)
             fitted = padded(batched, align) if ragged == "pad" else by_groups(batched)
             return batch_operator(fitted, nodes, num_outputs, layouts, where, preserve)
-        body = BatchFunction(*arguments) if sharding is None else OnOneDevice(sharding, *arguments)
+        if sharding is None:
+            body = BatchFunction(*arguments)
+        else:
+            body = OneDeviceFunction(sharding, *arguments)
         callback = on_cpu(body, pipeline) if where == "cpu" else on_gpu(body, pipeline)
         run = jax_operator()(
             function=callback if num_outputs else checks.logged(body.name, callback),

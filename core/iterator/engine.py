@@ -26,7 +26,6 @@ from ..pipeline.dali_pipeline import (
     operators,
     runs_python,
 )
-from ..pipeline.deferred import FunctionError
 from ..pipeline.engine import CLOSED, EpochEngine, Mark, NoReplica, Outcome
 from ..pipeline.failure import RETRY_DELAYS, failure_of
 from ..pipeline.pipeline_source import PipelineSource, check_resumable
@@ -442,16 +441,22 @@ class ReaderEngine(EpochEngine[Position]):
                 f"after {position.errors} errors"
             )
 
+    def _number(self, outcome: Outcome[Position]) -> tuple[int, int]:
+        return outcome.after.epoch, outcome.after.step - 1  # others may have been left out before
+
+    def _seed_of_keys(self) -> int:
+        seed: int = self.fingerprint()["seed"]
+        return seed
+
     def count(self, stats: InputStats, outcome: Outcome[Position]) -> None:
         """Counts a batch that is delivered."""
-        after = outcome.after
-        step = after.step - 1  # of the batch: others may have been left out before it
+        epoch, step = self._number(outcome)
         plan, rows = self.plan, self.batch_size * len(self.shards)
         examples, padding = rows, 0
         if plan is not None:
-            valid = sum(plan.valid(after.epoch, step, shard) for shard in self.shards)
+            valid = sum(plan.valid(epoch, step, shard) for shard in self.shards)
             examples, padding = count_rows(rows, valid, plan.policy, plan.padded)
-        stats.delivered(after.epoch, step, examples, padding, after.errors)
+        stats.delivered(epoch, step, examples, padding, outcome.after.errors)
 
     def checkpoint(self) -> None:
         """Takes DALI's checkpoint of the position, while DALI can still give it."""
@@ -523,8 +528,6 @@ class ReaderEngine(EpochEngine[Position]):
         pipelines = self._source.build(checkpoints.data)
         self._read_plan(pipelines)
         runner = Runner(pipelines, checkpoints.to_drop, self._source.owned)
-        if runner.deferred is not None:
-            runner.deferred.check(self._config)
         self._runner = runner
         return runner
 
@@ -550,7 +553,7 @@ class ReaderEngine(EpochEngine[Position]):
                 self.plan,
                 self.shards,
                 self._source.serialized,
-                self.runner().deferred,
+                batch_map=self._batch_map_names,
             )
             seed = self._source.seed  # that of all shards, not the first one's here
             if seed is not None and seed >= 0:  # DALI draws one instead of a negative one
@@ -639,13 +642,11 @@ class ReaderEngine(EpochEngine[Position]):
         Args:
             convert: Makes something else than a batch of the pipelines' outputs.
         """
-        runner = self.runner()
+        self.runner()
         here, skipped = self._with_start(self.position), list[FailedBatch]()
         from_start = here.step == 0
         outcome: Outcome[Position] | None
         named: BatchError | None
-        if runner.deferred is not None:
-            runner.deferred.check_thread()
         while True:
             outcome = self._outcome_at(here, convert)
             try:
@@ -735,8 +736,6 @@ class ReaderEngine(EpochEngine[Position]):
             RuntimeError: If it stays the next one: its reader or the environment failed, or nothing
                 runs any more.
         """
-        if isinstance(failed, FunctionError):
-            return False
         environment, reads = failure_of(failed).environment, _READER.search(str(failed))
         if environment and retries < len(RETRY_DELAYS) and self._stand_again_at(here):
             time.sleep(RETRY_DELAYS[retries])
@@ -781,9 +780,7 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _to_batch(self, outputs: Sequence[Outputs], here: Position) -> Batch:
         runner = self._runner_at(here)
-        return self.make_batch(
-            outputs, self._valid(outputs, here), not runner.dynamic, runner.deferred
-        )
+        return self.make_batch(outputs, self._valid(outputs, here), not runner.dynamic)
 
     def _sample(self) -> Batch:
         """A first batch of new pipelines; the position and its pipelines stay as they are."""
@@ -791,11 +788,9 @@ class ReaderEngine(EpochEngine[Position]):
 
         def batch(outputs: Sequence[Outputs]) -> Batch:
             valid = [len(tensors[0]) for tensors in outputs]
-            return self.make_batch(outputs, valid, True, runner.deferred)
+            return self.make_batch(outputs, valid, True)
 
         try:
-            if runner.deferred is not None:
-                runner.deferred.check_thread()
             for _ in range(MOST_SKIPPED):
                 with contextlib.suppress(RuntimeError):  # another batch has the same spec
                     return runner.take(batch)
@@ -850,13 +845,9 @@ class ReaderEngine(EpochEngine[Position]):
 
 def _described(error: RuntimeError, here: Position, what: str, kind: type[_Error]) -> _Error:
     """Returns DALI's error with the number of its batch, and what happens to it."""
-    of_function = isinstance(error, FunctionError)
-    if of_function:
-        why = str(error)
-    else:
-        why = f"{describe(failure_of(error), (), every=False)}\nDALI says: {advice.of_run(error)}"
+    why = f"{describe(failure_of(error), (), every=False)}\nDALI says: {advice.of_run(error)}"
     described = kind(f"batch {here.step} of epoch {here.epoch} {what}: {why}")
-    described.__cause__ = error.__cause__ if of_function else error
+    described.__cause__ = error
     return described
 
 

@@ -77,6 +77,8 @@ class DALIGenericIterator:
             alone, which takes as long as a restore, and pictures are decoded one by one.
         check_processes: Whether processes that make a global batch together compare their
             pipelines before the first batch; see `dalijax.data_iterator`.
+        batch_map: A function of (batch, key), or a list of them, applied to each placed batch; see
+            `dalijax.data_iterator`.
 
     What a source can't give is never skipped nor counted: an exception of the pipeline's own
     Python source, or a RuntimeError of a reader (a missing file), is raised by each call until
@@ -218,7 +220,7 @@ class DALIGenericIterator:
         """
         with self._opened(), self._engine.interruptible():
             self._engine.checkpoint()
-            return dict(self._engine.peek().unwrap())
+            return dict(self._engine.peek_mapped().unwrap())
 
     def __len__(self) -> int:
         """Number of batches that the current epoch delivers.

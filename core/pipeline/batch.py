@@ -19,7 +19,6 @@ from ..errors import RaggedError
 from ..order.epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement, over_devices
 from . import schema
-from .deferred import DeferredCalls
 from .runner import Outputs, TensorList
 
 Batch = dict[str, Any]
@@ -117,7 +116,6 @@ class BatchMaker:
         outputs: Sequence[Outputs],
         valid: Sequence[int | np.ndarray],
         copy: bool,
-        deferred: DeferredCalls | None = None,
     ) -> Batch:
         """The batch of one run.
 
@@ -126,10 +124,6 @@ class BatchMaker:
             valid: Number of samples at the head of each pipeline's batch that belong to the
                 epoch, or their mask.
             copy: Whether the buffers are reused once they are released.
-            deferred: What the graph leaves to be called on the batch.
-
-        Raises:
-            FunctionError: If a function that is called on the batch failed.
         """
         axis = self._has_device_axis(len(outputs))
         cut = self._cut
@@ -144,15 +138,9 @@ class BatchMaker:
                 for number, (tensors, n) in enumerate(zip(outputs, kept))
             ]
 
-        batch: Batch
-        if deferred is not None and isinstance(self._placement, GlobalPlacement):
-            rows = kept[0] * self._placement.shards[0].num_shards
-            batch = deferred.batch(self._names, pieces, self._placement, rows)
-        else:
-            batch = {
-                name: self._placement.place(name, pieces(k, name))
-                for k, name in enumerate(self._names)
-            }
+        batch: Batch = {
+            name: self._placement.place(name, pieces(k, name)) for k, name in enumerate(self._names)
+        }
         if self._mask is not None:
             masks = [
                 v if isinstance(v, np.ndarray) else np.arange(n) < v for n, v in zip(kept, valid)

@@ -24,7 +24,6 @@ from ..state.fingerprint import fingerprint, operator_line
 from ..state.operators import kind_of, operator_inputs
 from ..state.random_state import to_other_device
 from . import advice, function_notes
-from .deferred import deferred_of
 
 # What DALI says of a checkpoint of another graph.
 _OF_ANOTHER = re.compile(
@@ -250,11 +249,11 @@ def runs_python(operator: Any) -> bool:
     return bool(function_notes.name_of(operator)) or "function" in kind or kind == "external_source"
 
 
-def graph_lines(pipelines: Sequence[Pipeline]) -> list[str]:
-    """A line for each draw and each operator of a graph, by which states know it."""
+def graph_lines(pipelines: Sequence[Pipeline], batch_map: Sequence[str] = ()) -> list[str]:
+    """A line for each draw, operator and function of ``batch_map``, by which states know them."""
     first = pipelines[0]
     drawn = draw_inputs(first)
-    known = fingerprint(pipelines, None, (), deferred=deferred_of(pipelines), drawn=drawn)
+    known = fingerprint(pipelines, None, (), drawn=drawn, batch_map=batch_map)
     draws = [operator_line(*draw) for draw in described_draws(first)]
     return [*draws, *known["operators"]]
 
@@ -279,8 +278,7 @@ def can_checkpoint(pipeline: Pipeline) -> bool:
 
 def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
     """Raises ValueError where a built pipeline has another number of outputs than names."""
-    deferred = deferred_of([pipeline])
-    outputs = pipeline.num_outputs if deferred is None else len(deferred.outputs)
+    outputs = pipeline.num_outputs
     if outputs != len(output_map):
         raise ValueError(
             f"output_map names {len(output_map)} outputs, {list(output_map)}, "

@@ -19,6 +19,7 @@ from nvidia.dali import Pipeline
 from ..config import IteratorConfig
 from ..errors import BatchError, GraphError, ProcessError, RecordError
 from ..order.epochs import EpochPlan
+from ..placement import GlobalPlacement
 from ..state.agreement import Values
 from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats
@@ -53,6 +54,7 @@ class Outcome(Generic[P]):
         batch: The batch, where there is one.
         error: An error that counts as a batch.
         ended: Whether the epoch has no further batch.
+        mapped: The batch after ``batch_map``, once it was applied.
         masked: A note of the records that are masked in the batch, if any.
         failures: Number of batches that failed, those included that were left out before it.
     """
@@ -61,6 +63,7 @@ class Outcome(Generic[P]):
     batch: Batch | None = None
     error: Exception | None = None
     ended: bool = False
+    mapped: Batch | None = None
     masked: FailedBatch | None = None
     failures: int = 0
 
@@ -78,7 +81,7 @@ class Outcome(Generic[P]):
                 del self  # the error's traceback has this frame: together they would stay
         if self.ended or self.batch is None:
             raise StopIteration
-        return self.batch
+        return self.batch if self.mapped is None else self.mapped
 
 
 def log_failure(verb: str, failed: FailedBatch) -> FailedBatch:
@@ -112,9 +115,11 @@ class Engine(abc.ABC, Generic[P]):
     def __init__(self, start: P, config: IteratorConfig):
         self.position = self._beginning = start
         placement = choose_placement(config)
+        self._placement = placement if isinstance(placement, GlobalPlacement) else None
         self.make_batch = BatchMaker(config, placement)
         self._data_shards = placement.shards  # of each pipeline, where batches are placed by them
         self._config = config
+        self._batch_map_names = () if config.batch_map is None else config.batch_map.names
         self.errors = FailedBatches()
         self.closed = False
         self.process = 0
@@ -156,6 +161,35 @@ class Engine(abc.ABC, Generic[P]):
             self._outcome = self._next_outcome()
         return self._outcome
 
+    def peek_mapped(self) -> Outcome[P]:
+        """The outcome of `peek`, with the batch that is delivered: after ``batch_map``.
+
+        Raises:
+            BatchMapError: If a function failed; the batch stays the next one.
+            Exception: As `peek`.
+        """
+        outcome, batch_map = self.peek(), self._config.batch_map
+        if batch_map is None or outcome.batch is None or outcome.mapped is not None:
+            return outcome
+        mapped = batch_map(
+            outcome.batch,
+            self._seed_of_keys(),
+            *self._number(outcome),
+            mask=self._config.mask,
+            placement=self._placement,
+            as_numpy=bool(self._config.as_numpy),
+        )
+        self._outcome = outcome = dataclasses.replace(outcome, mapped=mapped)
+        return outcome
+
+    @abc.abstractmethod
+    def _number(self, outcome: Outcome[P]) -> tuple[int, int]:
+        """Returns epoch and step of the batch of an outcome."""
+
+    @abc.abstractmethod
+    def _seed_of_keys(self) -> int:
+        """Returns the seed of ``batch_map``'s keys, the same in all processes."""
+
     def advance(self) -> None:
         """Moves behind the batch that `peek` gives."""
         self.position = (self._outcome or self.peek()).after
@@ -177,7 +211,7 @@ class Engine(abc.ABC, Generic[P]):
             if TraceAnnotation.is_enabled():
                 annotation = TraceAnnotation("dalijax.next", epoch=self.epoch, step=self.step)
             with annotation:
-                outcome = self.peek()
+                outcome = self.peek_mapped()
             if outcome.ended and self._agreement is not None:
                 self._agree_on_end(self._agreement)
             try:
@@ -550,8 +584,12 @@ class EpochEngine(Engine[P]):
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of each array of a whole batch; takes at most one, which stays next."""
         outcome = self.peek()
+        outcome = dataclasses.replace(outcome, mapped=None)
         batch = self._sample() if outcome.ended else outcome.unwrap()
-        return self.make_batch.spec(batch, self.batch_size, self.plan)
+        specs = self.make_batch.spec(batch, self.batch_size, self.plan)
+        if self._config.batch_map is None:
+            return specs
+        return self._config.batch_map.specs(specs, self._config.mask, self._placement)
 
     @abc.abstractmethod
     def _sample(self) -> Batch:

@@ -28,7 +28,6 @@ from .dali_pipeline import (
     is_unmappable,
     unmap_readers,
 )
-from .deferred import deferring, plan_calls
 from .function_notes import NOTES
 from .runner import calls
 
@@ -225,8 +224,7 @@ class FunctionSource(PipelineSource):
         # The function's own decorator may have set it.
         decorated = is_pipeline_def(self._fn)
         if decorated and self._decorated_seed is None:
-            with deferring():
-                pipeline = self._fn(*self._args, **self._first_call)
+            pipeline = self._fn(*self._args, **self._first_call)
             self._decorated_seed = pipeline.seed
         return self._decorated_seed is None
 
@@ -349,12 +347,9 @@ class FunctionSource(PipelineSource):
         elif isinstance(seed, ShardSeed):
             call["seed"] = int(seed)
 
-        def defined() -> Pipeline:
-            with deferring():
-                return self._defined(state, call)
-
-        pipeline = defined_without_random(defined, self._function, name_of(self._fn))
-        plan_calls(pipeline)
+        pipeline = defined_without_random(
+            lambda: self._defined(state, call), self._function, name_of(self._fn)
+        )
         if self._on_host and pipeline.exec_dynamic:
             # Not public; without it the arrays are copied when they are taken.
             outputs = getattr(pipeline, "_graph_out", None) or ()

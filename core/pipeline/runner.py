@@ -16,7 +16,6 @@ from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from ..stats import span
 from .dali_pipeline import can_checkpoint, kept_to_the_end, queue_depth
-from .deferred import deferred_of
 from .function_notes import release
 
 T = TypeVar("T")
@@ -125,7 +124,6 @@ class Runner:
             and the queue is filled in the calls that follow: for sources that may be slow.
 
     Attributes:
-        deferred: What the graph leaves to be called on each batch, if anything.
         stopped: Whether a run has failed after which no other runs: DALI's older executor, without
             ``exec_dynamic``, never goes on.
     """
@@ -145,7 +143,6 @@ class Runner:
         self.stopped = False
         self._queues = [_PipelineQueue(pipeline, gradual) for pipeline in pipelines]
         self._depth = max((queue.depth for queue in self._queues), default=0)
-        self.deferred = deferred_of(self.pipelines)
         # Modules lose their names before the last iterators are freed.
         self._process, self._calls, self._kept = os.getpid(), calls, kept_to_the_end
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from nvidia.dali import Pipeline
 
@@ -57,26 +57,13 @@ def unknown() -> Fingerprint:
     }
 
 
-class DescribedCalls(Protocol):
-    """Calls of functions on the placed batch, as a fingerprint sees them."""
-
-    @property
-    def names(self) -> list[str]:
-        """The functions' names."""
-        ...
-
-    def described(self) -> list[str]:
-        """A line for each call, in order."""
-        ...
-
-
 def fingerprint(
     pipelines: Sequence[Pipeline],
     plan: EpochPlan | None,
     streams: Sequence[int],
     serialized: Sequence[bytes] = (),
-    deferred: DescribedCalls | None = None,
     drawn: Mapping[str, str] = MappingProxyType({}),
+    batch_map: Sequence[str] = (),
 ) -> Fingerprint:
     """The fingerprint of built pipelines, without the names of their outputs.
 
@@ -85,9 +72,9 @@ def fingerprint(
         plan: Their epochs; None if the source ends them.
         streams: The shard of each pipeline in epoch 0.
         serialized: The pipelines as DALI serialises them, if that was done already.
-        deferred: Functions that are called on the placed batch.
         drawn: Labels of the external sources that random numbers come by, by their names. How many
             there are is not the user's to say, and no position is counted in them.
+        batch_map: Names of the functions of ``batch_map``.
 
     Returns:
         A dict of str, int and list of str. ``operators`` has the kind, name and arguments of each
@@ -143,9 +130,10 @@ def fingerprint(
         connections.append([CONNECTIONS, *(_produced(of, producers) for of in outputs)])
         line = operator_line(CONNECTIONS, "__graph_0", {"inputs": connections})
         result["operators"].append(line)
-    if deferred is not None:
-        result["operators"] += deferred.described()
-        unchecked += [f"the function {name}() of global arrays" for name in deferred.names]
+    for number, name in enumerate(batch_map):
+        line = operator_line("batch_map", f"__batch_map_{number}", {"function": name})
+        result["operators"].append(line)
+        unchecked.append(f"the code of {name}() of batch_map")
     result["unchecked"] = unchecked
     return result
 

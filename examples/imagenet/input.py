@@ -14,7 +14,7 @@ from configs.base import Config
 from nvidia.dali import backend
 from scipy.special import betaincinv
 
-from dalijax import LastBatchPolicy, augment, data_iterator, fn, sources
+from dalijax import LastBatchPolicy, augment, data_iterator, sources
 
 GPU = backend.GetCUDADeviceCount() > 0
 MEAN = (124, 116, 104)  # of ImageNet, what erased pixels get
@@ -48,19 +48,19 @@ def beta(key: jax.Array, alpha: float) -> jax.Array:
 
 
 def mixing(config: Config, classes: int) -> Callable[..., Any]:
-    """A function of the batch over all devices: soft labels, by MixUp or CutMix.
+    """A ``batch_map`` that applies MixUp or CutMix to the global batch, and gives soft labels.
 
-    One share for the batch, and each picture with the one before it, as in torchvision's
-    ``v2.MixUp`` and ``v2.CutMix``; where a recipe has both, each batch has one of them.
+    As in torchvision's ``v2.MixUp`` and ``v2.CutMix``, the batch has one share, and each picture is
+    mixed with the picture before it. If a recipe has both, each batch gets one of them.
     """
 
-    @jax.jit
-    def mix(images: jax.Array, labels: jax.Array, *, key: jax.Array) -> Any:
+    def mix(batch: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
+        images, labels = batch["images"], batch["labels"]
         known = (labels >= 0) & (labels < classes)  # others would be of no class, and none saw it
         hot = jnp.where(known[:, None], jax.nn.one_hot(labels, classes), jnp.nan)
         hot = hot * (1 - config.smoothing) + config.smoothing / classes
         if not (config.mixup or config.cutmix):
-            return images, hot
+            return {**batch, "labels": hot}
         which, *keys = jax.random.split(key, 4)
         both = config.mixup and config.cutmix
         cut = jax.random.bernoulli(which) if both else jnp.array(bool(config.cutmix))
@@ -79,16 +79,14 @@ def mixing(config: Config, classes: int) -> Callable[..., Any]:
         share = jnp.where(cut, 1 - jnp.prod(end - start) / jnp.prod(sides), share)
         weight = jnp.where(cut, 1.0 - box, share)[None, :, :, None]
         mixed = weight * images + (1 - weight) * jnp.roll(images, 1, 0)
-        return jnp.round(mixed).astype(images.dtype), share * hot + (1 - share) * jnp.roll(
-            hot, 1, 0
-        )
+        mixed = jnp.round(mixed).astype(images.dtype)
+        return {**batch, "images": mixed, "labels": share * hot + (1 - share) * jnp.roll(hot, 1, 0)}
 
     return mix
 
 
 def training(config: Config, classes: int, sharding: jax.sharding.Sharding, source: Any) -> Any:
     """An iterator function of shuffled and augmented batches: ``images`` and soft ``labels``."""
-    mix = fn.jax_function(mixing(config, classes), num_outputs=2, sharding=sharding)
 
     def graph(data: Any, label: Any, *, draw: Any) -> Any:
         images = dali_fn.decoders.image(data, **DECODER)
@@ -104,10 +102,16 @@ def training(config: Config, classes: int, sharding: jax.sharding.Sharding, sour
             images = augment.random_erasing(
                 images, probability=config.erasing, value=MEAN, draw=draw
             )
-        return mix(images, label.gpu() if GPU else label)
+        return images, label.gpu() if GPU else label
 
-    names, policy = ["images", "labels"], LastBatchPolicy.DROP
-    return data_iterator(graph, names, source=source, sharding=sharding, last_batch_policy=policy)
+    return data_iterator(
+        graph,
+        ["images", "labels"],
+        source=source,
+        sharding=sharding,
+        last_batch_policy=LastBatchPolicy.DROP,
+        batch_map=mixing(config, classes),
+    )
 
 
 def evaluation(config: Config, sharding: jax.sharding.Sharding, source: Any) -> Any:

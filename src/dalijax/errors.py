@@ -7,6 +7,7 @@ Wrong arguments raise ValueError or TypeError. These classes are for everything 
   `UnfitRecordError` for records that are unlike the first one.
 - `GraphError`: the graph fails for every record.
 - `RaggedError`: the samples of an output differ in shape.
+- `BatchMapError`: a function of ``batch_map`` failed.
 - `EpochError`: every batch of an epoch was skipped.
 - `ProcessError`: the processes of a run differ.
 """
@@ -15,6 +16,7 @@ import typing as _typing
 
 from .core import replacements as _replacements
 from .core.errors import BatchError as BatchError
+from .core.errors import BatchMapError as BatchMapError
 from .core.errors import EpochError as EpochError
 from .core.errors import GraphError as GraphError
 from .core.errors import ProcessError as ProcessError
@@ -25,6 +27,7 @@ from .core.errors import UnfitRecordError as UnfitRecordError
 
 __all__ = [
     "BatchError",
+    "BatchMapError",
     "EpochError",
     "GraphError",
     "ProcessError",

@@ -76,8 +76,8 @@ PUBLIC_NAMES = {
         "LastBatchPolicy augment data_iterator errors fn profile show sources tune"
     ),
     "dalijax.errors": (
-        "BatchError EpochError GraphError ProcessError RaggedError RecordError StateError "
-        "UnfitRecordError"
+        "BatchError BatchMapError EpochError GraphError ProcessError RaggedError RecordError "
+        "StateError UnfitRecordError"
     ),
     "dalijax.fn": "dl_tensor_python_function jax_function numba_function read_file",
     "dalijax.sources": "Arrays Field Files Mixture Named Records Source TFRecord Tar",

@@ -13,6 +13,7 @@ from function_graphs import BATCH, check, layouts, run, uniform
 from nvidia.dali import Pipeline, pipeline_def
 from nvidia.dali import fn as dali_fn
 from nvidia.dali.plugin import jax as dax
+from shardings import rows_over
 
 from dalijax import data_iterator, fn
 from dalijax.core.pipeline.function_notes import live_outputs, release
@@ -62,6 +63,32 @@ def test_it_is_dalis_own(compiled):
     for a, b, c, d in run(graph):
         np.testing.assert_array_equal(a, c)
         np.testing.assert_array_equal(b, d)
+
+
+def test_a_sharding_over_one_device():
+    """As in DALI; functions of the batch over several devices are for ``batch_map``."""
+    seen = []
+
+    def doubled(x, *, key):
+        seen.append((x.sharding, key.shape))
+        return x * 2
+
+    def graph(sharding, shard_id=0, num_shards=1):
+        x = uniform()
+        return x, dali_fn.copy(fn.jax_function(doubled, sharding=sharding, stateful=False)(x))
+
+    for placed in ({}, {"sharding": rows_over(1)}):
+        made = data_iterator(graph, ["x", "f"], size=40, **placed)
+        with made(rows_over(1), batch_size=BATCH, num_threads=1) as iterator:
+            for batch in itertools.islice(iterator, 3):
+                np.testing.assert_array_equal(np.asarray(batch["f"]), 2 * np.asarray(batch["x"]))
+    assert seen and set(seen) == {(rows_over(1), ())}
+    for placed in ({}, {"sharding": rows_over(2)}):
+        made = data_iterator(graph, ["x", "f"], size=40, **placed)
+        with pytest.raises(ValueError, match=r"2 devices of this process.*batch_map=f"):
+            made(rows_over(2), batch_size=BATCH)
+    with pytest.raises(ValueError, match="ragged with sharding"):
+        fn.jax_function(doubled, sharding=rows_over(1), ragged="pad")
 
 
 def test_no_outputs():

@@ -66,22 +66,20 @@ def test_meshes(photos, shape, spec, order):
 
 
 @pytest.mark.parametrize("spec", ("d", None))
-def test_functions_of_global_arrays(photos, spec):
+def test_batch_map(photos, spec):
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec(spec))
 
-    @fn.jax_function(num_outputs=2, sharding=sharding)
-    @jax.jit
-    def centred(x, *, key):
-        return x - x.mean(), x[::-1] + jax.random.uniform(key)
+    def centred(batch, key):
+        x = batch["x"]
+        return {"x": x, "c": x - x.mean(), "f": x[::-1] + jax.random.uniform(key)}
 
     def of_files(files, shard_id=0, num_shards=1):
         _, label = graph(files, shard_id=shard_id, num_shards=num_shards)
-        x = dali_fn.cast(label, dtype=types.FLOAT)
-        return x, *centred(x)
+        return dali_fn.cast(label, dtype=types.FLOAT)
 
     def started():
-        made = data_iterator(of_files, ["x", "c", "f"], reader_name="reader", sharding=sharding)
-        return made(photos[:16], batch_size=8)
+        settings = {"reader_name": "reader", "sharding": sharding, "batch_map": centred}
+        return data_iterator(of_files, ["x"], **settings)(photos[:16], batch_size=8)
 
     iterator, states, batches = started(), [], []
     for batch in iterator:
@@ -98,14 +96,13 @@ def test_functions_of_global_arrays(photos, spec):
     np.testing.assert_array_equal(np.asarray(next(other)["f"]).ravel(), batches[1])
 
 
-def test_functions_of_global_arrays_beside_a_step(photos):
+def test_batch_map_beside_a_step(photos):
     """Both have collectives, which the GPUs must start in the same order."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
 
-    @fn.jax_function(num_outputs=2, sharding=sharding)
-    @jax.jit
-    def centred(x):
-        return x - x.mean(), x[::-1]
+    def centred(batch, key):
+        x = batch["x"]
+        return {"x": x, "c": x - x.mean(), "f": x[::-1]}
 
     @jax.jit
     def step(weight, x):
@@ -116,12 +113,10 @@ def test_functions_of_global_arrays_beside_a_step(photos):
 
     def of_files(files, shard_id=0, num_shards=1):
         _, label = graph(files, shard_id=shard_id, num_shards=num_shards)
-        x = dali_fn.cast(label, dtype=types.FLOAT)
-        return x, *centred(x)
+        return dali_fn.cast(label, dtype=types.FLOAT)
 
-    made = data_iterator(
-        of_files, ["x", "c", "f"], reader_name="reader", sharding=sharding, auto_reset=True
-    )
+    settings = {"reader_name": "reader", "sharding": sharding, "batch_map": centred}
+    made = data_iterator(of_files, ["x"], auto_reset=True, **settings)
     iterator, weight, batches = made(photos[:48], batch_size=8), jax.numpy.zeros(()), []
     while len(batches) < 120:
         for batch in iterator:

@@ -69,25 +69,21 @@ def test_a_trace_has_each_step(source, tmp_path):
     }
 
 
-def test_a_trace_has_functions_of_global_arrays(source, tmp_path):
-    sharding = rows_over(2)
-
-    @fn.jax_function(sharding=sharding)
-    def centred(x):
-        return x - x.mean()
+def test_a_trace_has_batch_map(source, tmp_path):
+    def centred(batch, key):
+        return {"x": batch["x"] - batch["x"].mean()}
 
     def graph(number):
-        x = dali_fn.cast(number, dtype=types.FLOAT)
-        return x, centred(x)
+        return dali_fn.cast(number, dtype=types.FLOAT)
 
-    make = data_iterator(graph, ["x", "y"], source=source, sharding=sharding)
+    make = data_iterator(graph, ["x"], source=source, sharding=rows_over(2), batch_map=centred)
     iterator = make(batch_size=BATCH, num_threads=1)
     with jax.profiler.trace(tmp_path):
         next(iterator)
     seen = events(tmp_path)
-    ((*_, arguments),) = seen["dalijax.function"]
-    assert "centred" in arguments["function"]
-    assert within(seen["dalijax.function"][0], seen["dalijax.place"][0])
+    ((*_, arguments),) = seen["dalijax.batch_map"]
+    assert arguments["function"] == "centred"
+    assert within(seen["dalijax.batch_map"][0], seen["dalijax.next"][0])
 
 
 def test_a_trace_has_the_steps_of_a_grain_transform(tmp_path):

@@ -54,13 +54,19 @@ def test_what_is_erased_is_the_mean_of_normalized_images(recipe):
     assert differences("erased pixels, normalized", [erased], [np.zeros((1, 1, 1, 3))]).max() < 0.01
 
 
+def applied(mix, images, labels, key):
+    """Images and labels after a ``batch_map``."""
+    batch = jax.jit(mix)({"images": images, "labels": labels}, key)
+    return batch["images"], batch["labels"]
+
+
 def test_mixup_of_the_same_share(recipe, photos):
     module, _, config = recipe
     mix = module.mixing(dataclasses.replace(config, cutmix=0.0), CLASSES)
     images, labels = batch_of(photos)
     transform = v2.MixUp(num_classes=CLASSES)
     for seed in range(4):
-        mixed, soft = mix(images, labels, key=jax.random.key(seed))
+        mixed, soft = applied(mix, images, labels, jax.random.key(seed))
         share = float(soft[3, 3])
         target = torch.from_numpy(labels.astype(np.int64))
         params = {"lam": share, "labels": target, "batch_size": 8}
@@ -79,8 +85,8 @@ def test_cutmix_of_the_same_box(recipe, photos):
     transform = v2.CutMix(num_classes=CLASSES)
     for seed in range(4):
         key = jax.random.key(seed)
-        mixed, soft = mix(images, labels, key=key)
-        ys, xs = np.nonzero(np.asarray(mix(marks, labels, key=key)[0])[0, ..., 0])
+        mixed, soft = applied(mix, images, labels, key)
+        ys, xs = np.nonzero(np.asarray(applied(mix, marks, labels, key)[0])[0, ..., 0])
         box = (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1) if len(xs) else (0, 0, 0, 0)
         assert len(xs) == (box[2] - box[0]) * (box[3] - box[1])
         target = torch.from_numpy(labels.astype(np.int64))
@@ -97,7 +103,7 @@ def drawn(mix, height=24, width=36):
     images = jnp.zeros((2, height, width, 1), jnp.uint8).at[1].set(255)
 
     def one(key):
-        mixed, soft = mix(images, jnp.arange(2), key=key)
+        mixed, soft = applied(mix, images, jnp.arange(2), key)
         other = mixed[0, ..., 0] > 0
         rows, columns = other.any(1), other.any(0)
         sides = [
@@ -144,7 +150,7 @@ def test_a_batch_has_mixup_or_cutmix_as_in_a_random_choice(recipe):
     mix = module.mixing(config, CLASSES)
 
     def is_mixup(key):
-        mixed, _ = mix(images, jnp.arange(2), key=key)
+        mixed, _ = applied(mix, images, jnp.arange(2), key)
         return ((mixed > 0) & (mixed < 200)).any()
 
     keys = jax.random.split(jax.random.key(0), 2000)
@@ -157,9 +163,9 @@ def test_smoothed_labels_give_torchs_loss(recipe, photos):
     module, _, config = recipe
     images, labels = batch_of(photos)
     key, logits = jax.random.key(1), np.random.default_rng(0).normal(size=(8, CLASSES))
-    plain = module.mixing(config, CLASSES)(images, labels, key=key)[1]
+    plain = applied(module.mixing(config, CLASSES), images, labels, key)[1]
     smoothed = dataclasses.replace(config, smoothing=0.1)
-    soft = module.mixing(smoothed, CLASSES)(images, labels, key=key)[1]
+    soft = applied(module.mixing(smoothed, CLASSES), images, labels, key)[1]
     ours = optax.softmax_cross_entropy(jnp.array(logits), soft).mean()
     theirs = torch.nn.functional.cross_entropy(
         torch.from_numpy(logits), torch.from_numpy(np.array(plain, float)), label_smoothing=0.1

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from nvidia.dali import fn, pipeline_def
+from nvidia.dali import fn, pipeline_def, types
 from shardings import rows_over
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
@@ -216,6 +216,94 @@ def test_a_mask_without_an_epoch_is_refused(jpegs_many, graph):
         )
     with pytest.raises(ValueError, match=f"mask='mask' without an epoch.*{cure}"):
         next(DALIDatasetIterator(make, files=jpegs_many, batch_size=4))
+
+
+# Shards stay in step
+
+
+def of_numbers(source, size=80):
+    """An iterator over two shards, which count batches from 0 and from 100.
+
+    Args:
+        source: A function of DALI's batch info and the shard that may raise.
+        size: The number of samples of an epoch.
+    """
+
+    def graph(shard_id=0, num_shards=1):
+        def rows(info):
+            source(info, shard_id)
+            return np.full((2, 1), info.iteration + 100 * shard_id, np.float32)
+
+        return fn.external_source(rows, batch_info=True, dtype=types.FLOAT, ndim=1)
+
+    made = data_iterator(graph, ["x"], size=size, sharding=rows_over(2))
+    return made(batch_size=4, num_threads=1)
+
+
+@pytest.mark.parametrize("by_hand", (False, True))
+def test_a_source_that_fails_in_one_shard_takes_nothing_of_the_others(by_hand):
+    failed = []
+
+    def source(info, shard):
+        if shard == 1 and info.iteration == 2 and not failed:
+            failed.append(shard)
+            raise OSError("not there now")
+
+    @pipeline_def(batch_size=2, num_threads=1, device_id=None)
+    def graph(shard):
+        def rows(info):
+            source(info, shard)
+            return np.full((2, 1), info.iteration + 100 * shard, np.float32)
+
+        return fn.external_source(rows, batch_info=True, dtype=types.FLOAT, ndim=1)
+
+    got = []
+    if by_hand:
+        iterator = DALIGenericIterator([graph(0), graph(1)], ["x"], size=40)
+    else:
+        iterator = of_numbers(source)
+    with iterator:
+        for _ in range(5):
+            try:
+                got.append(np.asarray(next(iterator)["x"]).ravel()[1:3].tolist())
+            except OSError:
+                got.append("not there now")
+    assert got == [[0, 100], [1, 101], "not there now", [2, 102], [3, 103]]
+
+
+@pytest.mark.parametrize("counts", ((3, 4), (4, 3)))
+def test_shards_that_end_one_after_the_other_begin_the_next_epoch_together(counts):
+    def source(info, shard):
+        if info.iteration == counts[shard]:
+            raise StopIteration
+
+    with of_numbers(source, size=12) as iterator:
+        for _ in range(3):
+            got = [np.asarray(batch["x"]).ravel()[1:3].tolist() for batch in iterator]
+            assert got == [[k, 100 + k] for k in range(3)]
+
+
+def test_a_batch_that_fails_in_one_shard_fails_in_all(jpegs, tmp_path):
+    bad = tmp_path / "broken.jpg"
+    bad.write_bytes(b"no picture")
+    files = [*jpegs[:8]]
+    files[5] = str(bad)  # the second shard's second batch
+
+    def graph(shard_id=0, num_shards=1):
+        data, label = fn.readers.file(
+            files=files, labels=[*range(8)], name="reader", shard_id=shard_id, num_shards=num_shards
+        )
+        return fn.cast(label, dtype=types.FLOAT) + 0 * fn.decoders.image(data)[0, 0, :1]
+
+    made = data_iterator(graph, ["x"], reader_name="reader", sharding=rows_over(2))
+    got = []
+    with made(batch_size=2, num_threads=1) as iterator:
+        for _ in range(4):
+            try:
+                got.append(np.asarray(next(iterator)["x"]).ravel().tolist())
+            except RuntimeError as error:
+                got.append("failed" if "counts as delivered" in str(error) else str(error))
+    assert got == [[0, 4], "failed", [2, 6], [3, 7]]
 
 
 # Shards of different sizes

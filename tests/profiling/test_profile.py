@@ -4,12 +4,12 @@ import itertools
 import time
 
 import grain
+import jax
 import numpy as np
 import pytest
 from nvidia.dali import fn as dali_fn
 from nvidia.dali import pipeline_def, types
 from PIL import Image
-from shardings import rows_over
 
 from dalijax import DALIGenericIterator, data_iterator, fn, sources
 from dalijax.adapters.clu import DALIDatasetIterator
@@ -279,17 +279,18 @@ def test_slow_decoding(large_jpegs):
     assert list(report.stages) == ["fn.readers.file", "fn.decoders.image", "fn.slice"]
 
 
-def test_a_slow_function_of_the_placed_batch():
-    sharding = rows_over(2)
+def test_a_slow_batch_map():
+    """Its NumPy arrays are waited for in next(); jax.Arrays are computed while the loop goes on."""
 
-    @fn.jax_function(sharding=sharding)
-    def centred(x):
+    def slow(x):
         time.sleep(SLOW)
-        return x - x.mean()
+        return x
 
-    make = data_iterator(
-        lambda number: centred(as_float(number)), ["x"], source=numbers(), sharding=sharding
-    )
+    def centred(batch, key):
+        x = batch["x"] - batch["x"].mean()
+        return {"x": jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x)}
+
+    make = data_iterator(as_float, ["x"], source=numbers(), as_numpy=True, batch_map=centred)
     with make(batch_size=BATCH, num_threads=1) as iterator:
         report = run(iterator)
     assert report.input_bound and report.input == "function centred"

@@ -1,4 +1,4 @@
-"""Worker process of test_processes.py: functions of global arrays next to a training step."""
+"""Worker process of test_processes.py: `batch_map` over processes next to a training step."""
 
 import random
 import time
@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from nvidia.dali import fn as dali_fn  # noqa: E402
 from nvidia.dali import types  # noqa: E402
 
-from dalijax import data_iterator, fn, sources  # noqa: E402
+from dalijax import data_iterator, sources  # noqa: E402
 from dalijax.adapters.clu import DALIDatasetIterator  # noqa: E402
 from dalijax.adapters.grain import DALIIterDataset  # noqa: E402
 from numbered import read_files  # noqa: E402
@@ -27,17 +27,15 @@ SLOW = 0.35  # seconds by which process 1 is slower for some batches
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
 
 
-@fn.jax_function(sharding=SHARDING, num_outputs=3)
-@jax.jit
-def centred(x, *, key):
-    # Both depend on rows of other processes, and all processes have the same key.
-    return x - x.mean(), jnp.flip(x, 0), jax.random.uniform(key)
+def centred(batch, key):
+    # Both need rows of other processes, and all processes have the same key.
+    x = batch["x"]
+    drawn = jax.random.uniform(key)
+    return {**batch, "own": x - x.mean(), "flipped": jnp.flip(x, 0), "drawn": drawn}
 
 
-@fn.jax_function(sharding=SHARDING)
-@jax.jit
-def summed(x, y):
-    return x + y.sum()
+def summed(batch, key):
+    return {**batch, "summed": batch["flipped"] + batch["x"].sum()}
 
 
 @jax.jit
@@ -54,21 +52,17 @@ def graph(files, shard_id=0, num_shards=1):
         pad_last_batch=True,
         stick_to_shard=True,
     )[1]
-    x = dali_fn.cast(label, dtype=types.FLOAT)
-    own, flipped, drawn = centred(x)
-    return x, own, flipped, drawn, summed(flipped, x)
+    return dali_fn.cast(label, dtype=types.FLOAT)
 
 
 def of_numbers(number):
-    x = dali_fn.cast(number, dtype=types.FLOAT)
-    own, flipped, drawn = centred(x)
-    return x, own, flipped, drawn, summed(flipped, x)
+    return dali_fn.cast(number, dtype=types.FLOAT)
 
 
-NAMES = ["x", "own", "flipped", "drawn", "summed"]
-over_files = data_iterator(graph, NAMES, reader_name="reader", sharding=SHARDING)
+SETTINGS = {"sharding": SHARDING, "batch_map": [centred, summed]}
+over_files = data_iterator(graph, ["x"], reader_name="reader", **SETTINGS)
 numbers = sources.Arrays({"number": np.arange(24, dtype=np.int32)[:, None]})
-over_source = data_iterator(of_numbers, NAMES, source=numbers, sharding=SHARDING)
+over_source = data_iterator(of_numbers, ["x"], source=numbers, **SETTINGS)
 
 
 def check(batch):
@@ -88,7 +82,7 @@ def refused(call):
     try:
         call()
     except RuntimeError as error:
-        return "centred() is a function of arrays of several processes" in str(error)
+        return "batch_map: centred, summed must run in the same order" in str(error)
     return False
 
 
@@ -111,6 +105,8 @@ def main():
     pauses = random.Random(options["process"])
     call = {"files": options["files"], "batch_size": 8, "num_threads": 1}
     iterator = over_files(**call, auto_reset=True)
+    if options["process"]:  # in one process alone: it computes nothing
+        assert iterator.element_spec["drawn"].shape == ()
     weight, batches, state = jnp.zeros(()), [], None
     while len(batches) < STEPS:
         for batch in iterator:

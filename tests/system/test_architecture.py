@@ -14,7 +14,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "dalijax"
 # From below to above. Modules of the first row may import one another, those of others may not.
 LAYERS = (
     (
-        *("core.atomic_file", "core.config", "core.dtypes", "core.environment"),
+        *("core.atomic_file", "core.batch_map", "core.config", "core.dtypes", "core.environment"),
         *("core.errors", "core.order", "core.placement", "core.printable", "core.random"),
         *("core.replacements", "core.stats", "core.workers"),
     ),

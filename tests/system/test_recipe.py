@@ -181,7 +181,7 @@ def test_mixing_has_no_loop_for_which_the_host_waits(recipe, changes):
     module, config = recipe
     mix = module.mixing(dataclasses.replace(config, **changes), 10)
     images, labels = jnp.zeros((8, 32, 32, 3), jnp.uint8), jnp.zeros(8, jnp.int32)
-    traced = mix.trace(images, labels, key=jax.random.key(0))
+    traced = jax.jit(mix).trace({"images": images, "labels": labels}, jax.random.key(0))
     assert "while" not in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -386,7 +386,8 @@ def test_labels_have_the_shares_of_the_mixed_pictures(recipe, changes):
         + np.array([0, 200, 0, 200], np.uint8)[:, None, None, None]
     )
     for seed in range(8):
-        mixed, soft = mix(images, labels, key=jax.random.key(seed))
+        batch = mix({"images": images, "labels": labels}, jax.random.key(seed))
+        mixed, soft = batch["images"], batch["labels"]
         share = float(soft[0, 0])
         hot = np.eye(10)[:4]
         np.testing.assert_allclose(soft, share * hot + (1 - share) * np.roll(hot, 1, 0), atol=1e-6)
@@ -480,7 +481,8 @@ def test_a_label_that_is_no_class_is_no_number(recipe):
     for mixup in (0.0, 0.8):
         mix = module.mixing(dataclasses.replace(config, mixup=mixup, cutmix=0.0), 10)
         labels = jnp.array([0, 9, 10, -1])
-        _, soft = mix(jnp.zeros((4, 8, 8, 3), jnp.uint8), labels, key=jax.random.key(0))
+        images = jnp.zeros((4, 8, 8, 3), jnp.uint8)
+        soft = mix({"images": images, "labels": labels}, jax.random.key(0))["labels"]
         assert not np.isfinite(soft[2:]).any()
         assert np.isfinite(soft[:2]).all() == (mixup == 0)  # mixed with the one before
 

@@ -1,0 +1,307 @@
+"""`batch_map`: functions that change each placed batch before ``next()`` delivers it.
+
+The functions run in the thread that takes the batch, as one compiled computation, so that they have
+the same place among the caller's computations in every process. Their key depends on the seed, the
+epoch and the step alone::
+
+    fold_in(fold_in(fold_in(jax.random.key(seed), epoch), step), number of the function)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
+
+from .dtypes import narrowed
+from .errors import BatchMapError
+from .stats import span
+
+MapFunction = Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]
+_WORD = 0xFFFFFFFF
+_KEY_WORDS = jax.ShapeDtypeStruct((4,), np.uint32)
+_STAYS = "The batch is still the next one"
+
+
+class ResultPlacement(Protocol):
+    """The placement of arrays that functions of the batch return."""
+
+    def result_sharding(self, name: str, shape: Sequence[int], rows: int) -> Sharding | None:
+        """Returns the sharding of a result, or None to leave it to the compiler."""
+        ...
+
+
+class BatchMap:
+    """The functions of ``batch_map``, compiled once for each kind of batch.
+
+    Iterators that share the object share the compiled computation.
+
+    Args:
+        functions: A function of (batch, key), or several, applied in order.
+
+    Attributes:
+        functions: The functions.
+        names: Their names, for messages and states.
+
+    Raises:
+        TypeError: If a value is not a function of two arguments.
+    """
+
+    def __init__(self, functions: MapFunction | Sequence[MapFunction]):
+        several = functions if isinstance(functions, (list, tuple)) else [functions]
+        for function in several:
+            _check_function(function)
+        self.functions = tuple(several)
+        self.names = tuple(map(_name_of, self.functions))
+        self._label = ", ".join(self.names)
+        self._apply = _applied(self.functions, self.names)
+        # By the names, shapes, dtypes and shardings of the arrays: the function, and the order of
+        # its results, which jax.jit sorts.
+        self._compiled: dict[Any, tuple[Callable[..., dict[str, jax.Array]], list[str]]] = {}
+
+    def __reduce__(self) -> Any:
+        return BatchMap, (self.functions,)
+
+    def __repr__(self) -> str:
+        return f"[{self._label}]"
+
+    def __call__(
+        self,
+        batch: Mapping[str, Any],
+        seed: int,
+        epoch: int,
+        step: int,
+        mask: str | None = None,
+        placement: ResultPlacement | None = None,
+        as_numpy: bool = False,
+    ) -> dict[str, Any]:
+        """Applies the functions to a batch.
+
+        The arguments are not donated: if a function fails, the batch is needed again.
+
+        Args:
+            batch: The batch; its text and objects bypass the functions.
+            seed: The seed of the iterator.
+            epoch: The epoch of the batch.
+            step: The number of the batch in its epoch.
+            mask: The name of the mask, which the functions must return.
+            placement: The placement of the results, for global arrays.
+            as_numpy: Whether results are NumPy arrays if all arrays of the batch are. They are then
+                computed on the CPU.
+
+        Raises:
+            BatchMapError: If a function raises.
+            RuntimeError: For arrays of several processes in a thread other than the main thread.
+            TypeError, ValueError: If a function returns something else than a dict of arrays, or
+                not the mask.
+        """
+        arrays, others = _split(batch)
+        self._check_thread(arrays)
+        words = np.array([seed >> 32 & _WORD, seed & _WORD, epoch & _WORD, step & _WORD], np.uint32)
+        on_host = as_numpy and all(isinstance(array, np.ndarray) for array in arrays.values())
+        # The caller's transfer_guard is meant for the caller's computations.
+        with span("dalijax.batch_map", function=self._label), jax.transfer_guard("allow"):
+            if not on_host:
+                return self._run(arrays, words, mask, placement, others) | others
+            with jax.default_device(jax.local_devices(backend="cpu")[0]):
+                results = self._run(arrays, words, mask, None, others)
+            return {name: np.asarray(array) for name, array in results.items()} | others
+
+    def _run(
+        self,
+        arrays: Mapping[str, Any],
+        words: np.ndarray,
+        mask: str | None,
+        placement: ResultPlacement | None,
+        others: Mapping[str, Any],
+    ) -> dict[str, jax.Array]:
+        kind = (mask, *((k, a.shape, a.dtype, _sharding_of(a)) for k, a in arrays.items()))
+        if kind not in self._compiled:
+            specs = self._result_specs(_specs(arrays), mask, placement, others)
+            shardings = {name: spec.sharding for name, spec in specs.items()}
+            jitted = jax.jit(self._apply, out_shardings=shardings if placement else None)
+            self._compiled[kind] = jitted, list(specs)
+        compiled, names = self._compiled[kind]
+        try:
+            results = compiled(arrays, words)
+            return {name: results[name] for name in names}
+        except BatchMapError:
+            raise
+        except Exception as error:
+            raise BatchMapError(
+                f"batch_map: {self._label} failed with {type(error).__name__}: {error}. {_STAYS}"
+            ) from error
+
+    def specs(
+        self,
+        batch: Mapping[str, Any],
+        mask: str | None = None,
+        placement: ResultPlacement | None = None,
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns shape, dtype and sharding of each array of the result; computes nothing.
+
+        Args:
+            batch: The jax.ShapeDtypeStructs of a batch.
+            mask: The name of the mask, which the functions must return.
+            placement: The placement of the results, for global arrays.
+
+        Raises:
+            BatchMapError, TypeError, ValueError: As for a call.
+        """
+        arrays = {name: spec for name, spec in batch.items() if _is_number(spec)}
+        others = {name: spec for name, spec in batch.items() if name not in arrays}
+        return self._result_specs(_specs(arrays), mask, placement, others) | others
+
+    def _result_specs(
+        self,
+        arrays: Mapping[str, jax.ShapeDtypeStruct],
+        mask: str | None,
+        placement: ResultPlacement | None,
+        others: Mapping[str, Any],
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        rows = next(iter(arrays.values())).shape[0] if arrays else 0
+        results = jax.eval_shape(self._apply, dict(arrays), _KEY_WORDS)
+        if mask is not None:
+            self._check_mask(results.get(mask), mask)
+        if both := sorted(results.keys() & others.keys()):
+            raise ValueError(
+                f"batch_map: {self._label} returned {both}, names of text or objects of the "
+                "records, which bypass batch_map: use another name"
+            )
+        order = [name for name in arrays if name in results]
+        specs = {}
+        for name in dict.fromkeys([*order, *results]):
+            shape = results[name].shape
+            sharding = placement.result_sharding(name, shape, rows) if placement else None
+            specs[name] = jax.ShapeDtypeStruct(shape, results[name].dtype, sharding=sharding)
+        return specs
+
+    def _check_mask(self, result: jax.ShapeDtypeStruct | None, mask: str) -> None:
+        if result is None:
+            raise ValueError(
+                f"batch_map: {self._label} did not return the mask {mask!r}, without which padding "
+                "counts as data: return it, too, as in {**batch, 'images': images}"
+            )
+        if result.dtype != bool:
+            raise TypeError(
+                f"batch_map: {self._label} returned the mask {mask!r} as {result.dtype}, not bool: "
+                "return it as it is"
+            )
+
+    def _check_thread(self, arrays: Mapping[str, Any]) -> None:
+        """Raises RuntimeError in a thread whose order may differ between processes."""
+        if threading.current_thread() is threading.main_thread():
+            return
+        if all(isinstance(a, np.ndarray) or a.is_fully_addressable for a in arrays.values()):
+            return
+        raise RuntimeError(
+            f"batch_map: {self._label} must run in the same order among the other computations in "
+            "all processes, and this is not the main thread: take batches there, without a thread "
+            f"that prefetches or peeks. {_STAYS}"
+        )
+
+
+def _check_function(function: object) -> None:
+    """Raises TypeError if a value can't be called with (batch, key)."""
+    if not callable(function):
+        raise TypeError(
+            f"batch_map must be a function of (batch, key), or a list of them, not {function!r:.80}"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function that hides its parameters
+        return
+    try:
+        signature.bind({}, None)
+    except TypeError as error:
+        raise TypeError(
+            f"batch_map calls {_name_of(function)}{signature} with (batch, key): {error}"
+        ) from None
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    return str(name).replace(" ", "_")
+
+
+def _applied(
+    functions: Sequence[MapFunction], names: Sequence[str]
+) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
+    """Composes functions; the result takes a batch and the words of a key."""
+
+    def apply(batch: dict[str, jax.Array], words: jax.Array) -> dict[str, jax.Array]:
+        key = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
+        key = jax.random.fold_in(jax.random.fold_in(key, words[2]), words[3])
+        for number, (function, name) in enumerate(zip(functions, names)):
+            try:
+                result = function(dict(batch), jax.random.fold_in(key, number))
+            except Exception as error:
+                raise BatchMapError(
+                    f"batch_map: {name}() raised {type(error).__name__}: {error}. {_STAYS}"
+                ) from error
+            batch = _checked(result, name)
+        return batch
+
+    return apply
+
+
+def _checked(result: Any, name: str) -> dict[str, jax.Array]:
+    """Checks the result of a function: a dict of arrays by names."""
+    if not isinstance(result, Mapping) or not all(isinstance(key, str) for key in result):
+        raise TypeError(
+            f"batch_map: {name}() returned {type(result).__name__}: return the batch, a dict of "
+            "arrays, as in {**batch, 'images': images}"
+        )
+    for key, value in result.items():
+        if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+            raise TypeError(
+                f"batch_map: {name}() returned {key!r} as {type(value).__name__}, not as an array"
+            )
+    batch: dict[str, Any] = dict(result)
+    for key, value in batch.items():
+        if isinstance(value, np.ndarray):
+            batch[key] = narrowed(value, f"{key} of batch_map {name}()")
+    return batch
+
+
+def _is_number(array: Any) -> bool:
+    """Returns True if an array, or its spec, holds numbers instead of text or objects."""
+    return not isinstance(array.dtype, np.dtype) or array.dtype.kind in "biufc"
+
+
+def _split(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits a batch into arrays of numbers, and text and objects."""
+    arrays, others = dict[str, Any](), dict[str, Any]()
+    for name, value in batch.items():
+        if not isinstance(value, np.ndarray):
+            arrays[name] = value
+        elif _is_number(value):
+            arrays[name] = narrowed(value, name)
+        else:
+            others[name] = value
+    return arrays, others
+
+
+def _sharding_of(array: Any) -> Any:
+    return getattr(array, "sharding", None)  # for NumPy arrays
+
+
+def _specs(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """The specs of arrays, with the shardings of global ones, as JAX would narrow their dtypes."""
+    specs = {}
+    for name, array in arrays.items():
+        sharding = _sharding_of(array)
+        specs[name] = jax.ShapeDtypeStruct(
+            array.shape,
+            jax.dtypes.canonicalize_dtype(array.dtype),
+            sharding=sharding if isinstance(sharding, NamedSharding) else None,
+        )
+    return specs
