@@ -51,7 +51,7 @@ class StateError(_Printable, ValueError):
         elif allowed and names:
             cure += (
                 f". To ignore the differences, pass allow={names} to set_state(), or "
-                f"allow_changes={names} to data_iterator"
+                f"allow_changes={names} to data_iterator or to the transform"
             )
         lines = "\n  ".join(map(str, differences))
         return cls(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -16,7 +16,9 @@ from ...core.feeding.record_queue import Numbers, RecordBatch, RecordPosition, R
 from ...core.feeding.stream_part import StreamPart, describe
 from ...core.placement import over_current_mesh
 from ...core.random.seeds import DEFAULT_SEED, shard_seed
-from ...core.state.envelope import brief, digest
+from ...core.state import differences
+from ...core.state.envelope import COUNT, Form, digest
+from ...core.state.fingerprint import Fingerprint
 from .loader_steps import Steps, pack_rows, row_name
 from .packing import unpacked
 from .reading import READ_OPTIONS
@@ -24,6 +26,20 @@ from .record_iterator import RecordIterator
 from .transform import DALITransform
 
 __all__ = ["DALIDataLoader"]
+
+FORM = Form(
+    kind="loader",
+    owner="an iterator over a DALIDataLoader",
+    shown={
+        "step": int,
+        "shards": range(1, len(COUNT)),
+        "batch_size": int,
+        "sampler": str,
+        "data_source": str,
+        "seed": range(-(1 << 63), 1 << 63),
+    },
+    packed={"random": range(-1, 2), "outputs": [str], "operators": [str]},
+)
 
 
 class DALIDataLoader:
@@ -134,7 +150,9 @@ class DALIDataLoader:
         self._workers = grain.MultiprocessingOptions(worker_count, worker_buffer_size)
         self._read = read_options or READ_OPTIONS
         self.other_randomness = other_randomness
+        self.allow_changes = self._transform.allow_changes
         self.described = {
+            "outputs": list(output_map),
             "batch_size": batch_size,
             "sampler": _short(repr(sampler)),
             "data_source": _short(repr(data_source)),
@@ -254,23 +272,31 @@ class DALIDataLoaderIterator(RecordIterator):
     def get_state(self) -> dict[str, Any]:
         """The global step and a description of the data; the same in all processes."""
         here = self._engine.snapshot()
-        seed = here.restored.draw_seed
         # Whether the graph has random operators (0, 1); -1 if that is unknown. The first state is
         # the same before and after the pipelines are built.
-        drawing = -1 if here.restored.note is None else here.restored.note
+        random = -1 if here.restored.note is None else here.restored.note
         if here.step and self._engine.was_built(here):
-            drawing = int(bool(self._engine.stateful()))
+            random = int(bool(self._engine.stateful()))
+        fingerprint = self._fingerprint(here)
+        return FORM.encode(
+            **{**fingerprint, "seed": self._seed(here)},
+            step=here.step,
+            random=random,
+            shards=self._loader.num_shards,
+        )
+
+    def _seed(self, position: RecordPosition) -> int:
+        seed = position.restored.draw_seed
+        return self._loader.seed if seed is None else seed
+
+    def _fingerprint(self, position: RecordPosition) -> Fingerprint:
         return {
-            "version": 1,
-            "step": here.step,
-            "random": drawing,
-            "graph": self._engine.graph(here),
-            "shards": self._loader.num_shards,
             **self._loader.described,
-            "seed": self._loader.seed if seed is None else seed,
+            "seed": str(self._seed(position)),
+            "operators": list(self._engine.operators(position)),
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
         """Continues at a saved global step, from any number of processes.
 
         Raises:
@@ -278,46 +304,36 @@ class DALIDataLoaderIterator(RecordIterator):
                 graph draws random numbers; nothing has changed.
         """
         with self._engine.lock:
-            self._restore(state)
+            self._restore(FORM.decode(state))
 
-    def _restore(self, state: Any) -> None:
-        now = self.get_state()
-        if not isinstance(state, dict) or {k: type(v) for k, v in state.items()} != {
-            k: type(v) for k, v in now.items()
-        }:
-            raise StateError(f"no state of a DALIDataLoader: {brief(state)}")
-        takes_seed = self._loader.takes_seed and 0 <= state["seed"] < 1 << 63
-        lines = [
-            f"{k}: {state[k]} -> {now[k]}"
-            for k in ("version", *self._loader.described, "seed")
-            if state[k] != now[k] and not (k == "seed" and takes_seed)
-        ]
-        if lines:
-            raise StateError.of_other_data(lines)
+    def _restore(self, state: Mapping[str, Any]) -> None:
         seed = draw_seed = None
-        if state["seed"] != self._loader.seed:
-            draw_seed = state["seed"]
-            seed = shard_seed(draw_seed, self._loader.shard)
-        restored = Restored("", state["graph"], seed, draw_seed, state["random"])
+        saved, now = state["seed"], self._fingerprint(self._engine.snapshot())
+        if saved != self._loader.seed:
+            draw_seed = saved
+            seed = shard_seed(saved, self._loader.shard)
+        if self._loader.takes_seed and 0 <= saved < 1 << 63:
+            now["seed"] = str(saved)
+        fingerprint = {**{name: state[name] for name in now}, "seed": str(saved)}
+        differences.check(fingerprint, now, self._loader.allow_changes)
+        restored = Restored("", tuple(state["operators"]), seed, draw_seed, state["random"])
         self._engine.check(restored)
-        if state["random"] not in (-1, 0, 1) or state["shards"] < 1:
+        if state["step"] > self._loader.num_steps:
             raise StateError(
-                f"the state is damaged: random is {state['random']}, shards {state['shards']}"
+                f"step: {state['step']} -> at most {self._loader.num_steps} (saved -> now). Make "
+                "the loader with as many epochs as it had, or start again without the state"
             )
-        if not 0 <= state["step"] <= self._loader.num_steps:
+        before, after = state["shards"], self._loader.num_shards
+        if before != after and state["random"] == 1 and not self._loader.other_randomness:
             raise StateError(
-                f"the state is at step {state['step']}, which is none of the loader's "
-                f"{self._loader.num_steps}: it was changed after get_state()"
+                f"shards: {before} -> {after} (saved -> now), for which the graph's random "
+                "operators draw other numbers: draw them for each record (by draw.uniform() and "
+                "the like, or RandomInputs), or pass other_randomness=True to restore it anyway"
             )
-        moved = state["shards"] != now["shards"] and not self._loader.other_randomness
-        if moved and state["random"] == 1:
-            raise StateError(
-                f"the state is of {state['shards']} shards, here are {now['shards']}, and the "
-                "graph's random operators draw other numbers for them: draw them for each "
-                "record (by draw.uniform() and its like, or RandomInputs), or pass "
-                "other_randomness=True to go on all the same"
-            )
-        self._engine.restore(RecordPosition(state["step"], restored=restored))
+        self._move_to(state["step"], restored)
+
+    def _move_to(self, step: int, restored: Restored) -> None:
+        self._engine.restore(RecordPosition(step, restored=restored))
         self._reader.stop()  # the next read starts it at the new position
 
     def seek_step(self, step: int) -> None:
@@ -341,7 +357,8 @@ class DALIDataLoaderIterator(RecordIterator):
                 "number of batches that were skipped before it is not known. Restore a state by "
                 "set_state(), or use on_error='mask', which delivers every batch"
             )
-        self.set_state(self.get_state() | {"step": step})
+        with self._engine.lock:
+            self._move_to(step, self._engine.snapshot().restored)
 
     _set_next_index = seek_step
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ from ..random.draw import DRAW, Draw, DrawRows
 from ..random.hashing import fold
 from ..replacements import for_name
 from ..state import random_state
-from ..state.envelope import digest
 from ..state.operators import Operator, Picture, operators_of, picture_inputs
 from .record_queue import Numbers, PipelineRows, RecordBatch, RecordQueue, no_more
 
@@ -76,7 +74,7 @@ class RecordPipelines:
     Attributes:
         runner: The running pipelines, where there are any.
         first: DALI's checkpoint of each pipeline before its first run, once they were built.
-        graph: A digest of the operators and their arguments, once they were built; else "".
+        operators: A line for each operator of the graph, once pipelines were built.
         passed: The records' keys that pass the graph by, once a record was seen.
     """
 
@@ -94,7 +92,7 @@ class RecordPipelines:
     ):
         parameters = function_parameters(pipeline_fn)
         self.runner: Runner | None = None
-        self.graph = ""
+        self.operators: tuple[str, ...] = ()
         self.passed: tuple[str, ...] = ()
         self._fn = pipeline_fn
         arguments = {k: v for k, v in call.items() if k in parameters}
@@ -159,11 +157,9 @@ class RecordPipelines:
         runner = self.stand(None)
         check_outputs(runner.pipelines[0], self._output_map)
         self._first[self._seed] = runner.checkpoints() or ()
-        if not self.graph:
+        if not self.operators:
             self._record_graph.find_inputs(operators_of(runner.pipelines[0]))
-            lines = graph_lines(runner.pipelines, self._batch_map)
-            text = json.dumps([list(self._output_map), lines])
-            self.graph = digest(text.encode(), length=8)
+            self.operators = tuple(graph_lines(runner.pipelines, self._batch_map))
         return runner
 
     def stand(self, checkpoints: Sequence[bytes] | None) -> Runner:

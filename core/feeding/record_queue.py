@@ -31,14 +31,14 @@ class Restored:
 
     Attributes:
         random: The random state at the restored position; see `RecordEngine.random_state`.
-        graph: A digest of the state's graph.
+        operators: A line for each operator of the state's graph.
         seed: The seed of the pipelines; None for their own.
         draw_seed: The seed of ``draw``; None for the pipelines'.
         note: The part of the state that only the adapter reads.
     """
 
     random: str = ""
-    graph: str = ""
+    operators: tuple[str, ...] = ()
     seed: int | None = None
     draw_seed: int | None = None
     note: Any = None

@@ -22,7 +22,7 @@ from ..pipeline.failure import RETRY_DELAYS, EnvironmentFailure, failure_of
 from ..pipeline.runner import Outputs, Runner, SourceEnded, SourceError
 from ..pipeline.schema import described, values_of
 from ..printable import printable
-from ..state import random_state
+from ..state import differences, random_state
 from ..state.agreement import Batches, Values
 from ..state.position import FailedBatch
 from ..stats import InputStats
@@ -167,12 +167,13 @@ class RecordEngine(Engine[RecordPosition]):
 
     def _shared_values(self) -> Values:
         """What must be equal in all processes; see `Engine`."""
-        graph = "no record"
+        graph, operators = "no record", list[str]()
         if not self._reader.is_behind_end(self.step):
             with contextlib.suppress(StopIteration):
                 self.prepare()
-                graph = self._pipelines.graph
-        return {**self._part.values, "graph": graph, "position": f"step {self.step}"}
+                graph, operators = "known", list(self._pipelines.operators)
+        values = {"graph": graph, "operators": operators, "position": f"step {self.step}"}
+        return {**self._part.values, **values}
 
     # Batches
 
@@ -468,7 +469,7 @@ class RecordEngine(Engine[RecordPosition]):
             runner = None
             if not pipelines.first:
                 runner = pipelines.build()
-            self._check_graph(restored.graph)
+            self._check_graph(restored.operators)
             checkpoints = self._checkpoints_at(here)
             # The first checkpoint had to be seen to know the others by their difference.
             if runner is None or checkpoints != pipelines.first:
@@ -534,10 +535,10 @@ class RecordEngine(Engine[RecordPosition]):
         first = self._pipelines.first_of(position.restored.seed)
         return random_state.compress(position.checkpoints, first)
 
-    def graph(self, position: RecordPosition) -> str:
-        """A digest of the graph, the same for the first state before and after it was built."""
-        saved, present = position.restored.graph, self._pipelines.graph
-        return (present or saved) if saved or position.step else ""
+    def operators(self, position: RecordPosition) -> tuple[str, ...]:
+        """A line for each operator, the same for a first state before and after the first build."""
+        saved, present = position.restored.operators, self._pipelines.operators
+        return (present or saved) if saved or position.step else ()
 
     def stateful(self) -> list[str]:
         """Names of the operators that have a state, once the pipelines were built."""
@@ -549,16 +550,14 @@ class RecordEngine(Engine[RecordPosition]):
 
     def check(self, restored: Restored) -> None:
         """Raises StateError if a state is known to belong to other pipelines."""
-        self._check_graph(restored.graph)
+        self._check_graph(restored.operators)
         first = self._pipelines.first_of(restored.seed)
         if restored.random and first:
             random_state.expand(restored.random, first)
 
-    def _check_graph(self, saved: str) -> None:
-        now = self._pipelines.graph
-        if saved and now not in ("", saved) and "graph" not in self._config.allow_changes:
-            what = f"graph: {saved} -> {now} (with allow_changes=['graph'] other arguments go on)"
-            raise StateError.of_other_data([what])
+    def _check_graph(self, saved: Sequence[str]) -> None:
+        before, now = list(saved), list(self._pipelines.operators)
+        differences.check({"operators": before}, {"operators": now}, self._config.allow_changes)
 
     def restore(self, position: RecordPosition, move: Callable[[], object] | None = None) -> None:
         """Moves to a restored position; the next use builds the pipelines.

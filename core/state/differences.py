@@ -32,6 +32,7 @@ _FIXED = frozenset(
 )
 _FIXED_ARGUMENTS = frozenset({"num_shards", "pad_last_batch", "stick_to_shard"})
 _LEFT_OUT = "(left out)"  # an argument
+_BLANKS = {"operators": [], "seed": -1}
 # Explanations of values whose names are not enough.
 _MEANINGS = {
     "identity": " (how many records there are, their names and their bytes)",
@@ -69,7 +70,7 @@ def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
         after = now[name]
         if name == "unchecked" or before == after or (not_built and name != "outputs"):
             continue
-        if name == "seed" and -1 in (before, after):  # pipelines without a seed
+        if _BLANKS.get(name, ()) in (before, after):  # the graph is not known, or has no seed
             continue
         if name == "sources":
             result += _sources_differ(before, after)

@@ -25,10 +25,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn
 from orbax.checkpoint import v1
 from PIL import Image
+from sealing import crafted
 
 from dalijax import data_iterator, sources
 from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform, RandomInputs
-from dalijax.adapters.grain.data_loader import DALIDataLoaderIterator
+from dalijax.adapters.grain.data_loader import FORM, DALIDataLoaderIterator
 from dalijax.adapters.grain.orbax import ElasticRestore, ElasticSave
 from dalijax.core.order.shuffle import shuffled
 from full import in_full
@@ -297,7 +298,7 @@ def saved_by_two(tmp_path, steps=(2, 2)):
     state = iterator.get_state()
     (folder / "process_0-of-1.json").unlink()
     for process, step in enumerate(steps):
-        text = json.dumps({**state, "step": step})
+        text = json.dumps(crafted(FORM, state, step=step))
         (folder / f"process_{process}-of-{len(steps)}.json").write_text(text)
     return folder
 

@@ -8,6 +8,7 @@ import grain
 import numpy as np
 import pytest
 from nvidia.dali import fn
+from sealing import crafted
 
 from dalijax.adapters.grain import (
     DALIBatch,
@@ -16,6 +17,7 @@ from dalijax.adapters.grain import (
     DALITransform,
     pack_records,
 )
+from dalijax.adapters.grain.transform import FORM
 
 B = 4
 
@@ -322,7 +324,8 @@ def test_the_first_batch_does_not_wait_for_the_records_of_later_ones(prefetch):
     got = [first["x"].tolist(), *rows(events(iterator))]
     assert got == chunks(list(range(40)))
     received.clear()
-    iterator.set_state({**iterator.get_state(), "parent": {"at": 0}, "records": 0, "step": 0})
+    start = dict(parent={"at": 0}, records=0, step=0)
+    iterator.set_state(crafted(FORM, iterator.get_state(), **start))
     assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
 
 
@@ -345,7 +348,8 @@ def test_impossible_positions_are_refused_without_effect():
     state = iterator.get_state()
     # Three batches after the start, or three records: the parent's states look the same.
     other = iter(source().to_iter_dataset().pipe(transform())).get_state()
-    for wrong in (other, state | {"skip": B}, state | {"skip": -1}, state | {"failed": ["1"]}):
-        with pytest.raises(ValueError, match="no state of a DALITransform|lists"):
-            iterator.set_state(wrong)
+    wrong = [dict(skip=B), dict(skip=-1), dict(failed="a"), dict(failed=["1"])]
+    for bad in (other, *(crafted(FORM, state, **change) for change in wrong)):
+        with pytest.raises(ValueError, match="damaged: |reads: records -> lists"):
+            iterator.set_state(bad)
     assert rows(events(iterator)) == chunks(list(range(14)))

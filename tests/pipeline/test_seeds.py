@@ -271,7 +271,7 @@ def test_the_datasets_seed_is_explicit():
 
     first = make(5)
     next(first)
-    with pytest.raises(StateError, match=r"3 keep \d+ lists -> 3 keep \d+ lists"):
+    with pytest.raises(StateError, match=r"  seed: \d+ -> \d+\n"):
         make(6).set_state(state_of(first))
     other = make(None)
     other.set_state(state_of(first))

@@ -4,7 +4,6 @@ import base64
 import copy
 import dataclasses
 import json
-import pathlib
 import random
 import zlib
 
@@ -16,7 +15,8 @@ from sealing import crafted, opened, sealed
 
 from dalijax import LastBatchPolicy, data_iterator, sources
 from dalijax.adapters.clu import DALIDatasetIterator
-from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform
+from dalijax.adapters.grain import DALIDataLoader, DALIIterDataset, DALITransform, data_loader
+from dalijax.adapters.grain import transform as transform_module
 from dalijax.adapters.tfdata import DALIDataset, stepped_stream
 from dalijax.core.formats import protobuf
 from dalijax.core.sources import state as source_state
@@ -106,15 +106,43 @@ def chain(files):
     return iter(stream.repeat().skip(2).enumerate())
 
 
+def drawing(number):
+    return number + 0, fn.random.uniform(range=(0.0, 1.0))
+
+
+def records(files):
+    return grain.MapDataset.source(np.arange(len(files))).repeat(2)
+
+
+def transform(files):
+    names = ["x", "u"]
+    return iter(records(files).pipe(DALITransform(drawing, batch_size=2, output_map=names, seed=1)))
+
+
+def loader(files):
+    sampler = grain.samplers.IndexSampler(len(files), num_epochs=2, seed=0)
+    options = dict(pipeline_fn=drawing, output_map=["x", "u"], batch_size=2)
+    return iter(DALIDataLoader(records(files), sampler, **options))
+
+
 # The form of each kind, an iterator, and the fields that may have another value: the position, a
 # seed that was not given, what is not compared, lists with an item twice.
 KINDS = {
     "reader": (
         *(reader_state.FORM, reader, {"epoch", "step", "errors", "to_drop", "epoch_to_drop"}),
-        {"epoch_checkpoints", "dali", "seed", "sources", "unchecked"},
+        {"epoch_checkpoints", "dali", "seed", "sources", "unchecked", "operators"},
     ),
     "source": (source_state.FORM, source, {"epoch", "start", "sample", "seed"}, {"operators"}),
     "chain": (stepped_stream.FORM, chain, {"stream"}, set()),
+    # The graph is known once there was a record.
+    "transform": (
+        *(transform_module.FORM, transform, {"step", "records", "parent", "skip", "failed"}),
+        {"random", "operators"},
+    ),
+    "loader": (
+        *(data_loader.FORM, loader, {"step", "random", "shards", "seed"}),
+        {"operators"},
+    ),
 }
 
 
@@ -407,59 +435,6 @@ def test_files_of_clu(jpegs_many, tmp_path):
             other.restore(tmp_path / "bad")
     fresh = DALIDatasetIterator(function(), **{**call, "files": jpegs_many[1:11]})
     assert plain(next(other)) == plain(next(fresh))
-
-
-def decode(image):
-    return fn.decoders.image(image), fn.random.uniform(range=(0.0, 1.0))
-
-
-def read(path):
-    return pathlib.Path(path).read_bytes()
-
-
-def transformed(jpegs):
-    ds = grain.MapDataset.source(jpegs).map(read)
-    return ds.pipe(DALITransform(decode, batch_size=2, output_map=["images", "u"], seed=1))
-
-
-class Loaded:
-    """A loader's iterator over the files."""
-
-    def __new__(cls, jpegs):
-        ds = grain.MapDataset.source(jpegs).map(read)
-        sampler = grain.samplers.IndexSampler(len(jpegs), num_epochs=1, seed=0)
-        return DALIDataLoader(
-            ds, sampler, pipeline_fn=decode, output_map=["images", "u"], batch_size=2
-        )
-
-
-@pytest.mark.parametrize("built", (False, True))
-@pytest.mark.parametrize("kind", (transformed, Loaded))
-def test_states_over_grains_records(jpegs, kind, built):
-    saved, other, reference = (iter(kind(jpegs)) for _ in range(3))
-    next(saved), next(saved)
-    if built:
-        next(other), next(reference)
-    state, first = saved.get_state(), other.get_state()
-    kept = copy.deepcopy(state)
-    left = []
-    for damaged in changes(state):
-        if not refused(other, damaged):
-            left.append({k: v for k, v in damaged.items() if v != state.get(k)})
-            other.set_state(first)
-    # Another step, count of records or position of the parent is a state like any other; what
-    # belongs to the graph is known once there is one.
-    free = (
-        {"step", "records", "parent", "skip", "failed"}
-        if kind is transformed
-        else {"step", "random", "shards", "seed"}  # a seed that was not given is the state's
-    )
-    free |= {"random", "graph"}
-    assert {key for own in left for key in own} <= free, left
-    for bad in (DEEP, {**state, "parent": DEEP}, {**state, "step": DEEP}, 3, None, [state]):
-        assert refused(other, bad)
-    assert state == kept
-    assert plain(next(other)) == plain(next(reference))
 
 
 def test_a_restore_before_the_first_batch_refuses_at_once(jpegs_many, tmp_path):
