@@ -1,7 +1,7 @@
-"""Volumes in .npy with random crops and flips, and columns of a table beside them.
+"""Volumes in .npy files with random crops and flips, and columns of a table.
 
-    python examples/arrays.py                    # on volumes that are drawn first
-    python examples/arrays.py --data volumes     # on a folder with one folder for each class
+    python examples/arrays.py                    # generated volumes
+    python examples/arrays.py --data volumes     # a folder with one folder for each class
 
 It trains a small classifier, and writes a picture of a batch to examples/out/arrays.
 """
@@ -23,12 +23,12 @@ from dalijax import data_iterator, sources
 from dalijax.show import show
 
 OUT = Path(__file__).resolve().parent / "out" / "arrays"
-SIDE = 24  # voxels of a crop
+SIDE = 24  # side of a crop in voxels
 KINDS = ("ball", "dots")
 
 
 def draw_volumes(folder: Path, count: int, seed: int = 0) -> Path:
-    """Volumes of two kinds, of many sizes: float32 [depth, height, width], one in each file."""
+    """Writes volumes of two classes and many sizes: float32 [depth, height, width]."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         kind = KINDS[number % 2]
@@ -45,7 +45,7 @@ def draw_volumes(folder: Path, count: int, seed: int = 0) -> Path:
 
 
 def crop_and_flip(volume: Any, draw: Any) -> Any:
-    """A random cube of a volume [depth, height, width], mirrored at random: [..., 1]."""
+    """Crops a random cube of a volume [depth, height, width] and flips it at random."""
     room = volume.shape(dtype=types.INT32) - SIDE + 1  # a smaller volume is an error
     start = dali_math.floor(draw.uniform(shape=[3], name="crop") * room)
     start = dali_fn.cast(start, dtype=types.INT32)
@@ -57,18 +57,18 @@ def crop_and_flip(volume: Any, draw: Any) -> Any:
 
 @data_iterator(output_map=["volume", "label"], mask="mask")
 def volumes(data: Any, label: Any, *, draw: Any) -> Any:
-    """Crops of the volumes of files, as `sources.Files` has them."""
+    """Defines crops of volumes in files, for `sources.Files`."""
     return crop_and_flip(dali_fn.decoders.numpy(data, dtype=types.FLOAT), draw), label
 
 
 @data_iterator(output_map=["volume", "age", "dose", "label"], mask="mask")
 def patients(volume: Any, age: Any, dose: Any, label: Any, *, draw: Any) -> Any:
-    """Crops of the rows of one large array, and a table's columns, as of `open_table`."""
+    """Defines crops of rows of a large array, and columns of a table, for `open_table`."""
     return crop_and_flip(volume, draw), age / 100.0, dose, label
 
 
 def open_table(file: Path, count: int, seed: int = 0) -> sources.Arrays:
-    """A table whose volumes are rows of one .npy: only the rows of a batch are read."""
+    """Creates a table whose volumes are rows of a .npy file; only rows of a batch are read."""
     rng, label = np.random.default_rng(seed), np.arange(count, dtype=np.int32) % 2
     rows = rng.normal(size=(count, SIDE + 8, SIDE + 8, SIDE + 8)) + label[:, None, None, None]
     np.save(file, rows.astype(np.float32))
@@ -79,7 +79,7 @@ def open_table(file: Path, count: int, seed: int = 0) -> sources.Arrays:
 
 @jax.jit
 def step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """A step of a linear classifier of the mean, the deviation and the edges of a volume."""
+    """Trains a linear classifier on the mean, the deviation and the edges of volumes."""
     volume = batch["volume"][..., 0]
     edges = jnp.abs(jnp.diff(volume, axis=1)).mean((1, 2, 3))
     x = [volume.mean((1, 2, 3)), volume.std((1, 2, 3)), edges, jnp.ones_like(edges)]
@@ -95,8 +95,8 @@ def step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, ja
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains on crops of volumes.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--count", type=int, default=120, help="number of volumes drawn")
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--count", type=int, default=120, help="number of generated volumes")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
@@ -106,8 +106,8 @@ def main() -> None:
     weights = jnp.zeros((4, len(source.classes)))
     with volumes(source=source, batch_size=8, seed=1) as batches:
         show(batches, classes={"label": source.classes}).save(options.out / "batch.png")
-        for epoch, rest_of_epoch in batches.epochs(options.epochs):
-            for batch in rest_of_epoch:
+        for epoch, epoch_batches in batches.epochs(options.epochs):
+            for batch in epoch_batches:
                 weights, loss = step(weights, batch)
             print(f"epoch {epoch}: loss {loss:.3f}")
     print(f"{source}; {options.out / 'batch.png'}; compiled {step._cache_size()} times")

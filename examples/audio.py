@@ -1,7 +1,7 @@
-"""Log-mel spectrograms of recordings in FLAC, OGG and WAV, of one shape, with SpecAugment.
+"""Log-mel spectrograms of FLAC, OGG and WAV recordings, of one shape, with SpecAugment.
 
-    python examples/audio.py                      # on recordings that are drawn first
-    python examples/audio.py --data LibriSpeech   # on a folder with one folder for each class
+    python examples/audio.py                      # generated recordings
+    python examples/audio.py --data LibriSpeech   # a folder with one folder for each class
 
 It trains a small classifier, and writes a picture of a batch to examples/out/audio.
 """
@@ -25,12 +25,12 @@ from dalijax.show import show
 
 OUT = Path(__file__).resolve().parent / "out" / "audio"
 RATE, BANDS, MOST = 16_000, 64, 256  # Hz; mel bands; frames of 10 ms
-FLOOR = -80.0  # decibels below the loudest of a recording
+FLOOR = -80.0  # decibels, relative to the maximum of a recording
 KINDS = ("chirp", "hum", "noise")
 
 
 def draw_recordings(folder: Path, count: int, seed: int = 0) -> Path:
-    """Recordings of three kinds, of many lengths, in several rates and formats."""
+    """Writes recordings of three classes, with many lengths, rates and formats."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         kind, suffix = KINDS[number % 3], ("flac", "ogg", "wav")[number // 3 % 3]
@@ -49,10 +49,10 @@ def draw_recordings(folder: Path, count: int, seed: int = 0) -> Path:
 
 
 def spec_augment(mel: Any, frames: Any, draw: Any, bands: int = 12, share: float = 0.2) -> Any:
-    """Two masks of up to so many bands, and two of up to a share of the frames (Park, 2019)."""
+    """Erases two ranges of at most `bands` bands, and two of frames (SpecAugment, Park, 2019)."""
 
-    def masked(mel: Any, axis: int, size: Any, most: Any) -> Any:
-        width = dali_math.floor(draw.uniform(shape=[2], name=f"width {axis}") * (most + 1))
+    def masked(mel: Any, axis: int, size: Any, limit: Any) -> Any:
+        width = dali_math.floor(draw.uniform(shape=[2], name=f"width {axis}") * (limit + 1))
         start = dali_math.floor(draw.uniform(shape=[2], name=f"start {axis}") * (size - width + 1))
         return dali_fn.erase(mel, axes=[axis], anchor=start, shape=width, fill_value=FLOOR)
 
@@ -62,7 +62,7 @@ def spec_augment(mel: Any, frames: Any, draw: Any, bands: int = 12, share: float
 
 @data_iterator(output_map=["mel", "augmented", "frames", "label"], mask="mask")
 def recordings(data: Any, label: Any, *, draw: Any, bucket: int = 0) -> Any:
-    """Spectrograms of MOST frames, or with buckets of the next multiple of so many."""
+    """Defines spectrograms padded to MOST frames, or to a multiple of `bucket` frames."""
     sound, _ = dali_fn.decoders.audio(data, sample_rate=RATE, downmix=True)
     power = dali_fn.spectrogram(sound, nfft=512, window_length=400, window_step=160)
     mel = dali_fn.mel_filter_bank(power, sample_rate=RATE, nfilter=BANDS)
@@ -71,15 +71,15 @@ def recordings(data: Any, label: Any, *, draw: Any, bucket: int = 0) -> Any:
     frames = mel.shape(dtype=types.INT32)[1]
     shape = {"align": [bucket]} if bucket else {"shape": [MOST]}
     mel, augmented = (
-        dali_fn.pad(one, axes=[1], fill_value=FLOOR, **shape)
-        for one in (mel, spec_augment(mel, frames, draw))
+        dali_fn.pad(spectrogram, axes=[1], fill_value=FLOOR, **shape)
+        for spectrogram in (mel, spec_augment(mel, frames, draw))
     )
     return mel, augmented, frames, label
 
 
 @jax.jit
 def step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """A step of a linear classifier of the mean and the deviation of each band over time."""
+    """Trains a linear classifier on the mean and the deviation of each band over time."""
     inside = jnp.arange(batch["augmented"].shape[2]) < batch["frames"][:, None]
     mel, inside = batch["augmented"] / 40 + 1, inside[:, None]
     x = jnp.concatenate([mel.mean(2, where=inside), mel.std(2, where=inside)], axis=1)
@@ -95,10 +95,12 @@ def step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, ja
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains on spectrograms of recordings.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--count", type=int, default=120, help="number of recordings drawn")
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--count", type=int, default=120, help="number of generated recordings")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--bucket", type=int, default=0, help="frames; 0: one shape for all")
+    parser.add_argument(
+        "--bucket", type=int, default=0, help="pad to a multiple of these frames; 0: one shape"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -106,9 +108,9 @@ def main() -> None:
     weights = jnp.zeros((2 * BANDS, len(source.classes)))
     with recordings(source=source, batch_size=12, seed=1, bucket=options.bucket) as batches:
         show(batches, classes={"label": source.classes}).save(options.out / "batch.png")
-        for epoch, rest_of_epoch in batches.epochs(options.epochs):
+        for epoch, epoch_batches in batches.epochs(options.epochs):
             losses = []
-            for batch in rest_of_epoch:
+            for batch in epoch_batches:
                 weights, loss = step(weights, batch)
                 losses.append(float(loss))
             print(f"epoch {epoch}: loss {np.mean(losses):.3f}")

@@ -1,6 +1,6 @@
-"""Short labelled videos, drawn so that the examples need no download: Motion JPEG in AVI.
+"""Generates short labeled videos (Motion JPEG in AVI), so that the examples need no download.
 
-Pillow writes each frame, and an AVI file is a list of them, so that no video library is needed.
+Pillow encodes the frames, and an AVI file is a list of frames, so no video library is needed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 MOTIONS = ("rising", "sinking", "turning")
-FRAMES = 24  # of each clip
-RATE = 25  # frames a second
+FRAMES = 24  # frames of a clip
+RATE = 25  # frames per second
 Pixels = NDArray[np.uint8]
 
 
 def draw_clip(motion: str, rng: np.random.Generator, size: tuple[int, int] = (96, 72)) -> Pixels:
-    """The frames of a square that moves: uint8 of shape [FRAMES, height, width, 3]."""
+    """Draws the frames of a moving square: uint8 of shape [FRAMES, height, width, 3]."""
     width, height = size
     paper, ink = rng.integers(0, 90, 3), rng.integers(150, 256, 3)
     x, y, phase = rng.uniform(0.3, 0.7) * width, height / 2, rng.uniform(0, np.pi)
@@ -46,17 +46,17 @@ def _chunk(name: bytes, *parts: bytes) -> bytes:
 
 
 def write_avi(path: Path, frames: Sequence[Pixels], quality: int = 90) -> None:
-    """Writes frames of one size, uint8 [height, width, 3], as Motion JPEG."""
+    """Writes frames of equal size, uint8 [height, width, 3], as Motion JPEG."""
     height, width, _ = frames[0].shape
     jpegs = []
     for frame in frames:
         buffer = io.BytesIO()
         Image.fromarray(frame).save(buffer, "jpeg", quality=quality)
         jpegs.append(_chunk(b"00dc", buffer.getvalue()))
-    count, most = len(jpegs), max(map(len, jpegs))
+    count, largest = len(jpegs), max(map(len, jpegs))
     # The headers avih, strh and strf of the AVI format; most of their fields are 0.
-    video = [10**6 // RATE, 0, 0, 0x10, count, 0, 1, most, width, height, 0, 0, 0, 0]
-    stream = [0, 0, 0, 0, 1, RATE, 0, count, most, 0xFFFFFFFF, 0, 0, 0, width, height]
+    video = [10**6 // RATE, 0, 0, 0x10, count, 0, 1, largest, width, height, 0, 0, 0, 0]
+    stream = [0, 0, 0, 0, 1, RATE, 0, count, largest, 0xFFFFFFFF, 0, 0, 0, width, height]
     picture = [40, width, height, 1, 24, b"MJPG", width * height * 3, 0, 0, 0, 0]
     header = _chunk(
         b"LIST",
@@ -69,7 +69,7 @@ def write_avi(path: Path, frames: Sequence[Pixels], quality: int = 90) -> None:
             _chunk(b"strf", struct.pack("<IiiHH4sIiiII", *picture)),
         ),
     )
-    places = np.cumsum([4, *map(len, jpegs)]).tolist()  # behind the word "movi"
+    places = np.cumsum([4, *map(len, jpegs)]).tolist()  # offsets after the word "movi"
     index = [
         struct.pack("<4sIII", b"00dc", 0x10, place, struct.unpack("<I", jpeg[4:8])[0])
         for place, jpeg in zip(places, jpegs)
@@ -79,7 +79,7 @@ def write_avi(path: Path, frames: Sequence[Pixels], quality: int = 90) -> None:
 
 
 def draw_clips(folder: Path, count: int, seed: int = 0) -> Path:
-    """A folder with one folder of clips for each motion."""
+    """Writes a folder with one folder of clips for each motion."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         motion = MOTIONS[number % len(MOTIONS)]

@@ -1,12 +1,12 @@
-"""A training loop as CLU's users write it, over DALI: metrics, progress, input, checkpoints.
+"""A CLU training loop with DALI: metrics, progress, a report of the input, and checkpoints.
 
-It goes on from its last checkpoint when it is run again, batch by batch; TensorBoard shows how
+If it is run again, it resumes from its last checkpoint, at the same batch. TensorBoard shows how
 long it waited for its input::
 
     python examples/clu_train.py                      # 300 steps
     tensorboard --logdir examples/out/clu_train
 
-It needs TensorFlow and TensorBoard beside CLU, which declares neither.
+It needs TensorFlow and TensorBoard, which CLU does not install.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ OUT = Path(__file__).resolve().parent / "out" / "clu_train"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains a classifier in CLU's usual loop.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
-    parser.add_argument("--count", type=int, default=2000, help="number of pictures drawn")
+    parser = argparse.ArgumentParser(description="Trains a classifier in a CLU training loop.")
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
+    parser.add_argument("--count", type=int, default=2000, help="number of generated images")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--report-every", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--profile", action="store_true", help="profile five steps, too")
+    parser.add_argument("--profile", action="store_true", help="also profile five steps")
     parser.add_argument("--out", type=Path, default=OUT, help="checkpoints and metrics")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier checkpoints")
     arguments = parser.parse_args()
-    # As in quickstart.py: DALI's threads would spoil the CUDA graphs that XLA records.
+    # As in quickstart.py: DALI's threads may disturb the recording of CUDA graphs.
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
     out = arguments.out.resolve()
     if arguments.fresh:
@@ -62,7 +62,7 @@ def main() -> None:
         batch_size=arguments.batch_size,
         element="jax",
     )
-    first = iterator.peek_async()  # DALI works while the model is set up; it stays the next batch
+    first = iterator.peek_async()  # DALI prepares the batch while the model is created
     model = Network(len(names), rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
@@ -72,12 +72,12 @@ def main() -> None:
         restored = manager.restore(start, args=ocp.args.StandardRestore(state))
         model, optimizer = nnx.merge(graph, restored)
         iterator.restore(out / f"data-{start}.json")
-        print(f"going on after step {start}")
+        print(f"resuming after step {start}")
     else:
         first.result()
 
     def save(step: int, t: float | None = None) -> None:
-        # The input first, so that each model has its input's position beside it.
+        # Save the input first, so that every saved model has an input state.
         iterator.save(out / f"data-{step}.json")
         manager.save(step, args=ocp.args.StandardSave(nnx.split((model, optimizer))[1]))
 
@@ -99,7 +99,7 @@ def main() -> None:
         hooks.append(periodic_actions.Profile(logdir=str(out), num_profile_steps=5))
     losses = Losses(out / "losses.jsonl")
     with metric_writers.ensure_flushes(writer):
-        # The range comes first: else one batch too many is drawn at the end.
+        # With the range first, zip does not take an extra batch at the end.
         for step, batch in zip(range(start + 1, arguments.steps + 1), iterator):
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 loss = train_step(model, optimizer, batch["images"], batch["labels"])

@@ -1,13 +1,14 @@
-"""Trains on two processes, is killed, goes on with four, is killed again, and ends on one.
+"""Trains on two processes, is killed, resumes with four, is killed again, and finishes with one.
 
-The losses are those of a run that nothing stopped, up to the rounding of sums: batches follow from
-the seed alone, and processes and devices only take slices of them::
+The losses equal the losses of an uninterrupted run, up to the rounding of sums. Batches depend only
+on the seed, and processes and devices take slices of them::
 
     python examples/elastic.py            # two minutes on two CPU cores
     python examples/elastic.py --smoke    # fewer steps
 
-A checkpoint has the model and the input's position, a small dict that is alike on every process.
-On a cluster each host runs `train`; here the hosts are processes with fake CPU devices.
+A checkpoint contains the model and the state of the input, a small dict that is the same on every
+process. On a cluster, each host runs `train`. This program simulates the hosts with processes that
+have CPU devices.
 """
 
 from __future__ import annotations
@@ -35,34 +36,34 @@ from quickstart import SIDE, Network, train_step
 from dalijax import augment, data_iterator, sources
 
 OUT = Path(__file__).resolve().parent / "out" / "elastic"
-BATCH = 32  # pictures of a global batch, over all processes
-LAYOUTS = ((2, 2), (4, 1), (1, 1))  # processes, and devices of each
-# Between losses: sums of other parts differ in the last bit of a float32, which each step of the
-# optimizer makes more of. A wrong batch would differ by some tenths.
+BATCH = 32  # size of the global batch, over all processes
+LAYOUTS = ((2, 2), (4, 1), (1, 1))  # numbers of processes, and of devices per process
+# Maximum difference of losses. Sums in a different order differ in the last bit of a float32, and
+# the optimizer amplifies this. A wrong batch would differ by some tenths.
 BOUND = 1e-2
 
 
 @data_iterator(output_map=["images", "labels"])
 def pictures(data: Any, label: Any, *, draw: Any) -> Any:
-    """Shuffled and augmented pictures; ``draw`` has random numbers that belong to the picture."""
+    """Defines shuffled and augmented images, with random numbers that depend on the image."""
     images = fn.decoders.image(data)
     images = augment.random_resized_crop(images, SIDE, scale=(0.6, 1.0), flip=0.5, draw=draw)
     return augment.color_jitter(images, brightness=0.2, contrast=0.2, draw=draw), label
 
 
 def train(options: argparse.Namespace) -> Iterator[tuple[int, float]]:
-    """Steps and their losses, from the last checkpoint on; every process runs this."""
+    """Trains from the last checkpoint, and yields steps and losses; every process runs this."""
     everything = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
     rows = NamedSharding(everything.mesh, PartitionSpec("data"))
     source = sources.Files(options.data)
-    # `pictures` shuffles all files anew in each epoch. The batch size is that of all processes.
+    # Each epoch has a new order of all files. The batch size is the size of the global batch.
     call = {"batch_size": BATCH, "seed": 1, "sharding": rows, "num_threads": 1}
-    iterator = pictures.stream(source=source, **call)  # from epoch to epoch, without an end
+    iterator = pictures.stream(source=source, **call)  # endless
 
     model = Network(num_classes=6, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
-    state = jax.device_put(state, everything)  # on each device of each process
+    state = jax.device_put(state, everything)  # on all devices of all processes
 
     manager = ocp.CheckpointManager(options.checkpoints.resolve())
     start = manager.latest_step() or 0
@@ -73,7 +74,7 @@ def train(options: argparse.Namespace) -> Iterator[tuple[int, float]]:
                 model=ocp.args.StandardRestore(state), input=ocp.args.JsonRestore()
             ),
         )
-        state = saved["model"]  # on the devices that there are now
+        state = saved["model"]  # on the current devices
         iterator.set_state(saved["input"])
     model, optimizer = nnx.merge(graph, state)
 
@@ -89,13 +90,13 @@ def train(options: argparse.Namespace) -> Iterator[tuple[int, float]]:
                     input=ocp.args.JsonSave(iterator.get_state()),
                 ),
             )
-            manager.wait_until_finished()  # the run is short: keep each checkpoint to resume from
+            manager.wait_until_finished()  # the run is short, so wait for each checkpoint
     manager.close()  # waits for the last checkpoint
     iterator.close()
 
 
 def run_process(options: argparse.Namespace) -> None:
-    """One of the processes: the first one prints the losses."""
+    """Runs a process of the job. The first process prints the losses."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", options.devices)
     if options.processes > 1:
@@ -104,13 +105,13 @@ def run_process(options: argparse.Namespace) -> None:
         jax.distributed.initialize(address, options.processes, options.process)
     for step, loss in train(options):
         if options.process == 0:
-            print("loss", step, loss, flush=True)  # others print to the same place
+            print("loss", step, loss, flush=True)  # only the first process prints
 
 
 def losses(
     options: argparse.Namespace, name: str, layout: tuple[int, int], killed_after: int | None
 ) -> dict[int, float]:
-    """Losses of a run, by step; all its processes are killed after a step, if one is given."""
+    """Runs the processes of a layout, kills them after a step if given, and returns the losses."""
     processes, devices = layout
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -141,16 +142,22 @@ def losses(
                 raise SystemExit(f"a process failed: see {log}")
         finally:
             for process in running:
-                process.kill()  # SIGKILL: nothing is saved, nothing is said
+                process.kill()  # SIGKILL: the process can't save anything
                 process.wait()
     print(f"{name}: {processes} processes x {devices} devices, steps {min(seen)} to {max(seen)}")
     return seen
 
 
-def plot(unbroken: dict[int, float], parts: list[dict[int, float]], path: Path) -> None:
+def plot(uninterrupted: dict[int, float], parts: list[dict[int, float]], path: Path) -> None:
     figure = Figure(figsize=(8, 4.5))
     ax = figure.add_subplot(xlabel="step", ylabel="loss", title="One run on 2, 4 and 1 processes")
-    ax.plot(unbroken.keys(), unbroken.values(), color="0.8", linewidth=6, label="unbroken")
+    ax.plot(
+        uninterrupted.keys(),
+        uninterrupted.values(),
+        color="0.8",
+        linewidth=6,
+        label="uninterrupted",
+    )
     for (processes, devices), part in zip(LAYOUTS, parts):
         label = f"{processes} processes x {devices} devices"
         ax.plot(part.keys(), part.values(), marker=".", label=label)
@@ -159,11 +166,13 @@ def plot(unbroken: dict[int, float], parts: list[dict[int, float]], path: Path) 
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Goes on with another number of processes.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser = argparse.ArgumentParser(
+        description="Resumes a run with different numbers of processes."
+    )
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
     parser.add_argument("--out", type=Path, default=OUT, help="checkpoints, logs and the plot")
-    parser.add_argument("--smoke", action="store_true", help="fewer pictures and steps")
+    parser.add_argument("--smoke", action="store_true", help="fewer images and steps")
     for name in ("steps", "save-every", "processes", "devices", "port", "process"):
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--checkpoints", type=Path, help=argparse.SUPPRESS)
@@ -180,22 +189,22 @@ def main() -> None:
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
 
-    unbroken = losses(options, "unbroken", (1, 1), killed_after=None)
+    uninterrupted = losses(options, "uninterrupted", (1, 1), killed_after=None)
     kills = (options.steps * 2 // 5, options.steps * 4 // 5, None)
-    parts = [losses(options, "broken", *how) for how in zip(LAYOUTS, kills)]
+    parts = [losses(options, "interrupted", *run) for run in zip(LAYOUTS, kills)]
 
-    print("step  unbroken  on 2, 4 and 1 processes")
-    for step, loss in unbroken.items():
+    print("step  uninterrupted  on 2, 4 and 1 processes")
+    for step, loss in uninterrupted.items():
         print(
-            f"{step:4}  {loss:.6f}", *(f" {p[step]:.6f}" if step in p else " " * 9 for p in parts)
+            f"{step:4}  {loss:13.6f}", *(f" {p[step]:.6f}" if step in p else " " * 9 for p in parts)
         )
-    plot(unbroken, parts, options.out / "losses.png")
-    if set(unbroken) != set().union(*parts):
-        raise SystemExit("the broken run has not taken each step")
-    apart = max(abs(loss - unbroken[step]) for part in parts for step, loss in part.items())
-    print(f"The losses differ by {apart:.1e} at most. A plot: {options.out / 'losses.png'}")
-    if apart > BOUND:
-        raise SystemExit(f"That is more than the rounding of sums makes, {BOUND}")
+    plot(uninterrupted, parts, options.out / "losses.png")
+    if set(uninterrupted) != set().union(*parts):
+        raise SystemExit("the interrupted run is missing steps")
+    difference = max(abs(loss - uninterrupted[k]) for part in parts for k, loss in part.items())
+    print(f"The losses differ by at most {difference:.1e}. Plot: {options.out / 'losses.png'}")
+    if difference > BOUND:
+        raise SystemExit(f"This is more than the limit for rounding, {BOUND}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Functions of your own in a DALI graph: JAX, Numba and NumPy (or CuPy, on a GPU).
+"""Python functions in a DALI graph: JAX, Numba, and NumPy (or CuPy, on a GPU).
 
     python examples/functions.py
 
-It writes a picture of what each of them makes of a batch to examples/out/functions.
+It writes a picture of the result of each function to examples/out/functions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ GPU = backend.GetCUDADeviceCount() > 0
 @fn.jax_function(num_outputs=2, output_layouts=["HWC", ""])
 @jax.jit
 def mixup(images: jax.Array, hot: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mixes each picture and its label with another one's (Zhang et al., 2018, mixup).
+    """Mixes each image and its label with another image (mixup, Zhang et al., 2018).
 
-    The key is the batch's own: a resumed run mixes the same pictures.
+    The key depends only on the seed and the batch, so a resumed run mixes the same images.
     """
     share = jax.random.uniform(key, (images.shape[0],))
     other = jnp.roll(jnp.arange(images.shape[0]), 1)
@@ -46,7 +46,7 @@ def mixup(images: jax.Array, hot: jax.Array, *, key: jax.Array) -> tuple[jax.Arr
 @fn.jax_function(num_outputs=2, output_layouts=["HWC", ""])
 @jax.jit
 def cutmix(images: jax.Array, hot: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Pastes a box of another picture into each, and mixes the labels by its area (Yun, 2019)."""
+    """Pastes a box of another image, and mixes the labels by its area (CutMix, Yun, 2019)."""
     where, size = jax.random.split(key)
     count, height, width, _ = images.shape
     centre = jax.random.uniform(where, (count, 2)) * jnp.array([height, width], jnp.float32)
@@ -62,7 +62,7 @@ def cutmix(images: jax.Array, hot: jax.Array, *, key: jax.Array) -> tuple[jax.Ar
 
 
 def swirl(out: Any, image: Any, angle: Any) -> None:
-    """Turns each pixel about the centre, the more the nearer it is; Numba compiles it."""
+    """Rotates pixels around the center, by larger angles near the center; compiled by Numba."""
     height, width, channels = image.shape
     for y in range(height):
         for x in range(width):
@@ -76,7 +76,7 @@ def swirl(out: Any, image: Any, angle: Any) -> None:
 
 
 def solarized(image: Any, *, rng: np.random.Generator) -> Any:
-    """Inverts what is brighter than a random threshold, by CuPy on a GPU and NumPy elsewhere."""
+    """Inverts pixels above a random threshold, with CuPy on a GPU and NumPy otherwise."""
     threshold = rng.uniform(0.3, 0.7)
     if GPU:
         import cupy as xp
@@ -92,7 +92,7 @@ OUTPUTS = ["images", "mixup", "mixup labels", "cutmix", "cutmix labels", "swirl"
 
 @data_iterator(output_map=OUTPUTS, reader_name="reader")
 def batches(files: list[str], classes: list[int], num_classes: int) -> Any:
-    """Pictures, and what each function makes of them."""
+    """Defines images, and the results of the functions."""
     encoded, labels = dali_fn.readers.file(
         files=files, labels=classes, random_shuffle=True, name="reader"
     )
@@ -116,23 +116,23 @@ def batches(files: list[str], classes: list[int], num_classes: int) -> Any:
 
 
 def shares(labels: Any, names: list[str]) -> list[str]:
-    """What a mixed label says of each sample, the most first."""
+    """Describes mixed labels, with the largest weight first."""
     rows = [sorted(zip(row.tolist(), names), reverse=True) for row in np.asarray(labels)]
     return [" + ".join(f"{value:.2f} {name}" for value, name in row if value > 0) for row in rows]
 
 
 def save(batch: dict[str, Any], name: str, out: Path, titles: list[str]) -> None:
-    """A picture of a batch: the originals above, what the function made of them below."""
+    """Draws a batch: the originals at the top, and the results at the bottom."""
     drawn = {"decoded": batch["images"], name: batch[name]}
     show(drawn | ({"labels": titles} if titles else {})).save(out / f"{name}.png")
     print(f"{name}: {out / f'{name}.png'}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws what functions in a graph make.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
-    parser.add_argument("--count", type=int, default=120, help="number of pictures drawn")
+    parser = argparse.ArgumentParser(description="Draws the results of functions in a graph.")
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
+    parser.add_argument("--count", type=int, default=120, help="number of generated images")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def main() -> None:
     again.set_state(state)
     resumed = next(again)
     same = all(np.array_equal(np.asarray(batch[k]), np.asarray(resumed[k])) for k in batch)
-    print(f"A new iterator that takes up the state gives the same batch: {same}")
+    print(f"A new iterator restores the state and returns the same batch: {same}")
     iterator.close()
     again.close()
 

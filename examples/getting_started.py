@@ -1,12 +1,10 @@
-"""DALI's tutorial 'Getting started with JAX and DALI', step by step, with dalijax.
-
-Run it as it is::
+"""The steps of DALI's tutorial 'Getting started with JAX and DALI', with dalijax.
 
     python examples/getting_started.py
 
-Each step prints what it finds, and writes a picture of it to examples/out/getting_started.
-Without a GPU, the steps that need one say so, and two CPU devices stand in for two GPUs.
-The tutorial is jax-getting_started.html in
+Each step prints its results and writes a picture to examples/out/getting_started. Without a GPU,
+steps that need a GPU are skipped, and two CPU devices replace two GPUs. The tutorial is
+jax-getting_started.html in
 https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/frameworks/jax/
 """
 
@@ -31,35 +29,35 @@ from pictures import CACHE, SHAPES, make_pictures
 from dalijax import DALIGenericIterator, data_iterator
 from dalijax.show import show
 
-NAMES = sorted(SHAPES)  # the reader numbers the folders in this order
+NAMES = sorted(SHAPES)  # the reader's labels are indices of this list
 SIDE = 256
 
 
 @functools.cache
 def num_gpus() -> int:
-    """Number of GPUs that both DALI and JAX see."""
+    """Returns the number of GPUs that both DALI and JAX can use."""
     return min(backend.GetCUDADeviceCount(), len(jax.devices())) * (jax.default_backend() == "gpu")
 
 
 def best_decoder() -> str:
-    """Where to decode: with the GPU's help, where there is one."""
+    """Returns the device of the decoder: the GPU, if there is one."""
     return "mixed" if num_gpus() else "cpu"
 
 
 def show_images(images: Any, titles: Sequence[str], path: Path) -> None:
-    """Writes a batch of images as one PNG."""
-    # np.asarray brings the pixels to the host, from whatever devices hold them.
+    """Writes the images of a batch to a PNG."""
+    # np.asarray copies the pixels from all devices to the host.
     show({"images": np.asarray(images), "title": list(titles)}, samples=len(images)).save(path)
     print(f"Picture: {path.name}")
 
 
 def names_of(labels: Any) -> list[str]:
-    """Class names for labels of shape [batch, 1]."""
+    """Returns the class names of labels of shape [batch, 1]."""
     return [NAMES[label] for label in np.asarray(labels)[:, 0]]
 
 
 def quick_start(image_dir: str, picture: Path) -> None:
-    """Quick start: a whole example, which the next steps explain."""
+    """Quick start: a complete example, which the next steps explain."""
 
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
     def iterator_fn() -> Any:
@@ -75,18 +73,16 @@ def quick_start(image_dir: str, picture: Path) -> None:
 
 
 def plain_call(image_dir: str, picture: Path) -> None:
-    """Running DALI with JAX: data_iterator, called with the function of a pipeline."""
+    """Running DALI with JAX: data_iterator, called with a pipeline function."""
 
-    # The function says what DALI's threads do for each batch. It runs once, when the
-    # iterator is made.
+    # The function defines a graph of operators. It runs once, when the iterator is created.
     def simple_pipeline() -> Any:
         jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
         images = fn.decoders.image(jpegs)
         images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
         return images, labels
 
-    # reader_name says which operator knows how many samples an epoch has: the one of this
-    # name in the pipeline.
+    # The reader with the name reader_name determines the number of samples of an epoch.
     iterator_fn = data_iterator(
         simple_pipeline, output_map=["images", "labels"], reader_name="image_reader"
     )
@@ -98,12 +94,12 @@ def plain_call(image_dir: str, picture: Path) -> None:
         print(f"{name}: {type(array)} {array.shape} {array.dtype}")
     second = next(iterator)
     both = np.concatenate([output["images"], second["images"]])
-    labels = [f"Label = {each['labels'][0]}" for each in (output, second)]
+    labels = [f"Label = {batch['labels'][0]}" for batch in (output, second)]
     show_images(both, labels, picture)
 
 
 def decorator(image_dir: str, picture: Path) -> None:
-    """The same as a decorator, which the next steps use: it is shorter."""
+    """The decorator: the same in a shorter form, which the next steps use."""
 
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
     def iterator_fn() -> Any:
@@ -114,7 +110,7 @@ def decorator(image_dir: str, picture: Path) -> None:
 
     iterator = iterator_fn(batch_size=1)
     output = next(iterator)
-    print(f"{iterator_fn} gives images of shape {output['images'].shape}")
+    print(f"{iterator_fn} returns images of shape {output['images'].shape}")
     show_images(output["images"], names_of(output["labels"]), picture)
 
 
@@ -134,13 +130,13 @@ def length_and_loops(image_dir: str, picture: Path) -> None:
     for batch_id, batch in enumerate(iterator):
         print(batch_id, end=" ")
         images.append(batch["images"][0])
-    # A second loop needs no reset() in between.
+    # A second loop does not need reset().
     print(f"\nBatches in the next loop: {sum(1 for _ in iterator)}")
     show_images(images, [f"batch {k}" for k in range(len(images))], picture)
 
 
 def batching(image_dir: str, picture: Path) -> None:
-    """Batching: several samples in one batch."""
+    """Batching: several samples in a batch."""
 
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
     def iterator_fn() -> Any:
@@ -149,7 +145,7 @@ def batching(image_dir: str, picture: Path) -> None:
         images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
         return images, labels
 
-    # batch_size is no argument of the function above: data_iterator adds it.
+    # data_iterator adds the argument batch_size to the function.
     batch = next(iterator_fn(batch_size=8))
     print(f"images: {batch['images'].shape}, labels: {batch['labels'].shape}")
     print(f"Images backing device: {batch['images'].devices()}")
@@ -157,9 +153,9 @@ def batching(image_dir: str, picture: Path) -> None:
 
 
 def gpu_acceleration(image_dir: str, picture: Path) -> None:
-    """GPU acceleration: .gpu() moves the images, and what follows runs there."""
+    """GPU acceleration: .gpu() copies the images, and later operators run on the GPU."""
     if not num_gpus():
-        print("Skipped: it needs a GPU.")
+        print("Skipped: this step needs a GPU.")
         return
 
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
@@ -176,9 +172,9 @@ def gpu_acceleration(image_dir: str, picture: Path) -> None:
 
 
 def another_gpu(image_dir: str, picture: Path) -> None:
-    """device_id: which GPU runs the pipeline."""
+    """device_id: selects the GPU of the pipeline."""
     if num_gpus() < 2:
-        print("Skipped: it needs two GPUs.")
+        print("Skipped: this step needs two GPUs.")
         return
 
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
@@ -195,15 +191,15 @@ def another_gpu(image_dir: str, picture: Path) -> None:
 
 
 def mixed_decoding(image_dir: str, picture: Path) -> None:
-    """Hardware accelerated decoding: device="mixed" decodes with the GPU's help."""
+    """Hardware accelerated decoding: device="mixed" decodes on the GPU."""
     if not num_gpus():
-        print("Skipped: it needs a GPU.")
+        print("Skipped: this step needs a GPU.")
         return
 
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
     def iterator_fn() -> Any:
         jpegs, labels = fn.readers.file(file_root=image_dir, name="image_reader")
-        # The decoded images are on the GPU: no .gpu() is needed.
+        # The decoded images are on the GPU, so .gpu() is not needed.
         images = fn.decoders.image(jpegs, device="mixed")
         images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
         return images, labels
@@ -215,7 +211,7 @@ def mixed_decoding(image_dir: str, picture: Path) -> None:
 
 
 def random_shuffling(image_dir: str, picture: Path) -> None:
-    """Random shuffling: in an order that the seed repeats."""
+    """Random shuffling: the order depends only on the seed."""
 
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
     def iterator_fn() -> Any:
@@ -234,7 +230,7 @@ def random_shuffling(image_dir: str, picture: Path) -> None:
 
 
 def augmentations(image_dir: str, picture: Path) -> None:
-    """Augmentations: each image is rotated by an angle of its own."""
+    """Augmentations: each image is rotated by a different angle."""
 
     @data_iterator(output_map=["images", "labels", "angles"], reader_name="image_reader")
     def iterator_fn() -> Any:
@@ -254,13 +250,13 @@ def augmentations(image_dir: str, picture: Path) -> None:
 
 
 def multiple_devices(image_dir: str, picture: Path) -> None:
-    """Multiple GPUs: one pipeline for each, and batches that are spread over them."""
+    """Multiple GPUs: a pipeline for each GPU, and batches that are split over the GPUs."""
     mesh = Mesh(jax.devices(), axis_names=("batch",))
     sharding = NamedSharding(mesh, PartitionSpec("batch"))
     print(sharding)
 
-    # data_iterator passes shard_id and num_shards, so that each pipeline reads its own part
-    # of the files. device_id is left out: the sharding says it.
+    # data_iterator passes shard_id and num_shards, so that each pipeline reads a different part
+    # of the files. The sharding replaces device_id.
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader", sharding=sharding)
     def iterator_fn(shard_id: int = 0, num_shards: int = 1) -> Any:
         jpegs, labels = fn.readers.file(
@@ -272,7 +268,7 @@ def multiple_devices(image_dir: str, picture: Path) -> None:
         images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
         return images, labels.gpu() if num_gpus() else labels
 
-    # batch_size is that of the whole batch, over all devices.
+    # batch_size is the size of the global batch, over all devices.
     batch = next(iterator_fn(batch_size=4 * len(jax.devices())))
     images = batch["images"]
     print(f"Images shape: {images.shape}")
@@ -288,7 +284,7 @@ def multiple_devices(image_dir: str, picture: Path) -> None:
 
 
 def num_threads(image_dir: str, picture: Path) -> None:
-    """num_threads: how many CPU threads run a pipeline, and what that changes."""
+    """num_threads: the number of CPU threads of a pipeline, and its effect on the speed."""
 
     @data_iterator(output_map=["images", "labels"], reader_name="image_reader")
     def iterator_fn() -> Any:
@@ -305,7 +301,7 @@ def num_threads(image_dir: str, picture: Path) -> None:
     speeds: dict[str, float] = {}
     for threads in (1, 2, 4, 8):
         iterator = iterator_fn(batch_size=12, num_threads=threads)
-        run_iterator(iterator, num_epochs=2)  # the first batches wait for DALI to start
+        run_iterator(iterator, num_epochs=2)  # the first batches are slow because DALI starts
         start = time.perf_counter()
         num_images = run_iterator(iterator, num_epochs=10)
         speeds[str(threads)] = num_images / (time.perf_counter() - start)
@@ -320,7 +316,7 @@ def num_threads(image_dir: str, picture: Path) -> None:
 
 
 def handmade_pipeline(image_dir: str, picture: Path) -> None:
-    """Internals: an iterator over a pipeline that is made by hand."""
+    """Internals: an iterator over a pipeline of pipeline_def."""
 
     @pipeline_def
     def simple_pipeline() -> Any:
@@ -329,7 +325,7 @@ def handmade_pipeline(image_dir: str, picture: Path) -> None:
         images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
         return images, labels
 
-    # DALI's own decorator has no defaults for these: device_id=None is for the CPU.
+    # pipeline_def has no defaults for these arguments. device_id=None selects the CPU.
     pipeline = simple_pipeline(batch_size=8, num_threads=1, device_id=0 if num_gpus() else None)
     print(type(pipeline))
     iterator = DALIGenericIterator(
@@ -361,13 +357,13 @@ STEPS: list[Callable[[str, Path], None]] = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="DALI's JAX tutorial, with dalijax.")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
     out = Path(__file__).resolve().parent / "out" / "getting_started"
-    parser.add_argument("--out", type=Path, default=out, help="a folder for the pictures")
+    parser.add_argument("--out", type=Path, default=out, help="directory of the pictures")
     arguments = parser.parse_args()
 
-    # For the step of several devices, and too late once JAX has looked for its devices. It
-    # changes nothing about GPUs.
+    # CPU devices for the step `multiple_devices`. This must be set before JAX initializes its
+    # devices, and does not affect GPUs.
     jax.config.update("jax_num_cpu_devices", 2)
     image_dir = str(make_pictures(arguments.cache, count=36, sides=(160, 400)))
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,13 @@
-"""Training code as it is written with Grain and Orbax, decoding by DALI: the lines marked DALI.
+"""A training program with Grain and Orbax, which decodes with DALI in the lines marked DALI.
 
-It can be stopped at any moment, with Ctrl-C or kill -9, and goes on from its last checkpoint when
-it is run again: model, optimizer and data, bit by bit::
+You can stop it at any time, with Ctrl-C or kill -9. If it is run again, it resumes from its last
+checkpoint bit for bit: model, optimizer and data::
 
     python examples/grain_train.py                       # 300 steps, a checkpoint every 50
-    python examples/grain_train.py --fresh               # from the start again
+    python examples/grain_train.py --fresh               # from the beginning
 
-Without DALI the two marked lines would be ``.map(decode_and_augment).batch(32)``, and every
-record would be decoded by Python.
+Without DALI, the marked lines would be ``.map(decode_and_augment).batch(32)``, and Python would
+decode every record.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ OUT = Path(__file__).resolve().parent / "out" / "grain_train"
 
 
 class ReadFile(grain.transforms.Map):
-    """A record of a path becomes one of encoded bytes; Grain's worker processes may do it."""
+    """Reads the file of a record. Grain's worker processes can run this transformation."""
 
     def map(self, record: dict[str, Any]) -> dict[str, Any]:
         return {"image": Path(record["path"]).read_bytes(), "label": record["label"]}
 
 
-def decode_and_augment(image: Any, angle: Any) -> Any:  # DALI: a graph, run for each batch
-    """What DALI makes of the records' images; the key `label` passes it by."""
+def decode_and_augment(image: Any, angle: Any) -> Any:  # DALI: a graph for each batch
+    """Defines a DALI graph of the key `image`; the key `label` bypasses it."""
     gpu = backend.GetCUDADeviceCount() > 0
     images = fn.decoders.image(image, device="mixed" if gpu else "cpu")
     images = fn.random_resized_crop(images, size=(SIDE, SIDE), random_area=(0.8, 1.0))
@@ -52,7 +52,7 @@ def decode_and_augment(image: Any, angle: Any) -> Any:  # DALI: a graph, run for
 
 
 def dataset(files: list[str], labels: list[int], batch_size: int) -> grain.IterDataset:
-    """Shuffled, endless batches of pictures."""
+    """Returns shuffled, endless batches of images."""
     records = [{"path": f, "label": np.int32(c)} for f, c in zip(files, labels, strict=True)]
     return (
         grain.MapDataset.source(records)
@@ -60,7 +60,7 @@ def dataset(files: list[str], labels: list[int], batch_size: int) -> grain.IterD
         .shuffle()
         .repeat()
         .map(ReadFile())
-        .random_map(RandomInputs(angle=(-20, 20)))  # DALI: a number of its own for each record
+        .random_map(RandomInputs(angle=(-20, 20)))  # DALI: a random number for each record
         .pipe(
             DALITransform(decode_and_augment, output_map=["image"], batch_size=batch_size)
         )  # DALI
@@ -80,17 +80,17 @@ def train_step(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains a classifier on Grain's records.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
-    parser.add_argument("--count", type=int, default=2000, help="number of pictures drawn")
+    parser = argparse.ArgumentParser(description="Trains a classifier with Grain.")
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
+    parser.add_argument("--count", type=int, default=2000, help="number of generated images")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--out", type=Path, default=OUT, help="a folder for checkpoints and losses")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")
+    parser.add_argument("--out", type=Path, default=OUT, help="directory of checkpoints and losses")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier checkpoints")
     arguments = parser.parse_args()
-    # As in quickstart.py: DALI's threads would spoil the CUDA graphs that XLA records.
+    # As in quickstart.py: DALI's threads may disturb the recording of CUDA graphs.
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
     out = arguments.out.resolve()
     if arguments.fresh:
@@ -116,7 +116,7 @@ def main() -> None:
                 ),
             )
             model, optimizer = nnx.merge(graph, restored["state"])
-            print(f"going on after step {start}")
+            print(f"resuming after step {start}")
         for step in range(start + 1, arguments.steps + 1):
             batch = next(iterator)
             loss = float(train_step(model, optimizer, batch["image"], batch["label"]))
@@ -130,7 +130,9 @@ def main() -> None:
                         data=grain.checkpoint.CheckpointSave(iterator),
                     ),
                 )
-                print(f"step {step}: loss {loss:.3f}, saving", flush=True)  # in a thread of Orbax
+                print(
+                    f"step {step}: loss {loss:.3f}, saving", flush=True
+                )  # Orbax saves in a thread
     iterator.close()
     losses.save_picture(out / "losses.png")
 
@@ -139,4 +141,4 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        raise SystemExit("stopped; run it again to go on from the last checkpoint") from None
+        raise SystemExit("stopped; run it again to resume from the last checkpoint") from None

@@ -1,11 +1,11 @@
-"""Pictures and captions in one batch: DALI decodes, Grain packs the captions' tokens into rows.
+"""Images and captions in a batch: DALI decodes images, and Grain packs the tokens into rows.
 
-A row has ROOM tokens and up to SLOTS captions, each with its picture:
+A row has ROOM tokens and up to SLOTS captions with their images:
 
     tokens    a red disc.|a small blue square.|.......    segments  1 1 1 1 2 2 2 2 2 2 0 0 0
     images    [disc]      [square]  [none]  [none]        used      yes yes no no
 
-It prints the captions of a batch, and writes its pictures to examples/out/image_text.
+It prints the captions of a batch, and writes its images to examples/out/image_text.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dalijax.adapters.grain import DALITransform
 from dalijax.show import show
 
 OUT = Path(__file__).resolve().parent / "out" / "image_text"
-SIDE, ROOM, SLOTS, ROWS = 48, 96, 4, 4  # pixels; tokens and pictures of a row; rows of a batch
+SIDE, ROOM, SLOTS, ROWS = 48, 96, 4, 4  # pixels, tokens and images per row, rows per batch
 COLOURS = ("red", "green", "blue", "orange")
 
 
 def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
-    """Pictures of discs and squares, and a captions.json that says what they are."""
+    """Writes images of discs and squares, and their captions as captions.json."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     captions = {}
@@ -49,13 +49,14 @@ def draw_pairs(folder: Path, count: int, seed: int = 0) -> Path:
 
 
 def captions_of(batch: dict[str, Any], row: int) -> list[str]:
-    """The captions of a row, in the order of its pictures; a character that was cut is left out."""
-    tokens, of = (np.asarray(batch[key][row]) for key in ("tokens", "segments"))
-    return [bytes(tokens[of == k].tolist()).decode(errors="ignore") for k in range(1, of.max() + 1)]
+    """Returns the captions of a row in the order of its images, without truncated characters."""
+    tokens, segments = (np.asarray(batch[key][row]) for key in ("tokens", "segments"))
+    numbers = range(1, segments.max() + 1)
+    return [bytes(tokens[segments == k].tolist()).decode(errors="ignore") for k in numbers]
 
 
 class Slots(FlatMapTransform):
-    """A packed row becomes SLOTS records, each with a picture and its share of the tokens."""
+    """Splits a packed row into SLOTS records, each with an image and a part of the tokens."""
 
     max_fan_out = SLOTS
 
@@ -68,7 +69,7 @@ class Slots(FlatMapTransform):
         texts, segments = (np.split(row[k], SLOTS) for k in ("tokens", "tokens_segment_ids"))
         records = []
         for text, segment, number in zip(texts, segments, row["number"].tolist()):
-            name = self._names[number - 1] if number else ""  # an error says it
+            name = self._names[number - 1] if number else ""  # shown in errors
             image = (self._folder / name).read_bytes() if number else self._blank
             record = {"image": image, "name": name, "used": np.bool_(number > 0)}
             records.append(record | {"tokens": text, "segments": segment})
@@ -76,25 +77,25 @@ class Slots(FlatMapTransform):
 
 
 def decode(image: Any, *, draw: Any) -> Any:
-    """The graph; the keys `used`, `tokens` and `segments` pass it by."""
+    """Defines the graph. The keys `used`, `tokens` and `segments` bypass it."""
     device = "mixed" if backend.GetCUDADeviceCount() else "cpu"
     images = fn.decoders.image(image, device=device)
     return fn.flip(fn.resize(images, size=(SIDE, SIDE)), horizontal=draw.coin_flip())
 
 
 def as_rows(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch of slots as one of rows: tokens [rows, ROOM], images [rows, SLOTS, ...]."""
+    """Groups a batch of slots into rows: tokens [rows, ROOM], images [rows, SLOTS, ...]."""
     shapes = {"image": (ROWS, SLOTS, SIDE, SIDE, 3), "used": (ROWS, SLOTS)}
     shapes |= {"tokens": (ROWS, ROOM), "segments": (ROWS, ROOM)}
     return {key: batch[key].reshape(shape) for key, shape in shapes.items()}
 
 
 def dataset(folder: Path, epochs: int | None = None, seed: int = 1) -> grain.IterDataset:
-    """Shuffled batches of rows; the last one is dropped where it is not whole."""
+    """Returns shuffled batches of rows. An incomplete last batch is dropped."""
     captions = json.loads((folder / "captions.json").read_text())
     if bad := [name for name, text in captions.items() if not (isinstance(text, str) and text)]:
-        raise ValueError(f"captions.json has no text for {bad}: write it, or leave them out")
-    pairs = [  # the tokens are bytes; number 0 is no picture
+        raise ValueError(f"captions.json has no text for {bad}: add captions, or remove the files")
+    pairs = [  # the tokens are bytes; number 0 means no image
         {"tokens": np.array([*text.encode()[:ROOM]], np.int32), "number": np.array([k], np.int32)}
         for k, text in enumerate(captions.values(), 1)
     ]
@@ -107,7 +108,7 @@ def dataset(folder: Path, epochs: int | None = None, seed: int = 1) -> grain.Ite
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Packs captions beside their pictures.")
+    parser = argparse.ArgumentParser(description="Packs captions and their images into rows.")
     parser.add_argument("--out", type=Path, default=OUT)
     out = parser.parse_args().out
     batch = next(iterator := iter(dataset(draw_pairs(out / "data", 100))))

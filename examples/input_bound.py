@@ -1,10 +1,11 @@
-"""A loop that waits for its input, what it waits for, and the cure.
+"""A training loop that waits for its input, and how to find and fix the reason.
 
     python examples/input_bound.py
 
-The first loop has one thread decode, and a model that takes three quarters of that thread's time.
-`dalijax.profile` says what is wrong, `dalijax.tune` which settings are fastest here, and the second
-loop takes them. It writes examples/out/input_bound.png. A machine of one core has no such cure.
+The first loop decodes with one thread, and a step of its model takes three quarters of the time of
+this thread. `dalijax.profile` reports the reason, and `dalijax.tune` finds the fastest settings,
+which the second loop uses. It writes examples/out/input_bound.png. More threads do not help on a
+single core.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def train(data_dir: str) -> Any:
 
 
 def batch_seconds(data_dir: str, batches: int = 40, **settings: Any) -> float:
-    """What the graph alone takes for a batch."""
+    """Measures the time of the graph alone for a batch."""
     stream = train.stream(None, data_dir, batch_size=BATCH_SIZE, **settings)
     with contextlib.closing(stream):
         for _ in range(10):
@@ -46,7 +47,7 @@ def batch_seconds(data_dir: str, batches: int = 40, **settings: Any) -> float:
 
 
 def profiled_loop(data_dir: str, steps: int, model_seconds: float, **settings: Any) -> Report:
-    """Trains for some steps; the model is a sleep, so that it takes nothing of the CPU."""
+    """Profiles a loop. The model is a sleep, so that it does not use the CPU."""
     iterator = train(data_dir, batch_size=BATCH_SIZE, **settings)
     with iterator, profile(iterator) as report:
         left = steps
@@ -76,24 +77,26 @@ def save_picture(reports: dict[str, Report], model_rate: float, path: Path) -> N
             height=0.36,
             tick_label=list(report.stages),
         )
-    rates.axhline(model_rate, color="black", linestyle="--", label="the model alone")
-    rates.set(ylabel="samples/s", title="The loop, and the graph without the model")
+    rates.axhline(model_rate, color="black", linestyle="--", label="model alone")
+    rates.set(ylabel="samples/s", title="Loop with the model, and graph alone")
     rates.set_ylim(top=1.4 * rates.get_ylim()[1])
     rates.legend(loc="upper left")
-    stages.set_title("What the graph spends its time on")
+    stages.set_title("Time of the operators of the graph")
     stages.set(xlabel="share of the graph's time", xlim=(0, 1))
     figure.savefig(path)
     print(f"\nPicture: {path}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A loop that waits for its input, and the cure.")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser = argparse.ArgumentParser(
+        description="Profiles and tunes a loop that waits for its input."
+    )
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
     out = Path(__file__).resolve().parent / "out"
-    parser.add_argument("--out", type=Path, default=out, help="a folder for the picture")
-    parser.add_argument("--steps", type=int, default=60, help="steps of each loop")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of tune")
-    parser.add_argument("--model-ms", type=float, help="a step of the model")
+    parser.add_argument("--out", type=Path, default=out, help="directory of the picture")
+    parser.add_argument("--steps", type=int, default=60, help="steps per loop")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time of tune")
+    parser.add_argument("--model-ms", type=float, help="time of a step of the model")
     arguments = parser.parse_args()
     data_dir = str(make_pictures(arguments.cache, count=200, sides=(500, 900)))
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -114,7 +117,8 @@ def main() -> None:
     settings = {name: value for name, value in tuned.settings.items() if name != "batch_size"}
     after = profiled_loop(*loop, **settings)
     reports = {
-        f"{name}: {verdict(one)}": one for name, one in (("one thread", before), ("tuned", after))
+        f"{name}: {verdict(report)}": report
+        for name, report in (("one thread", before), ("tuned", after))
     }
     save_picture(reports, 1e3 * BATCH_SIZE / model_ms, arguments.out / "input_bound.png")
 

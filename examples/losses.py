@@ -1,4 +1,4 @@
-"""The losses of a training run, kept beside its checkpoints, and a picture of them."""
+"""Stores and plots the losses of a training run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from matplotlib.figure import Figure
 
 
 class Losses:
-    """A line of JSON for each step; a run that goes on adds to those of the run before it."""
+    """Writes a line of JSON for each step. A resumed run appends to the file."""
 
     def __init__(self, path: Path):
         self._path = path
 
-    def add(self, step: int, loss: float, kind: str = "training", **more: Any) -> None:
+    def add(self, step: int, loss: float, kind: str = "training", **values: Any) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps({"kind": kind, "step": step, "loss": loss, **more}) + "\n")
+            file.write(json.dumps({"kind": kind, "step": step, "loss": loss, **values}) + "\n")
 
     def save_picture(self, path: Path) -> None:
-        """Writes a PNG of the loss over the steps; of a step that was repeated, the last one."""
+        """Plots the loss of each step to a PNG; of a repeated step, the last loss."""
         lines = [json.loads(line) for line in self._path.read_text().splitlines()]
         figure = Figure(figsize=(7, 4), layout="constrained")
         ax = figure.add_subplot(xlabel="step", ylabel="loss", yscale="log")
@@ -31,4 +31,4 @@ class Losses:
                 ax.plot(steps, [points[step] for step in steps], style, label=kind)
         ax.legend()
         figure.savefig(path)
-        print(f"The loss of every step: {path}")
+        print(f"Losses: {path}")

@@ -1,20 +1,20 @@
-"""A paxml training over DALI, with the position of the input in paxml's own checkpoints.
+"""A paxml training program with DALI. Paxml's checkpoints contain the state of the input.
 
-It goes on from its last checkpoint when it is run again, batch by batch (Python 3.10, and
-``pip install "dalijax[pax]" pillow matplotlib tqdm``)::
+If it is run again, it resumes from its last checkpoint, at the same batch. It needs Python 3.10 and
+``pip install "dalijax[pax]" pillow matplotlib tqdm``::
 
     python examples/pax_train.py                          # 60 steps, evaluation every 20
     python examples/pax_train.py --steps 90 --layout spmd
-    python examples/pax_train.py --source                 # global shuffle, draws of each record
+    python examples/pax_train.py --source                 # read with dalijax.sources
 
-Several CPU devices take part in it if there is no GPU.
+Without a GPU, it trains on two CPU devices.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before JAX is imported: this jax has no other way to have several CPU devices.
+# Several CPU devices. This version of JAX reads the flag when it is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 import argparse
@@ -46,7 +46,7 @@ SIDE = 16
 def pictures(
     files: list[str], classes: list[int], training: bool, shard_id: int = 0, num_shards: int = 1
 ) -> Any:
-    """Pictures and the numbers of their classes; shuffled and augmented for training."""
+    """Defines images and labels, shuffled and augmented for training."""
     device = "mixed" if backend.GetCUDADeviceCount() else "cpu"
     encoded, labels = fn.readers.file(
         files=files,
@@ -60,12 +60,12 @@ def pictures(
     images = fn.resize(fn.decoders.image(encoded, device=device), size=(SIDE, SIDE))
     if training:
         images = fn.flip(images, horizontal=fn.random.coin_flip())
-    return images, fn.squeeze(labels, axes=0)  # of shape [batch], as the weights
+    return images, fn.squeeze(labels, axes=0)  # shape [batch], like the weights
 
 
 @data_iterator(output_map=["images", "labels"])
 def augmented(data: Any, label: Any, *, draw: Any) -> Any:
-    """Pictures of a source, augmented as in examples/imagenet."""
+    """Defines images of a source with augmentation, as in examples/imagenet."""
     images = fn.decoders.image(data, device="mixed" if backend.GetCUDADeviceCount() else "cpu")
     images = augment.random_resized_crop(images, SIDE, flip=0.5, draw=draw)
     return images, label
@@ -73,13 +73,13 @@ def augmented(data: Any, label: Any, *, draw: Any) -> Any:
 
 @data_iterator(output_map=["images", "labels"])
 def centered(data: Any, label: Any, *, draw: Any) -> Any:
-    """The middle of each picture of a source."""
+    """Defines center crops of images of a source."""
     images = fn.decoders.image(data, device="mixed" if backend.GetCUDADeviceCount() else "cpu")
     return augment.center_crop(images, SIDE, resize=SIDE, draw=draw), label
 
 
 class Classifier(base_model.BaseModel):
-    """A small vision transformer: patches, one layer of attention and MLP, and their mean."""
+    """A small vision transformer: patches, one block, and the mean of the tokens."""
 
     num_classes: int = 0
     width: int = 16
@@ -117,14 +117,14 @@ class Classifier(base_model.BaseModel):
         hot = jax.nn.one_hot(labels, self.num_classes)
         losses = -(hot * jax.nn.log_softmax(predictions)).sum(-1)
         right = (predictions.argmax(-1) == labels).astype(jnp.float32)
-        # Padding has a weight of 0; paxml leaves it to the model to apply the weights.
+        # Padding has a weight of 0. In paxml, the model applies the weights.
         count = weights.sum()
         mean = [(values * weights).sum() / jnp.maximum(count, 1) for values in (losses, right)]
         return py_utils.NestedMap(loss=(mean[0], count), accuracy=(mean[1], count)), {}
 
 
 class Training(programs.SingleTaskTrainProgram):
-    """paxml's own, which also writes its losses."""
+    """Runs training steps and also writes the losses."""
 
     def __init__(self, losses: Losses):
         super().__init__()
@@ -144,7 +144,7 @@ class Training(programs.SingleTaskTrainProgram):
 
 
 class Evaluation(programs.SingleTaskEvalProgram):
-    """paxml's own, which also writes its metrics."""
+    """Runs an evaluation and also writes the metrics."""
 
     def __init__(self, input_p: Any, losses: Losses):
         super().__init__(input_p)
@@ -160,7 +160,7 @@ class Evaluation(programs.SingleTaskEvalProgram):
 
 
 class Experiment(base_experiment.BaseExperiment):
-    """The data sets, the task and the programs."""
+    """The datasets, the task and the programs."""
 
     def __init__(self, arguments: argparse.Namespace, losses: Losses):
         self.names, self.files, self.held_out = split(
@@ -230,26 +230,26 @@ class Experiment(base_experiment.BaseExperiment):
         task.train.num_train_steps = self.arguments.steps
         task.train.save_interval_steps = self.arguments.save_every
         task.train.eval_interval_steps = self.arguments.evaluate_every
-        task.train.enable_input_checkpointing = True  # the position of the input is saved, too
+        task.train.enable_input_checkpointing = True  # also saves the state of the input
         return task
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a classifier with paxml.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
-    parser.add_argument("--count", type=int, default=600, help="number of pictures drawn")
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
+    parser.add_argument("--count", type=int, default=600, help="number of generated images")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=30)
     parser.add_argument("--evaluate-every", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--source", action="store_true", help="read by dalijax.sources")
+    parser.add_argument("--source", action="store_true", help="read with dalijax.sources")
     parser.add_argument("--layout", choices=["pmap", "spmd"], default="pmap")
     parser.add_argument("--out", type=Path, default=OUT, help="checkpoints and metrics")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier checkpoints")
     arguments = parser.parse_args()
-    flags.FLAGS.mark_as_parsed()  # paxml asks for flags that its own command line has
-    tf.config.set_visible_devices([], "GPU")  # TensorFlow would take all of its memory
+    flags.FLAGS.mark_as_parsed()  # paxml requires parsed flags
+    tf.config.set_visible_devices([], "GPU")  # otherwise TensorFlow allocates its memory
     out = arguments.out.resolve()
     if arguments.fresh:
         shutil.rmtree(out, ignore_errors=True)

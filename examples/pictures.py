@@ -1,7 +1,6 @@
-"""A small set of labelled JPEGs, drawn once, so that the examples need no download.
+"""Generates a small set of labeled JPEGs, so that the examples need no download.
 
-It reads none of them: the examples do that with DALI, as they would for any folder with one
-folder of pictures for each class.
+The images are in a folder with one folder for each class, and the examples read them with DALI.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from PIL import Image, ImageDraw
 from tqdm import tqdm
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
-Files = tuple[list[str], list[int]]  # paths, and the number of the class of each
+Files = tuple[list[str], list[int]]  # paths and labels
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "shapes"
 
 
@@ -28,8 +27,7 @@ def _bar(half_width: float, half_height: float, y: float = 0.0) -> np.ndarray:
     return signs * [half_width, half_height] + [0.0, y]
 
 
-# Each class is a list of polygons around (0, 0), painted in this order: True paints, False
-# cuts a hole.
+# Each class is a list of polygons around (0, 0). True fills a polygon, and False cuts it out.
 SHAPES: dict[str, list[tuple[np.ndarray, bool]]] = {
     "cross": [(_bar(1.0, 0.28), True), (_bar(0.28, 1.0), True)],
     "disc": [(_polygon(60), True)],
@@ -41,7 +39,7 @@ SHAPES: dict[str, list[tuple[np.ndarray, bool]]] = {
 
 
 def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.Image:
-    """One picture of a shape whose colours, size, place, angle and background are random."""
+    """Draws a shape with random colors, size, position, angle and background."""
     width = int(rng.integers(sides[0], sides[1] + 1))
     height = int(width * rng.uniform(0.75, 1.33))
     radius = min(width, height) * rng.uniform(0.25, 0.42)
@@ -52,8 +50,8 @@ def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.
     for points, paints in SHAPES[shape]:
         placed = points @ rotation * radius + centre
         ImageDraw.Draw(stencil).polygon([tuple(p) for p in placed], fill=255 if paints else 0)
-    # Bright on dark: a small network then needs a few epochs only. The background fades from
-    # one colour into another.
+    # Bright shapes on a dark background can be learned in a few epochs. The background is a
+    # gradient between two colors.
     ink = rng.uniform(140, 255, size=3)
     left, right = rng.uniform(0, 120, size=(2, 3))
     fade = np.linspace(0, 1, width)[None, :, None]
@@ -66,13 +64,13 @@ def draw(shape: str, sides: tuple[int, int], rng: np.random.Generator) -> Image.
 def make_pictures(
     cache: Path, count: int, sides: tuple[int, int] = (80, 220), seed: int = 0
 ) -> Path:
-    """A folder with one folder of JPEGs for each shape; drawn if the cache has it not yet.
+    """Returns a folder with one folder of JPEGs for each shape, and creates it if necessary.
 
     Args:
-        cache: Where to keep it.
-        count: Number of pictures, over all classes.
-        sides: Least and greatest width, in pixels; heights are 3/4 to 4/3 of it.
-        seed: Equal seeds draw equal pictures.
+        cache: Parent directory of the folder.
+        count: Number of images over all classes.
+        sides: Minimum and maximum width in pixels. Heights are 3/4 to 4/3 of the width.
+        seed: Seed of the random numbers.
     """
     folder = cache / f"{count}-of-{sides[0]}-to-{sides[1]}px-seed-{seed}"
     if folder.is_dir():
@@ -80,25 +78,25 @@ def make_pictures(
     cache.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     names = list(SHAPES)
-    # Drawn elsewhere and renamed when complete: an interrupted run leaves no half data set.
+    # The folder is renamed when it is complete, so that an interrupted run leaves no partial data.
     with tempfile.TemporaryDirectory(dir=cache, prefix="unfinished-") as unfinished:
         drawn = Path(unfinished) / "pictures"
         for name in names:
             (drawn / name).mkdir(parents=True)
-        for k in tqdm(range(count), desc="Drawing pictures", unit="picture"):
+        for k in tqdm(range(count), desc="Drawing images", unit="image"):
             name = names[k % len(names)]
             quality = int(rng.integers(60, 96))
             draw(name, sides, rng).save(drawn / name / f"{k:05d}.jpg", quality=quality)
         try:
             drawn.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process has drawn the same pictures
+            if not folder.is_dir():  # otherwise another process has created it
                 raise
     return folder
 
 
 def split(folder: Path) -> tuple[list[str], Files, Files]:
-    """Class names, files to train on, and files held out: every fifth one of each class."""
+    """Returns class names, training files, and held-out files: every fifth file of a class."""
     names: list[str] = []
     train: Files = ([], [])
     held_out: Files = ([], [])
@@ -112,7 +110,7 @@ def split(folder: Path) -> tuple[list[str], Files, Files]:
             names.append(class_folder.name)
     if len(names) < 2 or not held_out[0]:
         raise SystemExit(
-            f"{folder} has {len(names)} folders of pictures: it needs one for each of at least "
-            "two classes, and five pictures in one of them"
+            f"{folder} has {len(names)} folders of images: it needs at least two class folders, "
+            "and five images in at least one class"
         )
     return names, train, held_out

@@ -1,11 +1,11 @@
-"""Trains a small image classifier on pictures that DALI reads, decodes and augments.
+"""Trains a small image classifier. DALI reads, decodes and augments the images.
 
-Run it as it is, or with a folder of your own that has one folder of pictures for each class::
+Run it on generated images, or on a folder with one folder of images for each class::
 
     python examples/quickstart.py
-    python examples/quickstart.py --data path/to/pictures --epochs 20
+    python examples/quickstart.py --data path/to/images --epochs 20
 
-It needs no GPU. Where there is one, the same pipelines decode and augment on it.
+No GPU is needed. If there is a GPU, the same pipelines decode and augment on it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from tqdm import tqdm
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.show import show
 
-SIDE = 64  # pixels that the network sees
-GOAL = 0.85  # of the held-out pictures that were drawn
+SIDE = 64  # height and width of the network's input
+GOAL = 0.85  # minimum accuracy on generated held-out images
 
 
-# A pipeline is a function of a graph: it runs once, to say what DALI's threads then do for
-# every batch. `data_iterator` turns it into a function that makes iterators.
+# The function defines a graph of DALI operators. It runs once, and DALI's threads then run the
+# graph for each batch. `data_iterator` converts it to a function that creates iterators.
 @data_iterator(output_map=["images", "labels"], reader_name="train")
 def training_data(files: list[str], classes: list[int], gpu: bool) -> Any:
-    """Shuffled and augmented pictures, other ones in each epoch."""
+    """Defines shuffled and augmented training images, with new random numbers in each epoch."""
     encoded, labels = fn.readers.file(
         files=files, labels=classes, random_shuffle=True, name="train"
     )
-    # "mixed" takes bytes in host memory and gives pixels in GPU memory; what follows a
-    # decoder runs where its pixels are.
+    # "mixed" decodes bytes in host memory to pixels in GPU memory. Later operators run on the
+    # device of the pixels.
     images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu")
     images = fn.random_resized_crop(images, size=(SIDE, SIDE), random_area=(0.8, 1.0))
     angle = fn.random.uniform(range=(-20, 20))
@@ -54,15 +54,15 @@ def training_data(files: list[str], classes: list[int], gpu: bool) -> Any:
         brightness=fn.random.uniform(range=(0.7, 1.3)),
         contrast=fn.random.uniform(range=(0.7, 1.3)),
     )
-    # Of shape [batch], as losses and masks; the reader gives [batch, 1], which NumPy's rules would
-    # make [batch, batch] beside them.
+    # The reader returns labels of shape [batch, 1], which would broadcast with losses and masks of
+    # shape [batch] to [batch, batch].
     labels = fn.squeeze(labels, axes=0)
-    # A jitted step wants its inputs on one device.
+    # A jitted step needs all inputs on the same device.
     return images, labels.gpu() if gpu else labels
 
 
-# The last batch is rarely whole. A padded reader and FILL fill it with copies of the last
-# picture, so that the jitted step sees one shape only; the mask says which are no copies.
+# The last batch is usually incomplete. With a padded reader and FILL it is padded with copies of
+# the last image, so that the jitted step compiles for a single shape. The mask is False for them.
 @data_iterator(
     output_map=["images", "labels"],
     reader_name="held_out",
@@ -70,7 +70,7 @@ def training_data(files: list[str], classes: list[int], gpu: bool) -> Any:
     mask="mask",
 )
 def held_out_data(files: list[str], classes: list[int], gpu: bool) -> Any:
-    """Every picture once, in order, as it is."""
+    """Defines evaluation images: each image once, in order, without augmentation."""
     encoded, labels = fn.readers.file(
         files=files, labels=classes, pad_last_batch=True, name="held_out"
     )
@@ -81,7 +81,7 @@ def held_out_data(files: list[str], classes: list[int], gpu: bool) -> Any:
 
 
 class Network(nnx.Module):
-    """Four convolutions, each of which halves the picture's sides."""
+    """Four convolutions with a stride of 2, and a linear layer."""
 
     def __init__(self, num_classes: int, rngs: nnx.Rngs):
         widths = [3, 16, 32, 64, 128]
@@ -91,7 +91,7 @@ class Network(nnx.Module):
         self.head = nnx.Linear(widths[-1], num_classes, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        # Pictures come as bytes, a quarter of the size of floats.
+        # Images are bytes, a quarter of the size of floats.
         x = images.astype("float32") / 127.5 - 1
         for convolution in self.convolutions:
             x = nnx.relu(convolution(x))
@@ -117,7 +117,7 @@ def count_right(model: Network, images: jax.Array, labels: jax.Array, mask: jax.
 
 
 def evaluate(model: Network, iterator: DALIGenericIterator) -> tuple[int, int]:
-    """Numbers of pictures that the network gets right, and of pictures seen."""
+    """Returns the number of correctly classified images, and the number of images."""
     right = seen = 0
     for batch in iterator:
         mask = batch["mask"]
@@ -127,13 +127,15 @@ def evaluate(model: Network, iterator: DALIGenericIterator) -> tuple[int, int]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Trains an image classifier on DALI's batches.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
+    parser = argparse.ArgumentParser(description="Trains an image classifier with DALI.")
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=32)
     out = Path(__file__).resolve().parent / "out" / "quickstart.png"
-    parser.add_argument("--out", type=Path, default=out, help="one augmented batch, .png or .html")
+    parser.add_argument(
+        "--out", type=Path, default=out, help="picture of an augmented batch, .png or .html"
+    )
     arguments = parser.parse_args()
     if arguments.epochs < 1 or arguments.batch_size < 1:
         parser.error("--epochs and --batch-size must be at least 1")
@@ -142,25 +144,25 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    # DALI's threads wait for the whole GPU at times, which spoils the CUDA graphs that XLA
-    # records meanwhile: let it record none. XLA reads this at the first use of a device.
+    # DALI's threads sometimes wait for the whole GPU, which disturbs XLA's recording of CUDA
+    # graphs. This turns the recording off. XLA reads it at the first use of a device.
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {os.environ.get('XLA_FLAGS', '')}"
     names, train_files, held_out_files = split(
         arguments.data or make_pictures(arguments.cache, count=2000)
     )
-    # Both must see the GPU: DALI to decode on it, and JAX to take its arrays from there.
+    # Both DALI and JAX must be able to use the GPU.
     gpu = backend.GetCUDADeviceCount() > 0 and jax.default_backend() == "gpu"
     print(
-        f"{len(train_files[0])} pictures to train on, {len(held_out_files[0])} held out, "
+        f"{len(train_files[0])} training images, {len(held_out_files[0])} held-out images, "
         f"{len(names)} classes, decoding on the {'GPU' if gpu else 'CPU'}"
     )
     # Both iterators prepare batches in the background while JAX computes.
     train = training_data(*train_files, gpu, batch_size=arguments.batch_size)
     held_out = held_out_data(*held_out_files, gpu, batch_size=arguments.batch_size)
-    show(train, classes={"labels": names}).save(arguments.out)  # it stays the next batch
+    show(train, classes={"labels": names}).save(arguments.out)  # does not change the position
     print(f"One augmented batch: {arguments.out}")
 
-    # The last batch of a training epoch is filled up from the next epoch: no gap, no padding.
+    # The last batch of a training epoch is filled with images of the next epoch.
     steps = math.ceil(arguments.epochs * max(1, len(train_files[0]) / arguments.batch_size))
     model = Network(len(names), rngs=nnx.Rngs(0))
     schedule = optax.cosine_onecycle_schedule(steps, peak_value=4e-3)
@@ -172,17 +174,17 @@ def main() -> None:
                 loss = train_step(model, optimizer, batch["images"], batch["labels"])
                 trained += len(batch["labels"])
                 progress.update()
-            loss.block_until_ready()  # JAX computes in the background, too
+            loss.block_until_ready()  # JAX computes asynchronously
             train_speed = trained / (time.perf_counter() - start)
 
             start = time.perf_counter()
             right, seen = evaluate(model, held_out)
             test_speed = seen / (time.perf_counter() - start)
             if seen != len(held_out_files[0]):
-                raise SystemExit(f"{seen} pictures evaluated of {len(held_out_files[0])} files")
+                raise SystemExit(f"evaluated {seen} images of {len(held_out_files[0])} files")
             progress.set_postfix(epoch=epoch + 1, loss=f"{loss:.3f}", right=f"{right / seen:.1%}")
 
-    # The speeds of the last epoch, since the first one also compiles.
+    # The speeds of the last epoch, since the first epoch includes compilation.
     accuracy = right / seen
     print(f"Training:   {train_speed:,.0f} images/s")
     print(f"Evaluation: {test_speed:,.0f} images/s, each of {seen} images once")

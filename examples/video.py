@@ -1,10 +1,10 @@
-"""Sequences of frames of short videos: drawn starts, strides, and one crop and flip for each clip.
+"""Sequences of video frames, with random starts, strides, and the same crop and flip for a clip.
 
-    python examples/video.py                 # on clips that are drawn first
-    python examples/video.py --data Videos   # on a folder with one folder of clips for each class
+    python examples/video.py                 # generated clips
+    python examples/video.py --data Videos   # a folder with one folder of clips for each class
 
-It writes a picture of a batch to examples/out/video: a row of frames for each clip. A GPU decodes
-H.264, H.265, MPEG-4, VP8 and VP9; a CPU Motion JPEG, VP8 and VP9.
+It writes a picture of a batch to examples/out/video, with a row of frames for each clip. GPUs
+decode H.264, H.265, MPEG-4, VP8 and VP9. CPUs decode Motion JPEG, VP8 and VP9.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dalijax.show import show
 
 OUT = Path(__file__).resolve().parent / "out" / "video"
 EXTENSIONS = ("avi", "mkv", "mov", "mp4", "webm")
-DEVICE = "cpu"  # no GPU decodes Motion JPEG, which it draws; "mixed" does H.264 and its like
+DEVICE = "cpu"  # GPUs can't decode the generated Motion JPEG; use "mixed" for H.264
 
 
 @data_iterator(output_map=["frames", "start", "label"], mask="mask")
@@ -37,9 +37,9 @@ def clips(
     stride: int = 2,
     side: int = 64,
 ) -> Any:
-    """Sequences of so many frames, each `stride` behind the one before, uint8 FHWC.
+    """Defines sequences of `length` frames with a stride, uint8 [length, side, side, 3].
 
-    `frames` is the number that a clip has at least: the start is drawn so that a sequence fits.
+    `frames` is the minimum number of frames of a clip. The start is chosen so that a sequence fits.
     """
     starts = range(max(frames - stride * (length - 1), 1))
     start = draw.choice(starts, name="start")
@@ -49,9 +49,9 @@ def clips(
         start_frame=start,
         sequence_length=length,
         stride=stride,
-        pad_mode="edge",  # a shorter clip repeats its last frame
+        pad_mode="edge",  # repeats the last frame of a shorter clip
     )
-    # These operators take a sequence as one sample: all of its frames get the same crop and flip.
+    # These operators process a sequence as one sample: all frames get the same crop and flip.
     sequence = dali_fn.resize(sequence, resize_shorter=side + 8)
     sequence = dali_fn.crop(
         sequence,
@@ -64,11 +64,13 @@ def clips(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws sequences of frames of videos.")
-    parser.add_argument("--data", type=Path, help="a folder of class folders (default: drawn)")
-    parser.add_argument("--count", type=int, default=24, help="number of clips drawn")
-    parser.add_argument("--frames", type=int, default=FRAMES, help="that each clip has at least")
+    parser.add_argument("--data", type=Path, help="folder of class folders (default: generated)")
+    parser.add_argument("--count", type=int, default=24, help="number of generated clips")
+    parser.add_argument(
+        "--frames", type=int, default=FRAMES, help="minimum number of frames of a clip"
+    )
     parser.add_argument("--length", type=int, default=8, help="frames of a sequence")
-    parser.add_argument("--stride", type=int, default=2, help="from frame to frame")
+    parser.add_argument("--stride", type=int, default=2, help="distance between frames")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def main() -> None:
     again.set_state(state)
     resumed = next(again)
     same = np.array_equal(resumed["frames"], batch["frames"][:half])
-    print(f"A new stream of batches of {half}, restored to the state, has the same clips: {same}")
+    print(f"A new stream with batches of {half} restores the state and has the same clips: {same}")
     batches.close()
     again.close()
 

@@ -1,4 +1,4 @@
-"""The recipe's input: sources, the graphs of training and evaluation, and mixing of pictures."""
+"""The input: sources, graphs for training and evaluation, and MixUp and CutMix."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from scipy.special import betaincinv
 from dalijax import LastBatchPolicy, augment, data_iterator, sources
 
 GPU = backend.GetCUDADeviceCount() > 0
-MEAN = (124, 116, 104)  # of ImageNet, what erased pixels get
+MEAN = (124, 116, 104)  # mean color of ImageNet, for erased pixels
 FIELDS = {"jpg;jpeg;png": "data", "cls": "label"}
-# The GPU's JPEG engines decode all that they can. DALI's share of 0.65 gives the rest of a batch to
-# the cores that train.
+# The GPU's JPEG engines decode all images that they support. With DALI's default load of 0.65, the
+# GPU's cores, which also train, would decode a part of each batch.
 DECODER = {"device": "mixed", "hw_decoder_load": 1.0} if GPU else {"device": "cpu"}
 
 
 def open_source(path: str) -> Any:
-    """A folder of class folders, or tars of WebDataset by a pattern ("train/*.tar")."""
+    """Opens a folder of class folders, or WebDataset tars of a pattern ("train/*.tar")."""
     if path.endswith(".tar"):
         if not (tars := sorted(glob.glob(path))):
             raise FileNotFoundError(f"there is no tar {path}")
@@ -34,10 +34,10 @@ def open_source(path: str) -> Any:
 
 
 def beta(key: jax.Array, alpha: float) -> jax.Array:
-    """A number of Beta(alpha, alpha), by 4,096 of its quantiles and straight lines between them.
+    """Draws from Beta(alpha, alpha) by linear interpolation between 4,097 quantiles.
 
-    ``jax.random.beta`` draws until a number is taken. On a GPU the host waits for each turn of such
-    a loop, and so for all steps before it: that cost 27 ms a step of 38.
+    ``jax.random.beta`` uses rejection sampling in a loop. On a GPU, the host waits for each
+    iteration of the loop, and so for all earlier steps. This cost 27 ms in a step of 38 ms.
     """
     levels = np.linspace(0.0, 1.0, 4097)
     quantiles = jnp.array(betaincinv(alpha, alpha, levels), jnp.float32)
@@ -86,7 +86,7 @@ def mixing(config: Config, classes: int) -> Callable[..., Any]:
 
 
 def training(config: Config, classes: int, sharding: jax.sharding.Sharding, source: Any) -> Any:
-    """An iterator function of shuffled and augmented batches: ``images`` and soft ``labels``."""
+    """Returns an iterator function of shuffled, augmented ``images`` and soft ``labels``."""
 
     def graph(data: Any, label: Any, *, draw: Any) -> Any:
         images = dali_fn.decoders.image(data, **DECODER)
@@ -115,7 +115,7 @@ def training(config: Config, classes: int, sharding: jax.sharding.Sharding, sour
 
 
 def evaluation(config: Config, sharding: jax.sharding.Sharding, source: Any) -> Any:
-    """An iterator function of each picture once: ``mask`` is False where a row is padding."""
+    """Returns an iterator function of each image once; ``mask`` is False for padding."""
 
     def graph(data: Any, label: Any, *, draw: Any) -> Any:
         images = dali_fn.decoders.image(data, **DECODER)

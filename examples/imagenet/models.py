@@ -9,18 +9,18 @@ import jax
 import jax.numpy as jnp
 from configs.base import Config
 
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # ImageNet's, of 0 to 255
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, for 0 to 255
 
 
 class ViT(nn.Module):
-    """A Transformer over patches, whose tokens are averaged for the head."""
+    """A vision transformer with global average pooling."""
 
     classes: int
     config: Config
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[batch, side, side, 3] to [batch, tokens, width] to float32 [batch, classes]."""
+        """Maps images [batch, side, side, 3] to logits, float32 [batch, classes]."""
         config, dtype = self.config, x.dtype
         x = nn.Conv(config.width, (config.patch,) * 2, config.patch, dtype=dtype)(x)
         x = x.reshape(len(x), -1, config.width)
@@ -36,22 +36,22 @@ class ViT(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """What flax's BatchNorm does with each group of pictures; 0, or no less than the batch: all.
+    """Batch normalization of each group of images (ghost batch normalization).
 
-    Moments of a batch that lies on many devices make these wait for each other. Those of a group
-    don't, where a device has all of it. The averages take the mean over groups. The axis of groups
-    is in this layer alone, since a `jax.vmap` over the whole model keeps XLA from adding a block's
-    two gradients within cuDNN's convolution.
+    If a batch is split over devices, computing its moments makes the devices wait for each other.
+    The moments of a group do not, if a single device has the whole group. The running averages take
+    the mean over groups. Only this layer has an axis for groups: a `jax.vmap` over the whole model
+    prevents XLA from adding the two gradients of a block within cuDNN's convolution.
     """
 
-    size: int  # pictures of a group
+    size: int  # images of a group; 0, or at least the batch size: the whole batch
     scale_init: nn.initializers.Initializer = nn.initializers.ones
-    momentum: float = 0.9  # of the averages that evaluation takes
+    momentum: float = 0.9  # of the running averages
     epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[batch, rows, columns, channels] to the same."""
+        """Normalizes x of shape [batch, rows, columns, channels]."""
         channels = x.shape[-1:]
         scale = self.param("scale", self.scale_init, channels)
         bias = self.param("bias", nn.initializers.zeros, channels)
@@ -59,8 +59,8 @@ class BatchNorm(nn.Module):
             self.variable("batch_stats", name, start, channels)
             for name, start in (("mean", jnp.zeros), ("var", jnp.ones))
         ]
-        # A ResNet-50 compiled for an H200 moves 1.6 % more bytes with an axis of one group, and
-        # 0.9 % with one float32 copy of x for both moments and output.
+        # Compiled for an H200, a ResNet-50 moves 1.6 % more bytes with an axis for a single group,
+        # and 0.9 % more with a shared float32 copy of x for moments and output.
         groups = x
         if train and 0 < self.size < len(x):
             groups = x.reshape(-1, self.size, *x.shape[1:])
@@ -86,7 +86,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[batch, side, side, 3] to float32 [batch, classes]."""
+        """Maps images [batch, side, side, 3] to logits, float32 [batch, classes]."""
         dtype = x.dtype
 
         def norm(x: jax.Array, **options: Any) -> jax.Array:
@@ -110,11 +110,11 @@ class ResNet(nn.Module):
 
 
 def build(config: Config, classes: int) -> nn.Module:
-    """The model of a recipe."""
+    """Returns the model of a configuration."""
     return {"vit": ViT, "resnet": ResNet}[config.model](classes, config)
 
 
 def normalize(images: jax.Array, dtype: str) -> jax.Array:
-    """Bytes to values about 0."""
+    """Converts bytes to values with mean 0 and standard deviation 1."""
     x = (images.astype(jnp.float32) - jnp.array(MEAN)) / jnp.array(STD)
     return x.astype(dtype)

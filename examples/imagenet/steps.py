@@ -1,4 +1,4 @@
-"""The optimizer of a recipe, a step of training and one of evaluation."""
+"""The optimizer, the training step and the evaluation step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from models import build, normalize
 
 
 def optimizer(config: Config, steps_per_epoch: int) -> optax.GradientTransformation:
-    """Warm-up and cosine; biases and the scales of normalizations do not decay."""
+    """Returns an optimizer with warm-up and cosine decay.
+
+    Biases and the scales of normalizations have no weight decay.
+    """
     rate = optax.warmup_cosine_decay_schedule(
         0.0,
         config.rate,
@@ -32,11 +35,11 @@ def optimizer(config: Config, steps_per_epoch: int) -> optax.GradientTransformat
 
 
 def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callable[..., Any], ...]:
-    """Functions that begin a state, take a step, and count what is right in a batch."""
+    """Returns functions that create a state, train a step, and evaluate a batch."""
     model, updater = build(config, classes), optimizer(config, steps_per_epoch)
 
-    # The key is an argument: of a constant one XLA computes all weights as it compiles, which took
-    # minutes for a ViT-B.
+    # The key is an argument. If it were a constant, XLA would compute all weights at compile time,
+    # which took minutes for a ViT-B.
     @jax.jit
     def begin_with(key: jax.Array) -> Any:
         images = jnp.zeros((1, config.side, config.side, 3), config.dtype)
@@ -61,7 +64,7 @@ def steps_of(config: Config, classes: int, steps_per_epoch: int) -> tuple[Callab
 
     @jax.jit
     def count(state: Any, images: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """How many pictures there are, how many are right, and the sum of their losses."""
+        """Returns the number of images, the number of correct images, and the sum of losses."""
         variables = {"params": state["ema"], "batch_stats": state["stats"]}
         logits = model.apply(variables, normalize(images, config.dtype), train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)

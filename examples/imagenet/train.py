@@ -1,8 +1,8 @@
-"""Trains a ViT or a ResNet on ImageNet, or on any folders of pictures, over all devices there are.
+"""Trains a ViT or a ResNet on ImageNet, or on any class folders, on all available devices.
 
-It is killed at any moment, started again, with another number of devices if need be, and goes on::
+If it is killed and run again, it resumes, also with a different number of devices::
 
-    python examples/imagenet/train.py --smoke      # drawn pictures, two minutes on two CPU cores
+    python examples/imagenet/train.py --smoke      # generated images, two minutes on two CPU cores
     python examples/imagenet/train.py --config vit_s16 --data imagenet/train --val imagenet/val
     python examples/imagenet/train.py --config resnet50 --data "train/*.tar" --val "val/*.tar" \
         --classes 1000 --coordinator host:1234 --processes 4 --process 0      # on each of 4 hosts
@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from dalijax import sources
 
-# Its neighbours in the folder above.
+# Modules of the parent folder.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from losses import Losses
 from pictures import CACHE, make_pictures, split
@@ -42,11 +42,11 @@ from pictures import CACHE, make_pictures, split
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "out" / "imagenet"
 CONFIGS = sorted({path.stem for path in (HERE / "configs").glob("*.py")} - {"base"})
-KEPT = 3  # checkpoints
+MAX_CHECKPOINTS = 3
 
 
 def evaluate(count: Callable[..., Any], state: Any, batches: Any) -> tuple[int, float, float]:
-    """Pictures, the share that is right, and the loss: each picture once, padding masked."""
+    """Returns the number of images, the accuracy, and the loss, without padding."""
     totals = np.zeros(3)
     for batch in batches:
         totals += [float(x) for x in count(state, **batch)]
@@ -54,7 +54,7 @@ def evaluate(count: Callable[..., Any], state: Any, batches: Any) -> tuple[int, 
 
 
 def save_picture(batch: dict[str, jax.Array], path: Path) -> None:
-    """Pictures of this process as the model sees them."""
+    """Draws augmented images of this process."""
     shards = batch["images"].addressable_shards
     images = np.concatenate([np.asarray(shard.data) for shard in shards])[:32]
     rows = [np.concatenate(list(images[k : k + 8]), 1) for k in range(0, len(images) // 8 * 8, 8)]
@@ -63,7 +63,7 @@ def save_picture(batch: dict[str, jax.Array], path: Path) -> None:
 
 
 def reporting(out: Path, iterator: Any, steps: int, every: int) -> Any:
-    """CLU's writer and a hook about the input; without CLU and TensorFlow neither."""
+    """Returns CLU's writer and a hook that reports the input, if CLU is installed."""
     if not all(map(importlib.util.find_spec, ("clu", "tensorflow"))):
         return None, lambda step: None
     from clu import metric_writers
@@ -89,16 +89,16 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
     call = {"batch_size": config.batch, "num_threads": options.threads}
     train_fn = training(config, classes, rows, data)
     bad, held_out_bad = ("skip", "mask") if options.on_error == "skip" else ("raise", "raise")
-    iterator = train_fn.stream(None, seed=options.seed, on_error=bad, **call)  # without end
+    iterator = train_fn.stream(None, seed=options.seed, on_error=bad, **call)  # endless
     batches = evaluation(config, rows, held_out)(on_error=held_out_bad, **call)
-    kept = ocp.CheckpointManagerOptions(max_to_keep=KEPT)
-    manager = ocp.CheckpointManager(out / "checkpoints", options=kept)
+    manager_options = ocp.CheckpointManagerOptions(max_to_keep=MAX_CHECKPOINTS)
+    manager = ocp.CheckpointManager(out / "checkpoints", options=manager_options)
     start = manager.latest_step() or 0
-    if start:  # a checkpoint is whole or not there; its input is alike on all processes
-        wanted = ocp.args.Composite(
+    if start:  # checkpoints are written atomically, and their input is the same on all processes
+        restored = ocp.args.Composite(
             state=ocp.args.StandardRestore(state), input=ocp.args.JsonRestore()
         )
-        saved = manager.restore(start, args=wanted)
+        saved = manager.restore(start, args=restored)
         state = saved["state"]
         iterator.set_state(saved["input"])
     writer, report = reporting(out, iterator, steps, options.report_every)
@@ -117,9 +117,9 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
             writer.write_scalars(step, {"eval/accuracy": accuracy, "eval/loss": loss})
         if first:
             losses.add(step, loss, kind="evaluation", accuracy=accuracy, pictures=seen)
-            tqdm.write(f"step {step}: {100 * accuracy:.1f} % of {seen} pictures are right")
+            tqdm.write(f"step {step}: accuracy {100 * accuracy:.1f} % on {seen} images")
 
-    if start:  # the run may have been killed before it
+    if start:  # the run may have been killed before this evaluation
         evaluate_at(start)
     bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, disable=not first)
     for step, batch in zip(bar, iterator):
@@ -128,7 +128,7 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
         state, loss = step_fn(state, batch["images"], batch["labels"])
         saves = step % options.save_every == 0 or step == steps
         logs = step % options.log_every == 0
-        if (saves or logs) and not np.isfinite(float(loss)):  # in all processes, and not saved
+        if (saves or logs) and not np.isfinite(float(loss)):  # all processes exit, without saving
             raise SystemExit(f"step {step}: the loss is {loss}. Are labels 0 to {classes - 1}?")
         if logs and writer:
             writer.write_scalars(step, {"train/loss": float(loss)})
@@ -138,8 +138,8 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
         report(step)
         if saves:
             position = ocp.args.JsonSave(iterator.get_state())
-            both = ocp.args.Composite(state=ocp.args.StandardSave(state), input=position)
-            manager.save(step, args=both)
+            checkpoint = ocp.args.Composite(state=ocp.args.StandardSave(state), input=position)
+            manager.save(step, args=checkpoint)
         evaluate_at(step)
     manager.close()  # waits for the last checkpoint
     iterator.close()
@@ -149,52 +149,56 @@ def train(options: argparse.Namespace, config: Config, data: Any, held_out: Any)
     if first:
         losses.save_picture(out / "losses.png")
     if first and start >= steps:
-        print(f"The run of {steps} steps has ended before; --fresh begins anew.")
+        print(f"The run of {steps} steps is already complete; --fresh starts a new run.")
 
 
 def number_of_classes(data: Any, held_out: Any, given: int | None) -> int:
-    """The number of classes; a label is the place of a class folder in their order."""
-    names, others = (list(getattr(one, "classes", ())) for one in (data, held_out))
+    """Returns the number of classes. A label is the index of its class folder."""
+    names, others = (list(getattr(source, "classes", ())) for source in (data, held_out))
     if names and others and names != others:
         raise SystemExit(
-            "--data and --val have other class folders, by whose places labels are numbers: alone "
-            f"in --data {sorted({*names} - {*others})}, in --val {sorted({*others} - {*names})}"
+            "--data and --val have different class folders, so their labels differ: only in --data "
+            f"{sorted({*names} - {*others})}, only in --val {sorted({*others} - {*names})}"
         )
-    known, count = len(names or others), given or len(names)
-    if count < max(known, 1):
-        lacks = "" if names else "--data has no class folders: "
+    num_folders, count = len(names or others), given or len(names)
+    if count < max(num_folders, 1):
+        reason = "" if names else "--data has no class folders: "
         raise SystemExit(
-            f"{lacks}--classes must be {known or 'the number of classes'}, not {given}"
+            f"{reason}--classes must be {num_folders or 'the number of classes'}, not {given}"
         )
     return count
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Trains a classifier of pictures.")
-    parser.add_argument("--config", choices=CONFIGS, default="vit_s16", help="a file of configs/")
-    parser.add_argument("--data", help="a folder of class folders, or a pattern of tars")
-    parser.add_argument("--val", help="the same, of held-out pictures")
-    parser.add_argument("--classes", type=int, help="number of classes; of folders, it is known")
-    parser.add_argument("--policy", choices=("rand", "auto", "none"), help="of the augmentation")
+    parser = argparse.ArgumentParser(description="Trains an image classifier.")
+    parser.add_argument("--config", choices=CONFIGS, default="vit_s16", help="module of configs/")
+    parser.add_argument("--data", help="folder of class folders, or pattern of tars")
+    parser.add_argument("--val", help="the same for held-out images")
+    parser.add_argument(
+        "--classes", type=int, help="number of classes (default: number of folders)"
+    )
+    parser.add_argument("--policy", choices=("rand", "auto", "none"), help="augmentation policy")
     parser.add_argument(
         "--on-error", choices=("raise", "skip"), default="raise",
-        help="skip: batches with pictures that can't be decoded, in one process; "
-        "evaluation masks the pictures",
+        help="skip: drop batches with images that can't be decoded (single process only); "
+        "evaluation masks these images",
     )  # fmt: skip
-    parser.add_argument("--batch", type=int, help="pictures of a batch over all devices")
-    parser.add_argument("--rate", type=float, help="of learning, at its peak, for that batch")
-    parser.add_argument("--steps", type=int, help="stop after so many; default: all epochs")
-    parser.add_argument("--threads", type=int, default=8, help="of DALI, for each device")
-    parser.add_argument("--seed", type=int, default=0, help="of the input")
+    parser.add_argument("--batch", type=int, help="global batch size")
+    parser.add_argument("--rate", type=float, help="peak learning rate")
+    parser.add_argument("--steps", type=int, help="number of steps (default: all epochs)")
+    parser.add_argument("--threads", type=int, default=8, help="DALI threads per device")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the input")
     parser.add_argument("--save-every", type=int, default=1000)
     parser.add_argument("--report-every", type=int, default=100)
-    parser.add_argument("--log-every", type=int, default=10, help="steps between losses")
-    parser.add_argument("--evaluate-every", type=int, help="default: each epoch")
+    parser.add_argument("--log-every", type=int, default=10, help="steps between logged losses")
+    parser.add_argument(
+        "--evaluate-every", type=int, help="steps between evaluations (default: an epoch)"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="checkpoints, losses, pictures")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where drawn pictures are kept")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier checkpoints")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model and drawn pictures")
-    parser.add_argument("--coordinator", help="of jax.distributed: host:port")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="directory of generated images")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier checkpoints")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and generated images")
+    parser.add_argument("--coordinator", help="host:port of jax.distributed")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     return parser.parse_args()
@@ -209,16 +213,16 @@ def main() -> None:
         config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})
     except ValueError as error:
         raise SystemExit(f"--config {name}: {error}") from None
-    # CUDA graphs of XLA's own kernels alone: DALI's threads would spoil those that it records.
+    # Only CUDA graphs of XLA's own kernels: DALI's threads may disturb recorded graphs.
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer=FUSION {flags}"
     if options.on_error == "skip" and (options.processes or 1) > 1:
-        raise SystemExit("--on-error skip is of one process: others would be a batch behind it")
+        raise SystemExit("--on-error skip needs a single process: others would be a batch behind")
     if options.coordinator:
         jax.distributed.initialize(options.coordinator, options.processes, options.process)
     if options.fresh and jax.process_index() == 0:
         shutil.rmtree(options.out, ignore_errors=True)
-    multihost_utils.sync_global_devices("the folder is as it was asked for")
+    multihost_utils.sync_global_devices("the output directory is ready")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.smoke:
         options.threads, options.log_every = 1, 1
@@ -230,7 +234,7 @@ def main() -> None:
         data, held_out = open_source(options.data), open_source(options.val)
         options.classes = number_of_classes(data, held_out, options.classes)
     else:
-        raise SystemExit("--data and --val say where the pictures are; --smoke draws some")
+        raise SystemExit("pass --data and --val, or --smoke for generated images")
     train(options, config, data, held_out)
 
 

@@ -1,13 +1,13 @@
-"""A small vision transformer as a model of T5X, whose trainer gets its pictures by DALI.
+"""A small vision transformer as a T5X model, with images from DALI.
 
-T5X, its gin files and its checkpoints stay as they are; ``vit.gin`` names the model, and what is in
-``vit_input.py``::
+T5X, its gin files and its checkpoints do not change. ``vit.gin`` configures the model and the input
+of ``vit_input.py``::
 
     python -m t5x.train --gin_file=vit.gin --gin.FOLDER="'imagenet/train'" \\
         --gin.VALIDATION="'imagenet/val'" --gin.CLASSES=1000 --gin.MODEL_DIR="'/tmp/vit'" \\
         --gin.TRAIN_STEPS=1000
 
-with this folder on PYTHONPATH.
+This folder must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from t5x import models
 
 
 class Encoder(nn.Module):
-    """Patches, blocks of attention and MLP, and the mean of what they give.
+    """A vision transformer: patches, blocks of attention and MLP, and the mean of the tokens.
 
     Attributes:
         classes: Number of classes.
-        width, depth, heads: Of the blocks.
+        width: Number of features of a token.
+        depth: Number of blocks.
+        heads: Number of attention heads.
         patch: Side of a patch in pixels.
     """
 
@@ -73,9 +75,9 @@ class Encoder(nn.Module):
 
 
 class Classifier(models.BaseModel):
-    """A model of T5X whose batches have ``images``, ``labels`` and, of evaluation, ``weights``."""
+    """A T5X model for batches with ``images``, ``labels`` and, in evaluation, ``weights``."""
 
-    FEATURE_CONVERTER_CLS = None  # batches come as the model takes them
+    FEATURE_CONVERTER_CLS = None  # batches need no conversion
 
     def __init__(self, module: nn.Module, optimizer_def: Any):
         super().__init__(optimizer_def)
@@ -92,7 +94,7 @@ class Classifier(models.BaseModel):
         logits, labels = self.score_batch(params, batch), batch["labels"]
         weights = batch.get("weights", jnp.ones(labels.shape))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        # The mean, since T5X's trainer does not divide; padding has no part in it.
+        # The mean over samples without padding, since T5X's trainer does not divide.
         loss = (losses * weights).sum() / jnp.maximum(weights.sum(), 1)
         metrics = models.compute_base_metrics(
             logits[:, None], labels[:, None], weights[:, None] > 0, loss

@@ -1,4 +1,4 @@
-"""Pictures for T5X's trainer, decoded and augmented by DALI; see vit.py."""
+"""The input of vit.py: images that DALI decodes and augments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GPU = backend.GetCUDADeviceCount() > 0
 
 @data_iterator(output_map=["images", "labels"])
 def train(data: Any, label: Any, *, draw: Any, side: int = 64) -> Any:
-    """Uint8 pictures [side, side, 3], as the recipe of examples/imagenet has them, and labels."""
+    """Defines training images, uint8 [side, side, 3], augmented as in examples/imagenet."""
     images = dali_fn.decoders.image(data, device="mixed" if GPU else "cpu")
     images = augment.random_resized_crop(images, side, flip=0.5, draw=draw)
     images = augment.color_jitter(images, brightness=0.3, contrast=0.3, saturation=0.3, draw=draw)
@@ -25,7 +25,7 @@ def train(data: Any, label: Any, *, draw: Any, side: int = 64) -> Any:
 
 @data_iterator(output_map=["images", "labels"])
 def evaluation(data: Any, label: Any, *, draw: Any, side: int = 64) -> Any:
-    """The same without augmentation: the middle of each picture."""
+    """Defines evaluation images: center crops without augmentation."""
     images = dali_fn.decoders.image(data, device="mixed" if GPU else "cpu")
     images = augment.center_crop(images, side, resize=side * 8 // 7, draw=draw)
     return images, label.gpu() if GPU else label
@@ -36,5 +36,5 @@ def train_data(folder: str, partitioner: Any = None) -> Any:
 
 
 def evaluation_data(folder: str) -> Any:
-    # The model's loss multiplies by "weights", which are 0 at padding: nothing else is masked.
+    # The loss multiplies by "weights", which is 0 for padding, so no other output is masked.
     return eval_get_dataset_fn(evaluation, masked=(), source=sources.Files(folder), shuffle=False)

@@ -57,7 +57,7 @@ def test_a_killed_run_has_the_losses_of_an_uninterrupted_run(tmp_path):
     process = start(cache, killed)
     out, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors[-3000:]
-    assert "going on after step" in out
+    assert "resuming after step" in out
     want = losses(straight)
     assert sorted(want) == list(range(1, STEPS + 1))
     assert losses(killed) == want

@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_before_an_evaluation_makes_it_and_an_ended_one_sa
     for name in ("losses.jsonl", "losses.png"):
         (tmp_path / "out" / name).unlink()
     said = run_python(*command(tmp_path, "out", *options), env=environment(1)).stdout
-    assert "The run of 3 steps has ended before" in said
+    assert "The run of 3 steps is already complete" in said
     again = lines(tmp_path, "out", "evaluation")
     assert sorted(again) == [3]
     assert again[3]["loss"] == pytest.approx(evaluated[3]["loss"], abs=1e-5)
@@ -331,7 +331,7 @@ def test_a_step_waits_for_other_devices_as_often_however_deep_its_model_is(recip
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"batch": 400}, "batch=400 is no multiple of virtual_batch_size=256: take one that is"),
+    ({"batch": 400}, "batch=400 must be a multiple of virtual_batch_size=256"),
     ({"batch": 0}, "batch=0 and rate=0.4 must be above 0"),
     ({"rate": -0.1}, "batch=1024 and rate=-0.1 must be above 0"),
 ])  # fmt: skip
@@ -348,7 +348,7 @@ def test_a_configuration_is_refused_before_anything_is_removed(recipe, tmp_path,
 
 
 def test_groups_of_a_negative_number_of_pictures_are_refused(recipe):
-    message = "virtual_batch_size=-1 is negative; 0 takes the whole batch"
+    message = "virtual_batch_size=-1 must not be negative; 0 uses the whole batch"
     with pytest.raises(ValueError, match=re.escape(message)):
         dataclasses.replace(recipe[1], virtual_batch_size=-1)
 
@@ -518,7 +518,7 @@ def test_other_class_folders_are_refused(recipe, tmp_path):
     data, same, other = (class_folders(recipe, tmp_path / k, v) for k, v in parts.items())
     assert train.number_of_classes(data, same, None) == 3
     for given in (None, 3):
-        with pytest.raises(SystemExit, match=r"alone in --data \['a'\], in --val \[\]"):
+        with pytest.raises(SystemExit, match=r"only in --data \['a'\], only in --val \[\]"):
             train.number_of_classes(data, other, given)
 
 

@@ -222,6 +222,6 @@ def test_dalis_video_reader_leaves_out_what_it_can_not_open(folder, tmp_path, na
 
 def test_the_example_draws_a_picture(tmp_path):
     said = run_python(video.__file__, "--count", "8", "--out", tmp_path).stdout
-    assert "restored to the state, has the same clips: True" in said
+    assert "restores the state and has the same clips: True" in said
     low, high = Image.open(tmp_path / "batch.png").convert("L").getextrema()
     assert high - low > 50

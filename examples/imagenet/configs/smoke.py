@@ -1,4 +1,4 @@
-"""A ViT of two layers for drawn pictures: two minutes on two CPU cores."""
+"""A ViT of two layers for generated images: two minutes on two CPU cores."""
 
 from configs.base import Config
 
