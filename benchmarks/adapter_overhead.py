@@ -1,8 +1,8 @@
-"""Host time of each batch through each adapter, over what a raw DALI loop takes, on a CPU.
+"""Measures the host time of a batch through each adapter, compared with a loop of DALI calls.
 
-Between two batches each variant is left alone for a while, so that DALI has the next one
-ready and only the host's own work is timed. All variants take turns in one process, round by
-round; figures are medians over all batches, differences those of a round's medians::
+Runs on a CPU. A pause between batches lets DALI prepare the next batch, so that only the work of
+the host is timed. All variants take turns in one process. Values are medians over all batches, and
+differences are differences of the medians of a round::
 
     python benchmarks/adapter_overhead.py
 """
@@ -31,7 +31,7 @@ BATCH = 32
 
 
 def graph(files: list[str], shape: list[int]) -> Any:
-    """A picture of zeros for each file, and its number."""
+    """Defines an image of zeros for each file, and its number."""
     label = fn.readers.file(
         files=files, labels=list(range(len(files))), name="reader", pad_last_batch=True
     )[1]
@@ -46,7 +46,7 @@ def raw(call: dict[str, Any]) -> Iterator[Any]:
 
 
 def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
-    """What makes an endless iterator of each kind."""
+    """Returns functions that create the endless iterators."""
     arguments = {**call, "batch_size": BATCH, "num_threads": 1}
     function = data_iterator(graph, ["images", "labels"], reader_name="reader")
     makers: dict[str, Callable[[], Iterator[Any]]] = {
@@ -109,7 +109,7 @@ def variants(call: dict[str, Any]) -> dict[str, Callable[[], Iterator[Any]]]:
 def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--batches", type=int, default=50, help="batches of a round")
+    parser.add_argument("--batches", type=int, default=50, help="batches per round")
     parser.add_argument("--rest", type=float, default=0.005, help="seconds between batches")
     arguments = parser.parse_args()
     report.heading()
@@ -120,9 +120,9 @@ def main() -> None:
             iterators = {
                 name: make() for name, make in variants({"files": files, "shape": shape}).items()
             }
-            for each in iterators.values():
+            for iterator in iterators.values():
                 for _ in range(50):
-                    next(each)
+                    next(iterator)
             rest = functools.partial(time.sleep, arguments.rest)
             times = turns.time_iterators(iterators, arguments.rounds, arguments.batches, rest)
             result[size] = {name: statistics.median(values) for name, values in times.items()}
@@ -131,10 +131,10 @@ def main() -> None:
                 for name, values in turns.over(times, "raw DALI loop").items()
             }
             report.table(
-                (f"{size}, two outputs", "us of a batch", "over the raw loop"),
+                (f"{size}, two outputs", "us per batch", "more than the raw loop"),
                 [(name, f"{result[size][name]:.0f}", f"{over[name]:+.0f}") for name in over],
             )
-    report.write(arguments.out, "adapter_overhead", result, result, "us of a batch")
+    report.write(arguments.out, "adapter_overhead", result, result, "us per batch")
 
 
 if __name__ == "__main__":

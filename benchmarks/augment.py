@@ -1,9 +1,10 @@
-"""What augmentation whose numbers belong to records costs, beside DALI's own random operators.
+"""Measures the cost of `dalijax.augment`, compared with DALI's random operators.
 
-Pipelines of pictures of 500 x 375 pixels: arrays in memory on a CPU, JPEGs in memory on a GPU. Both
-forms of an operation, and the pipeline without it, take turns, in another order each round, in one
-process. Figures are medians over the rounds: the time of a batch, and its share of DALI's in the
-same round (with the quartiles), once of the whole pipeline and once over one without the operation.
+The pipelines process images of 500 x 375 pixels: arrays in memory on a CPU, JPEGs in memory on a
+GPU. Both forms of an operation, and the pipeline without it, take turns in one process, in a
+different order in each round. Values are medians over the rounds: the time of a batch, and its
+ratio to DALI's time in the same round (with quartiles), for the whole pipeline and for the added
+time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def dalis_erasing(images: Any, _: Draw) -> Any:
     return fn.erase(images, axis_names="HW", normalized=True, **area)
 
 
-# DALI's form and ours, of images of the whole size, or of those of a crop.
+# DALI's form and dalijax's form, for full images and for crops.
 WHOLE: dict[str, tuple[Operation, Operation]] = {
     "random_resized_crop": (
         lambda x, _: fn.random_resized_crop(x, size=[CROP, CROP]),
@@ -86,7 +87,7 @@ CROPPED: dict[str, tuple[Operation, Operation]] = {
 
 
 def pictures(count: int, size: tuple[int, int]) -> list[np.ndarray[Any, Any]]:
-    """Pictures of a height and width: arrays, or the bytes of JPEGs."""
+    """Returns images of a height and width, as arrays or as bytes of JPEGs."""
     height, width = size
     sources, arrays = photos.photographs(), []
     for number in range(count):
@@ -103,7 +104,7 @@ def pictures(count: int, size: tuple[int, int]) -> list[np.ndarray[Any, Any]]:
 def built(
     operation: Operation | None, samples: Any, size: tuple[int, int], threads: int, dalis: bool
 ) -> Any:
-    """A pipeline with an operation behind pictures of one size."""
+    """Returns a pipeline with an operation on images of one size."""
 
     @functools.lru_cache(maxsize=1)
     def rows(run: int) -> DrawRows:
@@ -137,9 +138,9 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--batch", type=int, default=256 if GPU else 64)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batches", type=int, default=6, help="batches of a round")
+    parser.add_argument("--batches", type=int, default=6, help="batches per round")
     parser.add_argument("--threads", type=int, default=8 if GPU else 2)
-    parser.add_argument("--match", default="", help="only operations whose name has it, a pattern")
+    parser.add_argument("--match", default="", help="pattern of names of operations")
     arguments = parser.parse_args()
     report.heading()
     results: dict[str, Any] = {}
@@ -157,7 +158,7 @@ def main() -> None:
             micros = turns.time_pipelines(
                 pipelines, arguments.rounds, arguments.batches, to_host=True
             ).micros
-            times = {key: [one / 1e3 for one in values] for key, values in micros.items()}
+            times = {key: [us / 1e3 for us in values] for key, values in micros.items()}
             over = turns.over(times, "none")
             results[name] = times
             lines.append(
@@ -169,13 +170,13 @@ def main() -> None:
                 )
             )
             print(*lines[-1], sep=" | ", flush=True)
-    heads = ("without", "DALI's", "dalijax's", "share of DALI's", "over one without")
-    report.table((f"ms of a batch of {arguments.batch}", *heads), lines)
+    heads = ("without", "DALI's", "dalijax's", "ratio to DALI's", "ratio of the added time")
+    report.table((f"ms per batch of {arguments.batch}", *heads), lines)
     groups = {
-        whose: {name: statistics.median(times[whose]) for name, times in results.items()}
-        for whose in ("DALI's", "dalijax's")
+        form: {name: statistics.median(times[form]) for name, times in results.items()}
+        for form in ("DALI's", "dalijax's")
     }
-    report.write(arguments.out, "augment", results, groups, "ms of a batch")
+    report.write(arguments.out, "augment", results, groups, "ms per batch")
 
 
 if __name__ == "__main__":

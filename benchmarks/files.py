@@ -1,9 +1,9 @@
-"""How the cost of an iterator grows with the number of files, from a thousand to a million.
+"""Measures how the cost of an iterator grows from a thousand files to a million.
 
-The files are empty and only their names and labels are read, so that what is timed is not
-decoding: a build, the first batch of it, len(), get_state(), set_state(), and the first
-batch after that, which has to build pipelines again. Beside it a build of DALI's own and its first
-batch. Each size runs in a process of its own::
+Only names and labels of empty files are read, so that decoding is not timed. The calls are:
+creating the iterator, the first batch, len(), get_state(), set_state(), and the first batch after
+it, which builds pipelines again. DALI's build and first batch are measured, too. Each size runs in
+a separate process::
 
     python benchmarks/files.py --files 1000 10000 100000 1000000
 """
@@ -30,14 +30,14 @@ BATCH = 64
 
 
 def graph(file_list: str) -> Any:
-    """The labels of shuffled files."""
+    """Defines the labels of shuffled files."""
     return fn.readers.file(
         file_list=file_list, name="reader", random_shuffle=True, pad_last_batch=True
     )[1]
 
 
 def measure(file_list: str, rounds: int) -> dict[str, float]:
-    """Milliseconds of each call, by its name; and MiB of a state and of the process."""
+    """Returns milliseconds of each call, the bytes of a state, and MiB of the process."""
     times: dict[str, list[float]] = {}
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
@@ -82,7 +82,7 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--files", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", type=pathlib.Path, help="measure this list, and print JSON")
+    parser.add_argument("--only", type=pathlib.Path, help="measure this file list, and print JSON")
     args = parser.parse_args()
     if args.only:
         print(json.dumps(measure(str(args.only), args.rounds)))
@@ -94,7 +94,7 @@ def main() -> None:
         picture.write_bytes(b"x")
         for count in args.files:
             listed = pathlib.Path(folder) / f"{count}.txt"
-            # One file under many names: DALI opens what it reads, and holds the names of all.
+            # The list has a single file many times: DALI opens files only when it reads them.
             listed.write_text("".join(f"{picture} {k}\n" for k in range(count)))
             command = [sys.executable, __file__, "--only", str(listed)]
             command += ["--rounds", str(args.rounds)]
@@ -103,11 +103,11 @@ def main() -> None:
     names = list(next(iter(results.values())))
     report.table(
         ("ms, median", *(f"{count:,} files" for count in results)),
-        [(name, *(f"{one[name]:,.2f}" for one in results.values())) for name in names],
+        [(name, *(f"{row[name]:,.2f}" for row in results.values())) for name in names],
     )
     groups = {
-        f"{count:,} files": {name: one[name] for name in names[:-2]}
-        for count, one in results.items()
+        f"{count:,} files": {name: row[name] for name in names[:-2]}
+        for count, row in results.items()
     }
     report.write(args.out, "files", results, groups, "ms")
 

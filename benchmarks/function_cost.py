@@ -1,10 +1,9 @@
-"""What a function in the graph costs for each batch, beside DALI's own form of it.
+"""Measures the cost of a function in the graph per batch, compared with DALI's form of it.
 
-All variants take turns, in another order each round, in one process; figures are medians over the
-rounds of the time of a batch over that of the same pipeline without a function. Each variant runs
-a few batches first, and Python's garbage is collected before: neither is left to the next one. The
-shares are of DALI's own forms in the same round: hundreds of rounds tell 1.0 from 1.05. On a GPU
-the batches are there::
+All variants take turns in one process, in a different order in each round. Values are medians over
+the rounds of the time that a function adds to the pipeline. Before it is timed, each variant runs a
+few batches, and garbage is collected. Ratios compare with DALI's forms in the same round; it takes
+hundreds of rounds to distinguish 1.0 from 1.05. With a GPU, batches are on the GPU::
 
     python benchmarks/function_cost.py --match "^jax|batch" --rounds 301
 """
@@ -93,7 +92,7 @@ def dalis_numba_on_gpu(x: Any, shape: list[int]) -> Any:
     from nvidia.dali import types
     from nvidia.dali.plugin.numba.fn.experimental import numba_function
 
-    # DALI 2.4 has a build for CUDA 13, but no minimal version of Numba for it, and so refuses.
+    # DALI 2.4 supports CUDA 13, but lacks a minimum version of Numba for it and raises an error.
     plugin: Any = importlib.import_module("nvidia.dali.plugin.numba")
     plugin.minimal_numba_version.setdefault(13, plugin.Version("0.61.2"))
     kinds = {"out_types": [types.FLOAT], "in_types": [types.FLOAT]}
@@ -111,7 +110,7 @@ def our_numba(x: Any, ndim: int) -> Any:
 
 
 def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
-    """Functions of a DataNode."""
+    """Returns functions of a DataNode by name."""
     compiled, ndim = jax.jit(flip), len(shape)
     by_name: dict[str, Callable[[Any], Any] | None] = {
         "none": None,
@@ -129,14 +128,14 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
         def take_samples(xs: Any) -> Any:
             return [take_sample(x) for x in xs]
 
-        # DALI's gets capsules; its own stream does not wait for the one that they are written on.
+        # DALI passes capsules, and its stream does not wait for the stream that writes them.
         def waited(capsule: Any) -> Any:
             return waited_all([capsule])[0]
 
         def waited_all(capsules: Any) -> Any:
             taken = take_samples(capsules)
             cupy.cuda.get_current_stream().synchronize()
-            return [one.__dlpack__() for one in taken]
+            return [array.__dlpack__() for array in taken]
 
         def take_capsule(x: Any) -> Any:
             return take_sample(x.__dlpack__())
@@ -145,11 +144,11 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
             return [take_capsule(x) for x in xs]
 
         dalis, ours = dali_fn.dl_tensor_python_function, fn.dl_tensor_python_function
-        for how, batch, functions in (
+        for mode, batch, functions in (
             ("sample by sample", False, (take_sample, waited, take_sample, take_capsule)),
             ("batch", True, (take_samples, waited_all, take_samples, take_capsules)),
         ):
-            for whose, operator, function in zip(
+            for form, operator, function in zip(
                 (
                     "DALI's python_function",
                     "DALI's dl_tensor_python_function",
@@ -159,7 +158,7 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
                 (dali_fn.python_function, dalis, ours, ours),
                 functions,
             ):
-                by_name[f"CuPy, {how}: {whose}"] = functools.partial(
+                by_name[f"CuPy, {mode}: {form}"] = functools.partial(
                     operator, device="gpu", function=function, batch_processing=batch
                 )
         by_name["Numba: DALI's"] = lambda x: dalis_numba_on_gpu(x, shape)
@@ -167,7 +166,7 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
     else:
         by_name |= {
             "DLPack, identity of capsules: DALI's": lambda x: dali_fn.dl_tensor_python_function(
-                x, function=lambda one: one, batch_processing=False
+                x, function=lambda capsule: capsule, batch_processing=False
             ),
             "NumPy, sample by sample: DALI's python_function": lambda x: dali_fn.python_function(
                 x, function=flip_sample, batch_processing=False
@@ -188,7 +187,7 @@ def variants(shape: list[int]) -> dict[str, Callable[[Any], Any] | None]:
 
 
 def built(function: Callable[[Any], Any] | None, shape: list[int], batch: int) -> tuple[Any, float]:
-    """A pipeline, and the seconds that building it a second time takes."""
+    """Returns a pipeline, and the seconds of building it a second time."""
 
     @pipeline_def(batch_size=batch, num_threads=4, device_id=0 if GPU else None)
     def graph() -> Any:
@@ -203,9 +202,9 @@ def built(function: Callable[[Any], Any] | None, shape: list[int], batch: int) -
 
 
 def shares(name: str, over: dict[str, list[float]]) -> str:
-    """Of the time of DALI's forms in the same round, over none: the median, and the quartiles."""
-    kind, _, whose = name.partition(": ")
-    if not whose.startswith(OURS):
+    """Returns the ratio to the added time of DALI's forms: the median and the quartiles."""
+    kind, _, form = name.partition(": ")
+    if not form.startswith(OURS):
         return ""
     parts = [
         turns.share(over[name], values)
@@ -218,8 +217,8 @@ def shares(name: str, over: dict[str, list[float]]) -> str:
 def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--batches", type=int, default=8, help="batches of a round")
-    parser.add_argument("--match", default="", help="only functions whose name has it, a pattern")
+    parser.add_argument("--batches", type=int, default=8, help="batches per round")
+    parser.add_argument("--match", default="", help="pattern of names of functions")
     arguments = parser.parse_args()
     report.heading()
     result: dict[str, Any] = {}
@@ -246,13 +245,13 @@ def main() -> None:
         report.table(
             (
                 f"{name}; without: {statistics.median(times['none']):.0f} us",
-                "us of a batch over it",
-                "of DALI's",
+                "us per batch, more than without",
+                "ratio to DALI's",
                 "second build, ms",
             ),
             [
-                (key, f"{one['us']:.0f}", shares(key, over), f"{one['build_ms']:.0f}")
-                for key, one in result[name].items()
+                (key, f"{row['us']:.0f}", shares(key, over), f"{row['build_ms']:.0f}")
+                for key, row in result[name].items()
                 if key != "none"
             ],
         )
@@ -260,7 +259,8 @@ def main() -> None:
         name: {k: v["us"] for k, v in values.items() if k != "none"}
         for name, values in result.items()
     }
-    report.write(arguments.out, "function_cost", result, groups, "us of a batch over one without")
+    label = "us per batch, more than without the function"
+    report.write(arguments.out, "function_cost", result, groups, label)
 
 
 if __name__ == "__main__":

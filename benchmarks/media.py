@@ -1,18 +1,20 @@
-"""Recordings, clips and arrays by DALI over a source, beside the usual libraries of Python.
+"""Compares dalijax with other Python libraries on recordings, clips and arrays.
 
-Recordings are FLACs of 10 s at 16 kHz, of which log-mel spectrograms are made: soundfile and SciPy,
-or librosa. Clips are Motion JPEGs of 320x240, decoded on the CPU, and on a GPU H.264, of which 8
-frames with a stride of 2 are resized to 112x112: PyAV or OpenCV, resized by OpenCV. Volumes are
-.npy files of 96x96x96 f32, cropped to 64x64x64 and mirrored: NumPy, which reads the whole file as
-DALI does, or maps it and reads the crop alone. Rows are 1,024 f32 of one mapped .npy, normalised:
-NumPy, in one call.
+| task | data | work | other libraries |
+| --- | --- | --- | --- |
+| recordings | FLAC, 10 s at 16 kHz | log-mel spectrograms | soundfile and SciPy, librosa |
+| clips | Motion JPEG (GPU: also H.264), 320x240 | 8 frames, stride 2, 112x112 | PyAV, OpenCV |
+| volumes | .npy, 96x96x96 float32 | crop to 64x64x64 and flip | NumPy, also memory-mapped |
+| rows | memory-mapped .npy, 1,024 float32 | normalize | NumPy |
 
-The other libraries work two batches ahead, as DALI does, in threads or in worker processes, in as
-many as each is fastest in, up to as many as DALI has threads; each decoder has one thread.
-Processes write into memory that they share. Rows of the table are made when they are taken. All
-batches end on JAX's first device. All read the same files and take turns, in another order each
-round; before the first round their results are compared. What is not installed is left out; all is
-in the extra `bench`. After ``--limit`` seconds no task begins, once one was measured.
+The other libraries prepare two batches ahead, like DALI, in threads or worker processes. Their
+number is the fastest of several, up to the number of DALI's threads. Each decoder has one thread,
+and processes write to shared memory. Rows are computed when they are taken.
+
+All batches end on JAX's first device. All libraries read the same files and take turns, in a
+different order in each round. Before the first round, their results are compared. Libraries that
+are not installed are skipped; the extra `bench` installs all of them. After ``--limit`` seconds, no
+task begins.
 """
 
 from __future__ import annotations
@@ -52,20 +54,20 @@ import clips  # of examples/
 
 RATE, BANDS, SECONDS = 16_000, 64, 10
 HOP, WINDOW, FFT = 160, 400, 512  # samples
-PIECE = 128  # windows that are transformed at once, and stay in a core's cache
-START, LENGTH, STRIDE, SIDE = 12, 8, 2, 112  # of sequences
+PIECE = 128  # number of windows that are transformed at once, so that they fit into the cache
+START, LENGTH, STRIDE, SIDE = 12, 8, 2, 112  # frames and pixels of sequences
 WANTED = range(START, START + LENGTH * STRIDE, STRIDE)  # frames
-AHEAD = 2  # batches
-TRIED = 6  # batches of each way in which a library may work
-DRAWN = 16  # clips; the other files are copies of these
-VOLUME, CROP = 96, 64  # voxels of a side
-COLUMNS = 1024  # of a table
+AHEAD = 2  # prefetched batches
+TRIED = 6  # batches to compare numbers of threads and processes
+DRAWN = 16  # generated clips; the other files are copies
+VOLUME, CROP = 96, 64  # sides in voxels
+COLUMNS = 1024  # columns of the table
 Batch = NDArray[Any]
-Make = Callable[[Sequence[str]], Batch | jax.Array]  # a batch of paths
+Make = Callable[[Sequence[str]], Batch | jax.Array]  # makes a batch from paths
 
 
 def module(name: str) -> Any:
-    """A module; None where it is not installed."""
+    """Imports a module; returns None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -76,13 +78,13 @@ soundfile, librosa, av, cv2 = map(module, ("soundfile", "librosa", "av", "cv2"))
 
 
 def prepare() -> None:
-    """Prepares this process for the libraries' work in threads, or as one of several processes."""
-    # Those of NumPy's matrix products, beside those of a pool, are six times as slow.
+    """Configures the libraries for a pool of threads or processes."""
+    # Matrix products with BLAS threads inside a pool are six times as slow.
     threadpoolctl.threadpool_limits(1, "blas")
     if cv2 is not None:
         cv2.setNumThreads(0)
-    # malloc keeps what is freed, instead of giving it back. Else NumPy waits for the kernel at each
-    # large array: spectrograms took 1.7 times as long, and volumes up to 1.4.
+    # malloc must keep freed memory. Otherwise NumPy waits for the kernel at each large array, which
+    # made spectrograms slower by a factor of 1.7 and volumes by up to 1.4.
     libc = ctypes.CDLL(None)
     m_trim_threshold, m_mmap_max = -1, -4  # of malloc.h
     libc.mallopt(m_mmap_max, 0)
@@ -90,7 +92,7 @@ def prepare() -> None:
 
 
 class Turn:
-    """A variant as `turns.time_pipelines` has it: `run` has the next batch on the device."""
+    """A variant for `turns.time_pipelines`: `run` places the next batch on the device."""
 
     def __init__(self, take: Callable[[], Any]):
         self.take = take
@@ -113,7 +115,7 @@ def by_dali(data: Any) -> Any:
 
 @functools.cache
 def triangles() -> NDArray[np.float32]:
-    """The mel filter bank that DALI and librosa have, of shape [BANDS, FFT / 2 + 1]."""
+    """Returns the mel filter bank of DALI and librosa, of shape [BANDS, FFT / 2 + 1]."""
     step, hertz = np.log(6.4) / 27, np.linspace(0, RATE / 2, 100_001)
     mels = np.where(hertz < 1000, hertz * 3 / 200, 15 + np.log(np.maximum(hertz, 1) / 1000) / step)
     edges = np.interp(np.linspace(0, mels[-1], BANDS + 2), mels, hertz)[:, None]
@@ -125,7 +127,7 @@ def triangles() -> NDArray[np.float32]:
 
 @functools.cache
 def hann() -> NDArray[np.float32]:
-    """DALI's window, padded on both sides: of shape [FFT]."""
+    """Returns DALI's window, padded on both sides to shape [FFT]."""
     window = np.sin(np.pi * (np.arange(WINDOW) + 0.5) / WINDOW) ** 2
     return np.pad(window, (FFT - WINDOW) // 2).astype(np.float32)
 
@@ -173,12 +175,12 @@ def by_pyav(path: str) -> Batch:
         def number(packet_or_frame: Any) -> int:
             return round(float(packet_or_frame.pts * stream.time_base) * clips.RATE)
 
-        alone = stream.codec_context.codec.intra_only  # no frame needs another one
+        independent = stream.codec_context.codec.intra_only  # frames do not refer to others
         for packet in container.demux(stream):
             wanted = packet.pts is None or number(packet) in WANTED
-            if alone and not wanted:
+            if independent and not wanted:
                 continue
-            # Others are decoded only if frames refer to them.
+            # Other frames are decoded only if frames refer to them.
             stream.codec_context.skip_frame = "DEFAULT" if wanted else "NONREF"
             for frame in packet.decode():
                 if number(frame) in WANTED:
@@ -192,7 +194,7 @@ def by_pyav(path: str) -> Batch:
 def by_opencv(path: str) -> Batch:
     capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
     frames = []
-    for number in range(WANTED[-1] + 1):  # to seek takes longer than the first 12 frames do
+    for number in range(WANTED[-1] + 1):  # seeking is slower than decoding 12 frames
         capture.grab()
         if number in WANTED:
             frame = cv2.resize(capture.retrieve()[1], (SIDE, SIDE))
@@ -265,14 +267,14 @@ def write_clips(folder: pathlib.Path, count: int, codec: str) -> list[str]:
 # Measuring
 
 
-def in_threads(pool: Executor, one: Callable[[str], Batch], paths: Sequence[str]) -> Batch:
-    """A batch, whose rows the threads write."""
-    first = one(paths[0])
+def in_threads(pool: Executor, load: Callable[[str], Batch], paths: Sequence[str]) -> Batch:
+    """Makes a batch in threads, which write its rows."""
+    first = load(paths[0])
     batch = np.empty((len(paths), *first.shape), first.dtype)
     batch[0] = first
 
     def write(row: int) -> None:
-        batch[row] = one(paths[row])
+        batch[row] = load(paths[row])
 
     list(pool.map(write, range(1, len(paths))))
     return batch
@@ -280,50 +282,50 @@ def in_threads(pool: Executor, one: Callable[[str], Batch], paths: Sequence[str]
 
 @functools.cache
 def mapped(file: str) -> Batch:
-    """The memory of a file, which processes share."""
+    """Maps a file, whose memory the processes share."""
     return np.load(file, mmap_mode="r+")
 
 
-def write_row(one: Callable[[str], Batch], file: str, row: int, path: str) -> None:
-    """What a process makes of a batch."""
-    mapped(file)[row] = one(path)
+def write_row(load: Callable[[str], Batch], file: str, row: int, path: str) -> None:
+    """Writes a row of a batch in a worker process."""
+    mapped(file)[row] = load(path)
 
 
 class InProcesses:
-    """Makes batches in worker processes, which write into memory that they share.
+    """Makes batches in worker processes, which write to shared memory.
 
-    A batch is on the device before the memory of its file is written to again.
+    The memory is reused after the batch is on the device.
 
     Args:
         pool: The processes.
-        one: Makes a row of a path.
-        count: Tasks of a batch.
-        folder: Where files are kept in memory.
+        load: Makes a row from a path.
+        count: Number of tasks per batch.
+        folder: Directory of files in memory.
     """
 
-    def __init__(self, pool: Executor, one: Callable[[str], Batch], count: int, folder: str):
+    def __init__(self, pool: Executor, load: Callable[[str], Batch], count: int, folder: str):
         self._pool = pool
-        self._one = one
+        self._load = load
         self._count = count
         self._folder = folder
-        self._free: list[str] = []  # files that no batch is being made in
+        self._free: list[str] = []  # files that are not in use
 
     def __call__(self, paths: Sequence[str]) -> jax.Array:
         try:
             file = self._free.pop()
         except IndexError:
             file = self._new_file(paths)
-        write = functools.partial(write_row, self._one, file)
+        write = functools.partial(write_row, self._load, file)
         size = math.ceil(len(paths) / self._count)
         list(self._pool.map(write, range(len(paths)), paths, chunksize=size))
-        # Arrays on a CPU would have the memory of the file.
+        # On a CPU, the array would share the memory of the file.
         batch = jax.device_put(mapped(file) if GPU else mapped(file).copy(), jax.devices()[0])
         batch.block_until_ready()
         self._free.append(file)
         return batch
 
     def _new_file(self, paths: Sequence[str]) -> str:
-        first = self._one(paths[0])
+        first = self._load(paths[0])
         with tempfile.NamedTemporaryFile(suffix=".npy", dir=self._folder, delete=False) as file:
             shape = len(paths), *first.shape
             np.lib.format.open_memmap(file.name, "w+", first.dtype, shape)
@@ -331,10 +333,10 @@ class InProcesses:
 
 
 class Ahead:
-    """Batches of two halves of the files in turn, which are made ahead of time.
+    """Prefetches batches of the two halves of the files in turn.
 
     Args:
-        make: Makes a batch of paths.
+        make: Makes a batch from paths.
         paths: The files of two batches.
     """
 
@@ -355,40 +357,41 @@ class Ahead:
         return batch
 
     def close(self) -> None:
-        """Waits for what is being made."""
+        """Waits for unfinished batches."""
         self._threads.shutdown()
 
 
 def fastest(
-    one: Callable[[str], Batch], paths: Sequence[str], most: int, processes: Executor, folder: str
+    load: Callable[[str], Batch], paths: Sequence[str], limit: int, processes: Executor, folder: str
 ) -> tuple[str, Make, dict[str, float]]:
-    """How a library makes batches in the shortest time, its name, and the times of all ways.
+    """Finds the fastest number of threads or processes for a library.
 
-    Threads do less where they wait for Python's lock, and processes where their results are large.
+    Threads are slow if they contend for the GIL, and processes if their results are large.
 
     Args:
-        one: Makes a row of a path.
+        load: Makes a row from a path.
         paths: The files of two batches.
-        most: It tries 1, 2, 4 and so on threads, so many at most, and so many processes with one
-            task of a batch for each, for half, or for a quarter of them.
-        processes: A pool of so many processes, which run.
-        folder: Where files are kept in memory.
+        limit: Maximum number of threads; 1, 2, 4 and so on are tried. Processes are tried with as
+            many tasks per batch, half as many, and a quarter.
+        processes: A pool of `limit` running processes.
+        folder: Directory of files in memory.
 
     Returns:
-        Milliseconds of a batch by each way, ahead of time, and the least of three for those near
-        the fastest; of one batch alone where that took three times what the fastest way did.
+        The name and the function of the fastest way, and the milliseconds per batch of all ways:
+        with prefetching, and the minimum of three measurements for ways near the fastest. Slow
+        ways are measured with a single batch without prefetching.
     """
     ways: dict[str, Make] = {}
-    for count in sorted({most, most // 2, most // 4} - {0, 1}, reverse=True):
-        name = f"{most} processes, {count} a batch"
-        ways[name] = InProcesses(processes, one, count, folder)
-    for count in sorted({*(2**power for power in range(most.bit_length())), most}, reverse=True):
+    for count in sorted({limit, limit // 2, limit // 4} - {0, 1}, reverse=True):
+        name = f"{limit} processes, {count} per batch"
+        ways[name] = InProcesses(processes, load, count, folder)
+    for count in sorted({*(2**power for power in range(limit.bit_length())), limit}, reverse=True):
         pool = ThreadPoolExecutor(count)
         name = f"{count} threads" if count > 1 else "1 thread"
-        ways[name] = functools.partial(in_threads, pool, one)
+        ways[name] = functools.partial(in_threads, pool, load)
     times: dict[str, float] = {}
     for name, make in ways.items():
-        for _ in range(2):  # the first one imports and allocates
+        for _ in range(2):  # the first batch imports and allocates
             begin = time.perf_counter()
             make(paths[: len(paths) // 2])
             alone = 1e3 * (time.perf_counter() - begin)
@@ -396,14 +399,14 @@ def fastest(
         if alone <= 3 * min(times.values()):
             times[name] = _milliseconds_ahead(make, paths)
     for name in [name for name in times if times[name] <= 1.5 * min(times.values())]:
-        for _ in range(2):  # what disturbed one of them may be over
+        for _ in range(2):  # a disturbance may be over
             times[name] = min(times[name], _milliseconds_ahead(ways[name], paths))
     best = min(times, key=lambda name: times[name])
     return best, ways[best], times
 
 
 def _milliseconds_ahead(make: Make, paths: Sequence[str]) -> float:
-    """Of a batch, made ahead of time."""
+    """Measures milliseconds per batch with prefetching."""
     batches = Ahead(make, paths)
     for _ in range(AHEAD + 1):
         batches()
@@ -416,30 +419,28 @@ def _milliseconds_ahead(make: Make, paths: Sequence[str]) -> float:
 
 
 def check(first: Any, other: Any, name: str, limit: float) -> None:
-    """That a library makes about the same batch, whose rows are no others, nor moved by one.
+    """Checks that two batches are about equal, and not shifted by a row or a column.
 
     Args:
-        first: dalijax's.
-        other: The library's.
-        name: Its name.
-        limit: The mean difference that decoders may have.
+        first: The batch of dalijax.
+        other: The batch of the library.
+        name: The name of the library.
+        limit: Maximum mean difference, for different decoders.
     """
     wanted, made = np.asarray(first).astype(float), np.asarray(other).astype(float)
     off = np.abs(wanted - made).mean()
     moved = min(np.abs(wanted - np.roll(made, 1, axis)).mean() for axis in (0, 1))
     if off > limit or off > moved / 2:
-        sys.exit(
-            f"{name} makes something else of the first batch: {off:.2f} off, {moved:.2f} moved"
-        )
+        sys.exit(f"{name} makes a different first batch: difference {off:.2f}, shifted {moved:.2f}")
 
 
 class Run:
-    """Tasks that are measured one after the other, and what they took.
+    """Measures tasks and stores the results.
 
     Args:
-        arguments: Of the command line.
-        folder: Where files may be written.
-        shared: Where files are kept in memory.
+        arguments: The command line.
+        folder: Directory of written files.
+        shared: Directory of files in memory.
         processes: As many worker processes as DALI has threads.
     """
 
@@ -458,7 +459,7 @@ class Run:
         self._processes = processes
 
     def over(self, source: sources.Source, graph: Callable[..., Any]) -> tuple[str, Turn]:
-        """dalijax over a source, in order."""
+        """Returns dalijax over a source, without shuffling."""
         make = data_iterator(graph, ["out"], source=source, shuffle=False, auto_reset=True)
         threads = self._arguments.threads
         iterator = turns.endless(make(batch_size=self._arguments.batch, num_threads=threads))
@@ -471,7 +472,7 @@ class Run:
         limit: float = 1e-6,
         tried: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
-        """Compares the first batches of all with those of the first, and measures them in turns."""
+        """Compares the first batches of all variants with dalijax, and measures all in turns."""
         (own, (_, first)), *others = variants.items()
         wanted = first.run()
         for name, (_, turn) in others:
@@ -485,7 +486,7 @@ class Run:
             shortest = min(shortest, (time.perf_counter() - begin) / (count + AHEAD))
         count = max(count, math.ceil(self._arguments.seconds / shortest))
         micros, cores = turns.time_pipelines(batches, self._arguments.rounds, count)
-        taken = {name: [one / 1e3 for one in values] for name, values in micros.items()}
+        taken = {name: [us / 1e3 for us in values] for name, values in micros.items()}
         for name, times in taken.items():
             speed = self._arguments.batch / statistics.median(times) * 1e3
             share = turns.share(times, taken[own])
@@ -504,14 +505,14 @@ class Run:
         others: Mapping[str, Callable[[str], Batch]],
         limit: float,
     ) -> None:
-        """Writes the files of two batches, and measures dalijax and the others over them."""
+        """Writes the files of two batches, and measures dalijax and the other libraries."""
         folder = self._folder / task.replace(" ", "-")
         folder.mkdir()
         batch, threads = self._arguments.batch, self._arguments.threads
         paths = write(folder, 2 * batch)
         variants, tried = {}, {}
-        for name, one in others.items():
-            way, make, tried[name] = fastest(one, paths, threads, self._processes, self._shared)
+        for name, load in others.items():
+            way, make, tried[name] = fastest(load, paths, threads, self._processes, self._shared)
             variants[name] = way, Turn(Ahead(make, paths))
         variants = {"dalijax": self.over(sources.Files(paths=paths), graph), **variants}
         self.measure(task, variants, limit, tried)
@@ -552,9 +553,13 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--batch", type=int, default=64 if GPU else 16)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batches", type=int, default=4, help="of a round at least")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each in a round at least")
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, when tasks end")
+    parser.add_argument("--batches", type=int, default=4, help="minimum batches per round")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="minimum time per variant and round"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, help="seconds after which no task begins"
+    )
     parser.add_argument("--threads", type=int, default=16 if GPU else 2)
     arguments = parser.parse_args()
     ends = time.monotonic() + arguments.limit
@@ -566,12 +571,14 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir="/dev/shm") as shared,
         ProcessPoolExecutor(arguments.threads, spawn, initializer=prepare) as processes,
     ):
-        wait([processes.submit(time.sleep, 1) for _ in range(arguments.threads)])  # they begin
+        wait(
+            [processes.submit(time.sleep, 1) for _ in range(arguments.threads)]
+        )  # starts the processes
         run = Run(arguments, pathlib.Path(scratch), shared, processes)
         tasks: list[Callable[[], None]] = []
         if soundfile is not None:
             tasks.append(run.recordings)
-        # Motion JPEG is what GPUs do not decode.
+        # GPUs do not decode Motion JPEG.
         tasks.append(functools.partial(run.clips, "Motion JPEG", "mjpeg", "cpu"))
         if GPU and av is not None:
             tasks.append(functools.partial(run.clips, "H.264", "libx264", "mixed"))
@@ -583,18 +590,18 @@ def main() -> None:
     heads = (
         "",
         "",
-        "in",
-        f"ms of a batch of {arguments.batch}",
-        "a second",
-        "cores busy",
-        "share of dalijax's time",
+        "threads or processes",
+        f"ms per batch of {arguments.batch}",
+        "per second",
+        "CPU cores in use",
+        "ratio to dalijax's time",
     )
     report.table(heads, run.lines)
     groups = {
         task: {name: statistics.median(values) for name, values in seen["ms"].items()}
         for task, seen in run.results.items()
     }
-    report.write(arguments.out, "media", run.results, groups, "ms of a batch")
+    report.write(arguments.out, "media", run.results, groups, "ms per batch")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Memory of the process, and of the GPU, over many batches with a state now and then.
+"""Measures the memory of the process and of the GPU over many batches, states and restores.
 
 ::
 
@@ -26,7 +26,7 @@ MEBIBYTE = 2**20
 
 
 def graph(files: list[str]) -> Any:
-    """Small pictures of JPEGs, with noise, and their numbers."""
+    """Defines small images with noise, and their numbers."""
     encoded, label = fn.readers.file(
         files=files, labels=list(range(len(files))), name="reader", random_shuffle=True,
         pad_last_batch=True,
@@ -37,7 +37,7 @@ def graph(files: list[str]) -> Any:
 
 
 def device_memory() -> float:
-    """MiB in use on the GPU, by whomever: DALI's memory is none of JAX's."""
+    """Returns the MiB in use on the GPU by all processes; JAX does not count DALI's memory."""
     if not GPU:
         return 0.0
     import cupy
@@ -50,8 +50,8 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--batches", type=int, default=20_000)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--every", type=int, default=100, help="batches between two states")
-    parser.add_argument("--rebuild", type=int, default=2_000, help="batches between two restores")
+    parser.add_argument("--every", type=int, default=100, help="batches between states")
+    parser.add_argument("--rebuild", type=int, default=2_000, help="batches between restores")
     args = parser.parse_args()
     report.heading()
     process, seen = psutil.Process(), []

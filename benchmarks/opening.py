@@ -1,8 +1,8 @@
-"""Sources of many small records beside DALI's readers: until the first batch, memory, and rate.
+"""Compares sources of many small records with DALI's readers: first batch, memory, and rate.
 
-Folders of class folders, tars and TFRecords of a thousand to a million records of 100 bytes, which
-are not decoded. "Again" is a new process that finds the index which the first one kept. Each row is
-measured in a process of its own::
+The data are class folders, tars and TFRecords with a thousand to a million records of 100 bytes,
+which are not decoded. "Again" is a new process that uses the stored index. Each row is measured in
+a separate process::
 
     python benchmarks/opening.py --records 1000 10000 100000 1000000
 """
@@ -39,7 +39,7 @@ FEATURES = {
 
 
 def make(kind: str, path: pathlib.Path, count: int) -> None:
-    """Writes records: the number of each as text, filled up with blanks."""
+    """Writes records that contain their number as text, padded with blanks."""
     contents = [b"%d" % k for k in range(count)]
     if kind == "folder":
         for start in range(0, count, 1000):
@@ -56,19 +56,19 @@ def make(kind: str, path: pathlib.Path, count: int) -> None:
                     tar.addfile(member, io.BytesIO(data))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            one = pathlib.Path(folder) / "one"
-            one.write_bytes(bytes(SIZE))
-            photos.tfrecord(path, [str(one)] * count)
+            record = pathlib.Path(folder) / "record"
+            record.write_bytes(bytes(SIZE))
+            photos.tfrecord(path, [str(record)] * count)
 
 
 def raw(graph: Callable[[], Any]) -> Iterator[Any]:
-    """DALI's own loop over a reader."""
+    """Returns DALI's own loop over a reader."""
     options = {"batch_size": BATCH, "num_threads": 2, "device_id": None}
     return turns.raw_loop(pipeline_def(graph)(**options))
 
 
 def over(source: Any) -> Iterator[Any]:
-    """Batches over a source."""
+    """Returns batches of a source."""
 
     def graph(data: Any, label: Any) -> Any:
         return data, label
@@ -78,7 +78,7 @@ def over(source: Any) -> Iterator[Any]:
 
 
 def readers(kind: str, path: str) -> Iterator[Any]:
-    """The same records by DALI's reader."""
+    """Returns batches of DALI's reader."""
     if kind == "folder":
         return raw(lambda: tuple(fn.readers.file(file_root=path, random_shuffle=True)))
     if kind == "tar":
@@ -98,7 +98,7 @@ def readers(kind: str, path: str) -> Iterator[Any]:
 
 
 def open_source(kind: str, path: str) -> Any:
-    """A source of the records."""
+    """Returns a source of the records."""
     if kind == "folder":
         return sources.Files(path)
     if kind == "tar":
@@ -107,7 +107,7 @@ def open_source(kind: str, path: str) -> Any:
 
 
 def measure(kind: str, path: str, variant: str, seconds: float) -> dict[str, float]:
-    """Seconds until the first batch, records a second, and MiB that were added."""
+    """Returns seconds until the first batch, records per second, and added MiB."""
     process = psutil.Process()
     before = process.memory_info().rss
     start = time.perf_counter()
@@ -129,7 +129,7 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--records", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--kinds", nargs="+", default=["folder", "tar", "tfrecord"])
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each rate")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time of each measurement")
     parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:

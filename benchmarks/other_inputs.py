@@ -1,7 +1,7 @@
-"""The augmentation of the benchmarks by other libraries: OpenCV in Grain's workers, and tf.data.
+"""The augmentation of the benchmarks with OpenCV in Grain's workers, and with tf.data.
 
-Random resized crop to 224 and a flip; and, for the recipe, brightness, contrast and saturation by
-torchvision's definitions.
+Random resized crop to 224 and a flip. For the recipe, also brightness, contrast and saturation as
+defined by torchvision.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def opencv_crop(path: str, rng: np.random.Generator) -> Any:
-    """A random resized crop of a JPEG, mirrored or not: RGB, uint8 [224, 224, 3]."""
+    """Returns a random resized crop of a JPEG with a random flip: RGB, uint8 [224, 224, 3]."""
     import cv2
 
-    cv2.setNumThreads(0)  # each worker has a core
-    # imread takes a tenth longer.
+    cv2.setNumThreads(0)  # one core per worker
+    # imread is slower by a tenth.
     with open(path, "rb") as file:
         encoded = np.frombuffer(file.read(), np.uint8)
     image = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
@@ -42,7 +42,7 @@ def opencv_crop(path: str, rng: np.random.Generator) -> Any:
 
 
 def opencv_jitter(image: Any, strength: float, rng: np.random.Generator) -> Any:
-    """Brightness, contrast and saturation of a picture, each times 1 - strength to 1 + strength."""
+    """Multiplies brightness, contrast and saturation by 1 - strength to 1 + strength."""
     import cv2
 
     for operation in rng.permutation(3):
@@ -60,12 +60,12 @@ def opencv_jitter(image: Any, strength: float, rng: np.random.Generator) -> Any:
 
 
 class Augment(grain.transforms.RandomMap):
-    """The recipe's augmentation of a batch of records with paths, by OpenCV.
+    """Augments a batch of records with paths with OpenCV.
 
-    With a record for each picture, and rows to stack, Grain takes a fifth longer.
+    With one record for each image, and rows to stack, Grain is slower by a fifth.
 
     Args:
-        jitter: The strength of the jitter; 0: none.
+        jitter: Strength of the jitter; 0 turns it off.
     """
 
     def __init__(self, jitter: float):
@@ -87,12 +87,12 @@ def grain_batches(
     jitter: float,
     sharding: Any,
 ) -> Iterator[dict[str, jax.Array]]:
-    """Endless batches of this process by Grain's worker processes, placed one ahead.
+    """Returns endless batches of Grain's workers, with one batch placed ahead.
 
-    Each worker makes four batches ahead with these buffers, and seven with larger ones.
+    With these buffers, each worker prepares four batches; with larger buffers it prepares seven.
     """
     if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()  # Grain's worker processes ask for it
+        flags.FLAGS.mark_as_parsed()  # required by Grain's workers
     records = [{"path": path, "label": np.int32(label)} for path, label in zip(files, labels)]
     ds = grain.MapDataset.source(records).seed(1).shuffle().repeat().batch(batch)
     options = grain.MultiprocessingOptions(workers, per_worker_buffer_size=1)
@@ -102,9 +102,9 @@ def grain_batches(
 
 
 def tensorflow_crop(path: Any) -> Any:
-    """A random resized crop of a JPEG, mirrored or not: float32 [224, 224, 3], 0 to 255.
+    """Returns a random resized crop of a JPEG with a random flip: float32 [224, 224, 3], 0 to 255.
 
-    It decodes only what is cropped, as TensorFlow's guides recommend.
+    Only the cropped pixels are decoded, as TensorFlow's guides recommend.
     """
     import tensorflow as tf
 
@@ -124,7 +124,7 @@ def tensorflow_crop(path: Any) -> Any:
 
 
 def tensorflow_jitter(image: Any, strength: float) -> Any:
-    """Brightness, contrast and saturation of a picture, 0 to 255, in this order.
+    """Changes brightness, contrast and saturation of an image from 0 to 255, in this order.
 
     Args:
         image: float32 [SIDE, SIDE, 3].
@@ -135,8 +135,8 @@ def tensorflow_jitter(image: Any, strength: float) -> Any:
     brightness, contrast, saturation = tf.unstack(
         tf.random.uniform([3], 1 - strength, 1 + strength)
     )
-    # Three channels as the last dimension take a tenth longer than long rows, of which the product
-    # of matrices takes eight pixels at once.
+    # Long rows are faster by a tenth than a last dimension of three channels. The matrix product
+    # processes eight pixels at once.
     pixels = tf.minimum(tf.reshape(image, [SIDE, 3 * SIDE]) * brightness, 255.0)
     mean = tf.reduce_sum(tf.reshape(tf.reduce_mean(pixels, 0), [SIDE, 3]) * (GREY / SIDE))
     pixels = tf.clip_by_value(pixels * contrast + mean * (1 - contrast), 0, 255)
@@ -149,7 +149,7 @@ def tensorflow_jitter(image: Any, strength: float) -> Any:
 def tensorflow_batches(
     files: Sequence[str], labels: Sequence[int], batch: int, jitter: float, sharding: Any
 ) -> Iterator[dict[str, jax.Array]]:
-    """Endless batches of this process by tf.data, placed one ahead."""
+    """Returns endless batches of tf.data, with one batch placed ahead."""
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")
@@ -166,7 +166,7 @@ def tensorflow_batches(
 
 
 def _ahead(batches: Iterator[Any], sharding: Any) -> Iterator[dict[str, jax.Array]]:
-    """Batches over a sharding, of which one is on its way while another is used."""
+    """Places batches over a sharding, one batch ahead of the consumer."""
 
     def place() -> Any:
         return jax.tree.map(

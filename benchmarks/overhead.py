@@ -1,8 +1,8 @@
-"""Host time of a batch over a raw DALI loop: the core, and DALI's JAX plugin beside it.
+"""Measures the host time of a batch of dalijax and of DALI's plugin, compared with a DALI loop.
 
-Before each batch Python spins until DALI has it ready, so that only the work of the host is
-timed, and the caches are as warm as in a loop. The variants take turns; figures are medians over
-all batches of a round, differences those of the rounds' medians::
+Before each batch Python spins until DALI has prepared it, so that only the work of the host is
+timed, with warm caches. The variants take turns. Values are medians over all batches of a round,
+and differences are differences of the medians of a round::
 
     python benchmarks/overhead.py
 """
@@ -29,7 +29,7 @@ SIZES = {"tiny": (32, [1]), "128x224x224x3": (128, [224, 224, 3])}
 
 
 def graph(files: list[str], shape: list[int], outputs: int) -> Any:
-    """The number of a file, and arrays that cost nothing to make."""
+    """Defines the number of a file, and constant arrays."""
     label = fn.readers.file(
         files=files, labels=list(range(len(files))), name="reader", pad_last_batch=True
     )[1]
@@ -64,7 +64,7 @@ def spin(seconds: float) -> None:
 def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--batches", type=int, default=60, help="batches of a round")
+    parser.add_argument("--batches", type=int, default=60, help="batches per round")
     arguments = parser.parse_args()
     report.heading()
     result: dict[str, Any] = {}
@@ -98,13 +98,13 @@ def main() -> None:
                 gc.collect()
     names = list(next(iter(result.values()))["over"])[1:]
     report.table(
-        ("us of a batch", "raw", *(f"{name}, over it" for name in names)),
+        ("us per batch", "raw", *(f"{name}, more than raw" for name in names)),
         [
-            (key, f"{one['raw']:.0f}", *(f"{one['over'][name]:+.0f}" for name in names))
-            for key, one in result.items()
+            (key, f"{row['raw']:.0f}", *(f"{row['over'][name]:+.0f}" for name in names))
+            for key, row in result.items()
         ],
     )
-    over = {key: {name: one["over"][name] for name in names} for key, one in result.items()}
+    over = {key: {name: row["over"][name] for name in names} for key, row in result.items()}
     groups = {
         size: {
             f"{n}, outputs: {k.split(', ')[1]}": v
@@ -114,7 +114,7 @@ def main() -> None:
         }
         for size in SIZES
     }
-    report.write(arguments.out, "overhead", result, groups, "us of a batch over a raw loop")
+    report.write(arguments.out, "overhead", result, groups, "us per batch, more than a raw loop")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""JPEGs for benchmarks: real photographs where scikit-image is installed, else drawn ones."""
+"""JPEGs for benchmarks: photographs of scikit-image if it is installed, else generated images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = (500, 375)
 
 
 def photographs() -> list[Image.Image]:
-    """Pictures to cut samples from."""
+    """Returns images from which samples are cropped."""
     try:
         from skimage import data
     except ImportError:
@@ -28,7 +28,7 @@ def photographs() -> list[Image.Image]:
 
 
 def make(folder: pathlib.Path, count: int) -> list[str]:
-    """Writes so many JPEGs of 500 x 375 pixels (about 50 kB each) and returns their paths."""
+    """Writes `count` JPEGs of 500 x 375 pixels (about 50 kB) and returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     sources, rng, files = photographs(), np.random.default_rng(0), []
     for i in range(count):
@@ -47,12 +47,10 @@ def make(folder: pathlib.Path, count: int) -> list[str]:
 def tars(
     folder: pathlib.Path, files: list[str], count: int = 1, classes: int = 1 << 31
 ) -> list[str]:
-    """The files and their numbers as WebDataset's tars, so many of them; returns their paths.
+    """Packs the files into `count` tars in WebDataset's format, and returns their paths.
 
-    Numbers are those of the files, modulo the number of classes.
-
-    Neighbours are of different photographs, so that each tar has as many of each: decoding them
-    takes longer for some.
+    The label of a file is its number modulo the number of classes. Consecutive files are crops of
+    different photographs, whose decoding times differ, so that all tars take the same time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{part}-of-{count}.tar" for part in range(count)]
@@ -70,7 +68,7 @@ def tars(
 
 
 def tfrecord(path: pathlib.Path, files: list[str]) -> str:
-    """The files and their numbers as a TFRecord of tf.train.Examples; returns its path."""
+    """Packs the files and their numbers into a TFRecord of tf.train.Examples; returns its path."""
 
     def field(number: int, content: bytes) -> bytes:
         size, head = len(content), [number << 3 | 2]

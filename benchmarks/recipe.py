@@ -1,14 +1,14 @@
-"""What the input of examples/imagenet costs its training step, with more and more augmentation.
+"""Measures the cost of the input of examples/imagenet for its training step.
 
-In each round the step runs over one batch that lies on the devices, and over the recipe's inputs,
-in another order each round::
+In each round, the step runs with a constant batch on the devices, and with each input, in a
+different order in each round::
 
     python benchmarks/recipe.py --config resnet50 --batch 256 --seconds 300
 
-A round's steps last about as long as its share of the seconds. Building pipelines, compiling, and
-steps of some seconds before the timed ones, come on top. With ``--processes 2`` two
-processes of ``jax.distributed`` share the GPUs of this machine, and the figures are of the first.
-After ``--limit`` seconds no turn begins, once each input had one.
+``--seconds`` is the time of all timed steps. Building pipelines, compiling, and untimed steps
+before the timed steps take additional time. With ``--processes 2``, two processes of
+``jax.distributed`` share the GPUs of this machine, and the results are those of the first process.
+After ``--limit`` seconds, no turn begins, but each input has at least one turn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ["XLA_FLAGS"] = " ".join(  # of a flag given twice the last one counts
+os.environ["XLA_FLAGS"] = " ".join(  # XLA uses the last value of a flag
     ("--xla_gpu_enable_command_buffer=FUSION", os.environ.get("XLA_FLAGS", ""))
 )
 
@@ -55,7 +55,7 @@ JITTER = {**PLAIN, "jitter": 0.3}
 POLICY = {**JITTER, "policy": "rand"}
 ALL = {**POLICY, "erasing": 0.25, "mixup": 0.8, "cutmix": 1.0}
 MODEL = "a batch on the devices"
-PROCESS = "RECIPE_PROCESS"  # what one of several processes gets, as JSON
+PROCESS = "RECIPE_PROCESS"  # the setup of one of several processes, as JSON
 TAR = "everything, from a tar"
 OPENCV, TENSORFLOW = "Grain, OpenCV: crop, flip, jitter", "tf.data: crop, flip, jitter"
 INPUTS = {
@@ -68,16 +68,16 @@ INPUTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-    """What steps took: milliseconds of one, of those in ``next()``, and cores that were busy."""
+class Timing:
+    """Milliseconds of a step and of its ``next()``, and the number of busy cores."""
 
     step: float
     next: float
     cores: float
 
 
-def run(step: Any, state: Any, batches: Any, count: int) -> tuple[Any, Seen]:
-    """The state behind so many steps, and what they took; two are under way."""
+def run(step: Any, state: Any, batches: Any, count: int) -> tuple[Any, Timing]:
+    """Runs steps, at most two at a time, and returns the new state and the timing."""
     begin, in_next, losses, busy = time.perf_counter(), 0.0, [], cpu_seconds()
     for _ in range(count):
         start = time.perf_counter()
@@ -91,61 +91,65 @@ def run(step: Any, state: Any, batches: Any, count: int) -> tuple[Any, Seen]:
         raise RuntimeError("the loss is not finite")
     total = time.perf_counter() - begin
     cores = float(np.sum(multihost_utils.process_allgather((cpu_seconds() - busy) / total)))
-    return state, Seen(1e3 * total / count, 1e3 * in_next / count, cores)
+    return state, Timing(1e3 * total / count, 1e3 * in_next / count, cores)
 
 
 def steps_in(seconds: float, step_ms: float) -> int:
-    """About how many steps last so long; the same for all processes."""
+    """Returns the number of steps of a time, the same in all processes."""
     return max(3, int(multihost_utils.broadcast_one_to_all(int(1e3 * seconds / step_ms))))
 
 
 def start_processes(count: int, folder: pathlib.Path) -> None:
-    """Runs this program in so many processes, each with its share of the GPUs."""
+    """Runs this program in several processes, each with a part of the GPUs."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
     share, running = backend.GetCUDADeviceCount() // count, []
-    for process in range(count):
-        setup = {"address": address, "process": process, "folder": str(folder)}
-        gpus = ",".join(map(str, range(process * share, (process + 1) * share)))
+    for number in range(count):
+        setup = {"address": address, "process": number, "folder": str(folder)}
+        gpus = ",".join(map(str, range(number * share, (number + 1) * share)))
         running.append(
             subprocess.Popen(
                 [sys.executable, *sys.argv],
                 env=os.environ | {PROCESS: json.dumps(setup), "CUDA_VISIBLE_DEVICES": gpus},
-                stdout=subprocess.DEVNULL if process else None,
+                stdout=subprocess.DEVNULL if number else None,
             )
         )
     try:
-        while None in (codes := [one.poll() for one in running]) and not any(codes):
+        while None in (codes := [process.poll() for process in running]) and not any(codes):
             time.sleep(0.1)
     finally:
-        for one in running:
-            one.kill()  # the others would wait for one that failed
+        for process in running:
+            process.kill()  # if a process failed, the others would wait for it
     if any(codes):
         raise SystemExit(f"the processes ended with {codes}")
 
 
 def main() -> None:
     parser = report.parser(__doc__)
-    parser.add_argument("--config", default="resnet50", help="of examples/imagenet/configs")
-    parser.add_argument("--batch", type=int, default=256, help="over all devices")
+    parser.add_argument("--config", default="resnet50", help="module of examples/imagenet/configs")
+    parser.add_argument("--batch", type=int, default=256, help="global batch size")
     parser.add_argument("--files", type=int, default=4096)
-    parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
-    parser.add_argument("--threads", type=int, default=8, help="of DALI, for each device")
-    parser.add_argument("--workers", type=int, help="of Grain (default: two less than cores)")
-    parser.add_argument("--match", default="", help="only inputs whose name it is found in")
+    parser.add_argument(
+        "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
+    )
+    parser.add_argument("--threads", type=int, default=8, help="DALI's threads per device")
+    parser.add_argument("--workers", type=int, help="Grain's workers (default: cores - 2)")
+    parser.add_argument("--match", default="", help="pattern of names of inputs")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=300, help="of all timed steps")
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, when turns end")
-    parser.add_argument("--processes", type=int, default=1, help="that share the GPUs")
+    parser.add_argument("--seconds", type=float, default=300, help="time of all timed steps")
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, help="seconds after which no turn begins"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="number of processes")
     args = parser.parse_args()
     ends = time.monotonic() + args.limit
 
     def is_over() -> bool:
-        """Whether the time of the first process is over."""
+        """Returns whether the time limit of the first process is over."""
         return bool(multihost_utils.broadcast_one_to_all(time.monotonic() > ends))
 
-    if args.workers is None:  # the loop and what it starts have the others
+    if args.workers is None:  # two cores remain for the training loop
         args.workers = max(1, len(os.sched_getaffinity(0)) // args.processes - 2)
     if args.processes > 1 and PROCESS not in os.environ:
         with tempfile.TemporaryDirectory() as spare:
@@ -198,7 +202,7 @@ def main() -> None:
                 other_inputs.tensorflow_batches(*others_call, config.jitter, rows)
             )
         inputs = {k: v for k, v in inputs.items() if re.search(args.match, k)}
-        each = args.seconds / args.rounds / (1 + len(inputs))
+        turn_seconds = args.seconds / args.rounds / (1 + len(inputs))
         begin, step, _ = steps.steps_of(config, CLASSES, 1000)
         state = jax.device_put(begin(), everything)
         stream = batches(PLAIN)
@@ -206,57 +210,57 @@ def main() -> None:
         stream.close()
         state, _ = run(step, state, itertools.repeat(first), 3)  # compiles
         state, alone = run(step, state, itertools.repeat(first), 10)
-        seen: dict[str, list[Seen]] = {name: [] for name in (MODEL, *inputs)}
-        # Two of them on a machine differ in their orders.
-        for name in turns.in_turn(seen, args.rounds, args.config, is_over):
+        timings: dict[str, list[Timing]] = {name: [] for name in (MODEL, *inputs)}
+        # The seed gives simultaneous runs different orders.
+        for name in turns.in_turn(timings, args.rounds, args.config, is_over):
             iterator = inputs[name]() if name in inputs else itertools.repeat(first)
-            # Workers begin, fill their buffers, of which Grain's have some four batches each, and
-            # tf.data finds its threads. Then the time of a step is looked at.
-            few = max(steps_in(min(5.0, each), alone.step), 4 * args.workers + 8)
-            state, _ = run(step, state, iterator, few)
-            state, one = run(step, state, iterator, max(3, few // 5))
-            state, one = run(step, state, iterator, steps_in(each, one.step))
-            seen[name].append(one)
+            # First, workers start and fill their buffers (about four batches per worker of Grain),
+            # and tf.data tunes its threads. Then the time of a step is estimated.
+            warm_up = max(steps_in(min(5.0, turn_seconds), alone.step), 4 * args.workers + 8)
+            state, _ = run(step, state, iterator, warm_up)
+            state, timing = run(step, state, iterator, max(3, warm_up // 5))
+            state, timing = run(step, state, iterator, steps_in(turn_seconds, timing.step))
+            timings[name].append(timing)
             getattr(iterator, "close", lambda: None)()
             del iterator
-            gc.collect()  # which ends Grain's workers
-            print(f"  {name}: {one}", flush=True)
-    medians = {name: statistics.median(one.step for one in runs) for name, runs in seen.items()}
+            gc.collect()  # ends Grain's workers
+            print(f"  {name}: {timing}", flush=True)
+    medians = {name: statistics.median(run.step for run in runs) for name, runs in timings.items()}
     over = {
-        name: [100 * (one.step / base.step - 1) for one, base in zip(runs, seen[MODEL])]
-        for name, runs in seen.items()
+        name: [100 * (run.step / base.step - 1) for run, base in zip(runs, timings[MODEL])]
+        for name, runs in timings.items()
     }
     report.table(
         (
-            *("input", "ms a step", "over the model, %", "in next(), % of it", "images/s", "cores"),
-            "ms of a core, an image",
+            *("input", "ms per step", "longer than the model alone, %", "time in next(), %"),
+            *("images/s", "CPU cores in use", "CPU ms per image"),
         ),
         [
             (
                 name,
-                report.spread([one.step for one in runs], 2),
+                report.spread([run.step for run in runs], 2),
                 f"{statistics.median(over[name]):+.1f}",
-                report.spread([100 * one.next / one.step for one in runs], 1),
+                report.spread([100 * run.next / run.step for run in runs], 1),
                 f"{1e3 * args.batch / medians[name]:,.0f}",
-                f"{statistics.median(one.cores for one in runs):.1f}",
-                f"{statistics.median(one.cores * one.step for one in runs) / args.batch:.2f}",
+                f"{statistics.median(run.cores for run in runs):.1f}",
+                f"{statistics.median(run.cores * run.step for run in runs) / args.batch:.2f}",
             )
-            for name, runs in seen.items()
+            for name, runs in timings.items()
         ],
     )
     results = {
         name: {
-            "step_ms": [one.step for one in runs],
-            "next_ms": [one.next for one in runs],
-            "cores": [one.cores for one in runs],
+            "step_ms": [run.step for run in runs],
+            "next_ms": [run.next for run in runs],
+            "cores": [run.cores for run in runs],
         }
-        for name, runs in seen.items()
+        for name, runs in timings.items()
     }
     title = f"recipe-{args.config}"
     if args.processes > 1:
         title += f"-{args.processes}-processes"
     if jax.process_index() == 0:
-        report.write(args.out, title, results, {args.config: medians}, "ms a step")
+        report.write(args.out, title, results, {args.config: medians}, "ms per step")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the benchmarks have in common: the machine's name, medians, tables, and a JSON of a run.
+"""Helpers of the benchmarks: machine, medians, tables, and results as JSON.
 
-A run writes ``<date>-<machine>-<name>.json`` into benchmarks/results, from which benchmarks/page.py
-makes docs/benchmarks.md: the tables as they were printed, and the values of a plot.
+A run writes ``<date>-<machine>-<name>.json`` to benchmarks/results, with its printed tables and the
+values of a plot. benchmarks/page.py writes docs/benchmarks.md from these files.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ import nvidia.dali
 import psutil
 from nvidia.dali import backend
 
-import dalijax  # noqa: F401  # sets CUDA's queues, before GPU below starts CUDA
+import dalijax  # noqa: F401  # sets CUDA's queues before GPU starts CUDA
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-# Grain's worker processes need not know; asking starts CUDA in each of them.
+# False in Grain's workers, since the call would start CUDA in each worker.
 GPU = multiprocessing.parent_process() is None and backend.GetCUDADeviceCount() > 0
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """Arguments of a benchmark, by its module's docstring; ``out`` is where its results go."""
+    """Returns an argument parser with ``--out``; ``about`` is the module's docstring."""
     arguments = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument(
-        "--out", type=pathlib.Path, default=RESULTS, help="folder of the results"
+        "--out", type=pathlib.Path, default=RESULTS, help="directory of the results"
     )
     return arguments
 
 
 def machine() -> dict[str, Any]:
-    """The machine, the versions and the date."""
+    """Returns the machine, the versions and the date."""
     cores = len(os.sched_getaffinity(0))
     model = next(
         (
@@ -74,17 +74,17 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of those that it started."""
+    """Returns the CPU time of this process and its children."""
     process, total = psutil.Process(), 0.0
-    for one in (process, *process.children(recursive=True)):
+    for running in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            times = one.cpu_times()
+            times = running.cpu_times()
             total += times.user + times.system
     return total
 
 
 def kind_of(gpus: Sequence[str]) -> str:
-    """A name for files of machines with such GPUs: "cpu", "h200", "h100x2"."""
+    """Returns the kind of machine, for file names: "cpu", "h200" or "h100x2"."""
     if not gpus:
         return "cpu"
     model = re.search(r"\b[A-Z]+\d+\b", gpus[0])  # of "NVIDIA H100 80GB HBM3"
@@ -98,7 +98,7 @@ def heading() -> None:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """The median, and the range where there are several values."""
+    """Formats the median, and the range if there are several values."""
     middle = f"{statistics.median(values):,.{digits}f}"
     if len(values) < 2:
         return middle
@@ -106,7 +106,7 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Prints a Markdown table, and keeps it for `write`."""
+    """Prints a Markdown table, and stores it for `write`."""
     cells = [[str(cell) for cell in row] for row in rows]
     _tables.append({"columns": list(columns), "rows": cells})
     print()
@@ -125,31 +125,31 @@ def write(
     groups: Mapping[str, Mapping[str, float]],
     label: str,
 ) -> None:
-    """Writes a run as JSON: the machine, the command, the tables, all results, and a plot's values.
+    """Writes a run as JSON: the machine, the command, the tables, all results, and a plot.
 
     Args:
-        out: The folder.
-        name: The benchmark's.
-        results: Whatever it measured, as JSON has it.
-        groups: The bars of a plot, by their names, and by the panels' titles.
-        label: What the bars show, with its unit.
+        out: The directory.
+        name: The name of the benchmark.
+        results: All measured values, as JSON.
+        groups: The bars of the plot by name, for each panel by title.
+        label: The quantity of the bars, with its unit.
     """
-    where = machine()
+    host = machine()
     arguments = sys.argv[1:]
-    for option in {"--out", "--folder"} & set(arguments):  # folders of that machine
+    for option in {"--out", "--folder"} & set(arguments):  # directories of this machine
         at = arguments.index(option)
         del arguments[at : at + 2]
-    kind = kind_of(where["gpus"])
+    kind = kind_of(host["gpus"])
     program = pathlib.Path(sys.argv[0]).name
     record = {
         "name": name,
-        "machine": where,
+        "machine": host,
         "command": shlex.join(["python", f"benchmarks/{program}", *arguments]),
         "tables": _tables,
         "plot": {"label": label, "groups": groups},
         "results": results,
     }
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{where['date']}-{kind}-{name}.json"
+    path = out / f"{host['date']}-{kind}-{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path)

@@ -1,7 +1,7 @@
-"""Runs the benchmarks that need no GPU, with settings that take some minutes in all.
+"""Runs the benchmarks that need no GPU, in some minutes.
 
-Tables go to the terminal, and with all figures to ``benchmarks/results``, as JSON. Each program by
-itself takes other settings, and says them with ``--help``::
+Tables are printed, and all values are written to ``benchmarks/results`` as JSON. For other
+settings, run the programs directly; ``--help`` lists their options::
 
     make bench ARGS=overhead
 """
@@ -35,7 +35,7 @@ def main() -> None:
     chosen = sys.argv[1:] or list(COMMANDS)
     unknown = sorted(set(chosen) - set(COMMANDS))
     if unknown:
-        sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(COMMANDS)}")
+        sys.exit(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(COMMANDS)}")
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     failed = []
     for name in chosen:

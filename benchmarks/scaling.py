@@ -1,7 +1,7 @@
-"""Images per second of one and of several GPUs, in one run: raw DALI, this package, the plugin.
+"""Measures images per second with one GPU and with several: raw DALI, dalijax, and DALI's plugin.
 
-Each variant runs in a process of its own, all of them in turn for some rounds, so that what
-disturbs the machine disturbs all of them; figures are medians over the rounds.
+Each variant runs in a separate process. The variants take turns for several rounds, so that a
+disturbance affects all of them. Values are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Options = dict[str, Any]
 
 
 def graph(files: list[str], load: float, shard_id: int = 0, num_shards: int = 1) -> Any:
-    """JPEG to a random resized crop of 224, mirrored, normalised, f16."""
+    """Defines random resized crops to 224, mirrored and normalized, float16."""
     data, label = fn.readers.file(
         files=files,
         labels=list(range(len(files))),
@@ -57,7 +57,7 @@ def graph(files: list[str], load: float, shard_id: int = 0, num_shards: int = 1)
 
 
 def raw(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
-    """DALI's own loop over one pipeline for each GPU, in one thread."""
+    """Returns a step of DALI's own loop over one pipeline for each GPU, in one thread."""
     pipelines = [
         pipeline_def(graph)(files, load, i, gpus, batch_size=batch, device_id=i, seed=i, **options)
         for i in range(gpus)
@@ -77,7 +77,7 @@ def raw(files: list[str], load: float, batch: int, options: Options, gpus: int) 
 
 
 def raw_threads(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
-    """The same with a Python thread for each GPU that runs free: the most that DALI gives."""
+    """Returns the same with an independent Python thread for each GPU: DALI's maximum speed."""
     steps = []
     for i in range(gpus):
         pipeline = pipeline_def(graph)(
@@ -107,7 +107,7 @@ def raw_threads(files: list[str], load: float, batch: int, options: Options, gpu
 def ours(
     files: list[str], load: float, batch: int, options: Options, gpus: int, mesh_shape: Any = None
 ) -> Step:
-    """This package, over a NamedSharding where there are several GPUs."""
+    """Returns a step of dalijax, over a NamedSharding if there are several GPUs."""
     config: dict[str, Any] = {"reader_name": "reader", "auto_reset": True}
     if gpus > 1 or mesh_shape:
         grid = np.array(jax.devices()[: int(np.prod(mesh_shape or gpus))])
@@ -120,7 +120,7 @@ def ours(
 
 
 def over_source(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
-    """This package over a tar of the files, whose records are shuffled over the whole epoch."""
+    """Returns a step of dalijax over a tar, with a global shuffle."""
 
     def of_records(data: Any, label: Any, *, draw: Any) -> Any:
         images = fn.decoders.image(data, device="mixed", hw_decoder_load=load)
@@ -149,7 +149,7 @@ def over_source(files: list[str], load: float, batch: int, options: Options, gpu
 
 
 def plugin(files: list[str], load: float, batch: int, options: Options, gpus: int) -> Step:
-    """DALI's own JAX plugin; it takes all devices or one."""
+    """Returns a step of DALI's JAX plugin, over one device or all devices."""
     from nvidia.dali.plugin.jax import data_iterator as dali_data_iterator
 
     config: dict[str, Any] = {"reader_name": "reader", "auto_reset": True}
@@ -163,7 +163,7 @@ def plugin(files: list[str], load: float, batch: int, options: Options, gpus: in
 
 
 def measure(step: Step, batches: int) -> float:
-    """Seconds for so many batches, the last of them there."""
+    """Returns the seconds of some batches, until the last batch is complete."""
     start = time.perf_counter()
     if getattr(step, "many", False):
         step(batches)  # type: ignore[call-arg]
@@ -177,7 +177,7 @@ def measure(step: Step, batches: int) -> float:
 
 
 def variants(gpus: int) -> dict[str, tuple[int, Callable[..., Step]]]:
-    """What is compared, by name: the GPUs whose batches count, and what makes a step."""
+    """Returns, by name, the number of GPUs with different batches, and a function of the step."""
     makers: dict[str, tuple[int, Callable[..., Step]]] = {
         "raw DALI, 1 GPU": (1, lambda *a: raw(*a, 1)),
         "dalijax, 1 GPU": (1, lambda *a: ours(*a, 1)),
@@ -201,15 +201,15 @@ PROCESSES = "raw DALI, a process each"
 
 
 def worker(args: argparse.Namespace) -> None:
-    """Measures one variant in this process and prints what it saw as JSON."""
+    """Measures a variant in this process and prints the result as JSON."""
     waited = 0.0
     share = Pipeline.share_outputs
 
-    def timed(self: Pipeline, *rest: Any) -> Any:
+    def timed(self: Pipeline, *arguments: Any) -> Any:
         nonlocal waited
         start = time.perf_counter()
         try:
-            return share(self, *rest)
+            return share(self, *arguments)
         finally:
             waited += time.perf_counter() - start
 
@@ -234,7 +234,7 @@ def worker(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[str, float]:
-    """Measures one variant in a process of its own, or in one for each GPU at once."""
+    """Measures a variant in a separate process, or in one process for each GPU."""
     many = gpus if name.startswith(PROCESSES) else 1
     command = [sys.executable, __file__, "--only", name, "--folder", str(args.folder)]
     for option in ("batch", "batches", "load", "depth"):
@@ -249,7 +249,7 @@ def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[st
                 command + extra, stdout=subprocess.PIPE, text=True, env=os.environ | visible
             )
         )
-    results = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
+    results = [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
     total = {k: statistics.mean(t[k] for t in results) for k in results[0]}
     for key in ("images_per_s", "cores"):
         total[key] = sum(t[key] for t in results)
@@ -259,18 +259,18 @@ def run(args: argparse.Namespace, name: str, threads: int, gpus: int) -> dict[st
 def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--files", type=int, default=4096)
-    parser.add_argument("--batch", type=int, default=256, help="for each GPU")
+    parser.add_argument("--batch", type=int, default=256, help="batch size per GPU")
     parser.add_argument("--batches", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--load", type=float, default=0.9, help="hw_decoder_load")
-    parser.add_argument("--threads", type=int, nargs="+", default=[8], help="of each pipeline")
+    parser.add_argument("--threads", type=int, nargs="+", default=[8], help="threads per pipeline")
     parser.add_argument("--depth", type=int, default=2, help="prefetch_queue_depth")
+    parser.add_argument("--match", default="", help="substrings of names of variants, as a|b")
     parser.add_argument(
-        "--match", default="", help="only variants whose name has it, or one of a|b"
+        "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
     )
-    parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
     parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("--gpus", type=int, help="how many there are")
+    parser.add_argument("--gpus", type=int, help="number of GPUs")
     args = parser.parse_args()
     if args.only:
         worker(args)
@@ -284,12 +284,12 @@ def main() -> None:
             parts = args.match.split("|")
             names = [name for name in variants(args.gpus) if any(p in name for p in parts)]
             results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-            for _ in range(args.rounds):  # in turn, so that what disturbs one disturbs all
+            for _ in range(args.rounds):  # in turn, so that a disturbance affects all variants
                 for name in names:
                     results[name].append(run(args, name, threads, args.gpus))
             for name, runs in results.items():
-                row = {k: statistics.median(one[k] for one in runs) for k in runs[0]}
-                rates = [one["images_per_s"] for one in runs]
+                row = {k: statistics.median(result[k] for result in runs) for k in runs[0]}
+                rates = [result["images_per_s"] for result in runs]
                 rows.append({"variant": name, "threads": threads, "rates": rates, **row})
                 print(
                     f"{name:36s} threads {threads:3d}  {row['images_per_s']:9,.0f} images/s"

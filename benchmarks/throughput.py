@@ -1,12 +1,12 @@
-"""Images per second: a raw DALI loop, DALI's plugin, this package, its adapters, and others.
+"""Measures images per second of DALI, DALI's plugin, dalijax, its adapters, and others.
 
-All variants do the same work in one run, in turn, for some rounds: JPEGs of 500 x 375 to a random
-resized crop of 224, mirrored, normalised, f16, on the GPU (on the CPU without one); figures are
-medians over the rounds, ratios those of the same round::
+All variants do the same work in one run, in turn, for several rounds: JPEGs of 500 x 375 are
+decoded, cropped at random to 224, mirrored and normalized to float16, on the GPU if there is one.
+Values are medians over the rounds, and ratios compare within a round::
 
     python benchmarks/throughput.py --threads 8 --workers 16
 
-After ``--limit`` seconds no turn begins, once each variant had one.
+After ``--limit`` seconds, no turn begins, but each variant has at least one turn.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NORMALISED = ((np.arange(256, dtype=np.float32)[:, None] - MEAN) / STD).astype(n
 def augment(
     encoded: Any, hw_decoder_load: float = LOAD, antialias: bool = True, whole: bool = True
 ) -> Any:
-    """The work on an encoded image, of which all is decoded, or what is cropped."""
+    """Augments encoded images; decodes whole images, or only the cropped pixels."""
     if not whole:
         images = fn.decoders.image_random_crop(
             encoded,
@@ -66,7 +66,7 @@ def augment(
 
 
 def normalised(images: Any, mirror: Any) -> Any:
-    """Pictures mirrored or not, as f16."""
+    """Mirrors and normalizes images, float16."""
     return fn.crop_mirror_normalize(
         images,
         dtype=types.FLOAT16,
@@ -84,7 +84,7 @@ def reading(
     antialias: bool = True,
     whole: bool = True,
 ) -> Any:
-    """The graph over DALI's own reader."""
+    """Defines the graph over DALI's reader."""
     encoded, labels = fn.readers.file(
         files=files,
         labels=list(range(len(files))),
@@ -98,17 +98,17 @@ def reading(
 
 
 def plainly(files: list[str]) -> Any:
-    """The same without antialiasing, as OpenCV and TensorFlow resize."""
+    """Defines the same without antialiasing, like OpenCV and TensorFlow."""
     return reading(files, antialias=False)
 
 
 def partly(files: list[str]) -> Any:
-    """The same, and only what is cropped is decoded, as by TensorFlow."""
+    """Defines the same, and decodes only the cropped pixels, like TensorFlow."""
     return reading(files, antialias=False, whole=False)
 
 
 def to_host(files: list[str]) -> Any:
-    """The same, copied to the host by DALI."""
+    """Defines the same, and DALI copies the outputs to the host."""
     return tuple(output.cpu() for output in reading(files))
 
 
@@ -116,7 +116,7 @@ def to_host(files: list[str]) -> Any:
 def pictures(
     folder: str, hw_decoder_load: float = LOAD, shard_id: int = 0, num_shards: int = 1
 ) -> Any:
-    """The same over a folder, for ``python -m dalijax.tune throughput:pictures``."""
+    """Defines the same over a folder, for ``python -m dalijax.tune throughput:pictures``."""
     encoded, labels = fn.readers.file(
         files=sorted(map(str, pathlib.Path(folder).glob("*.jpg"))),
         name="reader",
@@ -137,7 +137,7 @@ def of_paths(path: Any, label: Any) -> Any:
 
 
 def of_source(data: Any, label: Any, *, draw: Any) -> Any:
-    """The same work over a source, whose random numbers belong to the records."""
+    """Defines the same over a source, with random numbers of `draw`."""
     if GPU:
         images = fn.decoders.image(data, device="mixed", hw_decoder_load=LOAD)
     else:
@@ -147,7 +147,7 @@ def of_source(data: Any, label: Any, *, draw: Any) -> Any:
 
 
 def open_source(kind: str, files: list[str]) -> Any:
-    """A source of the files, or of what they were packed into."""
+    """Returns a source of the files, or of archives of the files."""
     folder = pathlib.Path(files[0]).parent / "packed"
     if kind == "Files":
         return sources.Files(paths=files, labels=list(range(len(files))))
@@ -165,39 +165,39 @@ def open_source(kind: str, files: list[str]) -> Any:
 
 
 class Read(grain.transforms.Map):
-    """A record of a path becomes one of the file's bytes."""
+    """Replaces the path of a record by the bytes of the file."""
 
     def map(self, record: dict[str, Any]) -> dict[str, Any]:
         return {"image": pathlib.Path(record["path"]).read_bytes(), "label": record["label"]}
 
 
 class Normalise(grain.transforms.Map):
-    """A batch of uint8 pixels becomes one of f16, in Grain's worker processes."""
+    """Normalizes a batch of uint8 pixels to float16, in Grain's workers."""
 
     def map(self, batch: dict[str, Any]) -> dict[str, Any]:
         import cv2
 
         pixels = batch["images"]
-        # A table of float16's bits, since NumPy takes four times as long to compute the same.
+        # A lookup table of float16 values, which is four times as fast as NumPy's arithmetic.
         bits = cv2.LUT(pixels.reshape(-1, *pixels.shape[2:]), NORMALISED.view(np.int16))
         return batch | {"images": bits.view(np.float16).reshape(pixels.shape)}
 
 
 def tensorflow_decode(path: Any, label: Any) -> tuple[Any, Any]:
-    """The same work by TensorFlow."""
+    """Does the same work with TensorFlow."""
     import tensorflow as tf
 
     image = other_inputs.tensorflow_crop(path)
-    if GPU:  # which normalises it
+    if GPU:  # the GPU normalizes the image
         return tf.cast(tf.round(image), tf.uint8), label
-    # In long rows: three channels as the last dimension take a third of all the time.
+    # Long rows are faster: a last dimension of three channels takes a third of the whole time.
     rows = tf.reshape(image, [224, 3 * 224])
     rows = tf.cast((rows - np.tile(MEAN, 224)) / np.tile(STD, 224), tf.float16)
     return tf.reshape(rows, [224, 224, 3]), label
 
 
 def placed(batches: Iterator[Any]) -> Iterator[Any]:
-    """Batches on the device, where a GPU normalises the pixels."""
+    """Places batches on the device; a GPU normalizes the pixels."""
     normalise = jax.jit(lambda images: ((images - MEAN) / STD).astype(np.float16))
     for batch in batches:
         images, labels = jax.device_put(batch)
@@ -205,7 +205,7 @@ def placed(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class Paths:
-    """A data source of records with a path."""
+    """A Grain data source of records with a path."""
 
     def __init__(self, files: list[str]):
         self._files = files
@@ -223,7 +223,7 @@ class Paths:
 def variants(
     files: list[str], batch: int, threads: int, workers: int
 ) -> dict[str, Callable[[], Iterator[Any]]]:
-    """What is compared: by name, what makes an endless iterator."""
+    """Returns functions that create the endless iterators, by name."""
     call = {"batch_size": batch, "num_threads": threads}
     records = grain.MapDataset.source(Paths(files)).seed(1).shuffle().repeat()
     names = ["images", "labels"]
@@ -254,7 +254,7 @@ def variants(
         return turns.endless(iterator)
 
     def clu() -> Iterator[Any]:
-        from dalijax.adapters.clu import DALIDatasetIterator  # not in Grain's worker processes
+        from dalijax.adapters.clu import DALIDatasetIterator  # not imported in Grain's workers
 
         element = "jax" if GPU else "numpy"
         iterator_fn = data_iterator(reading, names, reader_name="reader")
@@ -290,15 +290,15 @@ def variants(
         return iter(batches)
 
     def opencv(count: int) -> Iterator[Any]:
-        """By Grain's worker processes, or by its threads where there are none."""
-        # Of batches. Threads have some each.
+        """Returns batches of Grain's workers, or of its threads if `count` is 0."""
+        # Each worker or thread prefetches batches.
         threads = 0 if count else workers
         read = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
         ds = records.batch(batch).random_map(other_inputs.Augment(0))
         ds = (ds if GPU else ds.map(Normalise())).to_iter_dataset(read)
         if count:
             ds = ds.mp_prefetch(options(count))
-        return placed((one["images"], one["labels"]) for one in ds)
+        return placed((batch["images"], batch["labels"]) for batch in ds)
 
     def tensorflow() -> Iterator[Any]:
         import tensorflow as tf
@@ -357,13 +357,13 @@ def variants(
 
 
 def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> float:
-    """Images per second over about so many seconds.
+    """Measures images per second for about `budget` seconds.
 
     Args:
         iterator: The batches.
-        batch: Images of each.
+        batch: Batch size.
         budget: Seconds.
-        ahead: Number of batches that were made already, and are used up before.
+        ahead: Number of prefetched batches, which are not timed.
     """
     started = seconds(iterator, 1)
     print(f"  first batch after {started:.1f} s,", end=" ", flush=True)
@@ -374,7 +374,7 @@ def measure(iterator: Iterator[Any], batch: int, budget: float, ahead: int) -> f
 
 
 def seconds(iterator: Iterator[Any], batches: int) -> float:
-    """Seconds for so many batches, the last of them there."""
+    """Returns the seconds of some batches, until the last batch is complete."""
     start = time.perf_counter()
     for _ in range(batches):
         last = next(iterator)
@@ -386,20 +386,22 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--files", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each variant in a round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time per variant and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds, when turns end")
-    parser.add_argument("--threads", type=int, default=8, help="of DALI")
-    parser.add_argument("--workers", type=int, default=16, help="of Grain")
     parser.add_argument(
-        "--match", default="", help="only variants whose name has it, or one of a|b"
+        "--limit", type=float, default=math.inf, help="seconds after which no turn begins"
     )
-    parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
+    parser.add_argument("--threads", type=int, default=8, help="DALI's threads")
+    parser.add_argument("--workers", type=int, default=16, help="Grain's workers")
+    parser.add_argument("--match", default="", help="substrings of names of variants, as a|b")
+    parser.add_argument(
+        "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
+    )
     args = parser.parse_args()
     ends = time.monotonic() + args.limit
     report.heading()
     if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()  # Grain's worker processes ask for it
+        flags.FLAGS.mark_as_parsed()  # required by Grain's workers
     rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = photos.make(args.folder or pathlib.Path(folder), args.files)
@@ -407,14 +409,14 @@ def main() -> None:
         rates = {name: [] for name in makers if any(part in name for part in args.match.split("|"))}
         for name in turns.in_turn(rates, args.rounds, is_over=lambda: time.monotonic() > ends):
             try:
-                # A fresh one each time: idle ones go on filling their buffers.
+                # A new iterator for each turn, since idle iterators continue to fill their buffers.
                 iterator = makers[name]()
                 ahead = 2 * args.workers + 8 if "Grain" in name or "worker" in name else 8
                 rate = measure(iterator, args.batch, args.seconds, ahead)
                 getattr(iterator, "close", lambda: None)()
                 del iterator
             except ImportError as error:
-                print(f"  {name}: left out, {error}", flush=True)
+                print(f"  {name}: skipped, {error}", flush=True)
                 del rates[name]
                 continue
             rates[name].append(rate)
@@ -422,7 +424,7 @@ def main() -> None:
     raw = rates[RAW]
     shares = {name: [a / b for a, b in zip(values, raw)] for name, values in rates.items()}
     report.table(
-        ("", "images/s", f"of {RAW}"),
+        ("", "images/s", f"ratio to the {RAW}"),
         [
             (name, report.spread(values), report.spread(shares[name], 3))
             for name, values in rates.items()

@@ -1,11 +1,11 @@
-"""What a training step waits for its input: a ResNet-50 in bfloat16, fed by real decoding.
+"""Measures how long training steps of a ResNet-50 in bfloat16 wait for their input.
 
-Steps over one batch that lies on the device already say what the model takes. Then the same steps
-are fed by dalijax, by Grain and OpenCV, and so on in turn, for some rounds. A step waits for its
-input from when the device has finished the step before it until it is dispatched; the rest of what
-it takes longer goes into sharing the device with the decoder. How long Python stands in
-``next()`` matters only where the device is not busy meanwhile. ``import dalijax`` sets CUDA's
-hardware queues to 32; DALIJAX_CUDA_QUEUES=keep measures CUDA's default of 8::
+Steps over a constant batch on the device measure the model alone. Then dalijax, Grain with OpenCV,
+and others provide the batches in turn, for several rounds. A step waits for its input from the end
+of the previous step until it is dispatched. The remaining additional time is due to sharing the
+device with the decoder. The time of Python in ``next()`` matters only if the device is idle.
+``import dalijax`` sets CUDA's hardware queues to 32; DALIJAX_CUDA_QUEUES=keep measures CUDA's
+default of 8::
 
     python benchmarks/training.py --threads 8 --workers 16
 """
@@ -47,7 +47,7 @@ class Bottleneck(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, height, width, channels] to 4 times `width` channels."""
+        """Maps [batch, height, width, channels] to 4 * `width` channels."""
 
         def norm(**options: Any) -> nn.BatchNorm:
             return nn.BatchNorm(
@@ -66,14 +66,14 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-50 where stages is (3, 4, 6, 3) and width is 64: 25.6 million parameters."""
+    """ResNet; ResNet-50 if stages is (3, 4, 6, 3) and width is 64 (25.6 million parameters)."""
 
     stages: tuple[int, ...]
     width: int
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Images [batch, height, width, 3] to logits [batch, CLASSES], float32."""
+        """Maps images [batch, height, width, 3] to logits [batch, CLASSES], float32."""
         x = nn.Conv(self.width, (7, 7), 2, use_bias=False, dtype=jnp.bfloat16)(x)
         x = nn.relu(nn.BatchNorm(use_running_average=False, dtype=jnp.bfloat16)(x))
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
@@ -85,35 +85,35 @@ class ResNet(nn.Module):
 
 
 class Trainer:
-    """A model, its optimiser, and a compiled step."""
+    """A model, its optimizer, and a compiled step."""
 
     def __init__(self, stages: tuple[int, ...], width: int, batch: Batch):
-        model, optimiser = ResNet(stages, width), optax.sgd(0.1, momentum=0.9, nesterov=True)
+        model, optimizer = ResNet(stages, width), optax.sgd(0.1, momentum=0.9, nesterov=True)
         self._state = jax.jit(model.init)(jax.random.key(0), batch["images"])
-        self._moments = optimiser.init(self._state["params"])
+        self._moments = optimizer.init(self._state["params"])
         self.parameters = sum(x.size for x in jax.tree.leaves(self._state["params"]))
 
         def loss(params: Any, stats: Any, images: jax.Array, labels: jax.Array) -> Any:
             logits, new = model.apply(
                 {"params": params, "batch_stats": stats}, images, mutable=["batch_stats"]
             )
-            each = optax.softmax_cross_entropy_with_integer_labels(logits, labels % CLASSES)
-            return each.mean(), new["batch_stats"]
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels % CLASSES)
+            return losses.mean(), new["batch_stats"]
 
         def step(state: Any, moments: Any, images: jax.Array, labels: jax.Array) -> Any:
             (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
                 state["params"], state["batch_stats"], images, labels.reshape(-1)
             )
-            updates, moments = optimiser.update(grads, moments, state["params"])
+            updates, moments = optimizer.update(grads, moments, state["params"])
             params = optax.apply_updates(state["params"], updates)
             return {"params": params, "batch_stats": stats}, moments, value
 
         self._step = jax.jit(step, donate_argnums=(0, 1))
 
     def run(self, batches: Iterator[Batch], steps: int) -> tuple[float, float, float]:
-        """Milliseconds of a step, of those in ``next()``, and of those without work for the device.
+        """Returns milliseconds of a step, in ``next()``, and of an idle device.
 
-        At most three steps are under way.
+        At most three steps run at a time.
         """
         done: list[float] = []
         losses: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -144,11 +144,12 @@ class Trainer:
         if not np.isfinite(float(value)):
             raise RuntimeError("the loss is not finite")
         idle = sum(max(0.0, start - before) for start, before in zip(begun[1:], done))
-        return tuple(1e3 * one / steps for one in (end - begin, in_next, idle))  # type: ignore[return-value]
+        times = (end - begin, in_next, idle)
+        return tuple(1e3 * seconds / steps for seconds in times)  # type: ignore[return-value]
 
 
 def repeated(batch: Batch) -> Iterator[Batch]:
-    """One batch again and again."""
+    """Yields a constant batch."""
     while True:
         yield batch
 
@@ -157,21 +158,23 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--files", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=40, help="of each input in a round")
+    parser.add_argument("--steps", type=int, default=40, help="steps per input and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=8, help="of DALI")
-    parser.add_argument("--workers", type=int, default=16, help="of Grain")
+    parser.add_argument("--threads", type=int, default=8, help="DALI's threads")
+    parser.add_argument("--workers", type=int, default=16, help="Grain's workers")
     parser.add_argument("--stages", type=int, nargs="+", default=(3, 4, 6, 3))
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--match", default="", help="only inputs whose name has it, a pattern")
-    parser.add_argument("--folder", type=pathlib.Path, help="where the JPEGs lie, or are put")
+    parser.add_argument("--match", default="", help="pattern of names of inputs")
+    parser.add_argument(
+        "--folder", type=pathlib.Path, help="directory of the JPEGs, created if necessary"
+    )
     args = parser.parse_args()
     report.heading()
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
     with tempfile.TemporaryDirectory() as spare:
         files = photos.make(args.folder or pathlib.Path(spare), args.files)
-        known = throughput.variants(files, args.batch, args.threads, args.workers)
+        others = throughput.variants(files, args.batch, args.threads, args.workers)
         call = {"batch_size": args.batch, "num_threads": args.threads}
         function, folder = throughput.pictures, str(pathlib.Path(files[0]).parent)
 
@@ -191,7 +194,7 @@ def main() -> None:
             "dalijax, prefetch_queue_depth=8": fed(prefetch_queue_depth=8),
             "dalijax, a stream for each operator": fed(**parallel),
             "dalijax, both": fed(prefetch_queue_depth=8, **parallel),
-            workers: known[workers],
+            workers: others[workers],
         }
         makers = {k: make for k, make in makers.items() if k == MODEL or re.search(args.match, k)}
         stream = function.stream(None, folder, **call)
@@ -204,35 +207,37 @@ def main() -> None:
         for _ in range(args.rounds):
             for name, make in makers.items():
                 iterator = make()
-                trainer.run(iterator, 2 * args.workers + 8)  # what was read ahead is used up
+                trainer.run(iterator, 2 * args.workers + 8)  # uses up prefetched batches
                 runs_of[name].append(trainer.run(iterator, args.steps))
                 getattr(iterator, "close", lambda: None)()
                 step, in_next, idle = runs_of[name][-1]
-                print(f"  {name}: {step:.2f} ms, {in_next:.2f} in next(), {idle:.2f} without work")
-    base = statistics.median(one[0] for one in runs_of[MODEL])
+                print(f"  {name}: {step:.2f} ms, {in_next:.2f} in next(), {idle:.2f} idle")
+    base = statistics.median(step for step, _, _ in runs_of[MODEL])
     report.table(
         (
-            *("input", "ms a step", "over the model, %", "waiting for input, %", "in next(), ms"),
-            "images/s",
+            *("input", "ms per step", "longer than the model alone, %", "waiting for input, %"),
+            *("in next(), ms", "images/s"),
         ),
         [
             (
                 name,
-                report.spread([one[0] for one in runs], 2),
-                f"{100 * (statistics.median(one[0] for one in runs) / base - 1):+.1f}",
-                report.spread([100 * one[2] / one[0] for one in runs], 1),
-                report.spread([one[1] for one in runs], 2),
-                f"{1e3 * args.batch / statistics.median(one[0] for one in runs):,.0f}",
+                report.spread([step for step, _, _ in runs], 2),
+                f"{100 * (statistics.median(step for step, _, _ in runs) / base - 1):+.1f}",
+                report.spread([100 * idle / step for step, _, idle in runs], 1),
+                report.spread([in_next for _, in_next, _ in runs], 2),
+                f"{1e3 * args.batch / statistics.median(step for step, _, _ in runs):,.0f}",
             )
             for name, runs in runs_of.items()
         ],
     )
-    medians = {name: statistics.median(one[0] for one in runs) for name, runs in runs_of.items()}
+    medians = {
+        name: statistics.median(step for step, _, _ in runs) for name, runs in runs_of.items()
+    }
     results = {
         name: dict(zip(("step_ms", "next_ms", "idle_ms"), zip(*runs)))
         for name, runs in runs_of.items()
     }
-    report.write(args.out, "training", results, {"": medians}, "ms a step")
+    report.write(args.out, "training", results, {"": medians}, "ms per step")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measuring in turn: all variants in one process, so that what disturbs one disturbs all."""
+"""Measures variants in turn in one process, so that a disturbance affects all of them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 
 from report import GPU, cpu_seconds
 
-WARM = 4  # batches of a pipeline before it is timed: more than DALI prefetches
-REST = 3  # batches for whose time it rests then, so that no work ahead disturbs the next one
-Times = dict[str, list[float]]  # of each variant, a time for each round
+WARM = 4  # untimed batches of a pipeline, more than DALI prefetches
+REST = 3  # pause after a turn, in batches, so that prefetching does not disturb the next turn
+Times = dict[str, list[float]]  # a time for each round, by variant
 
 
 class Turns(NamedTuple):
-    """What batches took, in microseconds, and how many cores were busy meanwhile."""
+    """Microseconds per batch, and the number of busy cores."""
 
     micros: Times
     cores: Times
 
 
 def small_files(folder: str, count: int) -> list[str]:
-    """Writes so many files of one byte, which nobody decodes, and returns their paths."""
+    """Writes `count` files of one byte, which are not decoded, and returns their paths."""
     files = [f"{folder}/{number}.jpg" for number in range(count)]
     for file in files:
         pathlib.Path(file).write_bytes(b"x")
@@ -34,7 +34,7 @@ def small_files(folder: str, count: int) -> list[str]:
 
 
 def raw_loop(pipeline: Any) -> Iterator[Any]:
-    """DALI's own loop over a pipeline; its outputs are valid until the next are asked for."""
+    """Yields outputs of a pipeline in DALI's own loop. They are valid until the next step."""
     pipeline.build()
     pipeline.schedule_run()
     while True:
@@ -51,13 +51,13 @@ def in_turn(
     seed: str = "",
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[str]:
-    """Each name once a round, in another order each time; from the second on until it is over.
+    """Yields each name once per round, in a different order in each round.
 
     Args:
-        names: Those that are left as a round begins.
+        names: The names, which may be removed during a round.
         rounds: Number of rounds.
-        seed: Of the orders.
-        is_over: Says whether the time is over.
+        seed: Seed of the orders.
+        is_over: Returns whether to stop. It is ignored in the first round.
     """
     for turn in range(rounds):
         for name in random.Random(f"{seed} {turn}").sample(list(names), len(names)):
@@ -67,7 +67,7 @@ def in_turn(
 
 
 def endless(iterator: Iterator[Any]) -> Iterator[Any]:
-    """One epoch after the other of an iterator that goes on after StopIteration."""
+    """Yields all epochs of an iterator that continues after StopIteration."""
     while True:
         yield from iterator
 
@@ -75,13 +75,13 @@ def endless(iterator: Iterator[Any]) -> Iterator[Any]:
 def time_iterators(
     iterators: Mapping[str, Iterator[Any]], rounds: int, batches: int, wait: Callable[[], object]
 ) -> Times:
-    """Medians over the batches of each round, in microseconds of ``next()``.
+    """Measures ``next()``: medians over the batches of each round, in microseconds.
 
     Args:
-        iterators: Endless ones, by name.
+        iterators: Endless iterators by name.
         rounds: Number of rounds.
-        batches: Batches of each iterator in a round.
-        wait: Called before each batch, until DALI has it ready: then only the host's work counts.
+        batches: Batches per iterator and round.
+        wait: Waits until DALI has prepared the next batch, so that only host work is timed.
     """
     times: Times = {name: [] for name in iterators}
     gc.collect()
@@ -92,7 +92,7 @@ def time_iterators(
                 wait()
                 begin = time.perf_counter()
                 taken = next(iterator)
-                del taken  # freeing it is part of its cost, whoever does it
+                del taken  # the time includes freeing the batch
                 micros.append((time.perf_counter() - begin) * 1e6)
             times[name].append(statistics.median(micros))
     return times
@@ -101,19 +101,19 @@ def time_iterators(
 def time_pipelines(
     pipelines: Mapping[str, Any], rounds: int, batches: int, to_host: bool = False
 ) -> Turns:
-    """Microseconds of a batch of each pipeline, for each round; in another order in each.
+    """Measures pipelines in microseconds per batch, in a different order in each round.
 
     Args:
-        pipelines: Built pipelines of DALI, by name.
+        pipelines: Built DALI pipelines by name.
         rounds: Number of rounds.
-        batches: Batches of each pipeline in a round.
-        to_host: Whether to wait for the last batch of a GPU, by copying it.
+        batches: Batches per pipeline and round.
+        to_host: Whether to copy the last batch from the GPU, to wait for it.
     """
     micros: Times = {name: [] for name in pipelines}
     cores: Times = {name: [] for name in pipelines}
     cuda: Any = importlib.import_module("numba.cuda") if GPU else None
     gc.collect()
-    gc.freeze()  # or each collection looks through all modules, for a tenth of a second
+    gc.freeze()  # otherwise each collection scans all modules, which takes 0.1 s
     for name in in_turn(pipelines, rounds):
         gc.collect()
         for _ in range(WARM):
@@ -135,12 +135,12 @@ def time_pipelines(
 
 
 def over(times: Times, base: str) -> Times:
-    """What each variant takes over one of them in the same round."""
+    """Returns the differences from a variant in the same round."""
     return {name: [a - b for a, b in zip(values, times[base])] for name, values in times.items()}
 
 
 def share(times: Sequence[float], base: Sequence[float]) -> str:
-    """Of the times in the same rounds: the median, and the quartiles."""
+    """Formats the ratio of times in the same round: the median and the quartiles."""
     ratios = [a / b for a, b in zip(times, base) if b > 0]
     if len(ratios) < 2:
         return ""

@@ -32,8 +32,8 @@ PHRASES = re.compile(
 )
 CEILINGS = {
     "pages": 40,
-    "examples": 205,
-    "benchmarks": 250,
+    "examples": 60,
+    "benchmarks": 60,
     "core": 205,
     "adapters": 155,
     "tests": 275,
