@@ -48,30 +48,31 @@ def beta(key: jax.Array, alpha: float) -> jax.Array:
 
 
 def mixing(config: Config, classes: int) -> Callable[..., Any]:
-    """A ``batch_map`` that applies MixUp or CutMix to the global batch, and gives soft labels.
+    """Returns a ``batch_map`` that applies MixUp or CutMix, and returns soft labels.
 
-    As in torchvision's ``v2.MixUp`` and ``v2.CutMix``, the batch has one share, and each picture is
-    mixed with the picture before it. If a recipe has both, each batch gets one of them.
+    As in torchvision's ``v2.MixUp`` and ``v2.CutMix``, the whole batch has the same weight, and
+    each image is mixed with the previous image. If a configuration has both, each batch uses MixUp
+    or CutMix at random.
     """
 
     def mix(batch: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
         images, labels = batch["images"], batch["labels"]
-        known = (labels >= 0) & (labels < classes)  # others would be of no class, and none saw it
-        hot = jnp.where(known[:, None], jax.nn.one_hot(labels, classes), jnp.nan)
+        valid = (labels >= 0) & (labels < classes)  # invalid labels become NaN, so the loss does
+        hot = jnp.where(valid[:, None], jax.nn.one_hot(labels, classes), jnp.nan)
         hot = hot * (1 - config.smoothing) + config.smoothing / classes
         if not (config.mixup or config.cutmix):
             return {**batch, "labels": hot}
-        which, *keys = jax.random.split(key, 4)
+        choice, *keys = jax.random.split(key, 4)
         both = config.mixup and config.cutmix
-        cut = jax.random.bernoulli(which) if both else jnp.array(bool(config.cutmix))
+        cut = jax.random.bernoulli(choice) if both else jnp.array(bool(config.cutmix))
         share = jnp.where(
             cut, beta(keys[0], config.cutmix or 1.0), beta(keys[0], config.mixup or 1.0)
         )
-        # CutMix: a box about a pixel, of this share less where it is cut at the picture's edge.
+        # CutMix: a box around a random pixel, cut at the edges of the image.
         sides = jnp.array(images.shape[1:3])
-        centre = jnp.floor(jax.random.uniform(keys[1], (2,)) * sides)
+        center = jnp.floor(jax.random.uniform(keys[1], (2,)) * sides)
         half = jnp.floor(0.5 * jnp.sqrt(1 - share) * sides)
-        start, end = jnp.maximum(centre - half, 0), jnp.minimum(centre + half, sides)
+        start, end = jnp.maximum(center - half, 0), jnp.minimum(center + half, sides)
         rows, columns = jnp.arange(images.shape[1]), jnp.arange(images.shape[2])
         box = ((rows >= start[0]) & (rows < end[0]))[:, None] & (
             (columns >= start[1]) & (columns < end[1])
