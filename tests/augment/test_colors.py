@@ -1,4 +1,4 @@
-"""Jitter of colors against NumPy."""
+"""Color jitter compared with NumPy."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ RGB_TO_YIQ = np.array(
 
 
 def plain_jitter(pixels, brightness, contrast, saturation, hue):
-    """Hue and saturation in YIQ, contrast about 128, brightness; rounded once."""
+    """Hue and saturation in YIQ, contrast around 128, brightness; rounded once."""
     angle = 2 * np.pi * hue
     turn = np.eye(3)
     turn[1:, 1:] = saturation * np.array(

@@ -23,12 +23,12 @@ def many_sizes(count=600):
 
 
 def whole(u, count):
-    """A whole number below a count."""
+    """Returns an integer below a count."""
     return int(u * count)
 
 
 def plain_crop(u, height, width, scale=(0.08, 1), ratio=(3 / 4, 4 / 3)):
-    """RandomResizedCrop.get_params, of random numbers instead of a generator."""
+    """RandomResizedCrop.get_params with given random numbers instead of a generator."""
     areas, ratios, (i, j) = u[:10], u[10:20], u[20:]
     for one, other in zip(areas, ratios):
         target = height * width * (scale[0] + one * (scale[1] - scale[0]))
@@ -47,7 +47,7 @@ def plain_crop(u, height, width, scale=(0.08, 1), ratio=(3 / 4, 4 / 3)):
 
 
 def plain_erase(u, height, width, p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3)):
-    """RandomErasing.get_params, of random numbers instead of a generator."""
+    """RandomErasing.get_params with given random numbers instead of a generator."""
     if u[22] >= p:
         return 0, 0
     for one, other in zip(u[:10], u[10:20]):
@@ -78,14 +78,14 @@ def test_resized_crops_are_torchvisions(scale, ratio):
     assert (start >= 0).all() and (end <= sizes).all() and (end > start).all()
 
 
-# Windows that are cut to the image, instead of tried again, would have 0.52 and 0.53.
+# Windows that are clipped to the image, instead of retried, would have 0.52 and 0.53.
 @pytest.mark.parametrize(("size", "mean"), [((375, 500), 0.432), ((400, 400), 0.478)])
 def test_resized_crops_have_torchvisions_distribution(size, mean):
     count = 20_000
     sizes = np.full((count, 2), size, np.int32)
     u = numbers(np.arange(count), "crop", COLUMNS).astype(np.float32)
     start, end = windows.resized_crops(u, sizes, (0.08, 1.0), (3 / 4, 4 / 3))
-    rng = np.random.default_rng(0)  # what the definition gives with another generator
+    rng = np.random.default_rng(0)  # the definition with another generator
     plain = np.array([plain_crop(rng.random(COLUMNS), *size) for _ in range(count)])
     assert_distributed_alike(np.hstack([start, end - start]), plain)
     areas = (end - start).prod(axis=1) / math.prod(size)
@@ -93,7 +93,7 @@ def test_resized_crops_have_torchvisions_distribution(size, mean):
 
 
 def assert_distributed_alike(ours, plain):
-    """Areas, ratios and centres of two samples of windows (top, left, height, width)."""
+    """Checks areas, ratios and centers of two samples of windows (top, left, height, width)."""
     quantities = [
         (h * w, w / h, y + h / 2, x + w / 2) for y, x, h, w in (ours.T.astype(float), plain.T)
     ]
@@ -329,7 +329,7 @@ def test_an_image_that_is_too_small_is_a_bad_record(call):
 
 @pytest.mark.parametrize("draw", (None, 3), ids=str)
 @pytest.mark.parametrize("name", sorted(augment.__all__))
-def test_what_is_no_draw_is_named(name, draw):
+def test_invalid_draws_are_named(name, draw):
     size = (8,) if name.endswith("crop") else ()
     with pytest.raises(TypeError, match=rf"draw must be .* not {draw}. Add"):
         getattr(augment, name)(None, *size, draw=draw)

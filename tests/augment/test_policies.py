@@ -12,7 +12,7 @@ from dalijax import augment
 from dalijax.core.augment import policies
 from drawing import numbers, picture, run
 
-# torchvision's order, written down once more.
+# torchvision's order, written out again.
 OPERATIONS = (
     *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness"),
     *("color", "contrast", "sharpness", "posterize", "solarize", "auto_contrast", "equalize"),
@@ -21,7 +21,7 @@ SIGNED = {*OPERATIONS[1:10]}
 
 
 def plain_magnitude(name, k, bins, wide=False):
-    """Without its sign; of translations a share of the size, or pixels in the wide space."""
+    """Unsigned; for translations, a fraction of the size, or pixels in the wide space."""
     most = {
         "shear": 0.99 if wide else 0.3,
         "translate": 32 if wide else 150 / 331,
@@ -37,14 +37,14 @@ def plain_magnitude(name, k, bins, wide=False):
 
 
 def plain_choice(u, k, bins, wide=False):
-    """Name and magnitude, of a random number for the operation and another for its sign."""
+    """Returns name and magnitude for a random number for the operation and another for its sign."""
     name = OPERATIONS[int(u[0] * 14)]
     size = plain_magnitude(name, k, bins, wide)
     return name, -size if name in SIGNED and u[1] < 0.5 else size
 
 
 def warped(pixels, a, b, c, d, e, f):
-    """Nearest pixels at (a x + b y + c, d x + e y + f), black outside: all that ties may give."""
+    """Returns the nearest pixels at (a x + b y + c, d x + e y + f), black outside, for all ties."""
     height, width = pixels.shape[:2]
     x, y = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
     candidates = []
@@ -58,14 +58,14 @@ def warped(pixels, a, b, c, d, e, f):
 
 
 def equalized(channel):
-    """Pillow's histogram equalization, but that it rounds its step down, which is one in many."""
+    """Pillow's histogram equalization, except that it rounds its step down, one in many."""
     histogram = np.bincount(channel.ravel(), minlength=256)
     lower = histogram.cumsum() - histogram
     return np.rint(lower / (channel.size - histogram[channel.max()]) * 255)[channel]
 
 
 def plain_operation(pixels, name, m, wide=False):
-    """What is expected, a list of arrays that it may be, and how much it may differ."""
+    """Returns a list of possible results, and the tolerance."""
     image = Image.fromarray(pixels)
     height, width = pixels.shape[:2]
     if name == "shear_x":
@@ -102,7 +102,7 @@ def plain_operation(pixels, name, m, wide=False):
 
 
 def records_of(name):
-    """Those of 400 records for which RandAugment chooses an operation first."""
+    """Returns those of 400 records for which RandAugment chooses an operation first."""
     return [
         k for k, u in enumerate(numbers(range(400), "rand", 2)) if plain_choice(u, 9, 31)[0] == name
     ]
@@ -110,7 +110,7 @@ def records_of(name):
 
 def check(image, pixels, name, magnitude, wide=False):
     expected, most = plain_operation(pixels, name, magnitude, wide)
-    inside = np.s_[1:-1, 1:-1] if name == "sharpness" else np.s_[:]  # Pillow leaves the edge out
+    inside = np.s_[1:-1, 1:-1] if name == "sharpness" else np.s_[:]  # Pillow omits the edge
     differences = [np.abs(image.astype(int) - one)[inside].max(axis=-1) for one in expected]
     assert np.min(differences, axis=0).max() <= most, (name, magnitude)
 
@@ -143,7 +143,7 @@ def test_rand_augment_does_torchvisions_operations(magnitude, bins):
 
 
 def check_alone(given, name, expected):
-    """Images of an operation of RandAugment against a function of Pillow's images."""
+    """Compares images of an operation of RandAugment with a function of Pillow's images."""
     (images,) = run(
         lambda images, draw: augment.rand_augment(images, draw=draw, num_ops=1, name="rand"),
         given,
@@ -214,7 +214,7 @@ def test_trivial_augment_does_torchvisions_operations():
         check(image, pixels, name, size, wide=True)
 
 
-# DALI's tables of the paper, without what has no probability.
+# DALI's tables of the paper, without operations of probability 0.
 TABLES = {
     "imagenet": dali_policies.get_reduced_image_net_policy(),
     "cifar10": dali_policies.get_reduced_cifar10_policy(),
@@ -236,7 +236,7 @@ def test_tables_are_the_papers(policy):
 
 
 def plain_policy(policy, u):
-    """The operations and magnitudes of both stages."""
+    """Returns the operations and magnitudes of both stages."""
     pair = policies.POLICIES[policy][int(u[0] * 25)]
     stages = []
     for (name, p, k), chance, sign in zip(pair, u[1:3], u[3:5]):
@@ -260,7 +260,7 @@ def test_auto_augment_does_torchvisions_operations(policy):
         if len(some) < 2:
             check(image, pixels, *(some or [("identity", 0)])[0])
             single += len(some)
-        else:  # exact for the first, so that the second one's bound holds
+        else:  # exact for the first, so that the second operation's bound holds
             first, most = plain_operation(pixels, *some[0])
             if most == 0 and len(first) == 1:
                 check(image, first[0].astype(np.uint8), *some[1])

@@ -1,4 +1,4 @@
-"""A record's augmentation: the same alone and in other batches, with conditionals and without."""
+"""A record's augmentation is the same alone and in other batches, with and without conditionals."""
 
 import numpy as np
 import pytest
@@ -59,8 +59,8 @@ def test_a_branch_of_a_graph_with_conditionals_augments_its_samples_alone(functi
         (augment.auto_augment, {"policy": "svhn"}),
     ],
 )
-def test_states_can_tell_other_settings(function, change):
-    """They are in no argument of an operator."""
+def test_states_detect_different_settings(function, change):
+    """They are not arguments of an operator."""
     seen = []
 
     def graph(images, draw, **more):

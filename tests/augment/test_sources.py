@@ -1,4 +1,4 @@
-"""Augmentation of records of a source, through the iterator: layouts, states, small pictures."""
+"""Augmentation of records of a source, through the iterator: layouts, states, small images."""
 
 import ast
 import json
@@ -38,7 +38,7 @@ def make(batch_size, shards=0, function=graph, count=COUNT, **more):
 
 
 def by_number(batches):
-    """The image of each record of some batches of one epoch."""
+    """Returns the image of each record in some batches of an epoch."""
     return {
         int(number): np.asarray(image)
         for batch in batches
@@ -65,7 +65,7 @@ def test_a_state_goes_on_and_knows_the_settings():
         other.set_state(state)
         again = by_number(other)
     assert {k: again[k].tolist() for k in rest} == {k: v.tolist() for k, v in rest.items()}
-    # The settings of draws are named; of many operators the last ones together.
+    # The settings of draws are named; for many operators, only the last.
     for change, name in (({"magnitude": 10}, "draw.#2"), ({"value": 1}, "further")):
         with make(4, **change) as other:
             differs = rf"differs.*\n  operators\.{name}\.arguments: .*\nMake"

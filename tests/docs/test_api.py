@@ -1,4 +1,4 @@
-"""The API reference: each public name has an entry, on its module's page, and no other has."""
+"""The API reference: each public name has an entry on its module's page, and no other name has."""
 
 import ast
 import importlib
@@ -33,7 +33,7 @@ MODULES = {
 
 
 def public_names(file: pathlib.Path) -> list[str]:
-    """What a module lists in ``__all__``; Pax's can't be imported here."""
+    """Returns the names in a module's ``__all__``; Pax's module can't be imported here."""
     for node in ast.parse(file.read_text()).body:
         targets = getattr(node, "targets", [getattr(node, "target", None)])
         if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
@@ -47,7 +47,7 @@ def module_file(module: str) -> pathlib.Path:
 
 
 def entries(page: str) -> set[str]:
-    """The names that a page documents."""
+    """Returns the names that a page documents."""
     text = (DOCS / "api" / f"{page}.md").read_text()
     return set(re.findall(r"^(?:::: |## .*\{ #)([\w.]+)", text, re.MULTILINE))
 
@@ -134,7 +134,7 @@ def test_each_public_module_has_a_page():
         for glob in ("*.py", "adapters/*.py", "adapters/*/__init__.py")
         for f in PACKAGE.glob(glob)
     }
-    # ReportInput is a name of dalijax.adapters.clu; its file is no module of its own.
+    # ReportInput is a name of dalijax.adapters.clu; its file is not a module of the API.
     doors.remove(PACKAGE / "adapters" / "clu_report.py")
     documented = {module_file(module) for module in MODULES}
     assert {file for file in doors if public_names(file)} == documented - {

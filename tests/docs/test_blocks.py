@@ -1,4 +1,4 @@
-"""Every page of the documentation: its blocks run, its sentences are short, its links hold."""
+"""Every page of the documentation: its blocks run, its sentences are short, its links resolve."""
 
 import ast
 import os
@@ -23,14 +23,14 @@ each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.rel
 
 @each_page
 def test_its_blocks_run(path, tmp_path):
-    """In one namespace and an empty folder, on 8 devices of the CPU, as a program of their own."""
+    """In a single namespace and an empty folder, on 8 CPU devices, as a separate program."""
     page = Page(path)
     code = page.program()
     if code is None:
         assert not page.prelude.exists(), "a prelude of a page without blocks"
         return
     (tmp_path / "scratch").mkdir()
-    program = tmp_path / f"page_{page.prelude.name}"  # importable, and no module's name
+    program = tmp_path / f"page_{page.prelude.name}"  # importable, and not the name of a module
     program.write_text(code)
     folders = [ROOT / "tests" / "support", ROOT / "examples", tmp_path / "scratch"]
     python_path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
@@ -43,14 +43,14 @@ def test_its_blocks_run(path, tmp_path):
     }
     done = run_python(program, cwd=tmp_path / "scratch", env=env)
     printed = iter((done.stdout + done.stderr).splitlines())
-    for block in page.outputs():  # each line of the page behind the one before
+    for block in page.outputs():  # each line of the page after the previous line
         for number, line in enumerate(block.lines, block.first):
             assert "..." in line or any(line in p for p in printed), f"{path.name}:{number}: {line}"
 
 
 @each_page
-def test_its_blocks_say_what_they_are(path):
-    """Their language; Python that is not run here compiles, and commands name what there is."""
+def test_its_blocks_are_labelled(path):
+    """The language is set; Python that is not run compiles, and commands name existing files."""
     for block in Page(path).blocks:
         where = f"{path.name}:{block.first}"
         assert block.language in LANGUAGES, f"{where}: {block.language!r}"
@@ -62,7 +62,7 @@ def test_its_blocks_say_what_they_are(path):
 
 
 def check_command(where, command):
-    """The extras, targets and files of the repository that a command names are there."""
+    """Checks that the extras, targets and files of a command exist in the repository."""
     for extras in re.findall(r"""(?:dalijax|\.)\[([\w,]+)\]""", command):
         assert set(extras.split(",")) <= EXTRAS, f"{where}: {extras}"
     tokens = shlex.split(command, comments=True)
@@ -79,7 +79,7 @@ def test_its_lines_and_sentences_are_short(path):
 
 
 @each_page
-def test_its_links_hold(path):
+def test_its_links_resolve(path):
     page = Page(path)
     for number, link in page.links():
         file, _, anchor = link.partition("#")

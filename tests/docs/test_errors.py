@@ -1,4 +1,4 @@
-"""The page of errors: up to date, and it has what is in fact raised."""
+"""The page of errors is up to date, and contains the errors that are raised."""
 
 import importlib.util
 import re

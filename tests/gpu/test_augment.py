@@ -40,7 +40,7 @@ def test_a_gpu_has_the_numbers_of_a_cpu_and_its_pixels(function):
         assert one.shape == two.shape and one.dtype == two.dtype
         difference = np.abs(one.astype(int) - two).max(axis=-1)
         # A pixel of a warped image that lies between two may be either, and equalizing, or a
-        # threshold, turns a rounding into a step.
+        # threshold, amplifies rounding.
         assert np.mean(difference > 3) < 0.05
         assert difference.mean() < 3
 
@@ -52,7 +52,7 @@ def test_a_record_is_augmented_alike_in_every_batch_on_a_gpu():
         records = range(start, stop)
         (images,) = run(ALL["chain"], given[start:stop], records, gpu=True, conditionals=True)
         for one, two in zip(images, together[start:stop]):
-            # The order in which a GPU adds up a mean may depend on the batch.
+            # The order in which a GPU sums a mean may depend on the batch.
             assert one.shape == two.shape and np.mean(one != two) < 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Functions in the graph on a GPU: values against NumPy, streams, and resuming."""
+"""Functions in the graph on a GPU: values compared with NumPy, streams, and resuming."""
 
 import contextlib
 import gc
@@ -28,7 +28,7 @@ BATCH = 8
 
 
 def run(graph, runs=20, pause=0.0, **options):
-    """The outputs of some runs of a plain DALI pipeline, as lists of the samples' arrays."""
+    """Runs a plain DALI pipeline; returns the outputs as lists of the samples' arrays."""
     options = {"batch_size": BATCH, "num_threads": 4, "device_id": 0, "seed": 3} | options
     pipeline = pipeline_def(graph, **options)()
     pipeline.build()
@@ -133,7 +133,7 @@ def test_dlpack_functions(library, batch):
 
 
 def doubling_behind_work(cupy, private):
-    """A function of a sample that takes milliseconds, on a stream of its own or CuPy's default."""
+    """A slow function of a sample, on its own stream or on CuPy's default stream."""
     with cupy.cuda.Device(0):
         busy = cupy.cuda.Stream(non_blocking=True) if private else cupy.cuda.Stream.null
         work = cupy.full((2048, 2048), 1e-3, cupy.float32)
@@ -150,7 +150,7 @@ def doubling_behind_work(cupy, private):
 
 @pytest.mark.parametrize("batch", (False, True))
 def test_dali_waits_for_cupys_current_stream(batch):
-    """Also where one event stands for all arrays of a batch."""
+    """Also if a single event covers all arrays of a batch."""
     double = doubling_behind_work(pytest.importorskip("cupy"), private=True)
 
     def doubles(xs):
@@ -319,7 +319,7 @@ def test_samples_at_any_address_are_whole_on_any_stream(size, dtype):
 
 @pytest.mark.parametrize("batch", (False, True))
 def test_copies_at_even_addresses_last_as_long_as_a_busy_stream_needs_them(batch):
-    """JAX, whose copies they are, knows nothing of that stream."""
+    """JAX owns the copies, and does not know the stream."""
     double = doubling_behind_work(pytest.importorskip("cupy"), private=True)
 
     def graph():
@@ -333,7 +333,7 @@ def test_copies_at_even_addresses_last_as_long_as_a_busy_stream_needs_them(batch
 
 @contextlib.contextmanager
 def writing(full):
-    """Arrays made by another thread all the time, in whatever memory is free."""
+    """Arrays that another thread creates continuously, in any free memory."""
     stop, sizes, count = threading.Event(), random.Random(0), 0
 
     def write():
@@ -359,7 +359,7 @@ SHAPE = (256, 256, 3)
 
 @pytest.fixture(scope="module")
 def double():
-    """Twice an array, in milliseconds."""
+    """Doubles an array, in milliseconds."""
     work = jnp.full((2048, 2048), 1e-3)
 
     @jax.jit
@@ -377,9 +377,9 @@ KINDS = ("jax_function", "padded", "no inputs", "samples", "batch", "nothing", "
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_are_whole_while_jax_computes_something_else(double, kind):
-    """DALI drops what it gets before it has read it; JAX would write there at once.
+    """DALI drops its inputs before it has read them, and JAX would overwrite them at once.
 
-    Of 100 batches of DALI's own jax_function 77 were wrong so, on an H200.
+    Of 100 batches of DALI's own jax_function, 77 were wrong in this way on an H200.
     """
     halves = (BATCH, *SHAPE)
 
@@ -410,7 +410,7 @@ def test_outputs_are_whole_while_jax_computes_something_else(double, kind):
             made = fn.dl_tensor_python_function(x, function=function, **options)
         return x, dali_fn.flip(dali_fn.flip(made))
 
-    shape = halves if kind in ("jax_function", "no inputs") else SHAPE  # of what DALI reads
+    shape = halves if kind in ("jax_function", "no inputs") else SHAPE  # what DALI reads
     full = jax.jit(lambda: jnp.full(shape, 7.0))
     with writing(full):
         batches = run(graph, 40)
@@ -462,7 +462,7 @@ def test_outputs_are_kept_for_as_long_as_dali_reads_them_only(kind):
     for _ in range(20):
         pipeline.run()
     assert len(made) >= 20
-    # A few more for as long as the pipeline works on the batches that it prepares.
+    # Some more, as long as the pipeline works on the batches that it prepares.
     most = 2 if kind == "jax_function" else BATCH
     deadline = time.monotonic() + 300
     while not 0 < (alive := sum(one() is not None for one in made)) <= most:
@@ -487,12 +487,12 @@ def test_nothing_is_kept_once_an_iterator_is_closed(kind):
 
     iterator = data_iterator(graph, ["x"], size=-1)(batch_size=BATCH)
     next(iterator)
-    gc.disable()  # which would find them, later
+    gc.disable()  # which would find them later
     try:
         iterator.close()
         deadline = time.monotonic() + 300
         while any(one() is not None for one in made) and time.monotonic() < deadline:
-            jnp.zeros(()).block_until_ready()  # an older JAX frees what was dropped here
+            jnp.zeros(()).block_until_ready()  # an older JAX frees dropped arrays here
             time.sleep(0.01)
     finally:
         gc.enable()
@@ -534,7 +534,7 @@ def test_ragged_functions_may_return_what_is_elsewhere(mode):
 
 @pytest.mark.parametrize("dynamic", (True, False))
 def test_outputs_that_are_inputs(dynamic):
-    """The older executors write the inputs' memory again at once."""
+    """The older executors overwrite the inputs' memory at once."""
 
     def both(x):
         return x, x * 2
@@ -550,9 +550,10 @@ def test_outputs_that_are_inputs(dynamic):
 
 @pytest.mark.parametrize("dynamic", (True, False))
 def test_outputs_on_the_cpu_are_whole_when_a_gpu_reads_them(dynamic):
-    """The older executors write the inputs' memory again before; of DALI's own 40 of 40 were wrong.
+    """The older executors overwrite the inputs' memory earlier.
 
-    That was of outputs that are inputs, on an H200, with these queues; 3 of 40 with a depth of 4.
+    With DALI's own function, 40 of 40 batches whose outputs are inputs were wrong on an H200 with
+    these queues, and 3 of 40 with a depth of 4.
     """
     cpu = jax.devices("cpu")[0]
     functions = [
@@ -569,7 +570,7 @@ def test_outputs_on_the_cpu_are_whole_when_a_gpu_reads_them(dynamic):
         x = dali_fn.random.uniform(shape=list(SHAPE))
         made = [one(x).gpu() for one in functions]
         blurred = made[0]
-        for _ in range(15):  # so that what is in front of it runs ahead
+        for _ in range(15):  # so that the operators before it run ahead
             blurred = dali_fn.gaussian_blur(blurred, sigma=3.0, window_size=21)
         return dali_fn.copy(x).gpu(), *made, blurred
 

@@ -1,7 +1,7 @@
-"""What only a GPU can show: mixed decoding, zero-copy, the asynchronous step, exact resume.
+"""Tests that need a GPU: mixed decoding, zero-copy, the asynchronous step, exact resume.
 
-Run by `DALIJAX_TEST_GPU=1 python -m pytest tests/gpu` on a machine with a GPU, a JAX that
-sees it, and DALI; skipped elsewhere.
+Run by `DALIJAX_TEST_GPU=1 python -m pytest tests/gpu` on a machine with a GPU, a JAX that supports
+it, and DALI; skipped elsewhere.
 """
 
 import shutil
@@ -69,7 +69,7 @@ def test_arrays_outlive_their_pipelines(photos):
     held = list(iterator)
     want = [{k: np.array(v) for k, v in batch.items()} for batch in held]
     iterator.close()
-    for _ in range(3):  # would write over the buffers, had DALI taken them back
+    for _ in range(3):  # would overwrite the buffers if DALI had reclaimed them
         with make(photos, augment=True) as other:
             assert len(list(other)) == len(held)
     for batch, values in zip(held, want, strict=True):
@@ -78,7 +78,7 @@ def test_arrays_outlive_their_pipelines(photos):
 
 
 def counting(shape=(64, 224, 224, 3)):
-    """Batch k is k everywhere, made on the GPU by DALI."""
+    """Batch k is k everywhere, created by DALI on the GPU."""
 
     def batch(info):
         return [np.full(shape[1:], info % 256, np.uint8)] * shape[0]
@@ -183,7 +183,7 @@ def test_a_cpu_pipeline_on_a_gpu_machine(photos):
 
 
 def drawing(files, gpu):
-    """Random operators on the CPU and on the GPU, whose numbers are the same on both."""
+    """Random operators on the CPU and on the GPU, with equal numbers on both."""
     device = "gpu" if gpu else "cpu"
     data, label = read_files(files, random_shuffle=True, pad_last_batch=True)
     image = fn.decoders.image_random_crop(data, device="mixed" if gpu else "cpu")
@@ -220,7 +220,7 @@ def test_a_state_goes_on_on_another_device(photos, saved, now):
         one, two = next(ours), next(other)
         for name in names[:-1]:
             np.testing.assert_array_equal(one[name], two[name])
-        # The GPU's decoder rounds otherwise.
+        # The GPU's decoder rounds differently.
         alike = 0 if (saved == "cpu") == (now == "cpu") else 2
         np.testing.assert_allclose(one["image"], two["image"], rtol=0, atol=alike)
 

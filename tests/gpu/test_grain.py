@@ -1,4 +1,4 @@
-"""What Grain's adapters must do on a GPU: resume training bit by bit, and refuse its workers."""
+"""Grain's adapters on a GPU: training resumes bit for bit, and workers are refused."""
 
 import os
 import pathlib
@@ -56,7 +56,7 @@ def test_elements_are_jax_arrays_and_a_graph_leaves_the_gpu_to_the_main_process(
     options = grain.MultiprocessingOptions(num_workers=1)
     with pytest.raises(RuntimeError, match="a GPU pipeline in a worker process"):
         next(iter(records.pipe(transform).mp_prefetch(options)))
-    # The way out: workers hand over batches of encoded bytes.
+    # The alternative: workers send batches of encoded bytes.
     for batch_fn in (list, pack_records):
         encoded = records.batch(4, batch_fn=batch_fn).to_iter_dataset().mp_prefetch(options)
         for own, other in zip(encoded.pipe(transform), batches, strict=True):

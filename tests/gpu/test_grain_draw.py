@@ -1,4 +1,4 @@
-"""`draw` in the graphs of Grain's adapters on GPUs: a CPU's numbers, pixels within the rounding."""
+"""`draw` in graphs of Grain's adapters on GPUs: a CPU's numbers, and pixels within the rounding."""
 
 import itertools
 import pathlib

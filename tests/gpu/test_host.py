@@ -1,4 +1,4 @@
-"""NumPy batches of GPU pipelines: DALI copies them to the host, as part of the pipeline."""
+"""NumPy batches of GPU pipelines: the pipeline copies them to the host."""
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ def called(files, dynamic=True):
 def test_they_are_those_of_the_device(photos, dynamic):
     call = called(photos, dynamic)
     want = list(DALIDatasetIterator(FUNCTION, num_epochs=2, element="jax", **call))
-    got = list(DALIDatasetIterator(FUNCTION, num_epochs=2, **call))  # held while DALI goes on
+    got = list(DALIDatasetIterator(FUNCTION, num_epochs=2, **call))  # kept while DALI continues
     data = list(DALIDataset(FUNCTION, **call).repeat(2))
     assert len(want) == len(got) == len(data)
     for one, two, three in zip(want, got, data):

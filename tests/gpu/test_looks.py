@@ -1,4 +1,4 @@
-"""What `dalijax.show` draws of arrays on a GPU, and the memory that `dalijax.tune` says."""
+"""`dalijax.show` with arrays on a GPU, and the GPU memory in `dalijax.tune`."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What only several GPUs can show: every mesh gets its rows, decoded once, in place."""
+"""Tests that need several GPUs: every mesh gets its rows, decoded once, in place."""
 
 import jax
 import numpy as np
@@ -61,7 +61,7 @@ def test_meshes(photos, shape, spec, order):
                 np.testing.assert_array_equal(np.asarray(shard.data), want[where[shard.device]])
         counted += np.asarray(batch["x"])[np.asarray(batch["mask"])].ravel().tolist()
     assert sorted(counted) == list(range(len(photos)))
-    assert seen and all(seen)  # labels lie where DALI made them
+    assert seen and all(seen)  # labels stay in DALI's memory
     jax.debug.visualize_array_sharding(batch["x"])
 
 
@@ -97,7 +97,7 @@ def test_batch_map(photos, spec):
 
 
 def test_batch_map_beside_a_step(photos):
-    """Both have collectives, which the GPUs must start in the same order."""
+    """Both use collectives, which the GPUs must start in the same order."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
 
     def centred(batch, key):

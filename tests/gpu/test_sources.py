@@ -52,7 +52,7 @@ def rows_of(iterator, batches):
 def check(rows, reference):
     for name in ("id", "u", "window", "mask"):
         np.testing.assert_array_equal(rows[name], reference[name], name)
-    # Which pictures the hardware decodes depends on the batch.
+    # Which images the hardware decodes depends on the batch.
     off = np.abs(rows["image"].astype(int) - reference["image"].astype(int))
     assert off.mean() < 2 and np.quantile(off, 0.99) < 16
 

@@ -1,4 +1,4 @@
-"""Videos and recordings on a GPU: NVDEC's frames, those of a CPU, and states between the two."""
+"""Videos and recordings on a GPU: NVDEC's frames, a CPU's frames, and states between the two."""
 
 import json
 import wave
@@ -62,7 +62,7 @@ def test_motion_jpeg_is_named():
 
 @pytest.fixture(scope="module")
 def webms():
-    """Clips that a CPU and a GPU decode."""
+    """Clips that both a CPU and a GPU decode."""
     return [FOLDER / ON_BOTH[k % len(ON_BOTH)] for k in range(N)]
 
 
@@ -85,14 +85,14 @@ def test_a_state_goes_on_on_a_gpu_and_on_a_cpu(webms, device, to):
     wanted = rows_of(saved)
     for batch in (BATCH, 2):
         other = of_files(webms, to, batch_size=batch)
-        # The device is an argument of the decoder: states of sources know it not.
+        # The device is an argument of the decoder, which states of sources do not contain.
         other.set_state(state)
         check(rows_of(other), wanted, device == to == "cpu")
 
 
 @pytest.mark.parametrize("names", (("h264.mp4",), tuple(ON_GPU), ON_BOTH))
-def test_every_state_goes_on(names):
-    """Saved after each step and taken up by a new iterator, of clips of several codecs."""
+def test_every_state_resumes(names):
+    """Saves after each step and resumes in a new iterator, with clips of several codecs."""
     paths = [FOLDER / names[k % len(names)] for k in range(N)]
     with of_files(paths, seed=7) as iterator:
         states, batches = [iterator.get_state()], []
@@ -166,7 +166,7 @@ def test_every_state_of_dalis_video_reader_goes_on():
                     np.testing.assert_array_equal(np.asarray(batch[name]), wanted[name])
 
 
-# Recordings: decoded by a CPU, and all else on the GPU, as docs/audio.md has it.
+# Recordings: decoded by a CPU, with all other operators on the GPU, as in docs/audio.md.
 
 
 def recordings(data, label, *, draw, device):

@@ -1,4 +1,4 @@
-"""Comparisons with torchvision, in an environment of their own: `make test-parity`."""
+"""Comparisons with torchvision, in a separate environment: `make test-parity`."""
 
 import importlib.util
 
@@ -12,11 +12,11 @@ else:
 
 @pytest.fixture(scope="session")
 def photos():
-    """Four photographs of other sizes."""
+    """Four photographs of different sizes."""
     return photographs()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """The figures of docs/imagenet.md: differences, median / 99th percentile / maximum."""
+    """Prints the figures of docs/imagenet.md."""
     for line in table() if "table" in globals() else ():
         terminalreporter.write_line(line)

@@ -1,4 +1,4 @@
-"""Jitter of colors, with the same factors as torchvision's."""
+"""Color jitter, with the same factors as torchvision's."""
 
 import itertools
 
@@ -20,7 +20,7 @@ FACTORS = [0.6, 0.8, 1.2, 1.4]
 
 
 def both(photos, name, factor):
-    """An adjustment by one factor: ours, and torchvision's."""
+    """Returns an adjustment by one factor: ours, and torchvision's."""
     (ours,) = run(
         lambda x, draw: augment.color_jitter(x, draw=draw, **{name: (factor, factor)}), photos
     )
@@ -38,7 +38,7 @@ def test_brightness_and_saturation_are_torchvisions(photos, name, factor):
 def test_contrast_is_torchvisions_but_for_its_centre(photos, factor):
     ours, theirs = both(photos, "contrast", factor)
     differences("jitter, contrast", ours, theirs)
-    centred = [  # about 128, as torchvision does it about the mean gray
+    centred = [  # around 128; torchvision uses the mean gray
         np.clip(128 + factor * (one - 128.0), 0, 255) for one in photos
     ]
     assert differences("jitter, contrast about 128", ours, centred).max() <= 1

@@ -1,4 +1,4 @@
-"""Windows: their distributions and pixels, beside torchvision's."""
+"""Windows: distributions and pixels compared with torchvision."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SIZES = [(375, 500), (500, 375), (64, 640)]
 
 
 def draws(transform, size):
-    """What torchvision's transform draws for one size of image, by name."""
+    """Returns the draws of torchvision's transform for an image size, by name."""
     torch.manual_seed(0)
     image = torch.empty((3, *size), dtype=torch.uint8)
     params = [transform.make_params([image]) for _ in range(DRAWS)]
@@ -24,7 +24,7 @@ def draws(transform, size):
 
 
 def assert_windows_alike(piece, ours, theirs, size):
-    """Areas, ratios and centres of two samples of windows (top, left, height, width)."""
+    """Checks areas, ratios and centers of two samples of windows (top, left, height, width)."""
     for name, quantity in {
         "area": lambda y, x, h, w: h * w / np.prod(size),
         "ratio": lambda y, x, h, w: np.log(w / h),
@@ -56,7 +56,10 @@ def test_erased_windows_have_torchvisions_distribution(size, ratio):
     sizes = np.full((DRAWS, 2), size, np.int32)
     start, extent = windows.erased(u, sizes, 1.0, (0.02, 0.33), ratio)
     theirs = np.array([*draws(v2.RandomErasing(ratio=ratio), size).values()])
-    ours, some = np.array([*start.T, *extent.T]), theirs[2] < size[0]  # else nothing is erased
+    ours, some = (
+        np.array([*start.T, *extent.T]),
+        theirs[2] < size[0],
+    )  # if any is erased
     assert abs(np.mean(extent[:, 0] > 0) - np.mean(some)) < 0.01
     ours, theirs = ours[:, extent[:, 0] > 0], theirs[:, some]
     assert_windows_alike("erased", ours, theirs, size)
@@ -87,7 +90,7 @@ def test_a_resized_crop_has_torchvisions_pixels_but_at_its_edge(photos, side, an
         [one[within] for one in theirs],
     )
     assert np.median(inner) == 0 and inner.max() <= 2
-    whole = differences(piece, ours, theirs)  # torchvision cuts the neighbours off before resizing
+    whole = differences(piece, ours, theirs)  # torchvision cuts the neighbors off before resizing
     assert np.median(whole) == 0 and np.mean(whole > 2) < 0.02
 
 

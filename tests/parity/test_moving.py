@@ -1,4 +1,4 @@
-"""docs/moving/pytorch-dali.md: both sides of it give the same batches."""
+"""docs/moving/pytorch-dali.md: both programs deliver the same batches."""
 
 import runpy
 
@@ -25,7 +25,7 @@ def test_pytorch_and_jax_train_on_the_same_batches(tmp_path, monkeypatch):
         program = tmp_path / f"{name}_side.py"
         program.write_text(on_cpu("\n".join([*graph.lines, *block.lines])))
         runpy.run_path(str(program), {"train_step": train_step})
-    assert len(trained["torch"]) == len(trained["jax"]) == 10  # of 300 pictures by 32
+    assert len(trained["torch"]) == len(trained["jax"]) == 10  # 300 images in batches of 32
     for (torch, *of_torch), (jax, *of_jax) in zip(trained["torch"], trained["jax"], strict=True):
         assert torch.startswith("torch") and jax.startswith("jax")
         for one, other in zip(of_torch, of_jax, strict=True):

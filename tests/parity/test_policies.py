@@ -1,4 +1,4 @@
-"""RandAugment, TrivialAugment and AutoAugment: tables and operations, beside torchvision's.
+"""RandAugment, TrivialAugment and AutoAugment: tables and operations compared with torchvision.
 
 torchvision has its magnitudes in `_AUGMENTATION_SPACE`, and calls its operations in
 `_apply_image_or_video_transform`; there are no public names.
@@ -21,12 +21,12 @@ INTERPOLATIONS = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
 
 
 def theirs_of(name):
-    """torchvision's name of an operation."""
+    """Returns torchvision's name of an operation."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
 def magnitudes(space, name, bins, size):
-    """torchvision's magnitudes of an operation; of solarizing from 0 to 255, as of bytes."""
+    """Returns torchvision's magnitudes of an operation; solarizing is from 0 to 255."""
     values, signed = space[theirs_of(name)]
     table = values(bins, *size)
     table = np.zeros(bins) if table is None else np.broadcast_to(table.numpy(), bins)
@@ -69,7 +69,7 @@ def test_tables_are_torchvisions(policy):
 
 
 def both(photos, name, magnitude, interpolation="nearest"):
-    """Photographs behind one operation, with both signs: ours, and torchvision's."""
+    """Applies an operation with both signs to photographs: ours, and torchvision's."""
     u = numbers(range(1000), "rand", 2).astype(np.float32)
     (choice,) = policies.rand_augment(u, 1, magnitude, 31)
     chosen, below = choice.operation == NAMES.index(name), u[:, 1] < 0.5
@@ -103,8 +103,8 @@ def both(photos, name, magnitude, interpolation="nearest"):
     return ours, theirs
 
 
-# Grey levels that each may differ by at most: torchvision cuts fractions off, and here they are
-# rounded, once.
+# Gray levels by which each operation may differ: torchvision truncates, and we round
+# once.
 MOST = {
     **dict.fromkeys(("identity", "translate_x", "translate_y", "posterize", "solarize"), 0),
     **dict.fromkeys(("brightness", "contrast", "auto_contrast"), 1),
@@ -116,7 +116,7 @@ MOST = {
 @pytest.mark.parametrize("name", NAMES[:14])
 def test_operations_are_torchvisions(photos, name, magnitude):
     ours, theirs = both(photos, name, magnitude)
-    if name == "sharpness":  # torchvision leaves the pixels at the edge as they are
+    if name == "sharpness":  # torchvision does not change the pixels at the edge
         differences("sharpness, with the edge", ours, theirs)
         ours, theirs = ([one[1:-1, 1:-1] for one in images] for images in (ours, theirs))
     levels = differences(name, ours, theirs)

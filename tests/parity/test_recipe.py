@@ -1,4 +1,4 @@
-"""Normalization, MixUp, CutMix and smoothed labels of examples/imagenet, beside torchvision's."""
+"""Normalization, MixUp, CutMix and label smoothing of examples/imagenet, as in torchvision."""
 
 import dataclasses
 import importlib
@@ -33,7 +33,7 @@ def recipe(monkeypatch):
 
 
 def batch_of(photos, side=200):
-    """Images [8, side, side, 3] and labels [8], all different."""
+    """Returns different images [8, side, side, 3] and labels [8]."""
     cut = [one[k : k + side, k : k + side] for k in (0, 60) for one in photos]
     return np.stack(cut), np.arange(8, dtype=np.int32)
 
@@ -81,7 +81,7 @@ def test_cutmix_of_the_same_box(recipe, photos):
     mix = module.mixing(dataclasses.replace(config, mixup=0.0), CLASSES)
     images, labels = batch_of(photos)
     marks = np.zeros_like(images)
-    marks[1::2] = 255  # each beside another one
+    marks[1::2] = 255  # each next to another image
     transform = v2.CutMix(num_classes=CLASSES)
     for seed in range(4):
         key = jax.random.key(seed)
@@ -99,7 +99,7 @@ def test_cutmix_of_the_same_box(recipe, photos):
 
 
 def drawn(mix, height=24, width=36):
-    """Label shares and boxes (top, bottom, left, right) of DRAWS batches of two images."""
+    """Returns label shares and boxes (top, bottom, left, right) of DRAWS batches of two images."""
     images = jnp.zeros((2, height, width, 1), jnp.uint8).at[1].set(255)
 
     def one(key):

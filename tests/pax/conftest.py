@@ -1,4 +1,4 @@
-"""Tests of the Pax adapter, in an environment of their own (`make test-pax`): Python 3.10."""
+"""Tests of the Pax adapter, in a separate environment (`make test-pax`): Python 3.10."""
 
 import importlib.util
 

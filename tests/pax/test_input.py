@@ -1,4 +1,4 @@
-"""DALIInput keeps praxis's contract of an input, line by line, and its states go everywhere."""
+"""DALIInput fulfils praxis's contract of an input, line by line, and its states are portable."""
 
 import contextlib
 import copy
@@ -79,7 +79,7 @@ WHOLE = [
 
 @pytest.fixture
 def built(monkeypatch):
-    """The pipelines that were built."""
+    """Records the pipelines that were built."""
     seen, build = [], Pipeline.build
 
     def counted(own):
@@ -196,7 +196,7 @@ def test_save_and_restore_files(jpegs_many, tmp_path):
     other = evaluation(jpegs_many)
     other.restore(tmp_path / "input")
     assert samples(epoch(other)) == WHOLE[1:]
-    for begun in (0, 1):  # a refused state changes nothing, before the first batch, too
+    for begun in (0, 1):  # a refused state has no effect, even before the first batch
         fewer = evaluation(jpegs_many, arguments={"count": 9})
         for _ in range(begun):
             fewer.get_next()
@@ -222,7 +222,7 @@ def test_specs_build_no_pipeline_twice(jpegs_many, built):
         pax_fiddle.Config(DALIInputSpecsProvider, input_p=train.clone())
     )
     specs = provider.get_input_specs()
-    data = base_hyperparams.instantiate(train)  # as Pax does; then it drops the provider
+    data = base_hyperparams.instantiate(train)  # like Pax, which then drops the provider
     del provider
     gc.collect()
     expected = {"x": ((4, 1), np.int32), "u": ((4,), np.float32)}
@@ -245,7 +245,7 @@ def test_specs_build_no_pipeline_twice(jpegs_many, built):
         assert len(built) == before + 1
     made(jpegs_many, is_training=True).get_next()  # the provider's still
     assert len(built) == before + 1
-    # With the provider go the pipelines that no input asked for.
+    # Pipelines that no input has requested are freed with the provider.
     del provider
     base_hyperparams.instantiate(pax_fiddle.Config(DALIInputSpecsProvider, input_p=train))
     gc.collect()
@@ -289,7 +289,7 @@ def test_a_source_without_a_state_is_refused_only_where_states_are_kept():
         data.get_next()
         with pytest.raises(error, match="no state to resume from"):
             data.get_state()
-    assert data.peek_padded() is not None  # as Pax looks at it where it keeps no states
+    assert data.peek_padded() is not None  # as Pax looks at it if it stores no states
 
 
 def test_evaluations_of_all_batches(jpegs_many):
@@ -416,7 +416,7 @@ def test_one_shard_of_a_function_that_takes_none():
     made([], iterator_fn=own)
 
 
-# The conformance check, and one state through every protocol
+# The conformance check, and a state through every protocol
 
 
 class View:
@@ -460,7 +460,7 @@ def test_every_public_class_is_tested_here():
 
 
 def others(files):
-    """Each protocol's iterator over the same function and arguments."""
+    """Returns each protocol's iterator over the same function and arguments."""
     call = {"files": files[:N], "num_threads": 1, "batch_size": BATCH, "shuffle": True}
     fitted = data_iterator(graph, ["x", "u"], reader_name="reader", mask="eval_sample_weights")
     yield fitted.stream(None, **call)
@@ -494,8 +494,8 @@ def same(batch, expected):
 TRAINING = {"is_training": True, "input_random_seed": 3}
 
 
-def of_source(host=0, hosts=1, **fields):
-    """An input of a host over a source of 11 numbers."""
+def over_source(host=0, hosts=1, **fields):
+    """Returns a host's input over a source of 11 numbers."""
     source = sources.Arrays({"number": np.arange(11, dtype=np.int32)})
     make = data_iterator(lambda number, draw: (number, draw.uniform()), ["x", "u"], source=source)
     place = {"infeed_host_index": host, "num_infeed_hosts": hosts, "batch_size": 4 // hosts}
@@ -504,8 +504,11 @@ def of_source(host=0, hosts=1, **fields):
 
 
 def test_a_source():
-    """Hosts slice one global batch, and an evaluation has each sample once."""
-    whole, hosts = of_source(**TRAINING), [of_source(k, 2, **TRAINING) for k in range(2)]
+    """Hosts slice a global batch, and an evaluation has each sample once."""
+    whole, hosts = (
+        over_source(**TRAINING),
+        [over_source(k, 2, **TRAINING) for k in range(2)],
+    )
     for _ in range(5):
         batch, parts = whole.get_next(), [host.get_next() for host in hosts]
         for name in ("x", "u"):
@@ -513,7 +516,7 @@ def test_a_source():
             np.testing.assert_array_equal(together, batch[name])
     evaluated = []
     for k in range(2):
-        data = of_source(k, 2, reset_for_eval=True, eval_loop_num_batches=-1)
+        data = over_source(k, 2, reset_for_eval=True, eval_loop_num_batches=-1)
         batches = []
         with contextlib.suppress(StopIteration):
             while True:
@@ -524,22 +527,22 @@ def test_a_source():
     assert sorted(evaluated) == list(range(11))
 
 
-def test_paxmls_files_of_a_source_go_on_on_another_number_of_hosts(tmp_path):
-    """Two hosts saved, one restores by paxml's handler; and what it saved goes on on four."""
+def test_paxmls_files_of_a_source_resume_on_another_number_of_hosts(tmp_path):
+    """Two hosts save, one host restores with paxml's handler and saves, and four hosts resume."""
     handler = checkpoints.BaseInputCheckpointHandler()
     saved, next_batches = epath.Path(tmp_path) / "two", []
     saved.mkdir()
     for host in range(2):
-        data = of_source(host, 2, **TRAINING)
+        data = over_source(host, 2, **TRAINING)
         for _ in range(4):  # into the second epoch
             data.get_next()
         data.save(saved / f"process_{host}-of-2")
         next_batches.append(data.get_next())
-    one = of_source(**TRAINING)
+    one = over_source(**TRAINING)
     handler.restore(saved, one)
     handler.save(epath.Path(tmp_path) / "one", one)
     batch = one.get_next()
-    hosts = [of_source(host, 4, **TRAINING) for host in range(4)]
+    hosts = [over_source(host, 4, **TRAINING) for host in range(4)]
     for host, data in enumerate(hosts):
         data.restore(epath.Path(tmp_path) / "one" / f"process_{host}-of-4")
     for parts in (next_batches, [data.get_next() for data in hosts]):

@@ -1,4 +1,4 @@
-"""docs/pax.md: its block runs, and its inputs give what the page says."""
+"""docs/pax.md: its block runs, and its inputs deliver the documented batches."""
 
 import runpy
 
@@ -11,14 +11,14 @@ from pages import DOCS, NOT_RUN, Page, on_cpu
 
 def test_the_page_trains_and_evaluates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    draw_folder()  # 300 pictures
+    draw_folder()  # 300 images
     TRAIN.with_name("val").symlink_to(TRAIN.name)
     (block,) = [b for b in Page(DOCS / "pax.md").blocks if b.language == "python"]
     assert block.lines[0].startswith(NOT_RUN)
     (tmp_path / "page.py").write_text(on_cpu("\n".join(block.lines)))
     page = runpy.run_path("page.py", {"train": train})
     training = pax_fiddle.instantiate(page["training"])
-    batches = [training.get_next() for _ in range(6)]  # an epoch has five: it never ends
+    batches = [training.get_next() for _ in range(6)]  # an epoch has five: it is endless
     assert {batch.images.shape for batch in batches} == {(64, 32, 32, 3)}
     specs = pax_fiddle.instantiate(page["specs"]).get_input_specs()
     assert specs.images.shape == (64, 32, 32, 3) and specs.images.dtype == np.uint8

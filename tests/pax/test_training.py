@@ -1,4 +1,4 @@
-"""A real paxml training with input checkpoints: steps in one go equal steps in two processes."""
+"""A real paxml training with input checkpoints: an uninterrupted run equals two processes."""
 
 import importlib
 import json
@@ -35,7 +35,7 @@ def test_six_steps_are_four_and_two(tmp_path, layout, options):
     # Parameters and momenta, too.
     assert run(tmp_path, "stopped", 6, layout, *options) == straight
     evaluations = [line for (kind, _), line in straight.items() if kind == "evaluation"]
-    # Ten pictures are held out: three batches of four.
+    # Ten images are held out: three batches of four.
     assert [line["batches"] for line in evaluations] == [3, 3, 3]
     (saved,) = (tmp_path / "stopped").glob("**/checkpoint_*4/train_input/process_0-of-1")
     state = json.loads(saved.read_bytes())
@@ -44,7 +44,7 @@ def test_six_steps_are_four_and_two(tmp_path, layout, options):
 
 
 def test_labels_have_the_shape_of_the_weights(jpegs, monkeypatch):
-    """Else a loss for each sample would be of shape (batch, batch)."""
+    """Otherwise a loss for each sample would have the shape (batch, batch)."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
     monkeypatch.setenv("XLA_FLAGS", DEVICES)
     example = importlib.import_module("pax_train")

@@ -1,4 +1,4 @@
-"""`dalijax.profile`: the verdict by numbers alone, and real loops with one part that is slow."""
+"""`dalijax.profile`: the verdict from figures, and real loops with a single slow part."""
 
 import itertools
 import time
@@ -22,10 +22,10 @@ from dalijax.core.tools.profile.verdict import verdict
 from dalijax.profile import profile
 
 BATCH = 4
-SLOW = 0.05  # seconds of a batch, beside graphs of less than two milliseconds
+SLOW = 0.05  # seconds per batch, in graphs that take less than two milliseconds
 CALL = {"batch_size": BATCH, "num_threads": 1, "device_id": None}
 
-# The verdict, by numbers
+# The verdict, from figures
 
 GRAPH = (
     Stage("fn.readers.file", "input", 0.02),
@@ -98,7 +98,7 @@ def test_the_cure_fits_the_stage(stages, threads, pipelines, cure):
 
 
 def test_the_slowest_stage_is_of_the_slowest_lane():
-    # Two operators of the CPU take longer than the one of the GPU, which works beside them.
+    # Two operators of the CPU take longer than the GPU operator, which works at the same time.
     stages = (Stage("a", "cpu", 4.0), Stage("b", "cpu", 5.0), Stage("c", "gpu", 6.0))
     assert Replay(1.0, stages).slowest.name == "b"
     assert Replay(1.0, stages).shares == {"a": 4 / 15, "b": 5 / 15, "c": 6 / 15}
@@ -153,7 +153,7 @@ def test_the_slowest_part_of_a_graph_is_looked_into():
     known = measured(cuts, latency, lambda: True)
     assert known[4] == 2 and known[5] == 52 and 3 not in known
     assert known[1] == 1 and known[10] == 55 and len(seen) < len(costs)
-    # Once the time is over the slowest one is still found.
+    # After the time limit, the slowest operator is still found.
     known = measured(cuts, latency, lambda: False)
     assert known[4] == 2 and known[5] == 52 and len(known) < 7
     assert measured([0, 1], lambda cut: 3.0, lambda: True) == {0: 0.0, 1: 3.0}
@@ -163,9 +163,9 @@ def test_the_slowest_part_of_a_graph_is_looked_into():
 
 
 def run(iterator, steps=14, model=0.0, seconds=1.5):
-    """The report of a loop over some epochs.
+    """Returns the report of a loop over some epochs.
 
-    Its step sleeps for so many seconds, and 20 times as long as ``next()`` took at least: with a
+    Its step sleeps for the given seconds, and at least 20 times as long as ``next()`` took: with a
     model it is not input-bound, however slow the machine is.
     """
     left = steps
@@ -256,7 +256,7 @@ def test_a_slow_function_of_a_graph():
 
 @pytest.fixture(scope="module")
 def large_jpegs(tmp_path_factory):
-    """JPEGs of three million pixels of noise, which take long to decode and to nothing else."""
+    """JPEGs of three million pixels of noise, which are slow to decode."""
     folder = tmp_path_factory.mktemp("large")
     noise = np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), np.uint8)
     for k in range(2):
@@ -275,12 +275,12 @@ def test_slow_decoding(large_jpegs):
     with make(large_jpegs, **CALL) as iterator:
         report = run(iterator)
         assert slowest_of(report) == "fn.decoders.image"
-    # Constants take no time, so that none is measured alone.
+    # Constants take no time, so that no operator is measured alone.
     assert list(report.stages) == ["fn.readers.file", "fn.decoders.image", "fn.slice"]
 
 
 def test_a_slow_batch_map():
-    """Its NumPy arrays are waited for in next(); jax.Arrays are computed while the loop goes on."""
+    """Its NumPy arrays are waited for in next(); jax.Arrays are not."""
 
     def slow(x):
         time.sleep(SLOW)
@@ -298,7 +298,7 @@ def test_a_slow_batch_map():
 
 
 def test_slow_placing():
-    def graph():  # arrays that cost nothing to make; the older executor has them copied
+    def graph():  # arrays that cost no time to create; the older executor copies them
         return dali_fn.constant(idata=[1], shape=[1 << 24], dtype=types.UINT8)
 
     with data_iterator(graph, ["x"], size=4096)(**CALL, exec_dynamic=False) as iterator:
@@ -308,7 +308,7 @@ def test_slow_placing():
     assert "input: placing takes " in str(report)
 
 
-# What it leaves alone
+# What the profiler leaves unchanged
 
 
 @pytest.mark.parametrize("kind", ("reader", "source"))
@@ -371,7 +371,7 @@ def test_a_loop_that_fails_leaves_nothing_behind():
         run(iterator, steps=3, seconds=0)
 
 
-# What can't be replayed
+# Graphs that can't be replayed
 
 
 def test_a_generator_is_not_taken_from():
@@ -387,7 +387,7 @@ def test_a_generator_is_not_taken_from():
     make = data_iterator(lambda: dali_fn.external_source(generator, batch=True), ["x"])
     with make(**CALL) as iterator:
         report = run(iterator, steps=8)
-        assert len(taken) <= 8 + 2  # what DALI prepares ahead
+        assert len(taken) <= 8 + 2  # the batches that DALI prepares ahead
     assert report.input_bound and report.input == "" and report.pipeline_rate is None
     assert "fn.external_source can't run a second time" in report.unknown
     assert report.unknown in str(report) and report.stages == {}

@@ -1,4 +1,4 @@
-"""Arrays as pictures and sounds, against NumPy."""
+"""Arrays as images and sounds, compared with NumPy."""
 
 import ml_dtypes
 import numpy as np
@@ -80,7 +80,7 @@ def test_pictures_have_channels_last():
         ("f4", 0.2, 0.9, True, 0, 1),
         ("f2", 3, 250, True, 0, 255),
         ("f4", -0.8, 0.7, True, -1, 1),
-        ("f4", -2.1, 2.6, True, -2.1, 2.6),  # less the mean, by the deviation
+        ("f4", -2.1, 2.6, True, -2.1, 2.6),  # minus the mean, divided by the deviation
         ("f4", -0.02, 1.03, True, 0, 1),  # interpolated
         ("f4", -9, 260, True, 0, 255),
         ("f4", -0.2, 1.5, True, -0.2, 1.5),
@@ -98,7 +98,7 @@ def test_pixels():
     bytes_ = RNG.integers(0, 256, (4, 5, 3)).astype(np.uint8)
     as_they_are = brightness(np.uint8, 0, 255)
     np.testing.assert_array_equal(to_rgb(bytes_, as_they_are), bytes_)
-    # Scaled to floats, of half precision, too, and normalised, they are drawn alike.
+    # Scaled to floats (also of half precision) and normalized, they look the same.
     unit = brightness(np.float32, 0, 1)
     np.testing.assert_array_equal(to_rgb((bytes_ / 255).astype(np.float16), unit), bytes_)
     signed = brightness(np.float32, -1, 1)
@@ -116,7 +116,7 @@ def test_pixels():
     np.testing.assert_array_equal(to_rgb(four, as_they_are), bytes_)
 
 
-def test_what_is_not_finite_is_magenta():
+def test_non_finite_values_are_magenta():
     picture = np.full((4, 4, 3), 0.5)
     picture[0, 1, 2], picture[3, 3, 0] = np.nan, np.inf
     drawn = to_rgb(picture, brightness(np.float64, 0, 1))
@@ -148,7 +148,7 @@ def test_a_tone_is_a_line_of_the_spectrogram():
     loudness = spectrogram(tone)
     assert loudness.shape == (129, (8000 - 256) // 64 + 1)
     assert (loudness.argmax(0) == 32).all() and loudness.max() == 0 and loudness.min() == -80
-    # As the definition has it, without a trick.
+    # By the definition, without an optimization.
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(256) / 256)
     power = [np.abs(np.fft.rfft(tone[s : s + 256] * window)) ** 2 for s in range(0, 7745, 64)]
     decibels = 10 * np.log10(np.maximum(np.array(power).T / np.max(power), 1e-12))

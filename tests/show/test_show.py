@@ -1,4 +1,4 @@
-"""Pages and sheets of what has batches, which stays where it stands."""
+"""Pages and sheets of iterators, whose position does not change."""
 
 import base64
 import html.parser
@@ -30,7 +30,7 @@ RNG = np.random.default_rng(0)
 
 
 class Parsed(html.parser.HTMLParser):
-    """The elements of a page: their tags and attributes, texts, and the pictures."""
+    """The elements of a page: their tags and attributes, texts, and the images."""
 
     def __init__(self, page):
         super().__init__()
@@ -54,7 +54,7 @@ class Parsed(html.parser.HTMLParser):
 
 
 def parsed(page):
-    """The page's elements, once it is known to need nothing else."""
+    """Returns the page's elements, and checks that it loads no other files."""
     text = page.html
     found = Parsed(text)
     assert "http" not in text and "url(" not in text and "@import" not in text
@@ -125,7 +125,7 @@ def test_every_kind_of_output_is_drawn():
     page = show(batch, classes={"label": names, "nested/mixed": names})
     found = parsed(page)
     drawn = iter(found.pictures)
-    for _ in range(2):  # of bytes, and as floats with the channels first
+    for _ in range(2):  # as bytes, and as floats with the channels first
         for image in images:
             np.testing.assert_array_equal(next(drawn), image)
     for image in images:
@@ -150,7 +150,7 @@ def test_every_kind_of_output_is_drawn():
         *("label: elk", "label: 7", "0.75 dog + 0.25 cat", f"{images.mean():.4g}"),
     ):
         assert words in text, words
-    # A histogram for each output of numbers: all but the text and the files.
+    # A histogram for each output of numbers: all except the text and the files.
     assert found.classes("svg").count("histogram") == 8
 
 
@@ -183,7 +183,7 @@ def test_an_iterator_stays_where_it_is(pictures):
         one = show(iterator)
         assert one.title == repr(iterator) and one.html.count("<h1>") == 1
         assert [contents.title for contents in one.batches] == ["Epoch 0, batch 1"]
-        # More batches than are left of the epoch.
+        # More batches than the epoch has left.
         all_left = show(iterator, batches=5)
         assert [c.title for c in all_left.batches] == ["Epoch 0, batch 1", "Epoch 0, batch 2"]
         assert all_left.failures == []
@@ -261,7 +261,7 @@ def test_what_fails_is_named(tmp_path):
 
 
 def rows_of(page, name):
-    """The samples of an output, a record in each row."""
+    """Returns the samples of an output, a record in each row."""
     (contents,) = page.batches
     (output,) = [one for one in contents.outputs if one.name == name]
     samples = np.stack(output.samples)
@@ -286,7 +286,7 @@ def test_draws_of_a_readers_records(pictures):
     page = show(train, files=pictures, records=3, draws=4)
     assert page.failures == []
     check_draws(page, 3, 4, ["label"])
-    with train(pictures, batch_size=3) as iterator:  # the first draw is what training has
+    with train(pictures, batch_size=3) as iterator:  # the first draw is the training's
         first = next(iterator)
     np.testing.assert_array_equal(rows_of(page, "label")[:, 0], first["label"])
     np.testing.assert_array_equal(rows_of(page, "image")[:, 0], first["image"])
@@ -463,7 +463,7 @@ number = 3
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The present folder, with a module ``my_data`` and 8 pictures in ``data/class``."""
+    """The current folder, with a module ``my_data`` and 8 images in ``data/class``."""
     write_jpegs(tmp_path / "data" / "class", 8)
     (tmp_path / "my_data.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What threads make of the records before the loop asks for a batch."""
+"""Threads prepare records before the loop asks for a batch."""
 
 import threading
 
@@ -27,8 +27,8 @@ def reads_ahead():
     return threading.current_thread().name.startswith("dalijax-read")
 
 
-def test_threads_draw_what_a_graph_has_drawn_before():
-    """The loop draws the first runs, since nothing says sooner what a graph draws."""
+def test_threads_repeat_the_draws_of_earlier_runs():
+    """The loop draws the first runs, since the graph's draws are unknown until it runs."""
     ahead = []
 
     def noted(u, _):
@@ -50,7 +50,7 @@ def test_threads_draw_what_a_graph_has_drawn_before():
 
 @pytest.mark.parametrize("shards", (0, 2))
 def test_a_draw_that_raises_fails_at_its_batch(shards):
-    """Threads call it some batches ahead: those before it come, and it is tried again."""
+    """Threads call it some batches ahead: earlier batches are delivered, and it is retried."""
     broken = [True]
 
     def checked(u, _):
@@ -75,7 +75,7 @@ def test_a_draw_that_raises_fails_at_its_batch(shards):
 
 
 class Meeting(Source):
-    """Its first reads wait for one another, so that there must be a thread for each."""
+    """The first reads wait for one another, so each needs a thread."""
 
     fields = {"number": Field(np.int32)}
 
@@ -101,7 +101,7 @@ class Meeting(Source):
 
 @pytest.mark.parametrize("shards,threads", ((1, 2), (2, 2), (4, 1), (4, 3)))
 def test_all_pipelines_share_the_threads(shards, threads):
-    """A read has 64 records: those of two runs of a pipeline ask for four at once."""
+    """A read has 64 records: both runs of a pipeline request four reads at once."""
     source = Meeting(threads, threading.Barrier(threads))
 
     def graph(number):
@@ -115,7 +115,7 @@ def test_all_pipelines_share_the_threads(shards, threads):
 
 
 def test_threads_read_ahead_once_a_batch_is_taken():
-    """While it is taken they would only take turns with it."""
+    """While the batch is taken, the threads would only contend for the GIL."""
     read = []
 
     class Noted(Meeting):
@@ -124,7 +124,7 @@ def test_threads_read_ahead_once_a_batch_is_taken():
             return super().read(indices, names)
 
     def runs_read():
-        for _ in range(3):  # a start, its reads, and what follows them
+        for _ in range(3):  # the start, its reads, and the following calls
             feed._workers.call(int).get()
         return len(read) // BATCH
 
@@ -135,7 +135,7 @@ def test_threads_read_ahead_once_a_batch_is_taken():
         feed.rows(0, 0).read.column("number")
         assert runs_read() == 3
         assert len(feed.rows(2, 0).read.column("number")) == BATCH and runs_read() == 3
-        feed.forget(0)  # the third run was asked for, the next one and two behind it are read
+        feed.forget(0)  # the third run was requested; the next run and two more are read
         assert runs_read() == 6
         feed.forget(1)
         assert len(feed.rows(5, 0).read.column("number")) == BATCH and runs_read() == 6
@@ -164,7 +164,7 @@ def test_a_record_of_a_source_without_names_is_named_by_its_number():
 
 
 def test_inputs_of_any_rank_and_size_reach_the_graph():
-    """Values that differ in shape are handed over one by one, others as one array."""
+    """Values that differ in shape are passed one by one, others as a single array."""
     rng = np.random.default_rng(0)
     ragged = [rng.integers(0, 256, (k % 3, k % 5 + 1), np.uint8) for k in range(COUNT)]
     table = rng.random((COUNT, 2, 3), np.float32)
@@ -221,5 +221,5 @@ assert not any(one.is_alive() for one in readers)
 """
 
 
-def test_an_iterator_may_be_freed_wherever_the_cyclic_gc_runs():
+def test_the_cyclic_gc_may_free_an_iterator_anywhere():
     run_python("-c", ABANDONED, timeout=120)

@@ -1,4 +1,4 @@
-"""Warnings of batches that do not fit a source's epochs: where they come, and where they do not."""
+"""Warnings of batches that do not fit a source's epochs, and cases without a warning."""
 
 import warnings
 
@@ -14,7 +14,7 @@ take = data_iterator(lambda x: x + 0, ["x"])
 
 
 def passes(batch_size, count=2, **call):
-    """The rows of some passes, and the warnings."""
+    """Returns the rows of some passes, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with take(source=SOURCE, batch_size=batch_size, **call) as iterator:
@@ -35,7 +35,7 @@ def test_an_evaluation_whose_last_batch_has_rows_of_the_next_epoch_warns_once():
     "batch_size, call",
     [
         (25, {"shuffle": False}),
-        (50, {}),  # each record comes as often as others, over the epochs
+        (50, {}),  # each record is delivered equally often over the epochs
         (50, {"shuffle": False, "mask": "mask"}),
         (50, {"shuffle": False, "last_batch_policy": LastBatchPolicy.PARTIAL}),
         (50, {"shuffle": False, "last_batch_policy": LastBatchPolicy.DROP}),
@@ -48,7 +48,7 @@ def test_other_settings_do_not_warn(batch_size, call):
     assert passes(batch_size, **call)[1] == []
 
 
-def test_streams_without_end_do_not_warn_and_finite_ones_do():
+def test_finite_streams_warn_and_endless_streams_do_not():
     for num_epochs, expected in ((None, 0), (2, 1)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

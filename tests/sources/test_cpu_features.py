@@ -1,4 +1,4 @@
-"""Random numbers do not depend on what the CPU can do: NumPy's loops for others give them, too."""
+"""Random numbers do not depend on the CPU's features: NumPy's loops for other CPUs agree."""
 
 import os
 
@@ -28,7 +28,7 @@ print("dispatched", sum(m.__cpu_features__[one] for one in m.__cpu_dispatch__))
 """
 
 
-def test_random_numbers_are_those_of_any_cpu():
+def test_random_numbers_do_not_depend_on_the_cpu():
     umath = pytest.importorskip("numpy._core._multiarray_umath")
     features = [one for one in umath.__cpu_dispatch__ if umath.__cpu_features__[one]]
     if not features:

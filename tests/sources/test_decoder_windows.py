@@ -1,4 +1,4 @@
-"""Windows of decoders that aren't inside an image: DALI may end the process."""
+"""Windows of decoders that aren't inside an image, which can crash DALI."""
 
 import itertools
 import json
@@ -108,7 +108,7 @@ def test_windows_are_refused_if_dali_refuses_them(operator, prints_arguments):
 
 
 @pytest.mark.parametrize("how", ["records", "paths", "Grain"])
-def test_records_that_are_smaller_than_a_window_are_named(how, tmp_path):
+def test_records_smaller_than_a_window_are_named(how, tmp_path):
     def decode(value):
         data = read_file(value) if how == "paths" else value
         return fn.decoders.image_crop(data, crop=(20, 30))

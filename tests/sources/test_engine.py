@@ -57,7 +57,7 @@ def check(batch, rows, count, seed=3, shuffle=True):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_moves(seed):
-    """Batches are those of the position, whatever moves came before, on whatever layout."""
+    """Batches match the position after any moves, on any layout."""
     chosen = np.random.default_rng(seed)
     policy, padded = (FILL, DROP, PARTIAL)[seed % 3], bool(chosen.integers(2))
     count, shuffle = int(chosen.integers(5, 30)), bool(chosen.integers(4))
@@ -106,7 +106,7 @@ def test_random_moves(seed):
 
 
 def test_moves_take_constant_time():
-    """The reads after a move are those of the batches that are prepared, and no others."""
+    """A move reads only the batches that are prepared."""
     source = Numbers(100_000)
     engine = make(source, 4)
     for move in (lambda: engine.skip(20_000), lambda: engine.rewind(), lambda: engine.seek(7, 99)):
@@ -168,11 +168,11 @@ def test_bad_records(how, shards):
 
 @pytest.mark.parametrize("name", ("number", None))
 def test_each_masked_record_is_named_once(name):
-    """However often its batch is made, beside others that can't be decoded, and in padding."""
+    """It is named once, however often its batch is made, with other bad records and in padding."""
 
     class Named(Numbers):
         def name(self, index):
-            return f"{name} {index}" if name else {}[index]  # which looks into the record
+            return f"{name} {index}" if name else {}[index]  # which reads the record
 
     name = name or "record"
     source = Named(6, unreadable={0, 1}, undecodable={3})
@@ -194,7 +194,7 @@ def test_each_masked_record_is_named_once(name):
     engine.close()
 
 
-def test_a_source_that_is_gone_loses_no_batch():
+def test_a_source_that_vanishes_loses_no_batch():
     source = Numbers(8)
     engine = make(source, 4, graph=decode, output_map=["number", "images", "drawn"], shuffle=False)
     source.unreadable = set(range(8))
@@ -235,7 +235,7 @@ def test_states_of_another_stream_are_refused(change, name):
     other.close()
 
 
-def test_a_seed_that_was_left_out_is_the_states():
+def test_a_missing_seed_is_taken_from_the_state():
     engine, other = make(Numbers(8), 3), make(Numbers(8), 5, seed=None)
     engine.peek()
     engine.advance()
@@ -267,7 +267,7 @@ def test_damaged_states_are_refused():
     engine.close()
 
 
-def test_the_same_record_draws_the_same_in_every_batch():
+def test_a_record_draws_the_same_numbers_in_every_batch():
     seen = {}
     for batch_size, shards in itertools.product((2, 4, 8), (0, 1, 2)):
         engine = make(Numbers(16), batch_size, shards)
@@ -307,7 +307,7 @@ def noisy(number):
 
 
 def walk(engine, count, spec=False):
-    """The next batches, over the ends of epochs."""
+    """Returns the next batches, across the ends of epochs."""
     out = []
     while len(out) < count:
         if engine.at_end():
@@ -326,9 +326,9 @@ def records_of(batches):
 
 
 def test_random_operators_of_dali_have_no_state():
-    """Their numbers depend on the batches before, on this layout: no state is restored with others.
+    """Their numbers depend on earlier batches and on the layout, so restoring raises an error.
 
-    Moves to a saved place are refused before and after the pipelines are built.
+    Moves to a saved position are refused before and after the pipelines are built.
     """
     engine = make(Numbers(18), 4, graph=noisy)
     walk(engine, 2)
@@ -357,7 +357,7 @@ def test_random_operators_of_dali_have_no_state():
 
 @pytest.mark.parametrize("shards", (0, 2))
 def test_random_operators_of_dali_deliver_the_right_records(shards):
-    """Every way of moving within a run gives the position's records, and new numbers."""
+    """Every move within a run delivers the position's records, with new numbers."""
     whole = walk(make(Numbers(18), 4, shards, graph=noisy), 14)
     assert len({tuple(np.ravel(drawn)) for _, drawn in whole}) == 14
     assert whole == walk(make(Numbers(18), 4, shards, graph=noisy), 14)
@@ -384,7 +384,7 @@ def test_random_operators_of_dali_deliver_the_right_records(shards):
         (lambda x, y: (x + 1, y + 1), lambda x, y: (y + 1, x + 1)),
     ],
 )
-def test_graphs_that_are_connected_otherwise_are_refused(graph, other):
+def test_graphs_with_different_connections_are_refused(graph, other):
     source = Arrays({"x": np.arange(8), "y": np.arange(8) * 10})
 
     def make(definition, batch_size=2):

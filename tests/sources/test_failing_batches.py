@@ -1,4 +1,4 @@
-"""Batches with bad records: what is counted, named and delivered, and what is tried again."""
+"""Batches with bad records: counts, names, delivered rows, and retries."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ MODES = ("raise", "skip", "mask")
 
 
 class Numbers(sources.Source):
-    """The numbers of the records, of which some can't be read."""
+    """The numbers of the records, some of which can't be read."""
 
     fields = {"x": sources.Field(np.int32)}
 
@@ -53,7 +53,7 @@ def over(source, on_error, batch_size=2, **more):
 
 
 def outcomes(iterator, count):
-    """The numbers of the next batches, "stop" or the names of bad records."""
+    """Returns the numbers of the next batches, "stop", or the names of bad records."""
     out = []
     for _ in range(count):
         try:
@@ -88,7 +88,7 @@ def test_a_spec_at_the_end_of_an_epoch_counts_nothing(on_error):
 @pytest.mark.parametrize("on_error", MODES)
 @pytest.mark.parametrize("bad", [{3}, {7}, {6, 7}, {0}, set()], ids=str)
 @pytest.mark.parametrize("kind", ("iterator", "auto_reset", "stream"))
-def test_peeking_moves_no_state(on_error, bad, kind):
+def test_peeking_does_not_change_the_state(on_error, bad, kind):
     make = over(Numbers(8, bad), on_error, None, mask="m")
 
     def new():
@@ -144,7 +144,7 @@ def test_a_chain_resumes_and_skips_as_a_list_does(on_error):
         assert whole[:5] == [[0, 1], [4, 5], [6, 7], [10, 11], [0, 1]]
 
 
-def test_a_stream_of_one_batch_an_epoch_goes_on_with_the_next_good_one():
+def test_a_stream_of_one_batch_per_epoch_continues_with_the_next_good_batch():
     drop = {"last_batch_policy": LastBatchPolicy.DROP, "shuffle": True}
     make = over(Numbers(8, {3}), "skip", None, **drop)
     plain = over(Numbers(8), "raise", None, **drop).stream(None, batch_size=5, seed=0)
@@ -158,7 +158,7 @@ def test_a_stream_of_one_batch_an_epoch_goes_on_with_the_next_good_one():
 
 
 @pytest.mark.parametrize("count", (2, 40))
-def test_an_epoch_without_a_batch_is_an_error_of_its_end(count):
+def test_an_epoch_without_a_batch_raises_at_its_end(count):
     bad = set(range(0, 2 * count, 2))
     iterator = over(Numbers(2 * count, bad), "skip")
     assert outcomes(iterator, 3) == ["empty", "stop", "stop"]
@@ -208,7 +208,7 @@ def first_pixel(data):
 
 
 @pytest.mark.parametrize("devices", (1, 2, 4))
-def test_masked_rows_of_pictures_do_not_depend_on_the_devices(devices):
+def test_masked_rows_of_images_do_not_depend_on_the_devices(devices):
     source = pictures(16, {1, 2, 3, 4, 9})
     make = data_iterator(first_pixel, ["x"], source=source, on_error="mask", mask="m")
     iterator = make(batch_size=8, shuffle=False, sharding=rows_over(devices))
@@ -233,7 +233,7 @@ def test_a_record_that_can_not_be_decoded_is_searched_for_once():
     assert {*searches} == {0}
     named = [sum(len(e.files) for e in iterator.errors if e.epoch == k) for k in range(3)]
     assert named == [2, 2, 2]
-    for state, want in zip(states, epochs):  # an iterator that knows of none of them
+    for state, want in zip(states, epochs):  # an iterator that has not seen them
         fresh = make(batch_size=16, seed=3)
         fresh.set_state(state)
         assert [np.asarray(batch["x"]).tolist() for batch in fresh] == want
@@ -270,7 +270,7 @@ def test_an_environment_that_fails_loses_no_batch(number):
     iterator = over(source, on_error, mask="m", prepare_first_batch=False)
     assert outcomes(iterator, 1) == [[0, 1]]
     state, source.bad = iterator.get_state(), set(range(8))
-    iterator._engine.drop()  # what was read ahead
+    iterator._engine.drop()  # the batches that were read ahead
     with pytest.raises(type(make_error())):
         (iterator.peek if number % 2 else iterator.__next__)()
     assert iterator.get_state() == state and counts(iterator) == (0, 0, 0)
@@ -278,7 +278,7 @@ def test_an_environment_that_fails_loses_no_batch(number):
     assert outcomes(iterator, 4) == [[2, 3], [4, 5], [6, 7], "stop"]
 
 
-def test_an_environment_that_recovers_is_not_noticed():
+def test_an_environment_that_recovers_has_no_effect():
     class Once(Numbers):
         failed = 0
 
@@ -298,7 +298,7 @@ def test_an_environment_that_fails_in_a_search_makes_no_record_bad(call):
     calls = []
 
     def fails_once(picture):
-        if picture.flat[0] < 2:  # record 0, which stands in for record 5
+        if picture.flat[0] < 2:  # record 0, which replaces record 5
             calls.append(None)
             if len(calls) == call:
                 raise MemoryError
@@ -351,7 +351,7 @@ def test_closing_ends_a_search_that_waits_for_a_read(monkeypatch):
     assert iterator.errors == ()
 
 
-def test_errors_are_told_from_those_of_records():
+def test_environment_errors_are_distinguished_from_record_errors():
     def caused(error, cause):
         error.__cause__ = cause
         return error
@@ -384,7 +384,7 @@ def test_errors_take_bounded_memory():
     assert (len(iterator.errors), counts(iterator)) == (1000, (0, 1200, 1200))
 
 
-def test_dali_s_random_operators_seek_nowhere_else_after_a_peek():
+def test_dalis_random_operators_refuse_to_seek_after_a_peek():
     def noisy(x):
         return x + 0, fn.random.uniform()
 
@@ -397,6 +397,6 @@ def test_dali_s_random_operators_seek_nowhere_else_after_a_peek():
         for epoch, step in ((0, 2), (0, 3), (1, 0)):
             with pytest.raises(StateError, match="Uniform"):
                 iterator.seek(epoch, step)
-        iterator.seek(0, 1)  # where it is
+        iterator.seek(0, 1)  # at its position
         iterator.seek(0, 0)
     assert jax.process_count() == 1

@@ -1,4 +1,4 @@
-"""Files of folders and lists against DALI's own reader."""
+"""Files of folders and lists, compared with DALI's reader."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ def classes(tmp_path):
     for number, name in enumerate([*NAMES, "a/note.txt", "readme.md"]):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"%d" % number)
-    (root / "empty").mkdir()  # it counts as a class for DALI, too
+    (root / "empty").mkdir()  # DALI counts it as a class, too
     (root / "a" / "folder.jpg").mkdir()
     os.symlink("../b/2.jpg", root / "a" / "link.jpg")
     os.symlink("b", root / "linked")
@@ -154,7 +154,7 @@ def test_special_files_are_left_out_with_a_warning(tmp_path, caplog):
 def test_a_fifo_among_paths_is_a_bad_record(listed, tmp_path, monkeypatch):
     Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
     paths = [str(tmp_path / f"{k}.png") for k in (0, 1)]
-    if listed:  # of long lists not all files are checked
+    if listed:  # of long lists, only some files are checked
         monkeypatch.setattr("dalijax.core.sources.files._MOST_CHECKED", 1)
         os.mkfifo(tmp_path / "1.png")
         source = Files(paths=paths, identity="x")
@@ -252,7 +252,7 @@ def test_relative_paths_outlive_a_change_of_the_folder(classes, monkeypatch):
         assert all(os.path.isfile(path) for path in paths_of(source))
 
 
-def test_what_can_not_be_listed_is_refused_with_its_name(classes, tmp_path):
+def test_paths_that_cannot_be_listed_are_named(classes, tmp_path):
     with pytest.raises(FileNotFoundError, match=r": '/.*/nowhere/'$"):
         Files(tmp_path / "nowhere")
     with pytest.raises(NotADirectoryError, match=r"/x\.jpg is a file: Files takes a folder"):
@@ -287,7 +287,7 @@ def test_what_can_not_be_listed_is_refused_with_its_name(classes, tmp_path):
             Files(paths=[classes / NAMES[0]], labels=labels)
 
 
-def test_the_identity_is_that_of_the_content_wherever_it_lies(classes, tmp_path):
+def test_the_identity_depends_on_the_content_and_not_on_the_place(classes, tmp_path):
     identity = Files(classes).identity()
     copy = tmp_path / "elsewhere" / "copy"
     shutil.copytree(classes, copy, symlinks=True)
@@ -297,7 +297,7 @@ def test_the_identity_is_that_of_the_content_wherever_it_lies(classes, tmp_path)
     assert by_list == Files(paths=[classes / n for n in NAMES], labels=range(8)).identity()
     assert by_list != Files(paths=paths, labels=[0] * 8).identity()
     assert by_list != Files(paths=paths[::-1], labels=range(8)).identity()
-    (copy / NAMES[3]).write_bytes(b"x")  # as long as it was
+    (copy / NAMES[3]).write_bytes(b"x")  # still as long
     assert Files(copy).identity() != identity
     assert Files(copy, identity="mine").identity() == "mine"
 

@@ -1,4 +1,4 @@
-"""What sources read goes into DALI's graphs without a copy, paths by its own threads."""
+"""Records enter DALI's graphs without a copy, and DALI's threads read paths."""
 
 import io
 
@@ -85,7 +85,7 @@ def test_rows_of_arrays_are_taken(tmp_path):
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2), (4, 3, 2, 2)])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_rows_of_fortran_order_are_as_they_are(shape, mapped, tmp_path):
+def test_rows_of_fortran_order_are_unchanged(shape, mapped, tmp_path):
     rows = np.asfortranarray(np.random.default_rng(0).random(shape, np.float32))
     np.save(tmp_path / "rows.npy", rows)
     table = np.load(tmp_path / "rows.npy", mmap_mode="r") if mapped else rows

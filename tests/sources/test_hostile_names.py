@@ -1,4 +1,4 @@
-"""Names of files from strangers in errors, logs and pages: they are escaped, and on one line."""
+"""Untrusted file names in errors, logs and pages are escaped and on a single line."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Kept indexes: whole or not at all, mapped into memory, never believed."""
+"""Stored indexes are complete or absent, mapped into memory, and validated."""
 
 import os
 import pickle
@@ -19,7 +19,7 @@ ARRAYS = {
 }
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_a_saved_index_is_loaded(tmp_path):
     path = str(tmp_path / "a" / "b.index")
     save(path, Index({"sizes": [1, 2]}, ARRAYS))
     loaded = load(path)
@@ -36,7 +36,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     )
 
 
-def test_a_pickled_index_whose_file_is_gone_says_the_way(tmp_path):
+def test_a_pickled_index_without_its_file_raises_with_the_fix(tmp_path):
     path = tmp_path / "a.index"
     save(str(path), Index({}, ARRAYS))
     data = pickle.dumps(load(str(path)))
@@ -46,7 +46,7 @@ def test_a_pickled_index_whose_file_is_gone_says_the_way(tmp_path):
 
 
 @pytest.mark.parametrize("whole", [1 << 28, 1])
-def test_damage_is_seen(whole, tmp_path, monkeypatch):
+def test_damage_is_detected(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(indexes, "_WHOLE", whole)
     path = tmp_path / "a.index"
     save(str(path), Index({}, ARRAYS))
@@ -73,7 +73,7 @@ def test_a_failed_write_leaves_nothing_and_the_old_index(tmp_path):
     assert path.read_bytes() == data and os.listdir(tmp_path) == ["a.index"]
 
 
-def test_indexes_that_fit_are_made_once(tmp_path):
+def test_matching_indexes_are_built_once(tmp_path):
     made = []
 
     def build():

@@ -1,4 +1,4 @@
-"""Iterators over a source: the conformance check in every adapter, and going on elsewhere."""
+"""Iterators over a source: the conformance check in every adapter, and resuming elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mesh_of(shape, axes, spec, order):
 
 
 def over(case, mesh=None, **config):
-    """An iterator over a source that is read in its order."""
+    """Returns an iterator over a source that is read in order."""
     if mesh is not None:
         config["sharding"] = mesh_of(*mesh)
     if "devices" in config:
@@ -52,7 +52,7 @@ def over(case, mesh=None, **config):
     return make(batch_size=BATCH, num_threads=1)
 
 
-def of_case(case, pipelines=1, shape=None, **options):
+def over_case(case, pipelines=1, shape=None, **options):
     epochs = []
     for number, streams in case.epochs(3):
         epochs.append([])
@@ -65,18 +65,18 @@ def of_case(case, pipelines=1, shape=None, **options):
     return Expected(epochs, pipelines=pipelines, state_bytes=2048, **options)
 
 
-def of_grain(**options):
+def over_grain(**options):
     make = data_iterator(graph, ["x", "u"], source=numbers(), shuffle=False)
     return iter(DALIIterDataset(make, num_epochs=3, batch_size=BATCH, num_threads=1, **options))
 
 
-def of_clu(**options):
+def over_clu(**options):
     make = data_iterator(graph, ["x", "u"], mask="mask", last_batch_padded=True)
     call = {"source": numbers(), "shuffle": False, "batch_size": BATCH, "num_threads": 1}
     return clu.DALIDatasetIterator(make, num_epochs=3, **call, **options)
 
 
-def of_tfdata():
+def over_tfdata():
     make = data_iterator(graph, ["x", "u"], source=numbers(), shuffle=False, mask="mask")
     return iter(tfdata.DALIDataset(make, last_batch_padded=True, batch_size=BATCH).repeat(3))
 
@@ -88,39 +88,39 @@ def unmasked(expected):
 
 PARTIAL, DROP = (dataclasses.replace(PADDED, policy=policy) for policy in ("PARTIAL", "DROP"))
 ROWS = {
-    "padded": (lambda: over(PADDED), of_case(PADDED)),
-    "runs on": (lambda: over(RUNS_ON), of_case(RUNS_ON)),
+    "padded": (lambda: over(PADDED), over_case(PADDED)),
+    "runs on": (lambda: over(RUNS_ON), over_case(RUNS_ON)),
     "auto_reset": (
         lambda: over(PADDED, as_numpy=True, auto_reset=True),
-        of_case(PADDED, auto_reset=True),
+        over_case(PADDED, auto_reset=True),
     ),
-    "partial": (lambda: over(PARTIAL), of_case(PARTIAL)),
+    "partial": (lambda: over(PARTIAL), over_case(PARTIAL)),
     "partial, runs on": (
         lambda: over(dataclasses.replace(RUNS_ON, policy="PARTIAL")),
-        of_case(dataclasses.replace(RUNS_ON, policy="PARTIAL")),
+        over_case(dataclasses.replace(RUNS_ON, policy="PARTIAL")),
     ),
-    "drop": (lambda: over(DROP), of_case(DROP)),
+    "drop": (lambda: over(DROP), over_case(DROP)),
     "drop, runs on": (
         lambda: over(dataclasses.replace(RUNS_ON, policy="DROP")),
-        of_case(dataclasses.replace(RUNS_ON, policy="DROP")),
+        over_case(dataclasses.replace(RUNS_ON, policy="DROP")),
     ),
     "mesh with replicas": (
         lambda: over(PADDED, ((2, 2), ("d", "m"), ("d",), (6, 2, 0, 5))),
-        of_case(PADDED),
+        over_case(PADDED),
     ),
     "mesh of two axes": (
         lambda: over(RUNS_ON, ((2, 2), ("d", "m"), (("d", "m"),), (0, 1, 2, 3))),
-        of_case(RUNS_ON),
+        over_case(RUNS_ON),
     ),
-    "devices": (lambda: over(PADDED, devices=(3, 1)), of_case(PADDED, shape=(2, 2))),
-    "Grain, partial": (of_grain, unmasked(of_case(PARTIAL)).as_stream(2048)),
-    "Grain, mask": (lambda: of_grain(pad="mask"), of_case(PADDED).as_stream(2048)),
+    "devices": (lambda: over(PADDED, devices=(3, 1)), over_case(PADDED, shape=(2, 2))),
+    "Grain, partial": (over_grain, unmasked(over_case(PARTIAL)).as_stream(2048)),
+    "Grain, mask": (lambda: over_grain(pad="mask"), over_case(PADDED).as_stream(2048)),
     "Grain, drop": (
-        lambda: of_grain(drop_remainder=True),
-        unmasked(of_case(DROP)).as_stream(2048),
+        lambda: over_grain(drop_remainder=True),
+        unmasked(over_case(DROP)).as_stream(2048),
     ),
-    "CLU": (of_clu, dataclasses.replace(of_case(PADDED).as_stream(2048), sized=True)),
-    "tf.data": (of_tfdata, of_case(PADDED).as_stream(2048)),
+    "CLU": (over_clu, dataclasses.replace(over_case(PADDED).as_stream(2048), sized=True)),
+    "tf.data": (over_tfdata, over_case(PADDED).as_stream(2048)),
 }
 
 
@@ -130,7 +130,7 @@ def test_conformance(row):
     check(make, expected, process=row in ("padded", "mesh with replicas", "Grain, mask"))
 
 
-# Going on elsewhere
+# Resuming on another layout
 
 LAYOUTS = {
     "one device": {},
@@ -151,7 +151,7 @@ def elastic(layout, batch_size, source=None, seed=None, **more):
 
 
 def rows_of(iterator, epochs=2):
-    """The rows of the batches to come, up to the end of some epochs."""
+    """Returns the rows of the following batches, up to the end of some epochs."""
     out = []
     while iterator.epoch < epochs:
         out += [
@@ -165,8 +165,8 @@ def rows_of(iterator, epochs=2):
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.product(LAYOUTS, LAYOUTS)])
-def test_a_state_goes_on_with_any_layout(first, second):
-    """The rows that follow are the same, bit by bit, whatever wrote the state and reads it."""
+def test_a_state_resumes_on_any_layout(first, second):
+    """The following rows are equal bit for bit, for any layouts that save and restore the state."""
     unbroken = rows_of(elastic("one device", 4, seed=5))
     saved = elastic(first, 4, seed=5)
     for _ in range(9):  # into the second epoch, which begins in mid-batch
@@ -183,8 +183,8 @@ def test_a_state_goes_on_with_any_layout(first, second):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_state_goes_on_with_any_batch_size(padded):
-    """Each sample of the epoch comes once, in the order of the epoch."""
+def test_a_state_resumes_with_any_batch_size(padded):
+    """Each sample of the epoch is delivered once, in the order of the epoch."""
     order = [row[0] for row in rows_of(elastic("one device", 1, last_batch_padded=padded), 1)]
     seen, state = [], None
     for layout, size in zip(itertools.cycle(LAYOUTS), (4, 8, 4, 12, 8)):
@@ -203,8 +203,8 @@ def test_a_state_goes_on_with_any_batch_size(padded):
     assert sorted(seen) == list(range(29))
 
 
-def test_hosts_make_slices_of_one_global_batch():
-    """Grain's shards, and T5X's hosts: one seed, one state, rows in order."""
+def test_hosts_deliver_slices_of_a_global_batch():
+    """Grain's shards and T5X's hosts: a single seed, a single state, rows in order."""
     make = data_iterator(graph, ["x", "u"], source=numbers(29))
     whole = [frozen(b) for b in DALIIterDataset(make, pad="mask", batch_size=6, seed=4)]
     hosts = []
@@ -249,7 +249,7 @@ def test_t5x_over_a_source():
     assert rows == 11
 
 
-def test_what_would_put_hosts_out_of_step_is_refused():
+def test_settings_that_would_desynchronize_hosts_are_refused():
     make = data_iterator(graph, ["x", "u"], source=numbers(29))
     call = {"batch_size": 2, "hosts": (0, 2)}
     with pytest.raises(ValueError, match="'skip' over several processes or hosts.*'mask'"):
@@ -303,7 +303,7 @@ def test_parameters_are_fields_draws_and_settings():
 
 
 @pytest.mark.parametrize("name", ["shard_id", "num_shards", "reader_name", "size"])
-def test_what_belongs_to_readers_is_refused(name):
+def test_arguments_of_readers_are_refused(name):
     value = {"reader_name": "r"}.get(name, 1)
     with pytest.raises(ValueError, match=f"{name}.*leave them out"):
         data_iterator(graph, ["x", "u"])(source=numbers(), batch_size=2, **{name: value})
@@ -314,11 +314,11 @@ def test_a_source_in_the_decorator_or_in_the_call():
         data_iterator(graph, ["x", "u"], source=numbers())(source=numbers(), batch_size=2)
     with pytest.raises(TypeError, match="dalijax.sources.Records"):
         data_iterator(graph, ["x", "u"])(source=[1, 2], batch_size=2)
-    sequential = data_iterator(graph, ["x", "u"], shuffle=False)  # the call may give the source
+    sequential = data_iterator(graph, ["x", "u"], shuffle=False)  # the call may provide the source
     assert next(sequential(source=numbers(), batch_size=2))["x"].ravel().tolist() == [0, 1]
     with pytest.raises(TypeError, match="gets no value for .*source="):
         sequential(batch_size=2)
-    own = data_iterator(lambda source: source, ["x"])  # its parameter, not an iterator's
+    own = data_iterator(lambda source: source, ["x"])  # a parameter of the graph
     assert not own._has_source({"source": numbers()})
 
 
@@ -372,7 +372,7 @@ METAS = [{"box": [1, 2], "by": None}, {"box": []}, None, "text", [3, 4], 0.5]
 
 
 @pytest.mark.parametrize("make_source", ["tar", "records"])
-def test_what_json_has_is_an_object_of_its_row(make_source, tmp_path):
+def test_json_is_delivered_as_objects(make_source, tmp_path):
     entries = [
         entry
         for k, meta in enumerate(METAS)
@@ -391,7 +391,7 @@ def test_what_json_has_is_an_object_of_its_row(make_source, tmp_path):
 
 
 @pytest.mark.parametrize("shape", (None, (4,), (2, 2)), ids=("host", "4", "2x2"))
-def test_json_and_texts_that_pass_the_graph_by(shape, tmp_path):
+def test_json_and_text_bypass_the_graph(shape, tmp_path):
     names = [f"{k}" for k in range(N)]
     entries = [
         entry
@@ -415,7 +415,7 @@ def test_json_and_texts_that_pass_the_graph_by(shape, tmp_path):
     iterator = make(batch_size=BATCH, num_threads=1)
     spec = iterator.element_spec
     assert (spec["text"].shape, spec["text"].dtype) == ((BATCH,), object)
-    assert spec["text"].sharding is None  # it stays on the host
+    assert spec["text"].sharding is None  # stays on the host
     for step, batch in enumerate(iterator):
         rows = [k % N for k in range(BATCH * step, BATCH * (step + 1))]
         assert batch["text"].tolist() == [names[k] for k in rows]

@@ -1,4 +1,4 @@
-"""Mixtures against their sources, counted and read one by one."""
+"""Mixtures compared with their sources, record by record."""
 
 import decimal
 import fractions
@@ -24,7 +24,7 @@ def components():
     ]
 
 
-def test_records_are_numbered_behind_those_of_the_sources_before():
+def test_records_are_numbered_after_those_of_earlier_sources():
     mixture = Mixture(list(zip(components(), (1, 2, 3))))
     assert len(mixture) == sum(SIZES)
     indices = np.random.default_rng(0).permutation(sum(SIZES))
@@ -37,7 +37,7 @@ def test_records_are_numbered_behind_those_of_the_sources_before():
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_each_source_goes_through_epochs_of_its_own(shuffle):
+def test_each_source_has_its_own_epochs(shuffle):
     mixture = Mixture(list(zip(components(), (1, 2, 3))), length=10)
     assert len(mixture) == 10
     records, epochs = order_of(mixture, 7, shuffle)(np.arange(6 * 40))
@@ -56,14 +56,14 @@ def test_each_source_goes_through_epochs_of_its_own(shuffle):
         start += size
 
 
-def test_the_order_of_some_samples_is_that_of_all():
+def test_parts_of_the_order_agree_with_the_whole():
     order = Mixture(list(zip(components(), (0.3, 0.5, 0.2)))).order(3, True)
     whole = np.stack(order(np.arange(5000)))
     chosen = np.random.default_rng(1).integers(0, 5000, 100)
     np.testing.assert_array_equal(np.stack(order(chosen)), whole[:, chosen])
 
 
-def test_weights_are_shown_as_they_are_kept():
+def test_weights_are_shown_as_stored():
     assert Mixture(list(zip(components(), (1, 2, 3)))).weights == (1 / 6, 2 / 6, 3 / 6)
     assert Mixture(list(zip(components(), (1, 1, 1.0004)))).weights == (0.333, 0.333, 0.334)
 
@@ -82,7 +82,7 @@ def test_weights_are_real_numbers_of_any_type(convert):
     assert mixture.identity() == Mixture(list(zip(components(), (1, 2, 3)))).identity()
 
 
-def test_fractions_of_any_type_are_rounded_alike():
+def test_fractions_of_any_type_are_rounded_equally():
     wanted = Mixture(list(zip(components(), (0.5, 0.25, 0.125)))).weights
     for convert in (np.float32, np.float64, decimal.Decimal, jnp.float32):
         weights = [convert(k) for k in (0.5, 0.25, 0.125)]
@@ -99,7 +99,7 @@ def test_other_weights_are_refused(weight):
         Mixture([(components()[0], weight)])
 
 
-def test_mixtures_that_can_not_be_are_refused():
+def test_invalid_mixtures_are_refused():
     a, b, _ = components()
     for sources in ([a, b], [(a,)], [(None, 1)], [(Arrays, 1)]):
         with pytest.raises(TypeError, match="takes a list of pairs"):
@@ -121,7 +121,7 @@ def test_mixtures_that_can_not_be_are_refused():
         Mixture([(a, 0)])
 
 
-def test_the_identity_is_of_sources_proportions_and_length():
+def test_the_identity_depends_on_sources_proportions_and_length():
     a, b, c = components()
     one = Mixture([(a, 1), (b, 2)]).identity()
     assert one == Mixture([(a, 10), (b, 20)]).identity()

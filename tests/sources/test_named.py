@@ -1,4 +1,4 @@
-"""Names and numbers of records in the batch, whatever the source."""
+"""Names and numbers of records in the batch, for every source."""
 
 import json
 import pickle
@@ -34,7 +34,7 @@ def iterator_of(source, **call):
     return plain(**{"source": source, "batch_size": 3, "seed": 4, **call})
 
 
-def test_names_are_those_of_the_source_and_follow_its_order():
+def test_names_come_from_the_source_and_follow_its_order():
     source = numbers(10)
     named = Named(source, index="index")
     assert len(named) == 7 and named.identity() == source.identity()
@@ -141,7 +141,7 @@ class Bad(Source):
         return "bad"
 
 
-def test_names_of_masked_rows_are_those_of_the_rows_that_stand_in():
+def test_names_of_masked_rows_are_those_of_the_replacements():
     with iterator_of(Named(Bad()), on_error="mask", shuffle=False) as iterator:
         batch = next(iterator)
     assert list(batch["mask"]) == [True, True, False]
@@ -182,7 +182,7 @@ def test_the_module_prints_its_help():
 
 
 @pytest.mark.parametrize("convert", (float, np.float32, np.int64, jax.numpy.int32))
-def test_seek_takes_whole_numbers_of_any_type(convert):
+def test_seek_takes_integers_of_any_type(convert):
     with iterator_of(numbers(0), shuffle=False) as iterator:
         iterator.seek(convert(1), convert(1))
         assert (iterator.epoch, iterator.step) == (1, 1)
@@ -196,8 +196,8 @@ NAMES = ["1", "d/\udcff", "d/\udcfe", "é" * 120, "x" * 90 + "/" + "y" * 90, "a\
 
 
 @pytest.mark.parametrize("form", (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT), ids=str)
-def test_keys_are_the_names_of_tarfile_and_are_read_together(form, tmp_path, monkeypatch):
-    """Names that are not UTF-8 stay distinct, and a remote tar gets one request for a batch."""
+def test_keys_match_tarfile_and_are_read_together(form, tmp_path, monkeypatch):
+    """Names that are not UTF-8 stay distinct, and a remote tar gets a single request per batch."""
     fsspec = pytest.importorskip("fsspec")
     path = write_tar(tmp_path / "a.tar", [(f"{name}.cls", b"1") for name in NAMES], form)
     with tarfile.open(path) as tar:

@@ -21,21 +21,21 @@ GOLDEN_NAME = 16654413820857875841
 
 
 def splitmix(x):
-    """The step of splitmix64 in Python's integers."""
+    """Computes the step of splitmix64 in Python's integers."""
     x = (x + 0x9E3779B97F4A7C15) & MASK
     x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ x >> 27) * 0x94D049BB133111EB) & MASK
     return x ^ x >> 31
 
 
-def test_splitmix64_as_published():
+def test_splitmix64_matches_the_reference():
     # The first outputs of the reference implementation (Vigna) from the state 1234567.
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     states = [(1234567 + k * 0x9E3779B97F4A7C15) & MASK for k in range(3)]
     assert [int(mix(np.uint64(s))) for s in states] == expected
 
 
-def test_fold_against_integers_of_python():
+def test_fold_matches_pythons_integers():
     for parts in ((1, 2, 3), (3, 2, 1), (0,), (-1, 5), (MASK, 1 << 63)):
         state = 0
         for part in parts:
@@ -45,7 +45,7 @@ def test_fold_against_integers_of_python():
 
 
 def test_golden_values():
-    """These are part of the format: a change of them needs another version of states."""
+    """These values are part of the format: changing them needs another version of states."""
     records = fold(42, 3, np.array([0, 1, 10**12]))
     numbers = uniform(records, column_keys("crop", 2))
     bits = (numbers * 2.0**24).astype(int).tolist()
@@ -79,7 +79,7 @@ def test_orders_of_few_records_are_uniform():
     assert chi2 < 49.7  # 23 degrees of freedom: p = 0.001
 
 
-def test_the_part_of_a_large_order_that_is_asked_for_is_that_of_the_whole():
+def test_parts_of_a_large_order_agree_with_the_whole():
     count = 100_003
     whole = shuffled(np.arange(count), count, 5, 2)
     part = np.array([7, 99_999, 7, 50_000])
@@ -138,7 +138,7 @@ def test_counts_of_a_window(weights, counts):
         ([1, 1e-5], "1e-05"),
     ],
 )
-def test_weights_that_can_not_be_are_refused(weights, text):
+def test_invalid_weights_are_refused(weights, text):
     with pytest.raises(ValueError, match=text):
         window_counts(weights)
 

@@ -1,4 +1,4 @@
-"""Odd images in a process of their own: DALI crashes if its parser refuses one of 32 or more."""
+"""Odd images in a new process: DALI crashes if its parser rejects an image in a batch of 32."""
 
 import io
 import json
@@ -20,12 +20,12 @@ from dalijax.core.state.operators import Picture
 from dalijax.fn import read_file
 from programs import run_python
 
-# Pillow decodes them to other pixels: it converts colors in another way, clips 16 bits, ignores
+# Pillow decodes them differently: it converts colors in another way, clips 16 bits, ignores
 # EXIF numbers of one byte, or the header of a file was changed without its pixels.
-KEPT = Picture(any_on_cpu=True, any_turned=True)  # fed to a decoder with types.ANY_DATA
+KEPT = Picture(any_on_cpu=True, any_turned=True)  # passed to a decoder with types.ANY_DATA
 UNSURE = re.compile("YCbCr|LAB|Lab|YCC|16 orient|orient.* 16$|Adobe|BYTE|2000.* bits|without a pal")
 
-# Pillow decodes alpha in TIFF, CMYK and more than four channels in other ways.
+# Pillow decodes alpha in TIFF, CMYK and more than four channels differently.
 UNSURE_IF_KEPT = re.compile(f"{UNSURE.pattern}|TIFF.*(CMYK|RGBA|(five|seven) channels)|JPEG.*CMYK")
 
 
@@ -112,7 +112,7 @@ def test_no_damaged_image_ends_the_process():
         "PNM: P5 1023": "PNM with a maximum of 1023",
     }.items(),
 )
-def test_valid_images_are_refused_by_their_kind(name, kind):
+def test_valid_images_of_unsupported_kinds_are_refused(name, kind):
     assert look_at(odd_images()[name]) == (None, f"not supported by DALI's decoders: {kind}")
 
 
@@ -169,7 +169,7 @@ def test_kept_channels_are_right_or_refused(how, mode, form, orientation, settin
         assert row.shape == pixels.shape and np.abs(row - pixels.astype(float)).mean() < 3
 
 
-def test_one_decoder_of_several_that_keeps_channels_is_enough():
+def test_images_are_checked_if_any_decoder_keeps_channels():
     data = saved(MODES["L"], "JPEG")
 
     def decode(data):
@@ -190,14 +190,14 @@ def test_one_decoder_of_several_that_keeps_channels_is_enough():
         "TIFF: palette with a cut map",
     ],
 )
-def test_damaged_images_are_called_damaged(name):
+def test_damaged_images_are_reported_as_damaged(name):
     data = odd_images()[name]
     said = f"its header is damaged or cut off, and it has {len(data)} bytes"
     assert look_at(data) == (None, said)
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "JPEG2000", "BigTIFF"])
-def test_a_cut_header_is_called_damaged(form):
+def test_a_truncated_header_is_reported_as_damaged(form):
     data = tiff(RGB, big=True) if form == "BigTIFF" else saved(MODES["RGB"], form)
     header = {"JPEG": data.find(b"\xff\xda"), "PNG": len(data), "BMP": 26}.get(form, 30)
     for end in range(14 if form != "JPEG2000" else 20, header, 7):
@@ -221,7 +221,7 @@ def crop(data, number, draw):
 
 @pytest.mark.parametrize("form", LOSSLESS)
 @pytest.mark.parametrize("by_grain", [False, True])
-def test_crops_of_other_formats_are_those_of_a_png(form, by_grain):
+def test_crops_of_other_formats_equal_those_of_a_png(form, by_grain):
     def crops(data):
         records = [{"data": data, "number": k} for k in range(12)]
         options = {"batch_size": 4, "num_threads": 2, "seed": 3}

@@ -1,4 +1,4 @@
-"""Paths as users write them: patterns, braces, ``~`` and bytes, against a shell."""
+"""Patterns, braces, ``~`` and bytes in paths, compared with a shell."""
 
 import os
 import pathlib
@@ -38,7 +38,7 @@ PIECE = st.one_of(
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(PIECE, min_size=1, max_size=4).map("".join), min_size=20, max_size=20))
-def test_braces_are_those_of_a_shell(texts):
+def test_braces_expand_like_in_a_shell(texts):
     assert [list(braces("x" + text)) for text in texts] == by_shell(texts)
 
 

@@ -1,4 +1,4 @@
-"""What is no picture is named before DALI decodes: of 32 and more, one ends the process."""
+"""Invalid images are named before DALI decodes: a batch of 32 or more would crash it."""
 
 import json
 import pathlib
@@ -34,13 +34,13 @@ SHORT = [
     [one if one in SHORT else in_full(*one) for one in CASES],
     ids=map(" ".join, CASES),
 )
-def test_a_record_that_is_no_picture_is_masked_in_a_large_batch(how, bad):
+def test_an_invalid_image_is_masked_in_a_large_batch(how, bad):
     done = run_python(pathlib.Path(picture_worker.__file__), how, bad)
     assert json.loads(done.stdout) == picture_worker.MASKS
 
 
 GOOD = picture_worker.GOOD
-CUT = GOOD[: GOOD.index(b"\xff\xda") + 12]  # a whole header, and no pixels
+CUT = GOOD[: GOOD.index(b"\xff\xda") + 12]  # a complete header, and no pixels
 NONE = b"<html>"
 
 
@@ -50,10 +50,10 @@ def decode(data, number):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("devices", [None, 2])
-def test_good_pictures_come_once_among_wholly_bad_batches(seed, devices):
+def test_good_images_are_delivered_once_among_wholly_bad_batches(seed, devices):
     rng = np.random.default_rng(seed)
     kinds = [(GOOD, CUT, NONE)[k] for k in rng.choice(3, 24, p=[0.4, 0.3, 0.3])]
-    kinds[-1] = GOOD  # else nothing may be left to stand for the others
+    kinds[-1] = GOOD  # otherwise no row could replace the bad rows
     source = sources.Records([{"data": data, "number": k} for k, data in enumerate(kinds)])
     sharding = rows_over(devices) if devices else None
     make = data_iterator(decode, ["x", "n"], source=source, mask="mask", shuffle=False)
@@ -63,7 +63,7 @@ def test_good_pictures_come_once_among_wholly_bad_batches(seed, devices):
     assert numbers == [k for k, data in enumerate(kinds) if data is GOOD]
 
 
-def test_a_picture_of_impossible_size_is_one_that_is_none():
+def test_an_image_of_impossible_size_is_invalid():
     png = bytearray(picture_worker.encoded("PNG"))
     png[16:20] = b"\xff" * 4
     source = sources.Records([{"data": GOOD, "number": 0}, {"data": bytes(png), "number": 1}])
@@ -71,7 +71,7 @@ def test_a_picture_of_impossible_size_is_one_that_is_none():
     assert next(make(batch_size=2, on_error="mask"))["mask"].tolist() == [True, False]
 
 
-def test_arrays_of_a_source_may_lie_in_any_order():
+def test_arrays_of_a_source_may_have_any_memory_layout():
     rows = np.asfortranarray(np.random.default_rng(0).random((4, 3, 2), np.float32))
 
     class Own(sources.Source):

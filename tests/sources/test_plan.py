@@ -17,7 +17,7 @@ CASES = [(n, b, policy, padded) for n, b, policy, padded in CASES if policy is n
 
 
 def oracle(n, b, policy, padded):
-    """Epoch by epoch, lists of (samples, valid)."""
+    """Returns lists of (samples, valid), epoch by epoch."""
     at = 0
     for epoch in itertools.count():
         batches = []
@@ -46,8 +46,8 @@ def test_each_batch_has_the_samples_of_the_oracle(n, b, policy, padded):
     for epoch, batches in enumerate(epochs):
         if not batches and policy is not DROP:
             with pytest.raises(ValueError, match=f"no batch 0 in epoch {epoch}, which has 0"):
-                plan.seek(epoch)  # no state could say it
-            continue  # read ahead: no epoch of its own
+                plan.seek(epoch)  # a state could not express it
+            continue  # read ahead: not an epoch of its own
         assert here.epoch == epoch
         assert plan.length(here) == len(batches)
         assert plan.seek(epoch) == here
@@ -66,7 +66,7 @@ def test_each_batch_has_the_samples_of_the_oracle(n, b, policy, padded):
 
 
 @pytest.mark.parametrize(("n", "b", "policy", "mask"), CASES)
-def test_no_sample_is_lost_where_nobody_says_whether_to_pad(n, b, policy, mask):
+def test_no_sample_is_lost_without_an_explicit_padding(n, b, policy, mask):
     plan = SamplePlan(n, b, policy, pads_by_default(policy, "mask" if mask else None))
     here, samples = SamplePosition(), []
     for epoch in range(6):
@@ -76,7 +76,7 @@ def test_no_sample_is_lost_where_nobody_says_whether_to_pad(n, b, policy, mask):
             samples += rows.samples[rows.valid].tolist() if plan.padded else rows.samples.tolist()
             here = plan.skip(here, 1)
         here = plan.next_epoch(here)
-        if policy is DROP:  # of each epoch less than a batch
+        if policy is DROP:  # each epoch has less than a batch
             assert samples == list(range(epoch * n, epoch * n + n // b * b))
             samples = []
     assert samples == list(range(len(samples)))
@@ -84,7 +84,7 @@ def test_no_sample_is_lost_where_nobody_says_whether_to_pad(n, b, policy, mask):
 
 
 @pytest.mark.parametrize(("n", "b", "policy", "padded"), CASES)
-def test_epochs_are_those_of_a_reader_of_one_shard(n, b, policy, padded):
+def test_epochs_match_those_of_a_reader_of_one_shard(n, b, policy, padded):
     plan, reader = SamplePlan(n, b, policy, padded), EpochPlan(n, 1, b, policy, padded)
     here = SamplePosition()
     for _ in range(12):
@@ -144,7 +144,7 @@ def test_another_batch_size_goes_on_from_the_next_sample(policy, padded):
                 rows = plan.rows(here)
                 seen += rows.samples[rows.valid].tolist()
                 here = plan.skip(here, 1)
-        # Each sample of the epoch once, in order, up to where it stands.
+        # Each sample of the epoch once, in order, up to the position.
         assert seen == list(range(min(here.sample, plan.end(here))))
         assert plan.step(here) * int(sizes[-1]) >= here.sample - here.start
 
@@ -154,11 +154,11 @@ def test_epochs_without_a_batch_are_refused():
         SamplePlan(7, 8, DROP)
 
 
-def test_what_is_not_there_is_refused():
+def test_positions_out_of_range_are_refused():
     plan = SamplePlan(7, 2)
     assert plan.seek(0, 4).sample == 8
     with pytest.raises(ValueError, match="epoch 1000000000000000000.* too far"):
-        plan.seek(10**18)  # which no state could say
+        plan.seek(10**18)  # a state could not express it
     for epoch, step in ((0, 5), (0, -1), (-1, 0)):
         with pytest.raises(ValueError, match=f"no batch {step} in epoch {epoch}"):
             plan.seek(epoch, step)

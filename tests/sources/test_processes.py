@@ -1,4 +1,4 @@
-"""States that go on on other devices and processes, and runs that are killed there."""
+"""States that resume on other devices and processes, and runs that are killed and resumed."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ FULL = os.environ.get("DALIJAX_FULL") == "1"
 WORKER = pathlib.Path(__file__).parents[1] / "support" / "elastic_worker.py"
 STEPS = 5
 
-# Devices of each process that are in the mesh; None: NumPy arrays of each process's rows.
+# Devices of each process in the mesh; None: NumPy arrays of each process's rows.
 LAYOUTS = {
     1: (
         {"devices": 1},
@@ -43,7 +43,7 @@ LAYOUTS = {
 
 
 def chosen_pairs(count):
-    """Pairs of (processes, mesh), of all numbers of processes in turn, with a source and a graph.
+    """Pairs of (processes, mesh) with a source and a graph, for all numbers of processes.
 
     Each dozen has every source with every graph.
     """
@@ -58,7 +58,7 @@ def chosen_pairs(count):
 
 
 def jobs_of(pairs, folder):
-    """What is done before and behind each pair's state, in batches of other sizes."""
+    """Returns the jobs before and after each pair's state, with different batch sizes."""
     jobs = []
     for k, (before, after, source, graph) in enumerate(pairs):
         both = {"source": source, "graph": graph, "state": str(folder / f"{k}.json")}
@@ -69,8 +69,8 @@ def jobs_of(pairs, folder):
     return jobs
 
 
-def unbroken(folder, source, graph):
-    """The records of a few epochs in their order, from one iterator on one device."""
+def uninterrupted(folder, source, graph):
+    """Returns the records of a few epochs in order, from an iterator on one device."""
     count = PICTURES + (MORE if source == "Mixture" else 0)
     iterator = iterator_function(folder, source, graph)(
         batch_size=count, seed=SEED, mask="mask", auto_reset=True, as_numpy=True, num_threads=1
@@ -79,13 +79,13 @@ def unbroken(folder, source, graph):
     iterator.close()
     labels = [[row[0] for row in epoch] for epoch in epochs]
     assert labels[0] != labels[1] and len(labels) == 5
-    if source != "Mixture":  # whose components have epochs of their own
+    if source != "Mixture":  # whose components have their own epochs
         assert all(sorted(epoch) == list(range(PICTURES)) for epoch in labels)
     return epochs
 
 
 def batches_from(epochs, sample, batch_size, steps):
-    """The batches behind so many samples: an epoch's last one repeats its last record, masked."""
+    """Returns the batches after some samples, where padding repeats the last record of an epoch."""
     count, batches = len(epochs[0]), []
     epoch, position = divmod(sample, count)
     for _ in range(steps):
@@ -97,8 +97,8 @@ def batches_from(epochs, sample, batch_size, steps):
     return batches, epoch * count + position
 
 
-def together(reports):
-    """The batches of all processes: those that hold the same row must agree."""
+def merge_processes(reports):
+    """Merges the batches of all processes, which must agree on common rows."""
     for pieces in zip(*reports, strict=True):
         rows = {}
         for piece in pieces:
@@ -108,13 +108,13 @@ def together(reports):
 
 
 def run_jobs(folder, processes, jobs):
-    """The batches and states of some jobs, on so many processes of 8 devices in all."""
+    """Runs jobs on some processes with 8 devices in all; returns their batches and states."""
     options = {"devices": 8 // processes, "jobs": jobs, "train": None, "files": str(folder)}
     reports = started(WORKER, folder, options, processes, timeout=1200)
     done = []
     for own in zip(*reports, strict=True):
         assert len({report["state"] for report in own}) == 1
-        done.append(list(together([report["batches"] for report in own])))
+        done.append(list(merge_processes([report["batches"] for report in own])))
     return done
 
 
@@ -130,13 +130,13 @@ def test_the_chosen_pairs_have_everything():
         assert all(mesh in [pair[side] for pair in pairs] for mesh in meshes)
 
 
-def test_states_go_on_on_other_devices_and_processes(tmp_path):
-    """Each pair saves in one set of processes and goes on in another: ids, draws and pixels."""
+def test_states_resume_on_other_devices_and_processes(tmp_path):
+    """Each pair saves with some processes and resumes with others: ids, draws and pixels."""
     write(tmp_path)
     pairs = chosen_pairs(60 if FULL else 12)
     jobs, wrong = jobs_of(pairs, tmp_path), []
-    epochs = {key: unbroken(tmp_path, *key) for key in {(p[2], p[3]) for p in pairs}}
-    behind = [0] * len(pairs)  # samples of the stream behind the state
+    epochs = {key: uninterrupted(tmp_path, *key) for key in {(p[2], p[3]) for p in pairs}}
+    behind = [0] * len(pairs)  # samples of the stream after the state
     for side, processes in itertools.product(range(2), LAYOUTS):
         numbers = [k for k, pair in enumerate(pairs) if pair[side][0] == processes]
         done = run_jobs(tmp_path, processes, [jobs[k][side] for k in numbers])
@@ -153,17 +153,17 @@ def test_states_go_on_on_other_devices_and_processes(tmp_path):
 
 
 def notes_of(folder, processes, last):
-    """The rows that count of one run's batches, up to a sample of the stream."""
+    """Returns the valid rows of a run's batches, up to a sample of the stream."""
     every = []
     for process in range(processes):
         lines = (folder / f"notes{process}").read_text().splitlines(keepends=True)
         whole = [json.loads(line) for line in lines if line.endswith("\n")]
         every.append([rows for sample, rows in whole if sample <= last])
-    return [row for batch in together(every) for row in batch if row[3]]
+    return [row for batch in merge_processes(every) for row in batch if row[3]]
 
 
-def killed_behind(saves, running):
-    """Kills all processes, in the middle of some step, once a state has been saved so often."""
+def kill_after(saves, running):
+    """Kills all processes in the middle of a step, after some saves."""
     lines = []
     for line in running[0].stdout:
         lines.append(line)
@@ -171,11 +171,11 @@ def killed_behind(saves, running):
             break
     assert all(process.poll() is None for process in running), "".join(lines[-40:])
     for process in running:
-        process.kill()  # SIGKILL: nothing more is saved
+        process.kill()  # SIGKILL: no further save
 
 
-def test_a_run_that_is_killed_twice_has_each_sample_of_the_epoch_once(tmp_path):
-    """On two processes, then on four, then on one: what was not saved is delivered again."""
+def test_a_run_killed_twice_has_each_sample_of_the_epoch_once(tmp_path):
+    """On two processes, then four, then one: unsaved samples are delivered again."""
     write(tmp_path)
     state, seen = tmp_path / "state.json", []
     job = {"source": "Files", "graph": "augment", "state": str(state)}
@@ -186,7 +186,7 @@ def test_a_run_that_is_killed_twice_has_each_sample_of_the_epoch_once(tmp_path):
         running = launched(WORKER, tmp_path, options | {"train": job}, processes)
         try:
             if saves:
-                killed_behind(saves, running)
+                kill_after(saves, running)
             outputs = [process.communicate(timeout=240)[0] for process in running]
         finally:
             for process in running:
@@ -197,5 +197,5 @@ def test_a_run_that_is_killed_twice_has_each_sample_of_the_epoch_once(tmp_path):
         assert last < PICTURES or not saves
         seen += notes_of(tmp_path, processes, last)
         job["resume"] = True
-    assert seen == unbroken(tmp_path, "Files", "augment")[0]
+    assert seen == uninterrupted(tmp_path, "Files", "augment")[0]
     assert sorted(row[0] for row in seen) == list(range(PICTURES))

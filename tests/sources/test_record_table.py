@@ -1,4 +1,4 @@
-"""Tables of records in bounded memory, against a dict."""
+"""Tables of records in bounded memory, compared with a dict."""
 
 import pickle
 import threading
@@ -12,7 +12,7 @@ from dalijax.core.sources.record_table import RecordTable
 
 @pytest.mark.parametrize("slots", (1, 7, 64, 1000))
 @pytest.mark.parametrize("columns", (0, 2))
-def test_what_is_known_is_what_was_put_last(slots, columns):
+def test_the_last_value_is_returned(slots, columns):
     chosen, table = np.random.default_rng(slots), RecordTable(500, columns, slots)
     put, seen = {}, {}
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Records and arrays against what they are made of."""
+"""Records and arrays compared with the data that they were created from."""
 
 import pickle
 import shutil
@@ -71,7 +71,7 @@ def test_records_that_are_no_dicts():
         Records([(1, 2)])
 
 
-def test_whole_batches_are_asked_for_where_the_object_can():
+def test_whole_batches_are_requested_if_the_object_supports_it():
     class Many(list):
         def __getitems__(self, numbers):
             asked.append(numbers)
@@ -105,7 +105,7 @@ def test_array_record_files(tmp_path):
         ({"y": 1}, r"record 1 has no 'x', but \['y'\]"),
     ],
 )
-def test_a_record_that_is_not_like_the_first_is_named(row, words):
+def test_a_record_unlike_the_first_is_named(row, words):
     source = Records([{"x": 1}, row])
     with pytest.raises(ValueError, match=words):
         source.read(np.array([0, 1]), ["x"])
@@ -117,12 +117,12 @@ def test_a_fraction_beyond_float32_is_named():
         Records([{"x": 0.5}, {"x": 1e300}]).read(np.array([1]), ["x"])
 
 
-def test_kinds_that_the_first_record_does_not_say():
+def test_kinds_that_the_first_record_does_not_show():
     source = Records([{"x": 1}, {"x": 1 << 40}], kinds={"x": Field(np.dtype(np.int64))})
     equal(source.read(np.array([1]), ["x"])["x"], [np.array(1 << 40)])
 
 
-def test_what_has_no_records_is_refused():
+def test_objects_without_records_are_refused():
     with pytest.raises(TypeError, match="Arrays takes a dict of arrays"):
         Records({"x": [1, 2]})
     with pytest.raises(ValueError, match="list has no records"):
@@ -131,7 +131,7 @@ def test_what_has_no_records_is_refused():
         Records(i for i in range(3))
 
 
-def test_the_identity_of_records_is_that_of_their_bytes():
+def test_the_identity_of_records_depends_on_their_bytes():
     assert Records(ROWS).identity() == Records(list(ROWS)).identity()
     assert Records(ROWS).identity() != Records(ROWS[:-1]).identity()
     assert Records(ROWS).identity() != Records(ROWS[::-1]).identity()
@@ -177,7 +177,7 @@ def test_a_memory_map_and_its_copy_agree(tmp_path):
     assert pickle.loads(pickle.dumps(first)).identity() == first.identity()
 
 
-def test_arrays_that_do_not_fit_are_refused(tmp_path):
+def test_unsuitable_arrays_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"\(3,\).*\(4,\)"):
         Arrays({"x": np.zeros(3), "y": np.zeros(4)})
     for arrays in ({}, {"x": np.zeros((0, 3))}, {"x": np.zeros(())}):
@@ -187,12 +187,12 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path):
         Arrays({"x": np.array([None, 1])})
     for values, dtype in (([1, 1 << 40], "int32"), ([0.1, -1e300, np.inf], "float32")):
         np.save(tmp_path / "x.npy", np.array(values))
-        in_file = np.load(tmp_path / "x.npy", mmap_mode="r")  # which is not read to look
+        in_file = np.load(tmp_path / "x.npy", mmap_mode="r")  # not read by the check
         with pytest.raises(ValueError, match=f"'x' of row 1 has .* does not fit into {dtype}"):
             Arrays({"x": in_file}).read(np.arange(len(values)), ["x"])
 
 
-def test_fractions_are_rounded_and_infinities_stay():
+def test_fractions_are_rounded_and_infinities_are_kept():
     values = np.array([0.1, np.inf, -np.inf, np.nan, 3e38])
     (read,) = Arrays({"x": values}).read(np.arange(5), ["x"]).values()
     np.testing.assert_array_equal(read, values.astype(np.float32))
@@ -203,7 +203,7 @@ FOREIGN = [
     (
         np.zeros(3, jnp.float8_e5m2),
         r"convert it by \.astype\('float32'\)",
-    ),  # of kind "f", as float32 is
+    ),  # of kind "f", like float32
     (np.zeros(3, jnp.int4), r"convert it by \.astype\('int8'\)"),
     (np.zeros(3, np.longdouble), r"convert it by \.astype\('float32'\)"),
     (np.zeros(3, np.complex64), r"\.real and \.imag"),
@@ -214,13 +214,13 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("array,words", FOREIGN, ids=lambda one: str(getattr(one, "dtype", "")))
-def test_dtypes_that_dali_lacks_are_refused_with_what_to_make_of_them(array, words):
+def test_dtypes_that_dali_lacks_are_refused_with_a_replacement(array, words):
     with pytest.raises(TypeError, match=f"nothing that a pipeline takes: .*{words}"):
         leaf(array)
     with pytest.raises(TypeError, match=f"'x' is an array of .*{words}"):
         Arrays({"x": array})
     field = kind_of(array)
-    assert field.dtype is None  # in records it passes the graph by
+    assert field.dtype is None  # in records it bypasses the graph
 
 
 @pytest.mark.parametrize("array", [one for one, _ in FOREIGN if not one.dtype.names])
@@ -230,7 +230,7 @@ def test_a_graph_does_not_take_fields_of_dtypes_that_dali_lacks(array):
 
 
 @pytest.mark.parametrize("error", (KeyError("five"), StopIteration(), OSError("disk")), ids=repr)
-def test_a_record_that_the_identity_can_not_read_is_named(error):
+def test_an_unreadable_record_of_the_identity_is_named(error):
     class Broken(list):
         def __getitem__(self, k):
             if k == 5:
@@ -262,7 +262,7 @@ def test_keys_with_slashes_are_read_and_the_error_has_the_right_fields():
         Records(rows, {"image/jpeg": "data"})
 
 
-def test_a_field_takes_what_numpy_takes_for_a_dtype():
+def test_a_field_takes_every_dtype_that_numpy_takes():
     assert Field(np.int32) == Field("int32") == Field(np.dtype(np.int32))
     assert Field(None).dtype is None
     with pytest.raises(TypeError, match="nonsense"):

@@ -1,4 +1,4 @@
-"""Sources of URLs against the same files on disk: memory, and an HTTP server that knows ranges."""
+"""Sources of URLs compared with the same files on disk: memory, and an HTTP server with ranges."""
 
 import contextlib
 import functools
@@ -35,7 +35,7 @@ def memory():
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves files and parts of them."""
+    """Serves files and parts of files."""
 
     def send_head(self):
         path = self.translate_path(self.path)
@@ -202,7 +202,7 @@ WAYS = ("ignores", "short", "long", "empty", "other", "before", "silent", "cut",
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_other_bytes_than_those_asked_for_are_refused(way, tmp_path, monkeypatch):
+def test_bytes_of_another_range_are_refused(way, tmp_path, monkeypatch):
     pytest.importorskip("aiohttp")
     write_tar(tmp_path / "a.tar", samples(0, 40))
     with served(str(tmp_path), BadHandler) as (url, _):
@@ -227,7 +227,7 @@ def test_pythons_server_is_refused_when_the_source_is_opened(tmp_path):
 
 
 class TaggedHandler(Handler):
-    """Names the version of each file by an ETag alone."""
+    """Names the version of each file only by an ETag."""
 
     tag = ""
 
@@ -280,7 +280,7 @@ def test_answers_to_a_range_request(status, headers, problem):
 
 
 @pytest.mark.parametrize("change", [lambda b: b + b"x", lambda b: b[:-1], lambda b: b"", None])
-def test_other_lengths_of_any_file_system_are_refused(change, tmp_path, memory, monkeypatch):
+def test_wrong_lengths_of_any_file_system_are_refused(change, tmp_path, memory, monkeypatch):
     path = write_tar(tmp_path / "a.tar", samples(0, 20))
     memory.pipe("/a.tar", pathlib.Path(path).read_bytes())
     source = Tar("memory://a.tar", FIELDS)
@@ -297,7 +297,7 @@ def test_other_lengths_of_any_file_system_are_refused(change, tmp_path, memory, 
         Tar("memory://a.tar", FIELDS, cache_dir=tmp_path / "other")
 
 
-def test_without_fsspec_it_says_how_to_get_it(monkeypatch):
+def test_without_fsspec_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(
         ImportError, match=r"s3://bucket/a\.tar is read by fsspec: pip install fsspec"

@@ -1,4 +1,4 @@
-"""Mistakes of users' sources: memory that is filled again, and fields that are not there."""
+"""Mistakes of users' sources: reused buffers and missing fields."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ N, BATCH = 300, 8
 
 
 class Rows(Source):
-    """Rows of three numbers, each its own number; `read` is the test's."""
+    """Rows of three numbers, each its own number; the test provides `read`."""
 
     fields = {"x": Field(np.int32, 1), "k": Field(np.int32)}
 
@@ -33,7 +33,7 @@ class Rows(Source):
 
 
 class Meeting(Rows):
-    """Records of which each waits until as many are read at once as the source has threads."""
+    """Each record waits until as many records are read at once as the source has threads."""
 
     def __init__(self, threads):
         super().__init__(self.meet)
@@ -80,12 +80,12 @@ def batches(source, on_error="raise", mask=None, **options):
 
 
 @pytest.mark.parametrize("shuffle", (True, False))
-def test_a_buffer_that_is_filled_again_is_refused(shuffle):
+def test_a_reused_buffer_is_refused(shuffle):
     with pytest.raises(ValueError, match=r"Rows\.read\(\) gave 'x' .* same memory.*new arrays"):
         batches(Rows(fill), shuffle=shuffle)
 
 
-def test_a_column_that_is_filled_again_is_refused():
+def test_a_reused_column_is_refused():
     column = np.zeros(N, np.int32)
 
     class Columns(Rows):
@@ -98,7 +98,7 @@ def test_a_column_that_is_filled_again_is_refused():
         batches(Columns(None))
 
 
-def test_an_object_that_fills_one_buffer_is_refused():
+def test_an_object_that_reuses_a_buffer_is_refused():
     class Data:
         def __len__(self):
             return N
@@ -115,7 +115,7 @@ def test_an_object_that_fills_one_buffer_is_refused():
     (lambda k: np.full(3, k, np.int32), lambda k: TABLE[k], lambda k: TABLE[k].copy()),
     ids=("new", "view", "copy"),
 )
-def test_rows_of_their_own_are_delivered(make):
+def test_separate_rows_are_delivered(make):
     for x, k in batches(Rows(make), seed=1):
         np.testing.assert_array_equal(x, np.repeat(k[:, None], 3, axis=1))
 
@@ -137,7 +137,7 @@ def test_a_constant_may_be_shared():
     ids=("none", "no-field", "few", "a-number"),
 )
 @pytest.mark.parametrize("on_error", ("raise", "mask"))
-def test_fields_that_are_not_what_was_asked_for(wrong, error, text, on_error):
+def test_unexpected_fields_are_refused(wrong, error, text, on_error):
     class Wrong(Rows):
         def read(self, indices, names):
             return wrong([np.full(3, k, np.int32) for k in indices], indices.astype(np.int32))
@@ -174,7 +174,7 @@ class Stated(Rows):
     "value", (3, None, b"rows", "", KeyError("boom"), StopIteration()), ids=repr
 )
 @pytest.mark.parametrize("wrap", (lambda s: s, lambda s: Mixture([(s, 1), (Stated("b"), 1)])))
-def test_an_identity_that_is_no_text_fails_each_state_and_no_batch(value, wrap):
+def test_an_identity_that_is_not_text_fails_each_state_and_no_batch(value, wrap):
     take = data_iterator(lambda x: x + 0, ["x"], as_numpy=True)
     with (
         take(source=wrap(Stated("rows")), batch_size=BATCH) as other,
@@ -189,19 +189,19 @@ def test_an_identity_that_is_no_text_fails_each_state_and_no_batch(value, wrap):
 
 
 @pytest.mark.parametrize("threads", (1, 2, 5))
-def test_as_many_threads_read_at_once_as_the_source_says(threads):
-    source = Meeting(threads)  # a batch is read by a task for 64 records
+def test_the_source_sets_the_number_of_reading_threads(threads):
+    source = Meeting(threads)  # a task reads 64 records of a batch
     mixture = Mixture([(Arrays({"x": TABLE, "k": np.arange(N)}), 1), (source, 1)])
     assert mixture.read_threads == max(2, threads)
     take = data_iterator(lambda x, k: (x + 0, k + 0), ["x", "k"], source=source, as_numpy=True)
     with take(batch_size=64 * threads, num_threads=1, shuffle=False) as iterator:
         x = next(iterator)["x"].copy()
-        source.meeting.abort()  # nobody waits for those of batches that are not made
+        source.meeting.abort()  # batches that are not delivered are not awaited
     assert source.most == threads
     assert x.tolist() == np.repeat(np.arange(64 * threads)[:, None] % N, 3, axis=1).tolist()
 
 
-def test_a_mixture_takes_a_source_that_says_no_number_of_threads():
+def test_a_mixture_takes_a_source_without_a_number_of_threads():
     class Bare:
         fields, __len__ = Rows.fields, Rows.__len__
 
@@ -212,7 +212,7 @@ def test_a_mixture_takes_a_source_that_says_no_number_of_threads():
     "threads,error",
     ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), (None, TypeError)),
 )
-def test_a_number_of_threads_that_is_none_is_refused(threads, error):
+def test_an_invalid_number_of_threads_is_refused(threads, error):
     source = Arrays({"x": TABLE})
     source.read_threads = threads
     with pytest.raises(
@@ -256,27 +256,27 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("make,error,text", MISTAKES.values(), ids=MISTAKES)
-def test_what_is_no_source_is_said_where_it_is_made(make, error, text):
+def test_objects_that_are_not_sources_raise_at_the_call(make, error, text):
     with pytest.raises(error, match=text):
         make()
 
 
-def test_numbers_that_fit_stay_what_they_are():
+def test_numbers_that_fit_are_unchanged():
     values = np.array([-(1 << 31), 0, (1 << 31) - 1])
     take = data_iterator(lambda x: x + 0, ["x"], as_numpy=True, source=Arrays({"x": values}))
     with take(batch_size=3, shuffle=False) as iterator:
         assert next(iterator)["x"].tolist() == values.tolist()
 
 
-def test_a_parameter_that_nothing_fills_is_named_with_the_ways():
+def test_an_unfilled_parameter_is_named_with_the_fixes():
     for function in (lambda x, k=1: (x, k), lambda *, x: (x, x)):
         with pytest.raises(TypeError, match=r"nothing gives \['x'\] .* or a source="):
             data_iterator(function, ["x", "k"], source=None, size=3)(batch_size=BATCH)
 
 
 @pytest.mark.parametrize("taken", range(1, 8))
-def test_what_a_source_raised_for_batches_that_a_move_drops_is_dropped(taken):
-    """A batch is read some batches ahead, and what comes of it is said when it is due."""
+def test_errors_of_batches_that_a_move_drops_are_dropped(taken):
+    """A batch is read some batches ahead, and its error is raised when the batch is due."""
     down = []
 
     def make(k):

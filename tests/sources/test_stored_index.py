@@ -1,4 +1,4 @@
-"""Stored indexes belong to one version of the files, and are not trusted beyond that."""
+"""Stored indexes belong to a version of the files, and their content is validated."""
 
 import concurrent.futures
 import json
@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def make_tar(path, **changed):
-    """Writes a tar, in which one record has other members."""
+    """Writes a tar in which a record has other members."""
     entries = []
     for i in range(COUNT):
         members = {"bin": b"%04d" % i * 9, "cls": b"1", "txt": b"some text", "json": b'{"a": 10}'}
@@ -113,7 +113,7 @@ WAYS = (
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_corrected_label_is_seen(kind, way, tmp_path):
+def test_a_corrected_label_is_detected(kind, way, tmp_path):
     make, open_it = KINDS[kind]
     path = make(tmp_path / "a")
     first = open_it(path)
@@ -137,7 +137,7 @@ def test_a_corrected_label_is_seen(kind, way, tmp_path):
         ("meta", "json", '{"a": 3000}', {"a": 3000}),
     ],
 )
-def test_texts_of_another_length_are_seen(name, member, text, value, tmp_path):
+def test_texts_of_another_length_are_detected(name, member, text, value, tmp_path):
     path = make_tar(tmp_path / "a")
     identity = open_tar(path).identity()
     replaced(path, make_tar(tmp_path / "b", **{member: text}))
@@ -147,7 +147,7 @@ def test_texts_of_another_length_are_seen(name, member, text, value, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tars_of_one_name_have_indexes_of_their_own(kind, tmp_path, cache):
+def test_tars_of_equal_names_have_separate_indexes(kind, tmp_path, cache):
     make, open_it = KINDS[kind]
     paths = []
     for folder, label in (("x", 1), ("y", 2)):
@@ -160,7 +160,7 @@ def test_tars_of_one_name_have_indexes_of_their_own(kind, tmp_path, cache):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_identity_is_that_of_the_content(kind, tmp_path):
+def test_the_identity_depends_on_the_content(kind, tmp_path):
     make, open_it = KINDS[kind]
     (tmp_path / "x").mkdir()
     path = make(tmp_path / "a")
@@ -171,8 +171,8 @@ def test_the_identity_is_that_of_the_content(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_identity_is_that_of_the_files_that_were_opened(kind, tmp_path):
-    """It may be asked for after the files were replaced."""
+def test_the_identity_belongs_to_the_opened_files(kind, tmp_path):
+    """It is known even after the files were replaced."""
     make, open_it = KINDS[kind]
     path = make(tmp_path / "a")
     first, asked = open_it(path), open_it(path).identity()
@@ -184,7 +184,7 @@ def test_the_identity_is_that_of_the_files_that_were_opened(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_index_that_fits_is_neither_made_nor_written_again(kind, tmp_path, cache, monkeypatch):
+def test_a_matching_index_is_neither_rebuilt_nor_rewritten(kind, tmp_path, cache, monkeypatch):
     make, open_it = KINDS[kind]
     path = make(tmp_path / "a")
     open_it(path)
@@ -259,7 +259,7 @@ def test_files_with_another_owner_or_mode_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o007])
-def test_other_users_may_read_an_index_if_the_umask_says_so(umask, tmp_path, cache):
+def test_other_users_may_read_an_index_if_the_umask_allows_it(umask, tmp_path, cache):
     before = os.umask(umask)
     try:
         open_tar(make_tar(tmp_path / "a"))
@@ -270,7 +270,7 @@ def test_other_users_may_read_an_index_if_the_umask_says_so(umask, tmp_path, cac
 
 
 def rewritten(file, change):
-    """Writes an index of the cache with other content and a right digest."""
+    """Writes an index of the cache with other content and a valid digest."""
     index = indexes.load(str(file))
     about = json.loads(json.dumps(index.about))
     arrays = {name: np.array(array) for name, array in index.arrays.items()}
@@ -342,7 +342,7 @@ FORGERIES = {
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forged_index_is_made_again(kind, forgery, tmp_path, cache, caplog):
+def test_a_forged_index_is_rebuilt(kind, forgery, tmp_path, cache, caplog):
     make, open_it = KINDS[kind]
     path = make(tmp_path / "a")
     first = open_it(path)
@@ -358,7 +358,7 @@ def test_a_forged_index_is_made_again(kind, forgery, tmp_path, cache, caplog):
 
 
 def test_a_forged_header_is_refused(tmp_path):
-    """The header of a file with a right digest."""
+    """The header of a file with a valid digest."""
     path = tmp_path / "a.index"
     shapes = {"x": ["<i8", [2]]}
     for about_, arrays in (
@@ -396,7 +396,7 @@ def test_a_forged_header_is_refused(tmp_path):
 
 
 def test_ranges_outside_of_a_file_are_never_read(tmp_path, cache, monkeypatch):
-    """Of very large indexes only the rows that are read are checked."""
+    """In very large indexes, only the rows that are read are checked."""
     path = make_tar(tmp_path / "a")
     open_tar(path)
     (file,) = cache.iterdir()
@@ -412,7 +412,7 @@ def test_ranges_outside_of_a_file_are_never_read(tmp_path, cache, monkeypatch):
 
 
 @pytest.mark.parametrize("planted", ["link", "FIFO", "folder", "empty", "unreadable"])
-def test_what_lies_in_place_of_an_index_is_not_followed(planted, tmp_path, cache, caplog):
+def test_a_link_in_place_of_an_index_is_not_followed(planted, tmp_path, cache, caplog):
     path = make_tar(tmp_path / "a")
     open_tar(path)
     (file,) = cache.iterdir()
@@ -456,7 +456,7 @@ def test_a_default_folder_that_all_users_write_to_is_not_used(tmp_path, cache, c
     cache.chmod(0o777)
     for _ in range(2):
         assert len(open_tar(path)) == COUNT and not os.listdir(cache)
-    assert caplog.text.count("can be written by all users") == 1  # one warning for a folder
+    assert caplog.text.count("can be written by all users") == 1  # a single warning for a folder
     open_tar(path, cache_dir=cache)
     assert len(os.listdir(cache)) == 1
 
@@ -479,7 +479,7 @@ def test_indexes_that_are_not_used_are_removed(tmp_path, cache):
 
 
 def test_several_writers_share_an_index(tmp_path, cache):
-    """Threads stand for processes: the kernel knows open files only."""
+    """Threads replace processes, since the kernel locks open files."""
     path = make_tar(tmp_path / "a")
     open_tar(path)
 

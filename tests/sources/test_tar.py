@@ -1,4 +1,4 @@
-"""Tars against tarfile, whatever their format; damaged ones; stored indexes."""
+"""Tars compared with tarfile, for every format; damaged tars; stored indexes."""
 
 import contextlib
 import errno
@@ -45,8 +45,8 @@ def walked(path):
 
 
 @pytest.mark.parametrize("cached", ("all", "half", "nothing", "unknown", "no call", "no flag"))
-def test_only_what_the_page_cache_lacks_is_asked_for(tmp_path, monkeypatch, cached):
-    """An advice for 0 bytes would stand for all the rest of a file."""
+def test_only_uncached_ranges_are_requested(tmp_path, monkeypatch, cached):
+    """Advice for 0 bytes would apply to the rest of the file."""
     contents = [bytes([i]) * size for i, size in enumerate((0, 5, 0, 700, 3000, 0))]
     path = write_tar(tmp_path / "a.tar", [(f"{i}.jpg", one) for i, one in enumerate(contents)])
     source, asked, flagged = Tar(path, {"jpg": "data"}), [], []
@@ -56,8 +56,8 @@ def test_only_what_the_page_cache_lacks_is_asked_for(tmp_path, monkeypatch, cach
         asked.append((offset, length))
         advise(fd, offset, length, advice)
 
-    def of_the_cache(fd, buffers, offset, flags=0):
-        """A kernel whose cache has so much of each range, or that doesn't say what it has."""
+    def kernel_with_cache(fd, buffers, offset, flags=0):
+        """Simulates a kernel with some cached part of each range, or without the information."""
         if not flags:
             return read(fd, buffers, offset)
         flagged.append(offset)
@@ -69,7 +69,7 @@ def test_only_what_the_page_cache_lacks_is_asked_for(tmp_path, monkeypatch, cach
         return read(fd, [buffer if cached == "all" else buffer[: len(buffer) // 2]], offset)
 
     monkeypatch.setattr(os, "posix_fadvise", noted)
-    monkeypatch.setattr(os, "preadv", of_the_cache)
+    monkeypatch.setattr(os, "preadv", kernel_with_cache)
     if cached == "no flag":
         monkeypatch.setattr("dalijax.core.formats.byte_files._NOWAIT", 0)
     values = source.read(np.array([3, 0, 1, 5]), ["data"])["data"]
@@ -110,7 +110,7 @@ ENTRY = st.one_of(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(entries=st.lists(ENTRY, max_size=8), form=st.sampled_from(["gnu", "pax"]))
-def test_members_are_those_of_tarfile(entries, form, tmp_path):
+def test_members_match_tarfile(entries, form, tmp_path):
     path = write_tar(tmp_path / "a.tar", entries, FORMATS[form])
     ours, theirs = (
         [(n.rstrip("/"), o, s) for n, o, s in rows] for rows in (walked(path), by_tarfile(path))
@@ -133,12 +133,12 @@ def test_members_of_ustar_with_prefixes(names, content, tmp_path):
 
 
 def test_sizes_in_base_256_and_in_extended_headers(tmp_path):
-    size = (8 << 30) + 5  # one more than eleven octal digits say
+    size = (8 << 30) + 5  # one more than eleven octal digits hold
     for form in ("gnu", "pax"):
         info = tarfile.TarInfo("big.bin")
         info.size = size
         head = info.tobuf(FORMATS[form])
-        with open(tmp_path / "big.tar", "wb") as file:  # sparse: it takes no space
+        with open(tmp_path / "big.tar", "wb") as file:  # sparse: takes no space
             file.write(head)
             file.seek(-(-size // 512) * 512, os.SEEK_CUR)
             end = tarfile.TarInfo("end.bin")
@@ -189,13 +189,13 @@ def test_samples_by_number(tmp_path):
 
 
 @pytest.mark.parametrize("extensions", ("jpg;jpeg;JPEG;png", "JPG;.jpg", ".JPEG;jpg"))
-def test_extensions_of_one_field_may_be_said_again_in_upper_case(tmp_path, extensions):
+def test_extensions_of_a_field_may_be_repeated_in_upper_case(tmp_path, extensions):
     path = write_tar(tmp_path / "a.tar", [("1.jpg", b"one"), ("2.JPG", b"two")])
     (values,) = Tar(path, {extensions: "data"}).read(np.array([0, 1]), ["data"]).values()
     assert [v.tobytes() for v in values] == [b"one", b"two"]
 
 
-def test_texts_pass_by_and_one_of_several_extensions_is_taken(tmp_path):
+def test_text_bypasses_the_graph_and_one_of_several_extensions_is_taken(tmp_path):
     entries = [
         *(("a/1.JPG", b"x"), ("a/1.txt", "é".encode()), ("a/1.json", b'{"n": [1]}')),
         *(("a/2.png", b"yy"), ("a/2.json", b"[2]"), ("a/2.txt", b"two")),
@@ -209,7 +209,7 @@ def test_texts_pass_by_and_one_of_several_extensions_is_taken(tmp_path):
     assert source.fields["text"] == source.fields["meta"] == Field(None)
 
 
-def test_what_is_no_member_of_a_sample_is_passed(tmp_path):
+def test_other_members_are_skipped(tmp_path):
     entries = [
         other(tarfile.DIRTYPE, "./"),
         ("README", b"no dot"),
@@ -242,7 +242,7 @@ def test_samples_that_lack_a_member_are_named_or_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_cut_off_tar_is_refused_when_it_is_opened(form, tmp_path):
+def test_a_truncated_tar_is_refused_when_it_is_opened(form, tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 4), FORMATS[form])
     data = (tmp_path / "a.tar").read_bytes()
     members = by_tarfile(path)
@@ -264,7 +264,7 @@ def test_a_cut_off_tar_is_refused_when_it_is_opened(form, tmp_path):
         Tar(tmp_path / "cut.tar", FIELDS)
 
 
-def test_a_tar_without_its_end_mark_is_warned_of(tmp_path, caplog):
+def test_a_tar_without_its_end_mark_warns(tmp_path, caplog):
     path = write_tar(tmp_path / "a.tar", samples(0, 2))
     with open(path, "r+b") as file:
         file.truncate(4 * 1024)
@@ -311,7 +311,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         Tar([], FIELDS)
 
 
-def test_any_flipped_bit_of_a_header_is_seen_or_harmless(tmp_path):
+def test_any_flipped_bit_of_a_header_is_detected_or_harmless(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 2), tarfile.USTAR_FORMAT)
     data, expected = (tmp_path / "a.tar").read_bytes(), walked(path)
     for bit in range(0, 512 * 8, 7):
@@ -348,7 +348,7 @@ def same(source, other):
     assert [source.name(i) for i in rows] == [other.name(i) for i in rows]
 
 
-def test_the_kept_index_is_used_and_never_believed(tmp_path, cache, caplog):
+def test_the_stored_index_is_used_and_validated(tmp_path, cache, caplog):
     path = write_tar(tmp_path / "a.tar", samples(0, 20))
     first = Tar(path, FIELDS)
     (kept,) = cache.iterdir()
@@ -371,7 +371,7 @@ def test_the_kept_index_is_used_and_never_believed(tmp_path, cache, caplog):
     assert list(cache.iterdir()) == [kept]
 
 
-def test_an_index_of_other_content_is_made_again(tmp_path, cache, caplog):
+def test_an_index_of_other_content_is_rebuilt(tmp_path, cache, caplog):
     path = write_tar(tmp_path / "a.tar", samples(0, 5))
     Tar(path, FIELDS)
     (kept,) = cache.iterdir()
@@ -379,14 +379,14 @@ def test_an_index_of_other_content_is_made_again(tmp_path, cache, caplog):
     write_tar(tmp_path / "b.tar", shifted)
     Tar(tmp_path / "b.tar", FIELDS, missing="skip")
     (other,) = set(cache.iterdir()) - {kept}
-    shutil.copy(kept, other)  # what a digest of a few blocks may not see
+    shutil.copy(kept, other)  # that a digest of a few blocks may miss
     caplog.clear()
     source = Tar(tmp_path / "b.tar", FIELDS, missing="skip")
     assert "not of these files" in caplog.text
     assert source.read(np.array([4]), ["data"])["data"][0].tobytes() == sample(4)[0][1]
 
 
-def test_a_cache_that_can_not_be_written_is_warned_of(tmp_path, caplog):
+def test_a_read_only_cache_warns(tmp_path, caplog):
     path = write_tar(tmp_path / "a.tar", samples(0, 5))
     (tmp_path / "file").write_bytes(b"")
     source = Tar(path, FIELDS, cache_dir=tmp_path / "file" / "below")
@@ -394,7 +394,7 @@ def test_a_cache_that_can_not_be_written_is_warned_of(tmp_path, caplog):
     same(pickle.loads(pickle.dumps(source)), source)
 
 
-def test_the_identity_moves_with_the_tars(tmp_path):
+def test_the_identity_does_not_depend_on_the_path(tmp_path):
     for folder in ("x", "y/z"):
         (tmp_path / folder).mkdir(parents=True)
     first = [write_tar(tmp_path / "x" / f"{k}.tar", samples(k * 5, k * 5 + 5)) for k in range(2)]
@@ -410,7 +410,7 @@ def test_the_identity_moves_with_the_tars(tmp_path):
     assert Tar(second, FIELDS, identity="mine").identity() == "mine"
 
 
-def test_a_source_pickles_and_opens_its_files_itself(tmp_path):
+def test_a_source_pickles_and_reopens_its_files(tmp_path):
     paths = [write_tar(tmp_path / f"{k}.tar", samples(k * 5, k * 5 + 5)) for k in range(2)]
     source = Tar(paths, FIELDS)
     source.read(np.arange(10), ["data"])
@@ -491,7 +491,7 @@ def test_a_mixture_of_tars(tmp_path):
         Mixture([(one, 1), (Arrays({"x": np.zeros(3)}), 1)])
 
 
-def test_each_read_has_a_buffer_of_its_own(tmp_path):
+def test_each_read_has_its_own_buffer(tmp_path):
     source = Tar(write_tar(tmp_path / "a.tar", samples(0, 8)), FIELDS)
     first = source.read(np.array([1, 2]), ["data"])["data"]
     before = [v.tobytes() for v in first]

@@ -122,7 +122,7 @@ def test_a_tar_after_many_zeros_is_read(tmp_path):
 
 
 def test_samples_of_concatenated_tars_do_not_mix(tmp_path):
-    """The last sample of the first tar and the first of the second have the same name."""
+    """The last sample of a tar and the first of the next tar have the same name."""
     one = tar_bytes(tmp_path, [("1.jpg", b"A"), ("1.cls", b"1")])
     two = tar_bytes(tmp_path, [("1.jpg", b"B"), ("1.cls", b"2")])
     source = Tar(concatenated(tmp_path, one, two), FIELDS)
@@ -135,7 +135,7 @@ def test_one_block_of_zeros_does_not_end_a_sample(tmp_path):
     assert read_all(Tar(path, FIELDS))["data"] == [sample(1)[0][1]]
 
 
-def test_bytes_after_the_end_mark_are_warned_of_and_damage_raises(tmp_path, caplog):
+def test_bytes_after_the_end_mark_warn_and_damage_raises(tmp_path, caplog):
     whole = tar_bytes(tmp_path, samples(0, 2))
     path = concatenated(tmp_path, whole, b"garbage " * 200)
     assert len(Tar(path, FIELDS)) == 2
@@ -169,7 +169,7 @@ def test_bytes_after_the_end_mark_are_warned_of_and_damage_raises(tmp_path, capl
     zeros=st.integers(0, 3),
 )
 def test_an_index_of_dali_next_to_a_tar_changes_nothing(archives, zeros, tmp_path):
-    """The members are those of tarfile, and samples are grouped like WebDataset groups them."""
+    """Members match tarfile, and samples are grouped like WebDataset groups them."""
     forms = (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)
     path = concatenated(
         tmp_path,
@@ -213,7 +213,7 @@ def test_index_paths_are_not_read(tmp_path):
 # Incomplete samples
 
 
-def test_an_unsorted_tar_is_named_with_its_cure(tmp_path, caplog):
+def test_an_unsorted_tar_is_named_with_the_fix(tmp_path, caplog):
     entries = [(f"{k}.{e}", b"1") for e in ("jpg", "cls") for k in range(3)]
     path = write_tar(tmp_path / "a.tar", entries)
     words = r"a\.tar: 0 lacks \.cls .*members of .*a\.tar: 0, .*do not follow one another.*--sort="
@@ -228,11 +228,11 @@ def test_an_unsorted_tar_is_named_with_its_cure(tmp_path, caplog):
     more = write_tar(tmp_path / "b.tar", [*entries, *sample(9)])
     assert len(Tar(more, FIELDS, missing="skip")) == 1
     assert "leaves out 6 samples" in caplog.text and "--sort=name" in caplog.text
-    # Tars of images and labels that are concatenated are as bad.
+    # Concatenated tars of images and labels are as bad.
     parts = [tar_bytes(tmp_path, entries[:3]), tar_bytes(tmp_path, entries[3:])]
     with pytest.raises(ValueError, match="do not follow one another"):
         Tar(concatenated(tmp_path, *parts), FIELDS)
-    # A sample that is incomplete, and complete in another tar, is not unsorted.
+    # A sample that is incomplete, but complete in another tar, is not unsorted.
     parts = [tar_bytes(tmp_path, sample(1)), tar_bytes(tmp_path, sample(1)[:1])]
     with pytest.raises(ValueError, match=r"1 samples lack .*missing='skip'"):
         Tar(concatenated(tmp_path, *parts), FIELDS)
@@ -241,7 +241,7 @@ def test_an_unsorted_tar_is_named_with_its_cure(tmp_path, caplog):
 @pytest.mark.parametrize(
     "kind, word", ((tarfile.LNKTYPE, "hard"), (tarfile.SYMTYPE, "symbolic")), ids=("hard", "soft")
 )
-def test_links_are_named_with_their_cure(kind, word, tmp_path):
+def test_links_are_named_with_the_fix(kind, word, tmp_path):
     whole = [("1.cls", b"1"), ("1.jpg", b"A")]
     path = write_tar(tmp_path / "a.tar", [*whole, ("2.cls", b"2"), link("2.jpg", "1.jpg", kind)])
     words = rf"a\.tar: 2 lacks 2\.jpg, which is a {word} link, and has \.cls.*--hard-dereference"
@@ -249,7 +249,7 @@ def test_links_are_named_with_their_cure(kind, word, tmp_path):
         Tar(path, FIELDS)
     assert "missing=" not in str(error.value)
     assert read_all(Tar(path, FIELDS, missing="skip"))["data"] == [b"A"]
-    # Without a regular member the sample would be lost without a trace.
+    # Without a regular member, the sample would be lost silently.
     links = [link("2.cls", "1.cls", kind), link("2.jpg", "1.jpg", kind)]
     path = write_tar(tmp_path / "b.tar", [*whole, *links])
     with pytest.raises(ValueError, match=r"b\.tar: 2 lacks .*and has no other member"):
@@ -312,7 +312,7 @@ def test_samples_that_lack_the_members_of_each_other_are_named(case, missing, tm
 
 
 @pytest.mark.parametrize("missing", ("raise", "skip"))
-def test_no_error_suggests_to_leave_out_every_sample(missing, tmp_path):
+def test_no_error_suggests_skipping_every_sample(missing, tmp_path):
     path = write_tar(tmp_path / "a.tar", [("a/1.jpg", b"A"), ("b/1.jpg", b"B")])
     with pytest.raises(ValueError, match=r"fields= that samples have: \.jpg$"):
         Tar(path, FIELDS, missing=missing)
@@ -332,7 +332,7 @@ def test_fields_are_text(fields, tmp_path):
 
 
 @pytest.mark.parametrize("form", (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT), ids=str)
-def test_a_tar_that_ends_after_an_extended_header_is_cut_off(form, tmp_path):
+def test_a_tar_that_ends_after_an_extended_header_is_truncated(form, tmp_path):
     whole = tar_bytes(tmp_path, samples(0, 2), form)
     long = tar_bytes(tmp_path, [("é" * 120 + ".jpg", b"A")], form)
     for start in (b"", whole):

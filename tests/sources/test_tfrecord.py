@@ -1,4 +1,4 @@
-"""TFRecord files against TensorFlow's own reader and messages; damaged and cut-off ones."""
+"""TFRecord files compared with TensorFlow's reader and messages; damaged and truncated files."""
 
 import gzip
 import os
@@ -173,7 +173,7 @@ def test_packed_varints():
             integers(np.frombuffer(bad, np.uint8))
 
 
-def test_checksums_are_those_of_tensorflow(tmp_path):
+def test_checksums_match_tensorflow(tmp_path):
     sizes = [0, 1, 255, 256, 70_000]
     data = pathlib.Path(write(tmp_path / "a", [bytes(size) for size in sizes])).read_bytes()
     at = 0
@@ -182,7 +182,7 @@ def test_checksums_are_those_of_tensorflow(tmp_path):
         at += 16 + size
 
 
-def test_a_cut_off_file_is_refused_when_it_is_opened(tmp_path):
+def test_a_truncated_file_is_refused_when_it_is_opened(tmp_path):
     data = pathlib.Path(write(tmp_path / "a", map(row, range(3)))).read_bytes()
     ends = [0]
     for _ in range(3):
@@ -230,13 +230,13 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         ({"x": []}, "'x' of .*record 1 has "),
     ],
 )
-def test_a_record_that_is_not_like_the_first_is_named(second, words, tmp_path):
+def test_a_record_unlike_the_first_is_named(second, words, tmp_path):
     path = write(tmp_path / "a", [{"x": 1}, second])
     with pytest.raises(ValueError, match=words):
         TFRecord(path, {"x": "x"})
 
 
-def test_arguments_that_do_not_fit_are_refused(tmp_path):
+def test_unsuitable_arguments_are_refused(tmp_path):
     path = write(tmp_path / "a", [{"x": 1, "y": [b"1", b"2"]}])
     with pytest.raises(
         TypeError, match=r"features\['b'\] must be the name of a field, .* not None"
@@ -256,7 +256,7 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path):
 
 
 def example_in_order(values):
-    """An Example whose features are in this order; protobuf's own order changes from run to run."""
+    """Serializes an Example with its features in this order; protobuf's order varies."""
     inner = b"".join(
         tf.train.Features(feature={k: feature(v)}).SerializeToString() for k, v in values.items()
     )
@@ -265,7 +265,7 @@ def example_in_order(values):
 
 
 def test_any_flipped_bit_is_an_error_or_data(tmp_path):
-    """Damage is named, or read as other data; nothing else is raised, and nothing hangs."""
+    """Damage is named, or read as other data; no other error is raised, and no read hangs."""
     names = (*FEATURES, "image/box", "image/text", "tokens")
     record = example_in_order({name: row(1, size=20)[name] for name in names})
     assert tf.train.Example.FromString(record).features.feature.keys() == set(names)
@@ -282,7 +282,7 @@ def test_any_flipped_bit_is_an_error_or_data(tmp_path):
             assert len(source.read(np.array([0]), ["data"])["data"]) == 1
 
 
-def test_the_kept_index_is_used_and_never_believed(tmp_path, cache, caplog):
+def test_the_stored_index_is_used_and_validated(tmp_path, cache, caplog):
     path = write(tmp_path / "a", map(row, range(9)))
     first = TFRecord(path, FEATURES)
     (kept,) = cache.iterdir()
@@ -307,7 +307,7 @@ def test_the_kept_index_is_used_and_never_believed(tmp_path, cache, caplog):
         again2.read(np.array([0]), ["data"])
 
 
-def test_the_identity_moves_with_the_files(tmp_path):
+def test_the_identity_does_not_depend_on_the_path(tmp_path):
     path = write(tmp_path / "a", map(row, range(9)))
     (tmp_path / "else").mkdir()
     copy = shutil.copy(path, tmp_path / "else")

@@ -1,4 +1,4 @@
-"""Records that lack a feature, against tf.io.parse_single_example."""
+"""Records that lack a feature, compared with tf.io.parse_single_example."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def feature(values):
 
 
 def write(path, rows):
-    """Rows of a feature x, which may be empty (None) or missing ("missing"), and a number y."""
+    """Writes rows of a number y and a feature x, which may be empty (None) or "missing"."""
     examples = []
     for number, values in enumerate(rows):
         named = {"y": feature([number])}
@@ -79,7 +79,7 @@ def test_lists_are_empty_like_varlen_features(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_defaults_are_those_of_fixed_length_features(kind, tmp_path):
+def test_defaults_match_fixed_length_features(kind, tmp_path):
     values, other, default, field, dtype = VALUES[kind]
     kinds = {"x": field} if field else None
     for number, rows in enumerate([*orders(values), [values, [other], "missing"]]):
@@ -155,7 +155,7 @@ def test_mistakes_are_named(tmp_path):
         ([b"a"], bytearray(b"a"), None, "bytes or text"),
     ),
 )
-def test_defaults_that_do_not_fit_are_named(values, default, kind, words, tmp_path):
+def test_unsuitable_defaults_are_named(values, default, kind, words, tmp_path):
     path = write(tmp_path / "a", [values, "missing"])
     kinds = {"x": kind} if kind else None
     with pytest.raises(ValueError, match=rf"'x' of .*a: record 0 needs {words}"):

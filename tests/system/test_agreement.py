@@ -1,4 +1,4 @@
-"""Iterators of several processes that differ: an error in each process, and no process hangs."""
+"""Iterators that differ between processes: each process raises an error, and none hangs."""
 
 import itertools
 import pathlib
@@ -11,7 +11,7 @@ from processes import launched, started
 SUPPORT = pathlib.Path(__file__).parents[1] / "support"
 PROCESSES = 2
 
-# What the error names; each scenario is a function of agreement_worker.py.
+# The words of the errors; each scenario is a function of agreement_worker.py.
 DIFFERENT = {
     "source_lacks_a_record": [
         "number of records: process 0 has 21, process 1 has 20",
@@ -65,8 +65,8 @@ def seen_by_three(tmp_path_factory):
     return run(tmp_path_factory.mktemp("three"), 3, THREE)
 
 
-def together(pieces):
-    """The records of each batch, from those of each process."""
+def merge_processes(pieces):
+    """Merges the records of each batch from all processes."""
     return [list(itertools.chain(*own)) for own in zip(*pieces, strict=True)]
 
 
@@ -91,8 +91,8 @@ def test_processes_that_agree_deliver_what_one_process_does(request, processes):
         source = sources.Arrays({"x": np.arange(21, dtype=np.int32)})
         iterator = function(source=source, batch_size=2 * processes, seed=seed)
         want = [batch["x"][batch["mask"]].tolist() for batch in iterator]
-        assert together([report[place] for report in reports]) == want
-    labels = sorted(itertools.chain(*together([report[1] for report in reports])))
+        assert merge_processes([report[place] for report in reports]) == want
+    labels = sorted(itertools.chain(*merge_processes([report[1] for report in reports])))
     assert labels == list(range(13))
 
 
@@ -106,17 +106,17 @@ def test_three_processes_of_which_one_differs(seen_by_three):
 
 
 @pytest.mark.parametrize("processes", (2, 3))
-def test_iterators_are_compared_by_what_they_are(request, processes):
-    """Not by the order in which a process makes them, or takes their first batches."""
+def test_iterators_are_compared_by_their_configuration(request, processes):
+    """The order in which a process creates them or takes their first batches is irrelevant."""
     reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
     for place, ids in enumerate((range(21), range(21, 42))):
-        batches = together([own[place] for own in reports["made_in_another_order"]])
+        batches = merge_processes([own[place] for own in reports["made_in_another_order"]])
         assert sorted(itertools.chain(*batches)) == list(ids)
     assert all(len(own) == 3 and all(own) for own in reports["in_threads"])
 
 
 def test_a_reader_with_files_of_its_own_for_each_shard(seen):
-    batches = together(seen["reader_of_equal_folders"])
+    batches = merge_processes(seen["reader_of_equal_folders"])
     assert sorted(itertools.chain(*batches)) == list(range(4 * PROCESSES))
 
 
@@ -126,7 +126,7 @@ def test_positions_are_compared_after_a_restore_and_a_seek(seen):
     assert "position: process 0 has epoch 0, sample 12, process 1 has epoch 0, sample 8" in first[0]
     assert "Restore the same state" in first[0]
     assert "position: process 0 has epoch 0, step 3, process 1 has epoch 0, step 2" in first[1]
-    # The same state in every process: nothing is left of the refusal.
+    # The same state in every process: the refusal had no effect.
     source, reader = ([own[2][k] for own in (first, second)] for k in range(2))
     agreed = seen["agree"]
     assert source == [own[0][2:3] for own in agreed] and reader == [own[1][2:3] for own in agreed]
@@ -149,7 +149,7 @@ def test_positions_are_compared_after_a_skip_and_a_reset(seen):
 
 @pytest.mark.parametrize("processes", (2, 3))
 def test_a_process_that_is_interrupted_tells_the_others(request, processes):
-    """They don't wait for it; when it comes again they go on together."""
+    """They don't wait for it, and all continue together when it returns."""
     reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
     *others, last = reports["interrupted"]
     for result, _ in others:
@@ -161,7 +161,7 @@ def test_a_process_that_is_interrupted_tells_the_others(request, processes):
 
 @pytest.mark.parametrize("way", ["raises", "returns"])
 def test_a_program_that_ends_tells_the_others(tmp_path, way):
-    """It may end before it has made an iterator."""
+    """It may end before it has created an iterator."""
     options = {"files": [], "scenarios": ["ending"], "way": way}
     running = launched(SUPPORT / "agreement_worker.py", tmp_path, options)
     try:

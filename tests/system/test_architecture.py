@@ -1,4 +1,4 @@
-"""The layers: imports run down only, and siblings do not import one another."""
+"""The layers: modules import only lower layers, and parts of a layer do not import each other."""
 
 import ast
 import pathlib
@@ -11,7 +11,7 @@ import dalijax
 from dalijax import data_iterator
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "dalijax"
-# From below to above. Modules of the first row may import one another, those of others may not.
+# From bottom to top. Only modules of the first row may import one another.
 LAYERS = (
     (
         *("core.atomic_file", "core.batch_map", "core.config", "core.dtypes", "core.environment"),
@@ -35,17 +35,17 @@ SOURCES = sorted(
 )
 
 
-def room_of(module):
-    """The layer's number and the room that a module is in; None for what is no module of ours."""
-    for number, rooms in enumerate(LAYERS):
-        for room in rooms:
-            if module == room or module.startswith(room + "."):
-                return number, room
+def part_of(module):
+    """Returns the number of a module's layer and its part; None for modules of other packages."""
+    for number, parts in enumerate(LAYERS):
+        for part in parts:
+            if module == part or module.startswith(part + "."):
+                return number, part
     return None
 
 
 def imports_of(file):
-    """The modules, or names of modules, that a file imports from this package."""
+    """Yields the modules, or names of modules, that a file imports from this package."""
     package = file.relative_to(PACKAGE).parent.parts
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -56,14 +56,14 @@ def imports_of(file):
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda f: f.relative_to(PACKAGE).as_posix())
-def test_imports_run_down_only(file):
+def test_modules_import_only_lower_layers(file):
     module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
     if module in ("core.__init__", "adapters.__init__"):
         return
-    here = room_of(module)
-    assert here is not None, f"{module} is in no layer: give it a room"
+    here = part_of(module)
+    assert here is not None, f"{module} is in no layer: give it a part"
     for other in imports_of(file):
-        there = room_of(other)
+        there = part_of(other)
         assert there is not None, f"{module} imports {other}, which is in no layer"
         assert there[0] <= here[0], f"{module} imports {other}, which is above it"
         beside = there[0] == here[0] and there[1] != here[1]
@@ -71,7 +71,7 @@ def test_imports_run_down_only(file):
 
 
 def modules_imported(file):
-    """The modules of the package that a file imports, anywhere in the file."""
+    """Returns the modules of the package that a file imports anywhere."""
     for name in imports_of(file):
         while name and not (PACKAGE / name.replace(".", "/")).with_suffix(".py").exists():
             name = name.rpartition(".")[0]  # a class or a function of a module
@@ -114,7 +114,7 @@ def test_packages_say_what_lives_there():
 
 
 def files_passed(call):
-    """The files of this package whose functions a call enters, and what it gives."""
+    """Returns this package's files whose functions a call enters, and the call's result."""
     files = set()
     package = pathlib.Path(dalijax.__file__).parent  # in site-packages, unless it is editable
     names = {

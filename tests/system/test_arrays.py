@@ -1,4 +1,4 @@
-"""Volumes and tables, by examples/arrays.py: crops as NumPy's, states, bad files."""
+"""Volumes and tables from examples/arrays.py: crops as in NumPy, states, bad files."""
 
 import pathlib
 
@@ -39,7 +39,7 @@ def batches_of(source, **options):
 
 
 def place_of(crop, volume):
-    """Where a crop, or which of its reflections, is in a volume: (start, flips)."""
+    """Finds a crop, or a reflection of it, in a volume: (start, flips)."""
     for flips in np.ndindex(2, 2, 2):
         axes = [axis for axis in range(3) if flips[axis]]
         wanted = np.flip(crop, axes)
@@ -49,8 +49,8 @@ def place_of(crop, volume):
     return None
 
 
-def test_crops_are_those_of_numpy(opened):
-    """Each crop is a part of its file, mirrored or not; places and flips differ."""
+def test_crops_match_numpy(opened):
+    """Each crop is a part of its file, mirrored or not; positions and flips vary."""
     source = opened["files"]
     rows = rows_of(batches_of(source, shuffle=False))
     places = []
@@ -107,7 +107,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("bad", (0, 3, 5, N - 1))  # a first record may say what others are like
+@pytest.mark.parametrize("bad", (0, 3, 5, N - 1))  # 0 sets the layout
 @pytest.mark.parametrize("damage", BAD)
 def test_bad_files_are_named_masked_and_skipped(opened, tmp_path, damage, bad):
     paths = [opened["files"].name(index) for index in range(N)]
@@ -116,7 +116,7 @@ def test_bad_files_are_named_masked_and_skipped(opened, tmp_path, damage, bad):
     source = sources.Files(paths=paths, labels=range(N))
     good = []
     iterator = batches_of(source, shuffle=False)
-    # Of another size DALI decodes it, and the operator after the decoder is named.
+    # DALI decodes a different size, and the error names the operator after the decoder.
     named = r"bad\.npy can't be decoded|operator slice failed for \S*bad\.npy"
     with pytest.raises(BatchError, match=named) as error:
         for batch in iterator:

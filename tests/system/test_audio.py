@@ -1,4 +1,4 @@
-"""Recordings, by examples/audio.py: spectrograms as NumPy's, one shape, states, bad files."""
+"""Recordings from examples/audio.py: spectrograms as in NumPy, one shape, states, bad files."""
 
 import pathlib
 
@@ -34,7 +34,7 @@ def batches_of(source, **options):
 
 
 def mel_scale(hertz):
-    """Slaney's: linear up to 1 kHz, logarithmic above."""
+    """Slaney's scale: linear up to 1 kHz, logarithmic above."""
     step = np.log(6.4) / 27
     return np.where(
         hertz < 1000, hertz * 3 / 200, 15 + np.log(np.maximum(hertz, 1e-9) / 1000) / step
@@ -42,10 +42,10 @@ def mel_scale(hertz):
 
 
 def log_mel(sound):
-    """A log-mel spectrogram by NumPy: centred Hann windows, triangles of equal area."""
+    """Computes a log-mel spectrogram with NumPy: centered Hann windows, triangles of equal area."""
     sound = np.pad(sound.astype(np.float64), 256, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(sound, 512)[::160]
-    # Zero half a sample outside of the window, in the middle of the transform's 512 samples.
+    # Zero half a sample outside the window, in the middle of the transform's 512 samples.
     hann = np.pad(np.sin(np.pi * (np.arange(400) + 0.5) / 400) ** 2, 56)
     power = np.abs(np.fft.rfft(windows * hann, axis=1)).T ** 2
     bins = np.linspace(0, RATE / 2, 257)
@@ -75,7 +75,7 @@ def test_spectrograms_are_those_of_numpy(folder):
 
 
 def test_another_rate_is_resampled(folder):
-    """A recording of 44.1 kHz has the length, and the pitch, of one of 16 kHz."""
+    """A recording at 44.1 kHz has the length and pitch of a recording at 16 kHz."""
     time = np.arange(44_100) / 44_100
     path = folder.parent / "pitch.wav"
     soundfile.write(path, 0.5 * np.sin(2 * np.pi * 1000 * time), 44_100)
@@ -94,7 +94,7 @@ def test_masks_are_bands_and_spans_within_a_recording(folder):
         assert (augmented[:, frames:] == audio.FLOOR).all()
         quiet = augmented[:, :frames] == audio.FLOOR
         bands, spans = quiet.all(1), quiet.all(0)
-        # What changed lies in whole bands, or in whole spans of time, of at most two each.
+        # The changes are whole bands, or whole spans of time, at most two of each.
         assert not changed[np.ix_(~bands, ~spans)].any()
         for inside, most in ((bands, 12), (spans, frames // 5)):
             assert np.count_nonzero(np.diff(inside.astype(int), prepend=0) == 1) <= 2
@@ -167,7 +167,7 @@ def test_show_draws_spectrograms_with_their_labels(folder):
 
 @pytest.mark.parametrize("suffix", ("flac", "ogg", "wav"))
 def test_bad_recordings_are_named_masked_and_skipped(folder, tmp_path, suffix):
-    """Cut in their middles; of an OGG only the first bytes are left."""
+    """Truncated in the middle; of an OGG, only the first bytes remain."""
     source = sources.Files(folder)
     paths = [source.name(index) for index in range(N)]
     bad = next(number for number, path in enumerate(paths) if path.endswith(suffix))
@@ -191,8 +191,8 @@ def test_bad_recordings_are_named_masked_and_skipped(folder, tmp_path, suffix):
     assert rows["label"].tolist() == [k for k in range(N) if k // BATCH != bad // BATCH]
 
 
-def test_an_ogg_that_is_cut_is_a_shorter_recording(tmp_path):
-    """DALI says nothing of it, as docs/audio.md has it."""
+def test_a_truncated_ogg_is_a_shorter_recording(tmp_path):
+    """DALI reports no error, as docs/audio.md explains."""
     path = tmp_path / "cut.ogg"
     soundfile.write(path, np.random.default_rng(0).normal(size=5 * RATE) * 0.1, RATE)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])

@@ -1,6 +1,6 @@
-"""The table of public iterators, each against the conformance check in every way of restoring.
+"""The table of public iterators, each with the conformance check in every way of restoring.
 
-An iterator or adapter that is public and has no row here fails a test.
+A public iterator or adapter without a row fails a test.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def graph(files: list[str], case: Case, shard_id: int = 0, num_shards: int = 1) 
     return label, fn.random.uniform()
 
 
-def of_case(case: Case, shards: int = 1, axis: bool = False, **options: Any) -> Expected:
-    """Three epochs of all shards of a case together."""
+def expected_of_case(case: Case, shards: int = 1, axis: bool = False, **options: Any) -> Expected:
+    """Returns three epochs of all shards of a case together."""
     epochs = []
     for number, streams in case.epochs(3):
         epochs.append([])
@@ -56,7 +56,7 @@ def of_case(case: Case, shards: int = 1, axis: bool = False, **options: Any) -> 
 
 
 def decorated(files: list[str], case: Case, mesh: Any = None, **config: Any) -> Any:
-    """A decorated function's iterator; ``mesh`` is (shape, axes, spec, devices)."""
+    """Returns a decorated function's iterator; ``mesh`` is (shape, axes, spec, devices)."""
     if mesh is not None:
         shape, axes, spec, order = mesh
         devices = np.array([jax.devices()[i] for i in order]).reshape(shape)
@@ -117,16 +117,16 @@ def grain_source(files: list[str], case: Case, **options: Any) -> Any:
     return iter(grain_adapter.DALIIterDataset(iterator_fn, num_epochs=3, **options, **call))
 
 
-def of_stream(case: Case, mask: bool = True) -> Expected:
-    """Three epochs of a case as a stream."""
-    expected = of_case(case)
+def expected_stream(case: Case, mask: bool = True) -> Expected:
+    """Returns three epochs of a case as a stream."""
+    expected = expected_of_case(case)
     for batch in [] if mask else [b for epoch in expected.epochs for b in epoch]:
         del batch["mask"]
     return expected.as_stream(1024)
 
 
 def between(expected: Expected, start: int, stop: int) -> Expected:
-    """Some batches of a stream."""
+    """Returns some batches of a stream."""
     made = expected.as_stream(4096)
     return dataclasses.replace(made, epochs=[made.epochs[0][start:stop]])
 
@@ -141,7 +141,7 @@ def augment(number: Any) -> Any:
 
 
 def packed(files: list[str]) -> Any:
-    """The records of a batch as Grain's workers hand them over."""
+    """Passes the records of a batch like Grain's workers."""
     return records(files).batch(BATCH, batch_fn=grain_adapter.pack_records).to_iter_dataset()
 
 
@@ -168,14 +168,14 @@ def loaded(shuffle: bool, **options: Any) -> Any:
 
 
 class Listed(list):
-    """A data source with a repr that says nothing of the memory."""
+    """A data source whose repr does not contain an address."""
 
     def __repr__(self) -> str:
         return f"Listed({len(self)})"
 
 
 def batched() -> Any:
-    """`DALIBatch` where Grain batches; its DataLoader's iterator is no DatasetIterator."""
+    """`DALIBatch` in Grain's batching; its DataLoader's iterator is not a DatasetIterator."""
     operation = grain_adapter.DALIBatch(
         lambda number: number + 0, BATCH, ["x"], pad="mask", num_threads=1
     )
@@ -189,14 +189,16 @@ def clu_iterator(files: list[str], **options: Any) -> Any:
     )
 
 
-def of_clu() -> Expected:
-    """Its length is that of all epochs, and it knows no others."""
-    expected = of_case(PADDED).as_stream(4096)
+def expected_of_clu() -> Expected:
+    """Its length is the total of all epochs, without knowledge of single epochs."""
+    expected = expected_of_case(PADDED).as_stream(4096)
     return dataclasses.replace(expected, sized=True)
 
 
-def of_records(count: int, mask: bool, drop: bool = False, state_bytes: int = 400) -> Expected:
-    """The numbers 0 to N - 1 over and over, in batches."""
+def expected_records(
+    count: int, mask: bool, drop: bool = False, state_bytes: int = 400
+) -> Expected:
+    """Returns the numbers 0 to N - 1 repeatedly, in batches."""
     epoch = []
     for start in range(0, count, BATCH):
         own = np.arange(start, min(start + BATCH, count))
@@ -221,96 +223,96 @@ Row = tuple[Callable[[list[str]], Any], Expected]
 
 ROWS: dict[str, dict[str, Row]] = {
     "data_iterator": {
-        "padded": (lambda f: decorated(f, PADDED), of_case(PADDED)),
-        "runs on": (lambda f: decorated(f, RUNS_ON), of_case(RUNS_ON)),
+        "padded": (lambda f: decorated(f, PADDED), expected_of_case(PADDED)),
+        "runs on": (lambda f: decorated(f, RUNS_ON), expected_of_case(RUNS_ON)),
         "as_numpy, auto_reset": (
             lambda f: decorated(f, PADDED, as_numpy=True, auto_reset=True),
-            of_case(PADDED, auto_reset=True),
+            expected_of_case(PADDED, auto_reset=True),
         ),
         "partial": (
             lambda f: decorated(f, Case(N, 1, BATCH, "PARTIAL", False, False)),
-            of_case(Case(N, 1, BATCH, "PARTIAL", False, False)),
+            expected_of_case(Case(N, 1, BATCH, "PARTIAL", False, False)),
         ),
         "drop": (
             lambda f: decorated(f, Case(N, 1, BATCH, "DROP", True, False)),
-            of_case(Case(N, 1, BATCH, "DROP", True, False)),
+            expected_of_case(Case(N, 1, BATCH, "DROP", True, False)),
         ),
         "sharded over a mesh with replicas": (
             lambda f: decorated(f, TWO, ((2, 2), ("d", "m"), ("d",), (6, 2, 0, 5))),
-            of_case(TWO, 2),
+            expected_of_case(TWO, 2),
         ),
         "sharded over two axes": (
             lambda f: decorated(f, FOUR, ((2, 2), ("d", "m"), (("d", "m"),), (0, 1, 2, 3))),
-            of_case(FOUR, 4),
+            expected_of_case(FOUR, 4),
         ),
         "devices": (
             lambda f: decorated(f, TWO, devices=(3, 1)),
-            of_case(TWO, 2, axis=True),
+            expected_of_case(TWO, 2, axis=True),
         ),
         "sized source": (lambda f: by_source(f, True), of_source(True)),
         "source that ends": (lambda f: by_source(f, False), of_source(False)),
     },
     "DALIGenericIterator": {
-        "one pipeline": (lambda f: hand_made(f, PADDED), of_case(PADDED)),
-        "two pipelines": (lambda f: hand_made(f, TWO), of_case(TWO, 2, axis=True)),
+        "one pipeline": (lambda f: hand_made(f, PADDED), expected_of_case(PADDED)),
+        "two pipelines": (lambda f: hand_made(f, TWO), expected_of_case(TWO, 2, axis=True)),
     },
     "DALIGenericPeekableIterator": {
         "one pipeline": (
             lambda f: hand_made(f, PADDED, clu_adapter.DALIGenericPeekableIterator),
-            of_case(PADDED),
+            expected_of_case(PADDED),
         ),
     },
     "DALIIterDataset": {
         "partial": (
             lambda f: grain_source(f, PADDED),
-            of_stream(Case(N, 1, BATCH, "PARTIAL", True, False), mask=False),
+            expected_stream(Case(N, 1, BATCH, "PARTIAL", True, False), mask=False),
         ),
-        "mask": (lambda f: grain_source(f, PADDED, pad="mask"), of_stream(PADDED)),
+        "mask": (lambda f: grain_source(f, PADDED, pad="mask"), expected_stream(PADDED)),
         "drop": (
             lambda f: grain_source(f, PADDED, drop_remainder=True),
-            of_stream(Case(N, 1, BATCH, "DROP", True, False), mask=False),
+            expected_stream(Case(N, 1, BATCH, "DROP", True, False), mask=False),
         ),
     },
     "DALITransform": {
         "of a MapDataset": (
             lambda f: transformed(records(f), pad="mask"),
-            of_records(N, mask=True),
+            expected_records(N, mask=True),
         ),
         "of an IterDataset": (
             lambda f: transformed(records(f).repeat(2).to_iter_dataset()),
-            of_records(2 * N, mask=False),
+            expected_records(2 * N, mask=False),
         ),
         "of lists, drop": (
             lambda f: transformed(
                 records(f).batch(BATCH, batch_fn=list).to_iter_dataset(), drop_remainder=True
             ),
-            of_records(N, mask=False, drop=True),
+            expected_records(N, mask=False, drop=True),
         ),
         "of packed records": (
             lambda f: transformed(packed(f)),
-            of_records(N, mask=False),
+            expected_records(N, mask=False),
         ),
     },
-    "DALIBatch": {"behind batch()": (lambda f: batched(), of_records(N, mask=True))},
+    "DALIBatch": {"behind batch()": (lambda f: batched(), expected_records(N, mask=True))},
     "DALIDatasetIterator": {
-        "finite": (lambda f: clu_iterator(f, num_epochs=3), of_clu()),
-        "with peeks": (lambda f: clu_iterator(f, num_epochs=3, element="jax"), of_clu()),
+        "finite": (lambda f: clu_iterator(f, num_epochs=3), expected_of_clu()),
+        "with peeks": (lambda f: clu_iterator(f, num_epochs=3, element="jax"), expected_of_clu()),
     },
     "DALIDataset": {
         "of three epochs": (
             lambda f: tf_iterator(f, "FILL", lambda ds: ds.repeat(3)),
-            of_case(PADDED).as_stream(4096),
+            expected_of_case(PADDED).as_stream(4096),
         ),
         "partial, skipped and taken": (
             lambda f: tf_iterator(f, "PARTIAL", lambda ds: ds.repeat(4).skip(2).take(5)),
-            between(of_case(dataclasses.replace(PADDED, policy="PARTIAL")), 2, 7),
+            between(expected_of_case(dataclasses.replace(PADDED, policy="PARTIAL")), 2, 7),
         ),
     },
     "DALIDataLoader": {
-        "mask": (lambda f: loaded(False, pad="mask"), of_records(2 * N, mask=True)),
+        "mask": (lambda f: loaded(False, pad="mask"), expected_records(2 * N, mask=True)),
         "drop": (
             lambda f: loaded(False, drop_remainder=True),
-            of_records(2 * N, mask=False, drop=True),
+            expected_records(2 * N, mask=False, drop=True),
         ),
     },
 }
@@ -319,13 +321,13 @@ ROWS: dict[str, dict[str, Row]] = {
 @pytest.mark.parametrize("name,row", [(name, row) for name in ROWS for row in ROWS[name]])
 def test_conformance(jpegs_many, name, row):
     make, expected = ROWS[name][row]
-    # A new process takes seconds; how a class's states get there is alike in all its rows.
+    # A new process takes seconds; all rows of a class pass states in the same way.
     process = FULL or row == next(iter(ROWS[name]))
     check(functools.partial(make, jpegs_many), expected, process=process)
 
 
 def public_iterators() -> set[str]:
-    """Names of everything public that iterates: of the package, and of each adapter."""
+    """Returns the names of all public iterators, of the package and of each adapter."""
     root = pathlib.Path(dalijax.__file__).parent
     found = set()
     modules = [dalijax]

@@ -1,4 +1,4 @@
-"""A bare PartitionSpec is of the mesh that is current when an iterator is made."""
+"""A bare PartitionSpec refers to the mesh that is current when an iterator is created."""
 
 import contextlib
 import pickle
@@ -86,14 +86,14 @@ def mesh_in(context):
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
-def test_it_is_of_the_current_mesh(make, context):
+def test_a_partition_spec_uses_the_current_mesh(make, context):
     with mesh_in(context):
         mesh = jax.sharding.get_mesh()
         if mesh.empty:
             mesh = context()
         iterator = make(P("a"))
     want = next(make(NamedSharding(mesh, P("a"))))["x"]
-    batch = next(iterator)["x"]  # outside of the context
+    batch = next(iterator)["x"]  # outside the context
     assert batch.sharding == want.sharding == NamedSharding(mesh, P("a"))
     np.testing.assert_array_equal(batch, want)
     np.testing.assert_array_equal(np.ravel(batch), RECORDS[:8])
@@ -120,7 +120,7 @@ def test_a_dict_of_specs():
 
 
 def test_functions_and_datasets_are_made_before_the_mesh():
-    """They pickle without one, and each iterator is of its own."""
+    """They pickle without a mesh, and each iterator uses its own mesh."""
     made = pickle.loads(pickle.dumps(function(P("a")))), transformed(P("a"))
     for context in ("auto", "reversed"):
         with mesh_in(CONTEXTS[context]):

@@ -1,4 +1,4 @@
-"""The examples run as a user runs them."""
+"""The examples run like a user runs them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
 def test_getting_started(tmp_path):
-    # From a copy, so that its pictures are drawn anew and land there.
+    # From a copy, so that its images are drawn again and stored there.
     folder = tmp_path / "examples"
     folder.mkdir()
     for script in EXAMPLES.glob("*.py"):
@@ -27,12 +27,12 @@ def test_getting_started(tmp_path):
     assert len(pictures) >= 10
     for picture in pictures:
         low, high = Image.open(picture).convert("L").getextrema()
-        assert high - low > 50, picture  # something is drawn on it
+        assert high - low > 50, picture  # the image is not empty
     assert "NamedSharding" in done.stdout and "images/s" in done.stdout
 
 
 def run(name, folder, *options):
-    """What an example says on a CPU."""
+    """Runs an example on a CPU and returns its output."""
     command = [EXAMPLES / name, "--cache", folder / "cache", *options]
     return run_python(*command, env={**os.environ, "JAX_PLATFORMS": "cpu"}).stdout
 
@@ -43,7 +43,7 @@ def test_video_takes_any_number_of_clips(tmp_path, count):
     assert "has the same clips: True" in said
 
 
-# paxml needs a Python of its own.
+# paxml needs Python 3.10
 COMMANDS = [
     path.relative_to(EXAMPLES).as_posix()
     for path in sorted(EXAMPLES.glob("**/*.py"))
@@ -57,8 +57,8 @@ def test_help(name):
     assert said.startswith("usage: ") and "--out" in said
 
 
-def test_quickstart_trains_on_a_folder_of_ones_own(tmp_path):
-    """Whose pictures nobody can say how well it should know."""
+def test_quickstart_trains_on_a_users_folder(tmp_path):
+    """The accuracy on these images is unknown."""
     own = make_pictures(tmp_path / "own", count=60)
     out = tmp_path / "batch.png"
     said = run("quickstart.py", tmp_path, "--data", own, "--epochs", "1", "--out", out)

@@ -1,4 +1,4 @@
-"""A program that ends, or forks, while an iterator is open."""
+"""Programs that end, or fork, while an iterator is open."""
 
 import pathlib
 
@@ -15,7 +15,7 @@ FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"
 
 @pytest.mark.parametrize("ending", exit_worker.ENDS)
 @pytest.mark.parametrize("how", exit_worker.HOWS)
-def test_a_program_ends_as_if_nothing_were_open(how, ending):
+def test_a_program_ends_as_without_an_iterator(how, ending):
     assert exit_worker.run(how, ending) == ""
 
 
@@ -26,8 +26,8 @@ def test_a_program_ends_as_if_nothing_were_open(how, ending):
         for how in exit_worker.HOWS
     ],
 )
-def test_a_program_ends_so_each_time(how):
-    """More ends of each kind, by forks of one process that has imported all and started nothing."""
+def test_a_program_ends_so_repeatedly(how):
+    """More exits of each kind, by forks of a process that has imported all modules."""
     program = run_python(exit_worker.__file__, "table", MORE, how, timeout=None)
     assert program.stdout.count(f"{MORE} right") == len(exit_worker.ENDS)
 

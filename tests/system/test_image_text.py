@@ -1,4 +1,4 @@
-"""Pictures and packed captions, by examples/image_text.py: pairs, every state, bad files."""
+"""Images and packed captions from examples/image_text.py: pairs, every state, bad files."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_each_caption_is_beside_its_picture(folder):
                 colour = next(one for one in image_text.COLOURS if one in text)
                 assert picture[24, 24].tolist() == list(ImageColor.getrgb(colour))
             seen += texts
-    # A smaller last batch is dropped, of less than so many rows.
+    # A last batch with fewer rows is dropped.
     assert len(seen) > N - image_text.ROWS * image_text.SLOTS
     for text in seen:
         assert seen.count(text) <= list(captions.values()).count(text)

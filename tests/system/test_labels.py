@@ -1,7 +1,7 @@
 """Labels of training examples have the shape of their mask.
 
-DALI's readers give labels of shape (batch, 1), which a loss for each sample or a mask of shape
-(batch,) would broadcast to (batch, batch) without a word.
+DALI's readers deliver labels of shape (batch, 1). A loss for each sample or a mask of shape
+(batch,) would silently broadcast them to (batch, batch).
 """
 
 import importlib

@@ -69,7 +69,7 @@ def define(function, **call):
     return program
 
 
-def of_numbers(function, **call):
+def numbers(function, **call):
     """Defines a graph of numbers, and takes a batch."""
 
     def program(data):
@@ -536,26 +536,30 @@ PROGRAMS = {
         "DALIDataset iterator function dalijax.data_iterator",
     ),
     # The graph
-    "np.float32": (of_numbers(lambda x: fn.cast(x, dtype=np.float32)), TypeError, "types.FLOAT"),
+    "np.float32": (
+        numbers(lambda x: fn.cast(x, dtype=np.float32)),
+        TypeError,
+        "types.FLOAT",
+    ),
     "'float32'": (
-        of_numbers(lambda x: fn.cast(x, dtype="float32")),
+        numbers(lambda x: fn.cast(x, dtype="float32")),
         TypeError,
         "'float32' types.FLOAT",
     ),
     "np.dtype": (
-        of_numbers(lambda x: fn.cast(x, dtype=np.dtype("uint8"))),
+        numbers(lambda x: fn.cast(x, dtype=np.dtype("uint8"))),
         TypeError,
         "types.UINT8",
     ),
-    "float": (of_numbers(lambda x: fn.cast(x, dtype=float)), TypeError, "float types.FLOAT"),
-    "jnp.int32": (of_numbers(lambda x: fn.cast(x, dtype=jnp.int32)), TypeError, "types.INT32"),
+    "float": (numbers(lambda x: fn.cast(x, dtype=float)), TypeError, "float types.FLOAT"),
+    "jnp.int32": (numbers(lambda x: fn.cast(x, dtype=jnp.int32)), TypeError, "types.INT32"),
     "jnp.bfloat16": (
-        of_numbers(lambda x: fn.cast(x, dtype=jnp.bfloat16)),
+        numbers(lambda x: fn.cast(x, dtype=jnp.bfloat16)),
         TypeError,
         "bfloat16 types.FLOAT in the step",
     ),
     "'bfloat16'": (
-        of_numbers(lambda x: fn.cast(x, dtype="bfloat16")),
+        numbers(lambda x: fn.cast(x, dtype="bfloat16")),
         TypeError,
         "bfloat16 types.FLOAT in the step",
     ),
@@ -570,7 +574,7 @@ PROGRAMS = {
         "types.FLOAT",
     ),
     "a dtype of a constant": (
-        of_numbers(lambda x: x + types.Constant(1.0, dtype=np.float32)),
+        numbers(lambda x: x + types.Constant(1.0, dtype=np.float32)),
         TypeError,
         "types.FLOAT",
     ),
@@ -622,27 +626,27 @@ PROGRAMS = {
         "ratio 1 (",
     ),
     "uniform((-10, 10))": (
-        of_numbers(lambda x, *, draw: x * draw.uniform((-10, 10))),
+        numbers(lambda x, *, draw: x * draw.uniform((-10, 10))),
         TypeError,
         "(-10, 10) uniform(-10, 10)",
     ),
     "uniform(range=...)": (
-        of_numbers(lambda x, *, draw: x * draw.uniform(range=(-10, 10))),
+        numbers(lambda x, *, draw: x * draw.uniform(range=(-10, 10))),
         TypeError,
         "range low high",
     ),
     "normal((0, 1))": (
-        of_numbers(lambda x, *, draw: x * draw.normal((0, 1))),
+        numbers(lambda x, *, draw: x * draw.normal((0, 1))),
         TypeError,
         "(0, 1) normal(0, 1)",
     ),
     "coin_flip('0.5')": (
-        of_numbers(lambda x, *, draw: x * draw.coin_flip("0.5")),
+        numbers(lambda x, *, draw: x * draw.coin_flip("0.5")),
         TypeError,
         "probability '0.5'",
     ),
     "another draw": (
-        of_numbers(lambda x, *, draw: x * draw.unifrom(0, 1)),
+        numbers(lambda x, *, draw: x * draw.unifrom(0, 1)),
         AttributeError,
         "unifrom uniform",
     ),
@@ -652,32 +656,36 @@ PROGRAMS = {
         "draw",
     ),
     "shape=5": (
-        of_numbers(lambda x, *, draw: x * draw.uniform(0, 1, shape=5)),
+        numbers(lambda x, *, draw: x * draw.uniform(0, 1, shape=5)),
         TypeError,
         "shape 5 (5,)",
     ),
-    "jnp in the graph": (of_numbers(lambda x: jnp.sin(x)), TypeError, "jax_function"),
-    "a Python if": (of_numbers(lambda x: x if x > 3 else -x), TypeError, "enable_conditionals"),
-    "no return": (of_numbers(lambda x: None), TypeError, "returns no outputs return"),
+    "jnp in the graph": (numbers(lambda x: jnp.sin(x)), TypeError, "jax_function"),
+    "a Python if": (numbers(lambda x: x if x > 3 else -x), TypeError, "enable_conditionals"),
+    "no return": (numbers(lambda x: None), TypeError, "returns no outputs return"),
     "no output": (
         lambda d: data_iterator(same)(source=NUMBERS, batch_size=BATCH),
         ValueError,
         "output_map",
     ),
     "another operator": (
-        of_numbers(lambda x: fn.normalise(x)),
+        numbers(lambda x: fn.normalise(x)),
         AttributeError,
         "normalise normalize",
     ),
-    "DALI's operator in our fn": (of_numbers(lambda x: own_fn.resize(x)), AttributeError, "nvidia"),
+    "DALI's operator in our fn": (
+        numbers(lambda x: own_fn.resize(x)),
+        AttributeError,
+        "nvidia",
+    ),
     # Random numbers of other libraries
     "np.random": (
-        of_numbers(lambda x: x + np.int32(np.random.randint(9))),
+        numbers(lambda x: x + np.int32(np.random.randint(9))),
         RuntimeError,
         "numpy.random draw.uniform fn.random",
     ),
     "random": (
-        of_numbers(lambda x: x + random.randint(0, 9)),
+        numbers(lambda x: x + random.randint(0, 9)),
         RuntimeError,
         "random draw.uniform fn.random",
     ),

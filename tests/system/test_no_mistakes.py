@@ -1,4 +1,4 @@
-"""Programs that resemble mistakes and are right: no error, and no other data."""
+"""Correct programs that resemble mistakes: no error, and the same data."""
 
 import inspect
 import itertools
@@ -110,7 +110,7 @@ def test_next_within_eager_transformations_and_callbacks():
         def loss(weight):
             return (weight * next(iterator)["x"].astype(np.float32)).sum()
 
-        # Without jit each call runs the function again, with another batch.
+        # Without jit, each call runs the function again with another batch.
         gradients = [float(jax.grad(loss)(np.float32(1))) for _ in range(2)]
     assert gradients == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7]
     with open_numbers(as_numpy=True) as iterator:

@@ -50,7 +50,7 @@ def modules():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel built of a copy of the sources: a build leaves its own folders behind."""
+    """A wheel built from a copy of the sources, since a build leaves folders behind."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, source / name)
@@ -77,10 +77,10 @@ def site(wheel, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(site, tmp_path_factory):
-    """Runs code that sees the installed wheel, and neither the repository nor its folder."""
+    """Runs code that imports the installed wheel, and neither the repository nor its folder."""
     empty = tmp_path_factory.mktemp("empty")
 
-    # The finder of an editable install would fill in what the wheel lacks.
+    # The finder of an editable install would add modules that the wheel lacks.
     check = f"""
 import pathlib, sys
 for name, module in list(sys.modules.items()):
@@ -125,7 +125,7 @@ def test_tests_run_from_the_source_distribution(tmp_path):
         file.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("dalijax-*/")
     packed = {f.relative_to(unpacked).as_posix() for f in unpacked.rglob("*") if f.is_file()}
-    # The two links are packed as folders, at the place where the package has them.
+    # The two links are packed as folders, at their places in the package.
     links = {name for name in tracked if (ROOT / name).is_symlink()}
     moved = {re.sub("^(core|adapters)/", r"src/dalijax/\1/", name) for name in tracked}
     assert moved - links <= packed
@@ -194,7 +194,7 @@ for name in [name for name in sys.modules if name.split(".")[0] == "dalijax"]:
 
 @pytest.mark.parametrize("wheels", ((), ("120",), ("130",), ("120", "130")), ids=str)
 def test_both_of_dalis_wheels_are_one_too_many(site, wheels, tmp_path):
-    for version in wheels:  # as pip leaves them
+    for version in wheels:  # like pip
         info = tmp_path / f"nvidia_dali_cuda{version}-2.4.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Name: nvidia-dali-cuda{version}\nVersion: 2.4.0\n")
@@ -229,8 +229,8 @@ print(len(dalijax.sources.Arrays({"x": [1, 2, 3]})), "dalijax.augment" in sys.mo
     assert python(code).split() == ["3", "True"]
 
 
-# What a user's type checker sees. Where it must object there is an ignore of that error, and strict
-# mypy objects to one that is not needed.
+# What a user's type checker reports. Expected errors have an ignore, and strict mypy reports
+# every ignore that is not needed.
 TYPED = """
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 

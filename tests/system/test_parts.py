@@ -1,4 +1,4 @@
-"""Parts of Grain's records, one for each process, that differ in their numbers of batches."""
+"""Parts of Grain's records, one per process, with different numbers of batches."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ SCENARIOS = [
     *("iter_nothing", "iter_raising", "failing"),
     *("restored_apart", "spec_alone", "mesh_of_the_context"),
 ]
-# Datasets whose numbers of records only reading tells; process and number of processes -> records.
+# Datasets of unknown length: process and number of processes -> records.
 UNKNOWN = {
     "filtered": lambda p, n: [x for x in range(p, COUNTS[n], n) if x % 3 or p < n - 1],
     "iter_filtered": lambda p, n: [x for x in range(p, COUNTS[n], n) if x % 3 or p < n - 1],
@@ -46,7 +46,7 @@ def seen_by_three(tmp_path_factory):
 
 
 def counted(batches):
-    """The records of one process that are not masked."""
+    """Returns the unmasked records of one process."""
     return [x for xs, _, mask in batches for x, ok in zip(xs, mask) if ok]
 
 
@@ -61,7 +61,7 @@ def test_slices_of_unequal_length_have_as_many_batches(request, processes):
     count = COUNTS[processes]
     longest = math.ceil(math.ceil(count / processes) / 2)
     shortest = math.floor(count / processes)
-    assert math.ceil(shortest / 2) < longest  # else there were nothing to see
+    assert math.ceil(shortest / 2) < longest  # otherwise there would be no difference
     for process, report in enumerate(reports):
         whole = report["whole"]
         assert len(whole) == longest
@@ -75,7 +75,7 @@ def test_slices_of_unequal_length_have_as_many_batches(request, processes):
 
 @pytest.mark.parametrize("processes", (2, 3))
 def test_they_resume_after_each_batch(request, processes):
-    """Bit for bit: records, random numbers, masks, the padding and the end."""
+    """Equal bit for bit: records, random numbers, masks, the padding and the end."""
     reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")["slices"]
     for report in reports:
         whole = report["whole"]
@@ -108,7 +108,7 @@ def test_a_folder_for_each_process(seen):
 @pytest.mark.parametrize("processes", (2, 3))
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_records_of_unknown_number(request, name, processes):
-    """As many batches in every process, with each record once or not more than the fewest."""
+    """Every process has the same number of batches, padded or as few as the smallest part."""
     reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")[name]
     own = [UNKNOWN[name](process, processes) for process in range(processes)]
     most = max(math.ceil(len(records) / 2) for records in own)
@@ -120,13 +120,13 @@ def test_records_of_unknown_number(request, name, processes):
         assert in_order(counted(padded["whole"])) == records
         given = [x for xs, _ in dropped["whole"] for x in xs]
         assert given == counted(padded["whole"])[: 2 * fewest]
-        for seen in (padded, dropped):  # bit for bit, padding and end included
+        for seen in (padded, dropped):  # bit for bit, with padding and end
             whole = seen["whole"]
             assert seen["resumed"] == [whole[k:] for k in range(len(whole) + 1)]
 
 
 def test_a_process_with_far_fewer_records(seen):
-    """The other does not wait for it, nor for the end, when it stops early."""
+    """The other process does not wait for it, nor for the end, when it stops early."""
     first, second = seen["iter_far_apart"]
     for k, count in enumerate((6, 2)):
         assert len(first[k]) == len(second[k]) == count
@@ -134,8 +134,8 @@ def test_a_process_with_far_fewer_records(seen):
         assert counted(second[k]) == [1]
 
 
-def test_a_map_that_leaves_out_records(seen):
-    """Grain's length counts them: padded they are no fault, dropped they raise in the process."""
+def test_a_map_that_removes_records(seen):
+    """Grain's length counts them: padding covers them, and dropping raises in the process."""
     (padded, _), (fewer, error) = seen["holes"]
     assert len(padded) == len(fewer) == 6
     assert counted(fewer) == UNKNOWN["filtered"](1, 2)
@@ -205,7 +205,7 @@ def test_positions_are_compared_after_a_restore(seen):
 
 @pytest.mark.parametrize("processes", (2, 3))
 def test_a_process_that_fails_tells_the_others(request, processes):
-    """They don't wait for it; when it comes again they go on together."""
+    """They don't wait for it, and all continue together when it returns."""
     fixture = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")
     *others, last = fixture["failing"]
     assert "no table in this process" in last[0]

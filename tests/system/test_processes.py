@@ -1,4 +1,4 @@
-"""Several processes through jax.distributed on loopback: each builds its own shards only."""
+"""Several processes through jax.distributed on loopback: each builds only its own shards."""
 
 import pathlib
 
@@ -57,7 +57,7 @@ def run(tmp_path, files, resume):
 
 
 def expected(config):
-    """Rows and mask of each batch, and 'stop' at the end of an epoch."""
+    """Returns rows and mask of each batch, and 'stop' at the end of an epoch."""
     case = Case(
         config["n"],
         config["shards"],
@@ -77,7 +77,7 @@ def expected(config):
 
 
 def holders(config):
-    """The row range of each device, by the mesh alone."""
+    """Returns the row range of each device, from the mesh alone."""
     grid = np.array(config["order"]).reshape(config["shape"])
     spec = config["spec"]
     for index, device in np.ndenumerate(grid):
@@ -127,17 +127,17 @@ def test_two_processes_of_four_devices(reports, index):
 
 @pytest.mark.parametrize("devices,steps", (in_full(1, 60), (2, 200)))
 def test_batch_map_beside_a_step(tmp_path, jpegs_many, devices, steps):
-    """Each process checks its rows: collectives of both must be started in the same order.
+    """Each process checks its rows; all processes must start collectives in the same order.
 
-    One of them is slower by 0.35 s at one batch in ten; threads that take batches are refused.
+    A process is slower by 0.35 s at one batch in ten; threads that take batches are refused.
     """
     options = {"files": jpegs_many[:24], "devices": devices, "steps": steps, "slow": 0.1}
     first, second = started(FUNCTION_WORKER, tmp_path, options)
     assert first == second and len(first) >= steps
 
 
-def test_a_source_that_ends_by_itself(tmp_path, jpegs_many):
-    """Each process has one pipeline, and no size: its source's StopIteration is the end."""
+def test_a_source_that_raises_stop_iteration(tmp_path, jpegs_many):
+    """Each process has a pipeline of unknown size, which ends at StopIteration."""
     reports = started(SOURCE_WORKER, tmp_path, {"files": jpegs_many})
     starts = [10, 20, 30]
     for process, report in enumerate(reports):

@@ -1,4 +1,4 @@
-"""The recipe of examples/imagenet, as a user runs it."""
+"""The recipe of examples/imagenet, run like a user runs it."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ from programs import kill_python, run_python, start_python
 from tars import write_tar
 
 TRAIN = pathlib.Path(__file__).parents[2] / "examples" / "imagenet" / "train.py"
-HELD_OUT = 120  # of 610 drawn pictures, each fifth of each of six classes
+HELD_OUT = 120  # of 610 drawn images, a fifth of each of six classes
 
 
 def command(folder, name, *options):
@@ -39,7 +39,7 @@ def environment(devices):
 
 
 def lines(folder, name, kind="training"):
-    """The lines of a run by step; of a step that was repeated, the last one."""
+    """Returns the lines of a run by step; of a repeated step, the last."""
     path = folder / name / "losses.jsonl"
     rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     return {row["step"]: row for row in rows if row["kind"] == kind}
@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_before_an_evaluation_makes_it_and_an_ended_one_sa
     run_python(*command(tmp_path, "out", *options), env=environment(1))
     evaluated = lines(tmp_path, "out", "evaluation")
     assert sorted(evaluated) == [2, 3]
-    # As if the run had been killed behind its last checkpoint, before the evaluation.
+    # As if the run had been killed after its last checkpoint, before the evaluation.
     for name in ("losses.jsonl", "losses.png"):
         (tmp_path / "out" / name).unlink()
     said = run_python(*command(tmp_path, "out", *options), env=environment(1)).stdout
@@ -80,7 +80,7 @@ def test_a_run_that_was_killed_before_an_evaluation_makes_it_and_an_ended_one_sa
 
 @pytest.mark.skipif(not FULL, reason="a minute: make test-full")
 def test_a_killed_run_goes_on_with_another_number_of_devices(tmp_path):
-    options = ("--steps", 24, "--save-every", 5, "--batch", 28)  # 120 is no multiple of 28
+    options = ("--steps", 24, "--save-every", 5, "--batch", 28)  # 120 is not a multiple of 28
     run_python(*command(tmp_path, "unbroken", *options), env=environment(1))
     for devices, step in ((2, 8), (4, 16)):
         process = start_python(*command(tmp_path, "broken", *options), env=environment(devices))
@@ -100,7 +100,7 @@ def test_a_killed_run_goes_on_with_another_number_of_devices(tmp_path):
 
 
 def labelled(numbers):
-    """Drawn pictures of six shades as a tar has them: a class is a shade, and noise."""
+    """Returns drawn images of six shades as in a tar: a class is a shade, and noise."""
     for number in numbers:
         shade = np.random.default_rng(number).integers(0, 40, (72, 90, 3)) + 35 * (number % 6)
         file = io.BytesIO()
@@ -110,7 +110,7 @@ def labelled(numbers):
 
 
 def run_over_tars(folder, out, steps, processes):
-    """Trains with AutoAugment over tars, and holds that each process ends well."""
+    """Trains with AutoAugment over tars, and checks that each process exits normally."""
     options = ["--config", "smoke", "--policy", "auto", "--classes", 6, "--threads", 1]
     options += ["--data", folder / "train-*.tar", "--val", folder / "held-*.tar", "--batch", 12]
     options += ["--log-every", 1, "--save-every", 4, "--steps", steps, "--out", folder / out]
@@ -150,7 +150,7 @@ def test_two_processes_over_tars_train_as_one_and_go_on_as_one(tmp_path):
 
 @pytest.fixture
 def recipe(monkeypatch):
-    """The module `input` and the configuration `vit_s16` of examples/imagenet."""
+    """The modules `input` and configuration `vit_s16` of examples/imagenet."""
     monkeypatch.syspath_prepend(TRAIN.parent)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     with jax.numpy_dtype_promotion("standard"):
@@ -222,7 +222,7 @@ def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
         return (y * weights).sum(), (y, means["batch_stats"])
 
     near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-    if dtype == "bfloat16":  # which has 8 bits
+    if dtype == "bfloat16":  # with 8 bits
         near = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-5)
     seen, expected = (
         jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x) for loss in (our_loss, their_loss)
@@ -230,7 +230,7 @@ def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
     assert jax.tree.map(jnp.result_type, seen) == jax.tree.map(jnp.result_type, expected)
     jax.tree.map(lambda a, b: near(a.astype("float32"), b.astype("float32")), seen, expected)
     variables = {"params": params, "batch_stats": stats}
-    near(  # evaluation takes the averages, in a batch of any size
+    near(  # evaluation uses the averages, for a batch of any size
         ours.apply(variables, x[:7], train=False).astype("float32"),
         theirs.apply(variables, x[:7], use_running_average=True).astype("float32"),
     )
@@ -260,7 +260,7 @@ def test_one_group_costs_what_flaxs_normalization_does(recipe, size):
 
 
 def test_its_normalization_of_pixels_that_are_all_equal_is_finite(recipe):
-    x = jnp.full((8, 5, 5, 1), 777.7)  # whose variance is negative before it is cut off at 0
+    x = jnp.full((8, 5, 5, 1), 777.7)  # whose variance is negative before it is clipped to 0
     layer = importlib.import_module("models").BatchNorm(4)
     variables = layer.init(jax.random.key(0), x, train=False)
     y, new = layer.apply(variables, x, train=True, mutable=["batch_stats"])
@@ -269,7 +269,7 @@ def test_its_normalization_of_pixels_that_are_all_equal_is_finite(recipe):
 
 
 def resnet_step(devices, **changes):
-    """A small ResNet's configuration, state, a batch over devices, and the compiled step."""
+    """Returns a small ResNet's configuration, state, batch over devices, and compiled step."""
     steps, resnet50 = map(importlib.import_module, ("steps", "configs.resnet50"))
     small = {
         "width": 4,
@@ -299,7 +299,7 @@ def test_moments_are_of_so_many_pictures_whatever_the_devices(recipe, devices, s
 
     def loss_of(params):
         losses, seen = [], []
-        for k in range(0, len(images), config.virtual_batch_size):  # each group by itself
+        for k in range(0, len(images), config.virtual_batch_size):  # each group separately
             x = models.normalize(images[k : k + config.virtual_batch_size], config.dtype)
             variables = {"params": params, "batch_stats": stats}
             logits, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
@@ -393,7 +393,7 @@ def test_labels_have_the_shares_of_the_mixed_pictures(recipe, changes):
         np.testing.assert_allclose(soft, share * hot + (1 - share) * np.roll(hot, 1, 0), atol=1e-6)
         first, second = np.asarray(mixed[0, ..., 0]), np.asarray(mixed[1, ..., 0])
         assert (mixed == mixed[..., :1]).all() and (np.abs(first + second - 200.0) <= 1).all()
-        if "cutmix" in changes:  # MixUp: one value for all pixels
+        if "cutmix" in changes:  # MixUp: a single value for all pixels
             assert (np.abs(first - 200 * (1 - share)) <= 0.51).all()
         else:  # CutMix: a box
             box = first == 200
@@ -404,12 +404,12 @@ def test_labels_have_the_shares_of_the_mixed_pictures(recipe, changes):
 
 PLAIN = {"jitter": 0.0, "policy": "none", "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0}
 SIDE, BATCH = 32, 12
-TEN = np.eye(10) * 0.9 + 0.01  # soft labels, by a smoothing of 0.1
+TEN = np.eye(10) * 0.9 + 0.01  # soft labels, with a smoothing of 0.1
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """24 smooth pictures of many colours, of ten classes."""
+    """24 smooth colorful images of ten classes."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(5)
     for number in range(24):
@@ -419,7 +419,7 @@ def photos(tmp_path_factory):
 
 
 def batch_of(recipe, photos, **changes):
-    """Images and labels of the first batch, as float64."""
+    """Returns images and labels of the first batch, as float64."""
     module, config = recipe
     config = dataclasses.replace(config, side=SIDE, **{**PLAIN, **changes})
     source = module.sources.Files(paths=photos, labels=[k % 10 for k in range(24)])
@@ -436,8 +436,8 @@ def test_a_plain_recipe_crops_and_smooths_labels(recipe, photos):
 
 
 @pytest.mark.parametrize("change", ({"jitter": 0.3}, {"policy": "rand"}, {"policy": "auto"}))
-def test_the_recipe_has_the_augmentation_that_it_names(recipe, photos, change):
-    """Windows and labels stay, since each draw has numbers of its own; most pictures change."""
+def test_the_recipe_has_the_configured_augmentation(recipe, photos, change):
+    """Windows and labels stay, since each draw has its own numbers; most images change."""
     images, labels = batch_of(recipe, photos)
     changed, same = batch_of(recipe, photos, **change)
     np.testing.assert_array_equal(same, labels)
@@ -484,11 +484,11 @@ def test_a_label_that_is_no_class_is_no_number(recipe):
         images = jnp.zeros((4, 8, 8, 3), jnp.uint8)
         soft = mix({"images": images, "labels": labels}, jax.random.key(0))["labels"]
         assert not np.isfinite(soft[2:]).any()
-        assert np.isfinite(soft[:2]).all() == (mixup == 0)  # mixed with the one before
+        assert np.isfinite(soft[:2]).all() == (mixup == 0)  # mixed with the previous image
 
 
 def test_evaluation_resizes_and_cuts_out_the_centre(recipe, tmp_path):
-    """A ramp stays one: a pixel's value says which point of the picture it is."""
+    """A ramp stays a ramp: a pixel's value is its position in the image."""
     module, config = recipe
     ramp = np.arange(120)[:, None, None] + np.arange(160)[None, :, None] * np.array([0.5, 1.0, 0.0])
     Image.fromarray(ramp.astype(np.uint8)).save(tmp_path / "ramp.png")
@@ -505,7 +505,7 @@ def test_evaluation_resizes_and_cuts_out_the_centre(recipe, tmp_path):
 
 
 def class_folders(recipe, folder, names):
-    """A source of a picture in each of some class folders."""
+    """Returns a source with an image in each of some class folders."""
     for name in names:
         (folder / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(folder / name / "0.png")

@@ -1,4 +1,4 @@
-"""Videos, by examples/video.py: codecs, sequences, states, bad files, and DALI's video reader."""
+"""Videos from examples/video.py: codecs, sequences, states, bad files, and DALI's video reader."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def decoded(path, start=0, length=drawing.FRAMES, stride=1):
 
 
 def assert_close(frames, wanted):
-    """Equal but for the codec's loss, and nearer to their frame than to the one before or after."""
+    """Equal except for the codec's loss, and nearer to their frame than to its neighbors."""
     assert frames.shape == wanted.shape
     assert np.abs(frames.astype(int) - wanted).mean() < 6
     off = [np.abs(frames.astype(int) - np.roll(wanted, k, axis=0)).mean() for k in (0, 1, -1)]
@@ -59,7 +59,7 @@ def test_frames_are_those_that_were_drawn(name, start, length, stride, tmp_path)
     path = FOLDER / name
     if name == "drawn.avi":
         drawing.write_avi(path := tmp_path / name, list(drawn()))
-    rows = np.minimum(start + stride * np.arange(length), drawing.FRAMES - 1)  # the last repeats
+    rows = np.minimum(start + stride * np.arange(length), drawing.FRAMES - 1)  # repeats the last
     assert_close(decoded(path, start, length, stride), drawn()[rows])
 
 
@@ -82,8 +82,8 @@ def test_starts_are_drawn_so_that_sequences_fit(folder):
     assert (rows["frames"][:, drawing.FRAMES :] == rows["frames"][:, -1:]).all()
 
 
-def test_all_frames_of_a_clip_are_cropped_and_flipped_alike(folder, tmp_path):
-    """A clip that stands still has equal frames, and no two clips the same crop."""
+def test_all_frames_of_a_clip_are_cropped_and_flipped_equally(folder, tmp_path):
+    """A still clip has equal frames, and no two clips the same crop."""
     still = np.random.default_rng(0).integers(0, 256, (72, 96, 3), np.uint8)
     drawing.write_avi(tmp_path / "still.avi", [still] * drawing.FRAMES)
     source = sources.Files(paths=[tmp_path / "still.avi"] * N, labels=range(N))
@@ -126,10 +126,10 @@ def test_show_draws_rows_of_frames(folder, tmp_path):
     assert any(f"label: {motion}" in page.batches[0].caption(0) for motion in drawing.MOTIONS)
     page.save(tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.width > 8 * 64  # eight frames stand beside one another
+        assert sheet.width > 8 * 64  # eight frames side by side
 
 
-# Of an AVI that was cut DALI may give memory that nothing was written to.
+# DALI may deliver uninitialized memory for a truncated AVI.
 BAD = [
     ("mp4", "mjpeg.mp4", 0.9),
     *(("avi", None, share) for share in (0.1, 0.35, 0.5, 0.7, 0.95)),
@@ -138,7 +138,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("suffix,name,share", BAD)
-def test_clips_that_are_cut_off_are_named_masked_and_skipped(folder, tmp_path, suffix, name, share):
+def test_truncated_clips_are_named_masked_and_skipped(folder, tmp_path, suffix, name, share):
     source = opened(folder)
     paths, bad = [source.name(index) for index in range(N)], 4
     verb = "read" if suffix == "avi" else "decoded"
@@ -159,8 +159,8 @@ def test_clips_that_are_cut_off_are_named_masked_and_skipped(folder, tmp_path, s
     assert rows["label"].tolist() == [0, 1, 2, 6]
 
 
-def test_a_webm_that_is_cut_is_a_shorter_clip(tmp_path):
-    """DALI says nothing of it, as docs/video.md has it."""
+def test_a_truncated_webm_is_a_shorter_clip(tmp_path):
+    """DALI reports no error, as docs/video.md explains."""
     data = (FOLDER / "vp9.webm").read_bytes()
     (tmp_path / "cut.webm").write_bytes(data[: len(data) * 2 // 3])
     frames = decoded(tmp_path / "cut.webm")
@@ -211,8 +211,8 @@ def test_every_state_of_dalis_video_reader_goes_on(folder, shuffle):
 
 
 @pytest.mark.parametrize("name", ("cut.mp4", "h264.mp4"))
-def test_dalis_video_reader_leaves_out_what_it_can_not_open(folder, tmp_path, name):
-    """It says so on stderr alone; docs/video.md warns of it."""
+def test_dalis_video_reader_skips_files_that_it_cannot_open(folder, tmp_path, name):
+    """It only prints to stderr; docs/video.md warns of it."""
     (tmp_path / "cut.mp4").write_bytes((FOLDER / "mjpeg.mp4").read_bytes()[:9_000])
     bad = tmp_path / name if name == "cut.mp4" else FOLDER / name
     files = [str(bad), *sorted(map(str, folder.glob("*/*")))[:2]]

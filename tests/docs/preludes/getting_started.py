@@ -1,4 +1,4 @@
-"""The folder of pictures, and the module that the command measures."""
+"""The folder of images, and the module that the command measures."""
 
 import pathlib
 
