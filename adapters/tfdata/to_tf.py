@@ -14,8 +14,8 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from ...core.config import IteratorConfig
 from ...core.environment.extras import extra
 from ...core.order.epochs import EpochPlan
+from ...core.pipeline.calls import calls
 from ...core.pipeline.pipeline_source import FunctionSource
-from ...core.pipeline.runner import calls
 from ...core.workers import busy
 from .source import Source
 from .steps import UNKNOWN, Repeat, Skip, Step, Take

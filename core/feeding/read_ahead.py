@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..order.samples import SamplePlan, SamplePosition
 from ..order.shuffle import Indices
-from ..pipeline.runner import calls
+from ..pipeline.calls import calls
 from ..random.draw import DrawRows
 from ..sources.source import Source, order_of
 from ..state.operators import Picture

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pipeline.runner import calls
+from ..pipeline.calls import calls
 
 
 class ReadError(Exception):

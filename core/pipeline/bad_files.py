@@ -16,9 +16,10 @@ from ..errors import BatchError
 from ..printable import printable
 from ..state.random_state import for_operators
 from .bad_record import failing, runs_alone
+from .calls import calls
 from .dali_pipeline import operators
 from .pipeline_source import Define, PipelineSource
-from .runner import Outputs, Runner, calls
+from .runner import Outputs, Runner
 
 # Where DALI's own decoder, on the CPU, tells which sample another one of its operators refused.
 _DECODES_IMAGES = re.compile(

@@ -25,9 +25,9 @@ from ..state.position import FailedBatch
 from ..stats import UNTRACED, InputStats
 from .bad_record import MOST_UNEXPLAINED, every_batch_failed, graph_error
 from .batch import Batch, BatchMaker, choose_placement
+from .calls import calls
 from .failed_batches import FailedBatches
 from .processes import Agreement, agreement_of
-from .runner import calls
 from .traced import check_not_traced, trace_state_clean
 
 _log = logging.getLogger("dalijax")

@@ -10,9 +10,9 @@ from nvidia.dali import Pipeline
 
 from ..random.seeds import DEFAULT_SEED
 from ..state.operators import serialized_operators
+from .calls import calls
 from .dali_pipeline import at_checkpoint, build_pipeline, can_checkpoint
 from .pipeline_source import PipelineSource
-from .runner import calls
 
 
 class HandmadeSource(PipelineSource):

@@ -20,6 +20,7 @@ from ..config import checked_arguments, function_parameters, is_pipeline_def, na
 from ..errors import StateError
 from ..random.seeds import DEFAULT_SEED, ShardSeed, shard_seed
 from . import advice
+from .calls import calls
 from .dali_pipeline import (
     FreedAnywhere,
     at_checkpoint,
@@ -29,7 +30,6 @@ from .dali_pipeline import (
     unmap_readers,
 )
 from .function_notes import NOTES
-from .runner import calls
 
 Define = Callable[[bytes | None], Pipeline]
 # Documented as "not to be considered optimised", in DALI's plugin as here.

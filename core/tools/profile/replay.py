@@ -22,9 +22,10 @@ from typing import Any
 from nvidia.dali import Pipeline
 
 from ...iterator.iterator import DALIGenericIterator
+from ...pipeline.calls import calls
 from ...pipeline.dali_pipeline import build_pipeline, operator_name, operators, queue_depth
 from ...pipeline.engine import NoReplica
-from ...pipeline.runner import Runner, SourceEnded, SourceError, calls, discard
+from ...pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ...state.operators import kind_of, operator_inputs
 
 _CONSTANT = "fn.constant"  # which DALI makes of an argument, say, and takes no time
