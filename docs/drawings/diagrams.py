@@ -120,13 +120,15 @@ def layers() -> None:
         (
             "soft",
             "public modules",
-            "`dalijax`, `.sources`, `.augment`, `.fn`, `.show`, `.tune`",
+            "`dalijax`, `.sources`, `.augment`, `.fn`, `.errors`, `.show`",
         ),
         ("soft", "adapters", "Grain, CLU, T5X, tf.data, Pax, Prometheus"),
         ("plain", "core/tools", "show, profile and tune: they use public iterators"),
-        ("act", "core/iterator, sources, records, functions, augment", "siblings"),
+        ("plain", "core/api", "data_iterator, which combines the parts below"),
+        ("act", "core/iterator, feeding", "iterators; engines for readers and for fed records"),
+        ("act", "core/sources, functions, augment", "independent of each other"),
         ("plain", "core/pipeline", "builds and runs DALI pipelines; outputs as arrays"),
-        ("plain", "core/state", "positions and fingerprints, encoded as JSON"),
+        ("plain", "core/state", "positions, fingerprints, and states as JSON"),
         ("plain", "core/formats", "tar, TFRecord, protobuf, headers of images and sounds"),
         ("ask", "core/order, random, placement", "pure functions; they do not call DALI"),
     ]
@@ -182,7 +184,7 @@ def batch() -> None:
             "placement",
             ("one global array over the mesh, made of", "the arrays of its devices"),
         ),
-        ("plain", "last steps", ("functions of the global batch, and the mask",)),
+        ("plain", "last steps", ("`batch_map`, and the mask",)),
         ("soft", "`next(iterator)`", ("your step; now the position advances",)),
     ]
     steps("batch", "The steps of a batch", rows)
