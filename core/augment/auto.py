@@ -85,6 +85,7 @@ def rand_augment(
         2 * num_ops,
         {"num_ops": num_ops, "magnitude": magnitude, "num_magnitude_bins": num_magnitude_bins},
         name,
+        "augment.rand_augment",
         interp_type=interp_type,
         fill_value=fill_value,
     )
@@ -132,6 +133,7 @@ def trivial_augment(
         3,
         {"num_magnitude_bins": num_magnitude_bins},
         name,
+        "augment.trivial_augment",
         pixels=True,
         interp_type=interp_type,
         fill_value=fill_value,
@@ -182,6 +184,7 @@ def auto_augment(
         5,
         {"policy": policy},
         name,
+        "augment.auto_augment",
         interp_type=interp_type,
         fill_value=fill_value,
     )
@@ -195,6 +198,7 @@ def _augmented(
     columns: int,
     settings: Mapping[str, Any],
     name: str | None,
+    kind: str,
     *,
     pixels: bool = False,
     **warp: Any,
@@ -217,7 +221,13 @@ def _augmented(
 
     nodes = iter(
         draw.compute_outputs(
-            arguments, forms, columns=columns, images=images, settings=settings, name=name
+            arguments,
+            forms,
+            columns=columns,
+            images=images,
+            settings=settings,
+            name=name,
+            kind=kind,
         )
     )
     augmented = images

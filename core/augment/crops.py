@@ -66,6 +66,7 @@ def random_resized_crop(
         images=images,
         settings={"scale": scale, "ratio": ratio, **({"flip": flip} if flip else {})},
         name=name,
+        kind="augment.random_resized_crop",
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
 
@@ -113,6 +114,7 @@ def random_crop(
         unfit=lambda sizes: windows.too_small(sizes, size, padding=sides),
         settings={"size": size, "padding": sides},
         name=name,
+        kind="augment.random_crop",
     )
     cropped = fn.slice(
         images,
@@ -166,6 +168,7 @@ def center_crop(
         images=images,
         settings={"size": size, "resize": resize},
         unfit=lambda sizes: windows.too_small(sizes, size, shorter=resize),
+        kind="augment.center_crop",
     )
     return draw.sized(_resized(images, size, start, end, interp_type, antialias), size)
 
@@ -212,7 +215,14 @@ def flip(
         ValueError: If the probability is not between 0 and 1.
     """
     check_draw(draw)
-    flipped = draw.coin_flip(probability, name=name)
+    check_share("probability", probability)
+    flipped = draw.compute(
+        lambda u, _: u < probability,
+        dtype=np.int32,
+        settings={"probability": probability},
+        name=name,
+        kind="augment.flip",
+    )
     if vertical:
         return draw.sized(fn.flip(images, horizontal=0, vertical=flipped), images)
     return draw.sized(fn.flip(images, horizontal=flipped), images)
@@ -262,6 +272,7 @@ def random_erasing(
         images=images,
         settings={"probability": probability, "scale": scale, "ratio": ratio},
         name=name,
+        kind="augment.random_erasing",
     )
     erased = fn.erase(images, anchor=start, shape=extent, axis_names="HW", fill_value=value)
     return draw.sized(erased, images)

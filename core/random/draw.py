@@ -255,7 +255,8 @@ class Draw:
         self._rows = rows
         self._fields = fields
         self._sized = {} if sized is None else sized
-        self._draws: dict[str, Mapping[str, Any]] = {}  # settings, by the draw's name
+        # By the draw's name: the function that draws, a name for states, and the settings.
+        self._draws: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
         self._inputs: dict[str, str] = {}  # labels of the operators that feed random numbers
         # By the name of a node of images: the field they were decoded from, or their common size.
         self._sizes: dict[str, str | NDArray[np.int32]] = {}
@@ -296,7 +297,9 @@ class Draw:
             return (u.astype(np.float64) * width + low).astype(np.float32)
 
         settings = {"low": low, "high": high}
-        return self.compute(scaled, shape, _FLOAT, settings=settings, name=name)
+        return self.compute(
+            scaled, shape, _FLOAT, settings=settings, name=name, kind="draw.uniform"
+        )
 
     @do_not_convert
     @knows_its_names
@@ -334,6 +337,7 @@ class Draw:
             columns=2 * _size(shape),
             settings={"mean": mean, "stddev": stddev},
             name=name,
+            kind="draw.normal",
         )
 
     @do_not_convert
@@ -350,7 +354,14 @@ class Draw:
         """
         check_share("probability", probability)
         settings = {"probability": probability}
-        return self.compute(lambda u, _: u < probability, shape, _INT, settings=settings, name=name)
+        return self.compute(
+            lambda u, _: u < probability,
+            shape,
+            _INT,
+            settings=settings,
+            name=name,
+            kind="draw.coin_flip",
+        )
 
     @do_not_convert
     @knows_its_names
@@ -385,7 +396,7 @@ class Draw:
             return table[np.searchsorted(bounds, u.astype(np.float64), side="right")]
 
         settings = {"values": table.tolist(), "p": None if p is None else bounds.tolist()}
-        return self.compute(chosen, shape, dtype, settings=settings, name=name)
+        return self.compute(chosen, shape, dtype, settings=settings, name=name, kind="draw.choice")
 
     @do_not_convert
     def compute(
@@ -398,6 +409,7 @@ class Draw:
         images: DataNode | None = None,
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
+        kind: str = "draw.compute",
     ) -> DataNode:
         """Computes values from uniform random numbers, and optionally from image sizes.
 
@@ -413,6 +425,7 @@ class Draw:
             settings: JSON values that the function depends on. A state with other settings is
                 rejected.
             name: The draw's name.
+            kind: Name of the calling function, for errors about states.
 
         Raises:
             ValueError: If the name is taken, or the draw's own graph is not being defined.
@@ -425,6 +438,7 @@ class Draw:
             images=images,
             settings=settings,
             name=name,
+            kind=kind,
         )[0]
 
     @do_not_convert
@@ -438,6 +452,7 @@ class Draw:
         unfit: Callable[[NDArray[np.int32]], Mapping[int, str]] | None = None,
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
+        kind: str = "draw.compute",
     ) -> tuple[DataNode, ...]:
         """Computes several outputs from uniform random numbers; see `compute`.
 
@@ -450,6 +465,7 @@ class Draw:
                 can't be augmented, which then counts as a bad record.
             settings: As in `compute`.
             name: The draw's name.
+            kind: As in `compute`.
 
         Raises:
             ValueError: If the name is taken, or the draw's own graph is not being defined.
@@ -461,6 +477,7 @@ class Draw:
                 "of the function, inside that function"
             )
         image_sizes = None if images is None else self._sizes_of(images)
+        automatic = f"__draw_{len(self._draws)}" if name is None else ""
         if name is None:
             name = f"#{len(self._draws)}"
         if not isinstance(name, str):
@@ -473,7 +490,10 @@ class Draw:
         rows_of = self._rows
         forms = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]
         form = [[*shape, dtype.name] for shape, dtype in forms]
-        self._draws[name] = {"outputs": form, **({} if settings is None else settings)}
+        described = {"outputs": form, **({} if settings is None else settings)}
+        if automatic:  # the numbers of a draw without a name depend on its place
+            described = {"place": name, **described}
+        self._draws[name] = (kind, automatic or f"draw.{name}", described)
         packs = _packs(forms)
         checked = False
 
@@ -521,8 +541,8 @@ class Draw:
     def described(self) -> list[tuple[str, str, dict[str, Any]]]:
         """Kind, name and settings of each draw; see `described_draws`."""
         return [
-            ("draw", f"draw.{name}", {key: _text(value) for key, value in settings.items()})
-            for name, settings in self._draws.items()
+            (kind, name, {key: _text(value) for key, value in settings.items()})
+            for kind, name, settings in self._draws.values()
         ]
 
     @do_not_convert

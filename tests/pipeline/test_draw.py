@@ -240,7 +240,10 @@ def test_draws_are_described_with_their_settings():
         def pipeline():
             return graph(Draw(lambda *_: DrawRows(fold(np.arange(2)), lambda field: None), {}))
 
-        return described_draws(pipeline())
+        return [
+            " ".join([kind, name, *(f"{key}={value}" for key, value in settings.items())])
+            for kind, name, settings in described_draws(pipeline())
+        ]
 
     def graph(d, high=4, p=None, settings=None):
         return (
@@ -251,10 +254,10 @@ def test_draws_are_described_with_their_settings():
         )
 
     assert lines(graph) == [
-        'draw draw.#0 outputs=[["float32"]] low=-2 high=4',
-        'draw draw.a_b outputs=[[2,"float32"]] mean=0.5 stddev=1.0',
-        'draw draw.#2 outputs=[["int32"]] values=[1,2] p=null',
-        'draw draw.#3 outputs=[["float32"]]',
+        'draw.uniform __draw_0 place="#0" outputs=[["float32"]] low=-2 high=4',
+        'draw.normal draw.a b outputs=[[2,"float32"]] mean=0.5 stddev=1.0',
+        'draw.choice __draw_2 place="#2" outputs=[["int32"]] values=[1,2] p=null',
+        'draw.compute __draw_3 place="#3" outputs=[["float32"]]',
     ]
     changes = ({"high": 5}, {"p": [1, 3]}, {"settings": {"strength": 1}})
     for number, change in zip((0, 2, 3), changes):
