@@ -1,16 +1,23 @@
 """The closed form of epochs equals the plain simulation, and holds for large sizes."""
 
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 from dalijax.core.order.epochs import EpochPlan
-from oracle import Case
+from oracle import POLICIES, Case
 
-POLICIES = ("FILL", "DROP", "PARTIAL")
+CASES = st.builds(
+    Case,
+    n=st.integers(1, 14),
+    shards=st.integers(1, 5),
+    batch=st.integers(1, 20),
+    policy=st.sampled_from(POLICIES),
+    padded=st.booleans(),
+    stick=st.booleans(),
+).filter(Case.readable)
+run = settings(max_examples=400, deadline=None, print_blob=True)
 
 
 def plan_of(case: Case) -> EpochPlan:
@@ -18,60 +25,42 @@ def plan_of(case: Case) -> EpochPlan:
     return EpochPlan(case.n, case.shards, case.batch, policy, case.padded, case.stick)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("padded", (False, True))
-@pytest.mark.parametrize("stick", (False, True))
-def test_equals_the_simulation(policy, padded, stick):
-    for n, shards, batch in itertools.product(range(1, 13), range(1, 5), range(1, 6)):
-        case = Case(n, shards, batch, policy, padded, stick)
-        if not case.readable():
-            continue
-        plan, epoch = plan_of(case), 0
-        for number, expected in case.epochs(7):
-            assert number == epoch
-            for stream in range(shards):
-                assert plan.delivered(epoch, stream) == len(expected[stream]), (case, epoch)
-                for step, samples in enumerate(expected[stream]):
-                    mask = case.mask(samples, epoch)
-                    valid = plan.valid(epoch, step, stream)
-                    assert mask == [k < valid for k in range(len(mask))], (case, epoch, step)
-                masks = [all(case.mask(own, epoch)) for own in expected[stream]]
-                whole = next((k for k, full in enumerate(masks) if not full), len(masks))
-                short = [len(own) < batch for own in expected[stream]]
-                whole = min(whole, short.index(True) if True in short else whole)
-                assert plan.whole(epoch, stream) == whole, (case, epoch)
+@run
+@given(CASES)
+def test_equals_the_simulation(case):
+    plan, epoch = plan_of(case), 0
+    for number, expected in case.epochs(7):
+        assert number == epoch
+        for stream, batches in enumerate(expected):
+            assert plan.delivered(epoch, stream) == len(batches)
+            masks = [case.mask(samples, epoch) for samples in batches]
+            for step, mask in enumerate(masks):
+                valid = plan.valid(epoch, step, stream)
+                assert mask == [k < valid for k in range(len(mask))]
+            complete = [all(mask) and len(mask) == case.batch for mask in masks]
+            assert plan.whole(epoch, stream) == [*complete, False].index(False)
+        epoch = plan.next_epoch(epoch)
+
+
+@run
+@given(CASES, st.integers(1, 7))
+def test_a_stream_has_the_announced_length(case, epochs):
+    plan = plan_of(case)
+    simulated = [(number, [len(own) for own in streams]) for number, streams in case.epochs(7)]
+    for stream in range(case.shards):
+        batches, epoch = 0, 0
+        while epoch < epochs:
+            batches += plan.delivered(epoch, stream)
             epoch = plan.next_epoch(epoch)
+        assert batches == sum(own[stream] for number, own in simulated if number < epochs)
+        assert plan.total(epochs, stream) == batches
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("padded", (False, True))
-@pytest.mark.parametrize("stick", (False, True))
-def test_a_stream_has_the_announced_length(policy, padded, stick):
-    # As a stream continues: from each epoch to the next epoch with a batch, if it was simulated.
-    for n, shards, batch in itertools.product(range(1, 9), range(1, 4), range(1, 20)):
-        case = Case(n, shards, batch, policy, padded, stick)
-        if not case.readable():
-            continue
-        plan = plan_of(case)
-        walk = [(number, [len(own) for own in streams]) for number, streams in case.epochs(7)]
-        for epochs, stream in itertools.product(range(1, 8), range(shards)):
-            seen, epoch = 0, 0
-            while epoch < epochs:
-                seen += plan.delivered(epoch, stream)
-                epoch = plan.next_epoch(epoch)
-            # The simulation agrees, without a plan.
-            assert seen == sum(own[stream] for number, own in walk if number < epochs)
-            assert plan.total(epochs, stream) == seen, (case, epochs, stream)
-
-
-def test_first_batch_counts_what_was_consumed():
-    for n, shards, batch in itertools.product(range(1, 9), range(1, 4), range(1, 4)):
-        for policy, padded in itertools.product(LastBatchPolicy, (False, True)):
-            plan = EpochPlan(n, shards, batch, policy, padded)
-            total = 0
-            for epoch in range(9):
-                assert plan.first_batch(epoch) == total
-                total += plan.consumed(epoch)
+@run
+@given(CASES, st.integers(0, 9))
+def test_first_batch_counts_what_was_consumed(case, epoch):
+    plan = plan_of(case)
+    assert plan.first_batch(epoch) == sum(plan.consumed(earlier) for earlier in range(epoch))
 
 
 def test_the_example_of_dalis_documentation():

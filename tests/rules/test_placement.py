@@ -10,6 +10,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from dalijax import DALIGenericIterator, LastBatchPolicy, data_iterator
 from dalijax.core.placement import data_shards
+from full import FULL
 from numbered import read_case
 from oracle import Case
 
@@ -91,7 +92,10 @@ def test_every_device_has_its_rows(jpegs_many, shape, spec, order):
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
     shards = count_row_ranges(mesh, spec)
     by_rows = NamedSharding(mesh, PartitionSpec(*spec[:1]))
-    for policy, padded in itertools.product(("FILL", "DROP"), (False, True)):
+    policies = [*itertools.product(("FILL", "DROP"), (False, True))]
+    # All pairs of a layout with an order and with a policy.
+    first = LAYOUTS.index((shape, spec)) + [*ORDERS].index(order)
+    for policy, padded in policies if FULL else policies[first % 2 :: 2]:
         case = Case(3 * shards + 1, shards, 2, policy, padded, False)
         iterator_fn = data_iterator(
             graph,

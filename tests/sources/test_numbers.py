@@ -2,8 +2,10 @@
 
 import math
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from dalijax.core.order import shuffle as order
 from dalijax.core.order.shuffle import shuffled
@@ -11,6 +13,7 @@ from dalijax.core.random.hashing import column_keys, fold, mix, name_key, unifor
 from dalijax.core.sources.mixture import Proportions, window_counts
 
 MASK = (1 << 64) - 1
+SEEDS, EPOCHS = st.integers(-1, 2**32 - 1), st.integers(0, 10**6)
 
 GOLDEN_BITS = [[4947037, 6730803], [4464446, 10077721], [2921179, 769046]]
 GOLDEN_SMALL = [3, 4, 2, 1, 0]
@@ -58,14 +61,15 @@ def test_golden_values():
     assert name_key("crop") == GOLDEN_NAME
 
 
-@pytest.mark.parametrize(
-    "count", [1, 2, 3, 5, 97, 4096, order.MOST_LISTED, order.MOST_LISTED + 1, 100_003]
-)
-def test_an_order_has_each_record_once(count):
-    for seed, epoch in ((0, 0), (3, 1), (-1, 10**6)):
-        np.testing.assert_array_equal(
-            np.sort(shuffled(np.arange(count), count, seed, epoch)), np.arange(count)
-        )
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(st.integers(1, 3 * order.MOST_LISTED), SEEDS, EPOCHS)
+@hypothesis.example(order.MOST_LISTED, 0, 0)
+@hypothesis.example(order.MOST_LISTED + 1, 0, 0)
+@hypothesis.example(100_003, -1, 10**6)
+def test_an_order_has_each_record_once(count, seed, epoch):
+    np.testing.assert_array_equal(
+        np.sort(shuffled(np.arange(count), count, seed, epoch)), np.arange(count)
+    )
 
 
 def test_orders_of_few_records_are_uniform():
@@ -143,10 +147,13 @@ def test_invalid_weights_are_refused(weights, text):
         window_counts(weights)
 
 
-@pytest.mark.parametrize("counts", [(1, 1), (3, 1), (5, 3, 2), (333, 500, 167), (1,) * 100])
-def test_each_window_of_a_mixture_is_exact(counts):
-    proportions, size = Proportions(counts, 7), sum(counts)
-    begin = 10**9 // size
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(
+    st.lists(st.integers(1, 80), min_size=1, max_size=12), SEEDS, st.integers(0, 10**9)
+)
+@hypothesis.example([1] * 100, 7, 10**7)
+def test_each_window_of_a_mixture_is_exact(counts, seed, begin):
+    proportions, size = Proportions(tuple(counts), seed), sum(counts)
     samples = np.arange(begin * size, (begin + 20) * size)
     component, number = proportions(samples)
     for window in component.reshape(20, size):

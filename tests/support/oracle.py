@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+POLICIES = ("FILL", "DROP", "PARTIAL")
 Sample = tuple[int, int, bool]  # number, epoch, whether it is a real sample and not padding
 
 
