@@ -80,9 +80,11 @@ class RecordError(_Printable, RuntimeError):
     """DALI can't decode some records; the iterator has moved past the batch.
 
     Attributes:
+        files: Names of the bad records, as far as they are known.
         unexplained: Whether an operator failed for the batch, rather than for single records.
     """
 
+    files: tuple[str, ...] = ()
     unexplained = False
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from ...core.feeding.record_queue import RecordBatch, RecordPosition
-from ...core.feeding.stream_engine import RecordEngine
+from ...core.feeding.records import RecordBatch, RecordPosition
+from ...core.feeding.stream_engine import StreamEngine
 from ...core.random.seeds import DEFAULT_SEED
 from .transform import DALITransform
 
@@ -91,7 +91,7 @@ class _Decode:
     def __init__(self, transform: DALITransform):
         self._transform = transform
         self._lock = threading.Lock()
-        self._engine: RecordEngine | None = None
+        self._engine: StreamEngine | None = None
         self._reader = _OneBatch()
 
     def __call__(self, values: Sequence[Any]) -> dict[str, Any]:

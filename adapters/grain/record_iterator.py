@@ -7,7 +7,7 @@ from typing import Any
 
 import grain
 
-from ...core.feeding.stream_engine import RecordEngine
+from ...core.feeding.stream_engine import StreamEngine
 from ...core.pipeline.batch import Batch
 from ...core.stats import InputStats
 
@@ -22,7 +22,7 @@ class RecordIterator(grain.DatasetIterator):
         _deliver: A function of the engine's batch to the delivered one; set by subclasses.
     """
 
-    _engine: RecordEngine
+    _engine: StreamEngine
     _deliver: Callable[[Batch], Batch]
 
     def __next__(self) -> Any:

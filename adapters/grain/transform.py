@@ -23,9 +23,8 @@ from ...core.config import (
     whole_number,
 )
 from ...core.errors import StateError
-from ...core.feeding.record_pipelines import check_record_graph
-from ...core.feeding.record_queue import Numbers, RecordPosition, RecordReader, Restored
-from ...core.feeding.stream_engine import RecordEngine
+from ...core.feeding.records import Numbers, RecordPosition, RecordReader, Restored
+from ...core.feeding.stream_engine import StreamEngine, check_record_graph
 from ...core.feeding.stream_part import StreamPart, describe
 from ...core.pipeline.batch import choose_placement, writable
 from ...core.pipeline.pipeline_source import default_device_id
@@ -340,15 +339,15 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         draw_seed: int | None = None,
         by_step: bool = False,
         part: StreamPart | None = None,
-    ) -> RecordEngine:
+    ) -> StreamEngine:
         """The pipelines that make batches of a reader's records.
 
         Args:
             reader: The reader.
             seed: The dataset's seed.
-            numbers, by_step: As for `RecordEngine`.
+            numbers, by_step: As for `StreamEngine`.
             draw_seed: The seed of ``draw``; None for the graph's.
-            part: As for `RecordEngine`, without the seed.
+            part: As for `StreamEngine`, without the seed.
 
         Raises:
             RuntimeError: For a GPU pipeline in a worker process of Grain.
@@ -362,7 +361,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         if part is not None:
             seed_of_all = int(self.seed(seed)) if draw_seed is None else draw_seed
             part = dataclasses.replace(part, values={**part.values, "seed": seed_of_all})
-        return RecordEngine(
+        return StreamEngine(
             self._fn,
             config,
             call,

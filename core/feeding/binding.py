@@ -16,7 +16,7 @@ from ..config import (
 )
 from ..pipeline.pipeline_source import default_device_id
 from ..sources.source import Field, Source
-from .graph import FieldGraph
+from .graph import field_graph
 from .source_engine import SourceEngine
 
 _OF_READERS = ("shard_id", "num_shards")
@@ -85,7 +85,7 @@ def bind(
     whole_number(f"read_threads of {type(source).__name__}", source.read_threads, what, 1)
     if config.sharding is None and config.devices is None:
         rest.setdefault("device_id", default_device_id())
-    graph = FieldGraph(function, source.fields, settings)
+    graph = field_graph(function, source.fields, settings)
     return functools.partial(SourceEngine, source, graph, rest, hosts)
 
 

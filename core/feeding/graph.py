@@ -1,142 +1,232 @@
-"""A graph's function over the fields of a source."""
+"""A graph's function over named inputs, which `fn.external_source` feeds run by run."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from nvidia.dali import fn
 from nvidia.dali.fn.io import file
+from nvidia.dali.pipeline import do_not_convert
 
-from ..config import name_of
+from ..config import function_parameters, name_of
 from ..dtypes import dali_type
-from ..random.draw import DRAW, Draw, DrawRows
+from ..pipeline import schema
+from ..pipeline.schema import Schema
+from ..random.draw import DRAW, Draw
 from ..replacements import for_name
 from ..sources.source import Field
 from ..state.operators import FIELD, Operator, Picture, picture_inputs
+from .supply import RowBatch
+
+# Returns the rows of a run of a pipeline, by the numbers of both.
+RowsOf = Callable[[int, int], RowBatch]
 
 
-class Feeder(Protocol):
-    """What a pipeline is fed with; see `dalijax.core.feeding.read_ahead.Rows`."""
+class FedGraph:
+    """A graph's function, whose parameters are inputs, ``draw`` and settings.
 
-    def inputs(self, run: int, part: int, name: str) -> Any:
-        """A field of the records of a run, as DALI takes it."""
-        ...
+    Args:
+        function: The function.
+        inputs: The inputs that it takes, by name.
+        passed: Names of values that bypass the graph, such as text.
+        call: Calls the function with the nodes of the inputs, and with ``draw`` if there is one.
+        draws: Whether numbers are drawn for the records, also the keys of functions in the graph.
+        stacked: Makes a column of the batch of the values that bypass the graph.
+        no_copy: Whether DALI may read the fed memory later, since it is not written to again.
 
-    def draw_rows(self, run: int, part: int) -> DrawRows:
-        """What numbers are drawn for in a run."""
-        ...
+    Attributes:
+        function, passed, draws, stacked: As above.
+        pictures: The inputs that its decoders decode. Empty until `learn` has seen it built.
+        used: The inputs that its operators use. Empty until `learn` has seen it built.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: Mapping[str, Field],
+        passed: Sequence[str],
+        call: Callable[[dict[str, Any], Draw | None], Any],
+        draws: bool,
+        stacked: Callable[[Sequence[Any], str], Any],
+        no_copy: bool,
+    ):
+        self.function = function
+        self.passed = list(passed)
+        self.draws = draws
+        self.stacked = stacked
+        self.pictures: dict[str, Picture] = {}
+        self.used: set[str] = set()
+        self._inputs = inputs
+        self._call = call
+        self._no_copy = no_copy
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the values that are read of each record."""
+        return [*self._inputs, *self.passed]
+
+    @property
+    def taken(self) -> list[str]:
+        """Names of the inputs."""
+        return [*self._inputs]
+
+    def learn(self, operators: Iterable[Operator]) -> None:
+        """Finds the inputs that the operators of a built pipeline use, and its pictures."""
+        operators = list(operators)
+        nodes, built = picture_inputs(operators), {name for _, name, _ in operators}
+        for name in self._inputs:
+            node = f"{FIELD}{name}"
+            if node in nodes:
+                self.pictures[name] = nodes[node]
+            if node in built:
+                self.used.add(name)
+
+    def __call__(self, rows_of: RowsOf, part: int = 0) -> Any:
+        """Defines the graph of one pipeline.
+
+        Args:
+            rows_of: Returns the rows of each run.
+            part: The pipeline's number.
+        """
+        nodes: dict[str, Any] = {}
+        names: dict[str, str] = {}
+        for name, field in self._inputs.items():
+            # Without a copy DALI keeps the fed memory alive.
+            node = fn.external_source(
+                source=_inputs(rows_of, part, name),
+                name=f"{FIELD}{name}",  # states name the input by it
+                batch=True,
+                dtype=None if field.dtype is None else dali_type(field.dtype),
+                ndim=None if field.dtype is None else field.ndim,
+                no_copy=self._no_copy or None,
+            )
+            # Mapping small files takes twice as long as reading them.
+            nodes[name] = file.read(node, dont_use_mmap=True) if field.is_path else node
+            names[nodes[name].name] = name
+        sized: dict[str, bool] = {}
+        draw = None
+        if self.draws:
+            draw = Draw(lambda run, _: rows_of(run, part).draw_rows(), names, sized)
+        outputs = self._call(nodes, draw)
+        for name, are_paths in sized.items():
+            self.pictures.setdefault(name, Picture(is_path=are_paths))
+        return outputs
 
 
-class FieldGraph:
-    """A graph's function, whose parameters are fields of records, ``draw`` and settings.
+def _inputs(rows_of: RowsOf, part: int, name: str) -> Callable[[int], Any]:
+    """Returns a source of ``fn.external_source``, which asks for the input of a run."""
+    return lambda run: rows_of(run, part).inputs(name)
+
+
+def field_graph(
+    function: Callable[..., Any], fields: Mapping[str, Field], settings: Mapping[str, Any]
+) -> FedGraph:
+    """Binds a function to the fields of a source.
 
     Args:
         function: The function.
         fields: The fields of the source.
         settings: Its other arguments.
 
-    Attributes:
-        function: The function.
-        taken: The fields that it takes.
-        passed: Those that pass it by: text, dicts and the like.
-        pictures: The fields that its decoders decode. Empty until `learn` has seen it built.
-
     Raises:
         TypeError: If a parameter is neither a field nor among the settings, or it takes no field
             and no draw.
     """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        fields: Mapping[str, Field],
-        settings: Mapping[str, Any],
-    ):
-        self.function = function
-        self._fields = fields
-        self._settings = dict(settings)
-        name = name_of(function).removesuffix("()")
-        parameters = inspect.signature(function).parameters
-        missing = [
-            k
-            for k, one in parameters.items()
-            if one.default is one.empty
-            and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-            and k not in {*fields, *settings, DRAW}
-        ]
-        if missing:
-            cures = filter(None, (for_name(k, [*fields, DRAW], {}) for k in missing))
-            meant = f" ({'; '.join(cures)})".replace(" ()", "")
+    name = name_of(function).removesuffix("()")
+    parameters = inspect.signature(function).parameters
+    missing = [
+        k
+        for k, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and k not in {*fields, *settings, DRAW}
+    ]
+    if missing:
+        cures = filter(None, (for_name(k, [*fields, DRAW], {}) for k in missing))
+        meant = f" ({'; '.join(cures)})".replace(" ()", "")
+        raise TypeError(
+            f"{name}() needs {missing}{meant}, which the records do not "
+            f"have: the fields of the source are {sorted(fields)}, and 'draw' has random "
+            "numbers. Pass other arguments by keyword in the call"
+        )
+    taken = {k: f for k, f in fields.items() if k in parameters and k not in settings}
+    takes_draw = DRAW in parameters and DRAW not in settings
+    for field in taken:
+        if fields[field].dtype is None:
             raise TypeError(
-                f"{name}() needs {missing}{meant}, which the records do not "
-                f"have: the fields of the source are {sorted(fields)}, and 'draw' has random "
-                "numbers. Pass other arguments by keyword in the call"
+                f"{name}() takes the field {field!r}, for which DALI has no type: it is text, "
+                "an object, or of a dtype like bfloat16. Such fields pass the graph by, into "
+                "the batch. Leave the parameter out, or have the records give arrays of "
+                "numbers, or bytes: path.encode()"
             )
-        self.taken = [k for k in fields if k in parameters and k not in settings]
-        self.passed = [k for k, field in fields.items() if field.dtype is None]
-        self.pictures: dict[str, Picture] = {}
-        self._draws = DRAW in parameters and DRAW not in settings
-        for field in self.taken:
-            if fields[field].dtype is None:
-                raise TypeError(
-                    f"{name}() takes the field {field!r}, for which DALI has no type: it is text, "
-                    "an object, or of a dtype like bfloat16. Such fields pass the graph by, into "
-                    "the batch. Leave the parameter out, or have the records give arrays of "
-                    "numbers, or bytes: path.encode()"
-                )
-        if not self.taken and not self._draws:
+    if not taken and not takes_draw:
+        raise TypeError(
+            f"{name}() takes no field of the source: name its parameters like the fields that "
+            f"it decodes, {sorted(fields)}"
+        )
+    passed = [k for k, field in fields.items() if field.dtype is None]
+    settings = dict(settings)
+
+    def call(nodes: dict[str, Any], draw: Draw | None) -> Any:
+        drawn = {DRAW: draw} if takes_draw else {}
+        return function(**nodes, **drawn, **settings)
+
+    return FedGraph(function, taken, passed, call, True, schema.of_fields, no_copy=True)
+
+
+def record_graph(
+    function: Callable[..., Any], record: Any, spec: Any, settings: Mapping[str, Any]
+) -> tuple[FedGraph, Schema]:
+    """Binds a function to the records of a stream; returns the schema of the records, too.
+
+    Args:
+        function: The function.
+        record: The first record.
+        spec: The structure of a record, if the first one does not show it; None if it does.
+        settings: The function's other arguments.
+
+    Raises:
+        TypeError: If the function can't be called with such records.
+    """
+    like = record if spec is None else spec
+    unset = function_parameters(function) - {*settings}
+    # A key of the records has the name before the random numbers.
+    draws = DRAW in unset and not (isinstance(like, Mapping) and DRAW in like)
+    learned = schema.learn(record, function, {**settings, DRAW: None} if draws else settings, spec)
+    inputs = {
+        name: Field(column.dtype, column.ndim)
+        for name, column in zip(learned.names, learned.columns, strict=True)
+    }
+
+    def call(nodes: dict[str, Any], draw: Draw | None) -> Any:
+        drawn = {DRAW: draw} if draws else {}
+        args, kwargs = do_not_convert(learned.arguments)([nodes[name] for name in learned.names])
+        try:
+            outputs = function(*args, **kwargs, **drawn, **settings)
+            several = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+            if any(isinstance(output, dict) for output in several):
+                raise TypeError("an output of the graph's function is a dict")
+            return outputs
+        except StopIteration as error:
+            raise RuntimeError(f"the graph's function raised StopIteration: {error}") from error
+        except KeyError as error:
+            if not learned.nested:
+                raise
+            keys = ["/".join(column.path) for column in learned.columns]
+            raise KeyError(f"{error} in the graph's function: the records have {keys}") from error
+        except (AttributeError, TypeError) as error:
+            if not (args and isinstance(args[0], dict)):
+                raise
+            names = sorted(function_parameters(function) - {*settings, DRAW})
+            close = " or ".join(filter(None, (for_name(name, args[0], {}) for name in names)))
             raise TypeError(
-                f"{name}() takes no field of the source: name its parameters like the fields that "
-                f"it decodes, {sorted(fields)}"
-            )
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
+                f"{error}\nThe parameter {names} of the graph's function is not a key of the "
+                f"records, {sorted(args[0])}, and so gets the whole record, a dict: rename it to "
+                f"the key that it takes, or index the dict{f' ({close})' if close else ''}"
+            ) from error
 
-    @property
-    def names(self) -> list[str]:
-        """The fields that are read."""
-        return [*self.taken, *self.passed]
-
-    def learn(self, operators: Sequence[Operator]) -> None:
-        """Finds its pictures among the operators of a pipeline that was built of it."""
-        nodes = picture_inputs(operators)
-        own = {f"{FIELD}{name}": name for name in self.taken}
-        self.pictures.update({own[node]: taken for node, taken in nodes.items() if node in own})
-
-    def __call__(self, feeder: Feeder, part: int = 0) -> Any:
-        """Defines the graph of one pipeline.
-
-        Args:
-            feeder: What the pipelines are fed with.
-            part: The pipeline's number.
-        """
-        nodes: dict[str, Any] = {}
-        names: dict[str, str] = {}
-        for name in self.taken:
-            field = self._fields[name]
-            # Without a copy: nobody writes to what was read, and DALI keeps it alive.
-            node = fn.external_source(
-                source=_inputs(feeder, part, name),
-                name=f"{FIELD}{name}",  # by which a state knows what goes where
-                batch=True,
-                dtype=dali_type(field.dtype),  # type: ignore[arg-type]
-                ndim=field.ndim,
-                no_copy=True,
-            )
-            # Mapping small files takes twice as long as reading them.
-            nodes[name] = file.read(node, dont_use_mmap=True) if field.is_path else node
-            names[nodes[name].name] = name
-        sized: dict[str, bool] = {}
-        draw = Draw(lambda run, _: feeder.draw_rows(run, part), names, sized)
-        if self._draws:
-            nodes[DRAW] = draw
-        outputs = self.function(**nodes, **self._settings)
-        for name in (name for name, are_paths in sized.items() if are_paths):
-            self.pictures.setdefault(name, Picture(is_path=True))
-        return outputs
-
-
-def _inputs(feeder: Feeder, part: int, name: str) -> Callable[[int], Any]:
-    """A source of ``fn.external_source``, which asks for a run."""
-    return lambda run: feeder.inputs(run, part, name)
+    graph = FedGraph(function, inputs, learned.passed, call, draws, schema.stacked, no_copy=False)
+    return graph, learned

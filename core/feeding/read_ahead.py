@@ -1,26 +1,27 @@
-"""What pipelines are fed with, run by run: rows of the stream, read ahead by threads."""
+"""Reads the rows of a source ahead of the pipelines, in threads."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from nvidia.dali.tensors import TensorListCPU
 
 from ..order.samples import SamplePlan, SamplePosition
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..random.draw import DrawRows
-from ..sources.source import Source, order_of
+from ..sources.source import Source, Values, order_of
 from ..state.operators import Picture
 from ..workers import Result, Workers, WorkersEnded
 from .read_rows import CHUNK, Chunk, ReadRows, Wanted, read_chunk
 from .reuse import ReuseCheck
-from .stand_ins import BadSamples
+from .stand_ins import BadSamples, UnusableRecord, across_epoch, digest_of, stand_ins
 
 T = TypeVar("T")
 
@@ -39,28 +40,29 @@ class RowRange:
 
 
 class Rows:
-    """The rows of one run of one pipeline, read by threads.
+    """The rows of one run of one pipeline, read by threads; see `RowBatch`.
 
     Args:
-        feed: The feed.
+        feed: The supply.
         samples: The sample of the stream in each row, shape [rows].
         valid: Whether it belongs to the consumer's epoch, shape [rows].
         batch: Returns the samples of the whole global batch; by default these are all.
         first: The row of the global batch that the first of these rows is.
 
     Attributes:
-        samples, valid: As above.
+        valid: As above.
     """
 
     def __init__(
         self,
-        feed: Feed,
+        feed: SourceSupply,
         samples: Indices,
         valid: NDArray[np.bool_],
         batch: Callable[[], Indices] | None = None,
         first: int = 0,
     ):
-        self.samples, self.valid = samples, valid
+        self.valid = valid
+        self._samples = samples
         self._feed = feed
         self._batch, self._first = batch or (lambda: samples), first
         self._result = Result[ReadRows]()
@@ -76,7 +78,7 @@ class Rows:
 
     def _submit_chunks(self) -> None:
         feed = self._feed
-        records, epochs = feed.wanted.order(self.samples)
+        records, epochs = feed.wanted.order(self._samples)
         # By number: a task reads of few files, or parts of a mixture, and onwards in each.
         order = np.argsort(records, kind="stable")
         starts = range(0, len(records), CHUNK)
@@ -94,7 +96,7 @@ class Rows:
             try:
                 rows = ReadRows(
                     feed.wanted,
-                    self.samples,
+                    self._samples,
                     records,
                     epochs,
                     order,
@@ -126,6 +128,32 @@ class Rows:
                 self._read = self._feed.wait_for(self._result)
         return self._read
 
+    @property
+    def samples(self) -> Indices:
+        """The sample in each row; for a bad record, that of its stand-in."""
+        return self.read.samples
+
+    @property
+    def errors(self) -> Mapping[int, Exception]:
+        """The error of each row whose record can't be used."""
+        return self.read.errors
+
+    def inputs(self, name: str) -> TensorListCPU:
+        """A field of the records, as DALI takes it."""
+        return self.read.inputs(name)
+
+    def column(self, name: str) -> Values:
+        """A field of the records."""
+        return self.read.column(name)
+
+    def draw_rows(self) -> DrawRows:
+        """What numbers are drawn for."""
+        return self.read.draw_rows()
+
+    def name(self, row: int) -> str:
+        """The name of a row's own record."""
+        return self.read.name(row)
+
 
 def _unless_error(chunk: Chunk | BaseException | None) -> Chunk:
     if not isinstance(chunk, Chunk):
@@ -133,11 +161,10 @@ def _unless_error(chunk: Chunk | BaseException | None) -> Chunk:
     return chunk
 
 
-class Feed:
-    """The rows of each run of the pipelines of one iterator.
+class SourceSupply:
+    """The rows of a source, for each run of the pipelines of an iterator; see `RowSupply`.
 
-    Runs are numbered as DALI does, from the first one of the pipelines; each follows from its
-    position alone. They run on from epoch to epoch.
+    The rows of a run follow from its position. Runs go on from epoch to epoch.
 
     Args:
         source: The source.
@@ -206,8 +233,8 @@ class Feed:
         """
         return result.get(self._workers)
 
-    def start_at(self, position: SamplePosition) -> None:
-        """Has the run that DALI asks for next begin at a position."""
+    def seek(self, position: SamplePosition) -> None:
+        """Begins the next run at a position."""
         self._rows.clear()
         self._positions = {self.next_run: position}
 
@@ -217,6 +244,10 @@ class Feed:
             behind = self._plan.skip(self._positions[last], 1)
             self._positions[last + 1] = self._plan.run_from(behind)
         return self._positions[run]
+
+    def is_at(self, run: int, position: SamplePosition) -> bool:
+        """Returns whether a run begins at a position."""
+        return self.position(run) == position
 
     def rows(self, run: int, part: int) -> Rows:
         """The rows of a pipeline in a run."""
@@ -251,17 +282,35 @@ class Feed:
             del self._positions[old]
         self._read_from(self.next_run)
 
-    def inputs(self, run: int, part: int, name: str) -> Any:
-        """A field of the records of a run, as DALI takes it."""
-        return self.rows(run, part).read.inputs(name)
+    def alone(self, samples: Indices) -> Rows:
+        """Returns rows of some samples, for a pipeline of their own."""
+        return Rows(self, samples, np.ones(len(samples), bool))
 
-    def draw_rows(self, run: int, part: int) -> DrawRows:
-        """What numbers are drawn for in a run."""
-        return self.rows(run, part).read.draw_rows()
+    def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
+        """Remembers a sample that fails, and its record if it will fail in each epoch."""
+        wanted = self.wanted
+        if reason.failure.reads_file:
+            rows = self.alone(np.array([sample], np.int64)).read
+            columns = {name: rows.column(name) for name in wanted.taken}
+            digest = digest_of(wanted.source.fields, columns, 0)
+            wanted.known.add_record(int(rows.own_records[0]), digest, reason)
+        if replace:  # last: from now on another sample stands in for it
+            wanted.known.add_sample(wanted.seed, sample, reason)
 
-    def alone(self, samples: Indices) -> SomeRows:
-        """Rows of some samples, for a pipeline of their own."""
-        return SomeRows(Rows(self, samples, np.ones(len(samples), bool)))
+    def stand_ins(self, run: int) -> Iterator[int]:
+        """Yields samples that may stand in for bad ones of a run, except known bad ones."""
+        batch = self._plan.rows(self.position(run)).samples.tolist()
+        samples = stand_ins(batch, self._parts[0].first, self._plan.num_samples)
+        for sample in dict.fromkeys(samples):
+            if self.wanted.known.sample_error(self.wanted.seed, sample) is None:
+                yield sample
+
+    def probes(self, run: int) -> Iterator[int]:
+        """Yields samples across the epoch."""
+        last = self.position(run).sample + self._plan.batch_size - 1
+        yield from dict.fromkeys(
+            across_epoch(last // self._plan.num_samples, self._plan.num_samples)
+        )
 
     def close(self) -> None:
         """Ends the threads, and drops what was read; threads that wait for it get an error.
@@ -272,45 +321,3 @@ class Feed:
         for rows in list(self._rows.values()):
             rows.end()
         self._rows.clear()
-
-
-@dataclasses.dataclass
-class OnceRead:
-    """The rows of each run, for pipelines whose batches nobody takes: they are dropped in time.
-
-    Attributes:
-        feed: The rows.
-        kept: Runs that one pipeline may be ahead of another.
-    """
-
-    feed: Feed
-    kept: int = 1
-
-    def inputs(self, run: int, part: int, name: str) -> Any:
-        """A field of the records of a run, as DALI takes it."""
-        if run > self.kept:
-            self.feed.forget(run - self.kept - 1)
-        return self.feed.inputs(run, part, name)
-
-    def draw_rows(self, run: int, part: int) -> DrawRows:
-        """What numbers are drawn for in a run."""
-        return self.feed.draw_rows(run, part)
-
-
-@dataclasses.dataclass(frozen=True)
-class SomeRows:
-    """Rows that a pipeline is fed with in each run.
-
-    Attributes:
-        rows: The rows.
-    """
-
-    rows: Rows
-
-    def inputs(self, run: int, part: int, name: str) -> Any:
-        """A field of the records, as DALI takes it."""
-        return self.rows.read.inputs(name)
-
-    def draw_rows(self, run: int, part: int) -> DrawRows:
-        """What numbers are drawn for."""
-        return self.rows.read.draw_rows()

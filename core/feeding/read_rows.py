@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from ..sources.record_table import RecordTable
 from ..sources.source import Source, Values, picture_sizes
 from ..state.operators import Picture
 from .reuse import ReuseCheck
-from .stand_ins import BadSamples, NoStandIn, UnusableRecord, stand_ins
+from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, stand_ins
 
 CHUNK = 64  # records of a task
 
@@ -54,6 +55,11 @@ class Wanted:
     whole: dict[str, RecordTable] = dataclasses.field(default_factory=dict)
     sized: set[str] = dataclasses.field(default_factory=set)
     draws: dict[str, DrawFunction] = dataclasses.field(default_factory=dict)
+
+    @property
+    def taken(self) -> list[str]:
+        """The fields that DALI takes."""
+        return [name for name in self.names if self.source.fields[name].dtype is not None]
 
 
 @dataclasses.dataclass
@@ -176,7 +182,8 @@ def _read_checked(wanted: Wanted, records: Indices) -> Chunk:
     if wanted.known.knows_records():
         for place, record in enumerate(records.tolist()):
             if place not in chunk.errors:
-                known = wanted.known.record_error(record, wanted.source, chunk.columns, place)
+                digest = functools.partial(digest_of, wanted.source.fields, chunk.columns, place)
+                known = wanted.known.record_error(record, digest)
                 if known is not None:
                     chunk.errors[place] = known
     return chunk
@@ -254,10 +261,16 @@ class ReadRows:
                     self.errors.setdefault(row, error_before)
         if self.errors:
             self._replace(batch().tolist(), first)
-        fields = wanted.source.fields
-        taken = [name for name in wanted.names if fields[name].dtype is not None]
-        self._inputs = {name: self._as_input(name) for name in taken}
+        self._inputs = {name: self._as_input(name) for name in wanted.taken}
         self._drawn = {name: self._draw(one) for name, one in list(wanted.draws.items())}
+
+    def name(self, row: int) -> str:
+        """The name of a row's own record, even if its source looks into the record for it."""
+        record = int(self.own_records[row])
+        try:
+            return self._wanted.source.name(record)
+        except Exception:
+            return f"record {record}"
 
     def column(self, name: str) -> Values:
         """A field of the records."""
@@ -335,7 +348,7 @@ class ReadRows:
         Rows of other pipelines and processes are read again here: so the contents of these rows
         do not depend on the layout.
         """
-        wanted, count = self._wanted, len(self.samples)
+        wanted = self._wanted
         own = {int(sample): row for row, sample in enumerate(self.samples)}
         read: dict[int, Chunk] = {}  # of other rows
 
@@ -353,19 +366,18 @@ class ReadRows:
 
         columns = {name: list(self.column(name)) for name in wanted.names}
         samples = self.samples.copy()
-        bad = [row for row in range(count) if row in self.errors]
-        for row in bad:
-            for sample in stand_ins(batch, first + row, wanted.num_samples):
-                found = values_of(sample)
-                if found is not None:
-                    break
-            else:
-                errors = list(self.errors.values())
-                if any(isinstance(error, UnusableRecord) for error in errors):
-                    raise NoStandIn(self.own_records.tolist(), self.errors)
-                raise errors[0]
+        chosen = choose(
+            sorted(self.errors),
+            lambda row: stand_ins(batch, first + row, wanted.num_samples),
+            values_of,
+        )
+        if chosen is None:
+            errors = list(self.errors.values())
+            if any(isinstance(error, UnusableRecord) for error in errors):
+                raise NoStandIn([(self.name(row), self.errors[row]) for row in sorted(self.errors)])
+            raise errors[0]
+        for row, (sample, (values, place)) in chosen.items():
             samples[row] = sample
-            values, place = found
             for name in wanted.names:
                 columns[name][row] = values[name][place]
         self._columns.update(columns)

@@ -1,21 +1,24 @@
-"""Remembers the records that DALI could not process."""
+"""Replaces bad records by good ones, and remembers the records that DALI could not process."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..pipeline.failure import Failure
-from ..sources.source import Source
+from ..sources.source import Field
 
 _MOST = 1 << 16  # entries of each kind
 # Samples after a batch, and across its epoch, that may stand in for bad records.
 _FOLLOWING, _SPREAD = 16, 64
 _STRIDE = 37  # no divisor of _SPREAD
+
+C = TypeVar("C")
+T = TypeVar("T")
 
 
 class UnusableRecord(ValueError):
@@ -23,24 +26,58 @@ class UnusableRecord(ValueError):
 
     Attributes:
         failure: The failure.
+        text: DALI's whole error, for the message; "" if it says no more.
     """
 
-    def __init__(self, failure: Failure):
+    def __init__(self, failure: Failure, text: str = ""):
         super().__init__(failure.message)
-        self.failure = failure
+        self.failure, self.text = failure, text
 
 
 class NoStandIn(Exception):
-    """No record can stand in for those of a batch, which were read and can't be processed.
+    """No record can stand in for the bad records of a batch.
 
     Attributes:
-        records: The number of the record of each row.
-        errors: The error of each row that has one.
+        errors: Name and error of each bad record.
     """
 
-    def __init__(self, records: Sequence[int], errors: Mapping[int, Exception]):
+    def __init__(self, errors: Sequence[tuple[str, Exception]]):
         super().__init__(f"no record can stand in for {len(errors)} bad ones")
-        self.records, self.errors = records, errors
+        self.errors = errors
+
+
+def choose(
+    bad: Iterable[int],
+    candidates: Callable[[int], Iterable[C]],
+    load: Callable[[C], T | None],
+) -> dict[int, tuple[C, T]] | None:
+    """Chooses the first good candidate for each bad row.
+
+    Args:
+        bad: The rows.
+        candidates: Returns the candidates for a row, the best one first.
+        load: Returns the record of a candidate; None if it is bad, too.
+
+    Returns:
+        The candidate and its record, by row; None if a row has no good candidate.
+    """
+    chosen: dict[int, tuple[C, T]] = {}
+    for row in bad:
+        loaded = ((candidate, load(candidate)) for candidate in candidates(row))
+        found = next(((c, record) for c, record in loaded if record is not None), None)
+        if found is None:
+            return None
+        chosen[row] = found
+    return chosen
+
+
+def nearest(row: int, count: int) -> Iterator[int]:
+    """Yields the other rows of a batch, the nearest first."""
+    for distance in range(1, max(row, count - 1 - row) + 1):
+        if row >= distance:
+            yield row - distance
+        if row + distance < count:
+            yield row + distance
 
 
 class BadSamples:
@@ -53,7 +90,7 @@ class BadSamples:
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, int], UnusableRecord] = {}  # by seed and sample
-        self._records: dict[int, tuple[bytes, UnusableRecord]] = {}
+        self._records: dict[Hashable, tuple[bytes, UnusableRecord]] = {}
 
     def knows_samples(self) -> bool:
         """Returns whether any sample is remembered."""
@@ -63,30 +100,27 @@ class BadSamples:
         """Remembers a sample of the stream of a seed."""
         _add(self._samples, (seed, sample), error)
 
-    def add_record(self, record: int, digest: bytes, error: UnusableRecord) -> None:
-        """Remembers a record that fails in every epoch."""
+    def add_record(self, record: Hashable, digest: bytes, error: UnusableRecord) -> None:
+        """Remembers a record that fails in every epoch, by a key and a digest of its values."""
         _add(self._records, record, (digest, error))
 
     def sample_error(self, seed: int, sample: int) -> UnusableRecord | None:
         """Returns the error of a sample, if it failed before."""
         return self._samples.get((seed, sample))
 
-    def record_error(
-        self, record: int, source: Source, columns: Mapping[str, Any], place: int
-    ) -> UnusableRecord | None:
+    def record_error(self, record: Hashable, digest: Callable[[], bytes]) -> UnusableRecord | None:
         """Returns the error of a record that failed before, and has not changed since.
 
         Args:
-            record: Its number.
-            source: The source.
-            columns: The values that were read of some records, by field.
-            place: The place of the record among them.
+            record: Its key.
+            digest: Returns the digest of its values now.
         """
-        digest, error = self._records.get(record, (b"", None))
-        if error is None or digest == digest_of(source, columns, place):
-            return error
-        self._records.pop(record, None)
-        return None
+        before, error = self._records.get(record, (b"", None))
+        return error if error is not None and before == digest() else None
+
+    def forget_samples(self) -> None:
+        """Forgets the samples, if the numbers of the stream's samples change."""
+        self._samples.clear()
 
     def knows_records(self) -> bool:
         """Returns whether any record is remembered."""
@@ -99,11 +133,11 @@ def _add(table: dict[Any, Any], key: Any, value: Any) -> None:
         table.pop(next(iter(table)), None)
 
 
-def digest_of(source: Source, columns: Mapping[str, Any], place: int) -> bytes:
+def digest_of(fields: Mapping[str, Field], columns: Mapping[str, Any], place: int) -> bytes:
     """Returns a digest of a record's values, and of the files that they name."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(columns):
-        field = source.fields[name]
+        field = fields[name]
         if field.dtype is None:
             continue
         data = np.asarray(columns[name][place], order="C").tobytes()
@@ -128,12 +162,7 @@ def stand_ins(batch: Sequence[int], row: int, num_samples: int) -> Iterator[int]
         row: The row.
         num_samples: Number of samples of an epoch.
     """
-    count = len(batch)
-    for distance in range(1, max(row, count - 1 - row) + 1):
-        if row >= distance:
-            yield batch[row - distance]
-        if row + distance < count:
-            yield batch[row + distance]
+    yield from (batch[other] for other in nearest(row, len(batch)))
     end = batch[-1] + 1
     yield from range(end, end + _FOLLOWING)
     yield from across_epoch(batch[-1] // num_samples, num_samples)

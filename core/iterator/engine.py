@@ -91,7 +91,8 @@ class ReaderEngine(EpochEngine[Position]):
                 "of the others: leave it out, or use a source of dalijax.sources with "
                 "on_error='mask'"
             )
-        super().__init__(source.name, Position(), config)
+        super().__init__(Position(), config)
+        self.name = source.name
         self._source = source
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None

@@ -423,10 +423,10 @@ class EpochEngine(Engine[P]):
     DALI's readers and indexed sources are such engines; an iterator does not know which it has.
 
     Args:
-        name: The name of the pipelines.
         start, config: As for `Engine`.
 
     Attributes:
+        name: The name of the pipelines.
         batch_size: Batch size of each pipeline; 0 until it is known.
         plan: The epochs; None where only the source knows their end, and before the first build.
         shards: The shard of each pipeline in epoch 0.
@@ -437,9 +437,9 @@ class EpochEngine(Engine[P]):
 
     _marked = (*Engine._marked, "stays", "stopped")
 
-    def __init__(self, name: str, start: P, config: IteratorConfig):
+    def __init__(self, start: P, config: IteratorConfig):
         super().__init__(start, config)
-        self.name = name
+        self.name = ""
         self.batch_size = 0
         self.plan: EpochPlan | None = None
         self.shards: tuple[int, ...] = ()

@@ -96,14 +96,26 @@ class Schema:
         return ([tree], {}) if self.taken is None else ([], tree)
 
     @property
+    def names(self) -> list[str]:
+        """A name for each column: its keys."""
+        return ["/".join(key.replace("/", "//") for key in column.path) for column in self.columns]
+
+    @property
     def nested(self) -> bool:
         """Whether the graph's function gets dicts, of which it need not use every value."""
         return any(len(one.path) > (self.taken is not None) for one in self.columns)
 
-    def column(self, index: int, records: Sequence[Any]) -> list[np.ndarray] | np.ndarray:
+    def column(
+        self, index: int, records: Sequence[Any], first: int = 0
+    ) -> list[np.ndarray] | np.ndarray:
         """The arrays of one column, one for each record; it runs for every record of a batch.
 
         Numbers come as one array of shape [records], which DALI takes without a look at each.
+
+        Args:
+            index: The number of the column.
+            records: The records.
+            first: The place of the first of them in the batch, for errors.
 
         Raises:
             ValueError: If a record has other keys, an array of another dtype or number of
@@ -115,8 +127,8 @@ class Schema:
         dtype, ndim, path = column.dtype, column.ndim, column.path
         may_be_file = ndim == 1 and dtype == np.uint8
         for key in path:
-            values = values_of(values, key, "/".join(path))
-        for place, value in enumerate(values):
+            values = values_of(values, key, "/".join(path), first)
+        for place, value in enumerate(values, first):
             quick = type(value) is bytes and value
             array = np.frombuffer(value, np.uint8) if quick else leaf(value)
             if array.dtype != dtype or array.ndim != ndim:
@@ -136,8 +148,8 @@ class Schema:
         return arrays if ndim or not arrays else np.stack(arrays)
 
 
-def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
-    """The records' values under a key, which errors call by ``label``.
+def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0) -> list[Any]:
+    """The records' values under a key, which errors call by ``label``, from a place on.
 
     Raises:
         ValueError: If one has no such key; the message names its place in the batch.
@@ -152,8 +164,8 @@ def values_of(records: Sequence[Any], key: str, label: str = "") -> list[Any]:
         if place is None:  # the record's own error
             raise
         raise ValueError(
-            f"record {place} of the batch has no {(label or key)!r}, which the first record had: "
-            f"it is {records[place]!r:.80}"
+            f"record {first + place} of the batch has no {(label or key)!r}, which the first "
+            f"record had: it is {records[place]!r:.80}"
         ) from None
 
 

@@ -17,7 +17,7 @@ from shardings import rows_over
 from dalijax import augment, data_iterator, fn, sources
 from dalijax.adapters.grain import DALIBatch, DALIDataLoader, DALITransform, data_loader
 from dalijax.adapters.grain import transform as transform_module
-from dalijax.core.feeding import record_pipelines
+from dalijax.core.feeding import record_supply
 from dalijax.core.pipeline.picture_size import look_at_input
 from dalijax.core.random.hashing import column_keys, fold, uniform
 from dalijax.errors import RecordError
@@ -332,7 +332,7 @@ def test_a_header_is_parsed_once_in_a_run(monkeypatch):
         parsed.append(bytes(data))
         return look_at_input(data, picture)
 
-    monkeypatch.setattr(record_pipelines, "look_at_input", counted)
+    monkeypatch.setattr(record_supply, "look_at_input", counted)
     ds = grain.MapDataset.source(records()[: 4 * BATCH]).seed(SEED)
     assert len(on_host(ds.pipe(transform(pictures, ("image", "i"))))) == 4
     assert parsed == JPEGS[: 4 * BATCH]

@@ -9,7 +9,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from shardings import rows_over
 
 from dalijax import data_iterator, sources
-from dalijax.core.feeding.read_ahead import Feed, RowRange
+from dalijax.core.feeding.read_ahead import RowRange, SourceSupply
 from dalijax.core.order.samples import SamplePlan
 from dalijax.core.random.hashing import column_keys, fold, uniform
 from dalijax.errors import BatchError
@@ -130,7 +130,7 @@ def test_threads_read_ahead_once_a_batch_is_taken():
 
     plan = SamplePlan(1024, BATCH, LastBatchPolicy.DROP, False)
     source = Noted(1, threading.Barrier(1))
-    feed = Feed(source, plan, [RowRange(0, BATCH)], ["number"], SEED, True, depth=2)
+    feed = SourceSupply(source, plan, [RowRange(0, BATCH)], ["number"], SEED, True, depth=2)
     try:
         feed.rows(0, 0).read.column("number")
         assert runs_read() == 3

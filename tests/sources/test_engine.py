@@ -14,7 +14,7 @@ from shardings import rows_over
 from dalijax import LastBatchPolicy, data_iterator
 from dalijax import fn as dali
 from dalijax.core.config import IteratorConfig
-from dalijax.core.feeding.graph import FieldGraph
+from dalijax.core.feeding.graph import field_graph
 from dalijax.core.feeding.source_engine import SourceEngine
 from dalijax.core.order.samples import SamplePlan, SamplePosition
 from dalijax.core.sources import state as states
@@ -40,7 +40,7 @@ def make(source, batch_size, shards=0, policy=FILL, padded=False, seed=3, shuffl
         source=source,
         shuffle=shuffle,
     )
-    graph = FieldGraph(
+    graph = field_graph(
         more.pop("graph", numbers_and_draws), source.fields, more.pop("settings", {})
     )
     call = {"batch_size": batch_size, "num_threads": 1, "seed": seed, "device_id": None} | more

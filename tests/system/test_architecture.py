@@ -4,11 +4,14 @@ import ast
 import pathlib
 import sys
 
+import grain
+import numpy as np
 import pytest
 from nvidia.dali import fn
 
 import dalijax
-from dalijax import data_iterator
+from dalijax import data_iterator, sources
+from dalijax.adapters.grain import DALITransform
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "src" / "dalijax"
 # From bottom to top. Only modules of the first row may import one another.
@@ -134,20 +137,52 @@ def files_passed(call):
     return files, result
 
 
-def test_a_call_passes_few_files(arrays_dir):
-    """Limits the files that a reader of the code opens to follow a call.
-
-    Making an iterator also resolves a bare PartitionSpec and prepares the check of processes.
-    """
-
+def over_reader(folder):
     @data_iterator(output_map=["x"], reader_name="reader")
     def read(folder):
         return fn.readers.numpy(file_root=folder, name="reader", pad_last_batch=True)
 
-    files, iterator = files_passed(lambda: read(arrays_dir, batch_size=2, num_threads=1))
-    assert "core/api.py" in files and len(files) <= 15, sorted(files)
+    return read(folder, batch_size=2, num_threads=1)
+
+
+def plus_zero(x):
+    return x + 0
+
+
+def over_source(folder):
+    source = sources.Arrays({"x": np.arange(8)})
+    return data_iterator(plus_zero, ["x"], source=source)(batch_size=2, num_threads=1)
+
+
+def over_grain(folder):
+    records = grain.MapDataset.source([{"x": np.array([k])} for k in range(8)])
+    transform = DALITransform(plus_zero, batch_size=2, output_map=["x"], num_threads=1)
+    return iter(records.pipe(transform))
+
+
+# The files of a call: to construct, next(), get_state() and set_state() of another position.
+ROUTES = {
+    over_reader: (12, 7, 8, 19),
+    over_source: (35, 13, 7, 11),
+    over_grain: (14, 15, 5, 15),
+}
+
+
+@pytest.mark.parametrize("make", ROUTES, ids=lambda make: make.__name__)
+def test_a_call_passes_few_files(make, arrays_dir):
+    """Limits the files that a reader of the code opens to follow a call.
+
+    Making an iterator over a reader or a source builds its pipelines; Grain's builds them later.
+    """
+    construct, following, get, set_ = ROUTES[make]
+    files, iterator = files_passed(lambda: make(arrays_dir))
+    assert "core/pipeline/engine.py" in files and len(files) <= construct, sorted(files)
+    first = iterator.get_state()
+    next(iterator)
     next(iterator)
     files, _ = files_passed(lambda: next(iterator))
-    assert "core/iterator/iterator.py" in files and len(files) <= 6, sorted(files)
+    assert "core/pipeline/runner.py" in files and len(files) <= following, sorted(files)
     files, _ = files_passed(iterator.get_state)
-    assert "core/state/envelope.py" in files and len(files) <= 11, sorted(files)
+    assert "core/pipeline/engine.py" in files and len(files) <= get, sorted(files)
+    files, _ = files_passed(lambda: iterator.set_state(first))
+    assert "core/pipeline/engine.py" in files and len(files) <= set_, sorted(files)

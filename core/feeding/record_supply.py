@@ -1,0 +1,512 @@
+"""Feeds the records of a stream, which is read in order, to pipelines."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..order.shuffle import Indices
+from ..pipeline.calls import calls
+from ..pipeline.picture_size import Size, look_at_input
+from ..pipeline.schema import Schema, described, values_of
+from ..random.draw import DrawRows
+from ..random.hashing import fold
+from ..sources.source import Field
+from .graph import FedGraph
+from .records import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader
+from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
+
+_LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
+_SEED = 0  # of remembered samples, whose numbers follow from one seed
+
+Bind = Callable[[Any], tuple[FedGraph, Schema]]
+
+
+@dataclasses.dataclass
+class _Prepared:
+    """The records of a batch with stand-ins for bad ones, and what the graph takes of them.
+
+    Attributes:
+        batch: The batch as it was read.
+        records: The record in each row, stand-ins included.
+        samples: The sample in each row.
+        numbers: The number in the stream of each sample; None if it is not known.
+        errors: The error of each row whose own record can't be used.
+        columns: The inputs of the graph.
+        sizes: The sizes of images, by input.
+    """
+
+    batch: RecordBatch
+    records: Sequence[Any]
+    samples: Indices
+    numbers: NDArray[np.int64] | None
+    errors: dict[int, Exception]
+    columns: dict[str, Any]
+    sizes: dict[str, list[Size | None]]
+
+
+@dataclasses.dataclass
+class _Read:
+    """A batch that was read and is not forgotten."""
+
+    batch: RecordBatch
+    prepared: _Prepared | None = None
+
+
+class RecordRows:
+    """The rows of a batch that one pipeline takes; see `RowBatch`.
+
+    Args:
+        supply: The supply.
+        prepared: The batch.
+        first: The first of its rows.
+        last: The row after the last one.
+    """
+
+    def __init__(self, supply: RecordSupply, prepared: _Prepared, first: int, last: int):
+        self._supply, self._prepared = supply, prepared
+        self._first, self._last = first, last
+        whole = prepared.batch.valid
+        self.valid = np.ones(last - first, bool) if whole is None else whole[first:last]
+        self.samples = prepared.samples[first:last]
+
+    @property
+    def errors(self) -> Mapping[int, Exception]:
+        """The error of each row whose record can't be used."""
+        errors, first, last = self._prepared.errors, self._first, self._last
+        return {row - first: error for row, error in errors.items() if first <= row < last}
+
+    def inputs(self, name: str) -> Any:
+        """An input of the graph, as DALI takes it."""
+        columns = self._prepared.columns
+        if name not in columns:  # the operators of the graph could not be read
+            columns[name] = self._supply.column(name, self._prepared.records)[0]
+        return columns[name][self._first : self._last]
+
+    def column(self, name: str) -> list[Any]:
+        """Values that bypass the graph."""
+        return values_of(self._prepared.records[self._first : self._last], name, "", self._first)
+
+    def draw_rows(self) -> DrawRows:
+        """What ``draw`` needs to draw the numbers of the rows."""
+        numbers = self._prepared.numbers
+        own = None if numbers is None else numbers[self._first : self._last]
+        return DrawRows(fold(self._supply.seed, 0, own), self._sizes, self._refuse)
+
+    def name(self, row: int) -> str:
+        """The name of a row's own record, and its values in short."""
+        batch, row = self._prepared.batch, self._first + row
+        return f"{batch.name(row)} ({described(batch.records[row])})"
+
+    def _refuse(self, row: int, error: Exception) -> None:
+        """Notes that a row's record can't be augmented, if nothing was wrong before."""
+        self._prepared.errors.setdefault(self._first + row, error)
+
+    def _sizes(self, name: str) -> NDArray[np.int32]:
+        """Heights and widths of an input's images, int32 [rows, 2].
+
+        A record whose size can't be read from the header is refused; 1 x 1 stands for it.
+        """
+        sizes = self._prepared.sizes
+        if name not in sizes:
+            sizes[name] = self._supply.column(name, self._prepared.records)[1]
+        own = sizes[name][self._first : self._last]
+        for row, size in enumerate(own):
+            if size is None:
+                text = "the size of the picture can't be read from its header"
+                self._refuse(row, ValueError(text))
+        return np.array([size or (1, 1) for size in own], np.int32)
+
+
+class RecordSupply:
+    """The records of a stream, for each run of the pipelines of an iterator; see `RowSupply`.
+
+    Batches that were read are kept until the engine forgets them, so that new pipelines read them
+    again. A sample is a row of a step: ``step * rows of this process + row``.
+
+    Args:
+        reader: Reads the batches; it stands at the start.
+        pipelines: Number of pipelines.
+        rows: Rows of each pipeline's batch.
+        numbers: Gives the numbers of the rows of a step; None if they are unknown.
+        seed: The seed of ``draw``.
+        bind: Binds the graph's function to records, by the first one.
+
+    Attributes:
+        next_run: The run that DALI asks for next.
+        seed: As above.
+        graph: The graph, once a record was seen.
+        ended: Whether the reader had no further batch, since the last `seek`.
+    """
+
+    def __init__(
+        self,
+        reader: RecordReader,
+        pipelines: int,
+        rows: int,
+        numbers: Numbers | None,
+        seed: int,
+        bind: Bind,
+    ):
+        self.next_run = 0
+        self.seed = seed
+        self.graph: FedGraph | None = None
+        self._schema: Schema | None = None
+        self._reader = reader
+        self._pipelines, self._rows_each = pipelines, rows
+        self._rows_all = pipelines * rows
+        self._numbers = numbers
+        self._bind = bind
+        self._batches = collections.deque[_Read]()
+        self._first = 0  # the run of the first of these batches
+        # Of that run; None if the reader is at another position.
+        self._position: RecordPosition | None = RecordPosition()
+        # Kept until its batch is due: all pipelines must meet it, and it is raised once.
+        self._error: ReadError | None = None
+        self.ended = False
+        self._known = BadSamples()
+
+    # Positions
+
+    def seek(self, position: RecordPosition) -> None:
+        """Begins the next run at a position."""
+        if not self._stands_at(position):
+            self._clear(None)
+            self._reader.seek(position)
+            self._position = position
+        for read in self._batches:
+            read.prepared = None  # other records may be known to be bad now
+        self._first = self.next_run
+        self.ended = False  # it may have one now
+
+    def moved_to(self, position: RecordPosition) -> None:
+        """Notes that the reader was moved to a position."""
+        self._clear(position)
+
+    def close(self) -> None:
+        """Drops the batches that were read; the next `seek` moves the reader."""
+        self._clear(None)
+
+    def _clear(self, position: RecordPosition | None) -> None:
+        self._position = None  # first: a call that is interrupted leaves it so
+        self._batches.clear()
+        self._error = None
+        self.ended = False
+        self._known.forget_samples()
+        self._position = position
+
+    def _stands_at(self, position: RecordPosition) -> bool:
+        now = self._position
+        return now is not None and now.step == position.step and now.after is position.after
+
+    def is_at(self, run: int, position: RecordPosition) -> bool:
+        """Returns whether a run begins at a position."""
+        return run == self._first and self._stands_at(position)
+
+    def forget(self, run: int) -> None:
+        """Drops the batch of a run and those before it."""
+        while self._first <= run and self._batches and self._position is not None:
+            after = self._batches.popleft().batch.after
+            self._first += 1
+            self._position = RecordPosition(self._position.step + 1, after)
+
+    def pass_over(self, error: ReadError) -> None:
+        """Begins the next run after a record whose reading raised."""
+        self._error = None
+        if self._position is not None:
+            self._position = RecordPosition(self._position.step, error.after)
+
+    # Reading
+
+    def learn(self) -> FedGraph:
+        """Returns the graph, which the first record determines.
+
+        Raises:
+            StopIteration: If there is no record.
+            ReadError: If the reading of the first record raised.
+            TypeError: If the graph's function can't be called with such records.
+        """
+        if self.graph is None:
+            first = self._read(0).batch
+            if not first.records:
+                raise ValueError("a batch of no record was read: leave out empty lists")
+            graph, self._schema = self._bind(first.records[0])
+            if graph.draws and self._numbers is None:
+                raise ValueError(
+                    "draw has numbers of records whose place in the stream is known, and no "
+                    "operation of grain.DataLoader knows it: use DALITransform or DALIDataLoader, "
+                    "or draw the numbers by RandomInputs"
+                )
+            self.graph = graph
+        return self.graph
+
+    def held(self, position: RecordPosition, count: int) -> int:
+        """Reads some batches from a position on; returns the number of batches before their end.
+
+        Raises:
+            ReadError: If reading raised before the first of them.
+        """
+        if self._position is None:
+            self.seek(position)
+        try:
+            self._read(count - 1)
+        except StopIteration:
+            pass
+        except ReadError:
+            if not self._batches:
+                raise
+        return position.step + len(self._batches)
+
+    def _read(self, place: int) -> _Read:
+        """Returns the batch at a place in the queue.
+
+        Raises:
+            StopIteration: If the stream ends before it.
+            ReadError: If the reading of a record before it raised.
+        """
+        while len(self._batches) <= place:
+            if self._error is not None:
+                raise self._error
+            if self.ended:  # not every reader can be asked again
+                raise StopIteration
+            try:
+                with calls.suspended():
+                    batch = self._reader.next_records()
+            except ReadError as error:
+                self._error = error
+                raise
+            except StopIteration:
+                self.ended = True
+                raise
+            self._batches.append(_Read(batch))
+        return self._batches[place]
+
+    def batch(self, run: int) -> RecordBatch:
+        """Returns the batch of a run as it was read."""
+        return self._read(run - self._first).batch
+
+    # Rows
+
+    def rows(self, run: int, part: int) -> RecordRows:
+        """Returns the rows of a pipeline in a run."""
+        self.next_run = max(self.next_run, run + 1)
+        place = run - self._first
+        read = self._read(place)
+        if read.prepared is None:
+            read.prepared = self._prepare(place, read.batch)
+        return self._part(read.prepared, part)
+
+    def whole_rows(self) -> list[RecordRows]:
+        """Returns the rows of each pipeline for the first batch, padded to a whole one."""
+        prepared = self._prepare(0, self._read(0).batch.padded(self._rows_all))
+        return [self._part(prepared, part) for part in range(self._pipelines)]
+
+    def alone(self, samples: Indices) -> RecordRows:
+        """Returns rows of some samples, for a pipeline of their own."""
+        places = [self._place_of(sample) for sample in samples.tolist()]
+        records = [self._read(place).batch.records[row] for place, row in places]
+        batch = RecordBatch(records, None, lambda row: f"record {row}")
+        columns, sizes, errors = self._columns_of(records)
+        numbers = self._numbers_of(samples)
+        prepared = _Prepared(batch, records, samples, numbers, errors, columns, sizes)
+        return RecordRows(self, prepared, 0, len(records))
+
+    def _part(self, prepared: _Prepared, part: int) -> RecordRows:
+        first, last = 0, len(prepared.records)
+        if self._pipelines > 1 and last > self._rows_each:
+            first, last = part * self._rows_each, (part + 1) * self._rows_each
+        return RecordRows(self, prepared, first, last)
+
+    def _prepare(self, place: int, batch: RecordBatch) -> _Prepared:
+        """Prepares a batch for the pipelines.
+
+        Raises:
+            NoStandIn: If no record can stand in for bad ones.
+        """
+        records = list(batch.records)
+        rows = np.arange(len(records), dtype=np.int64)
+        last = len(self._read(place).batch.records) - 1  # which `padded` repeats
+        samples = self._base() + place * self._rows_all + np.minimum(rows, last)
+        columns, sizes, errors = self._columns_of(records)
+        if self._known.knows_samples() or self._known.knows_records():
+            whole = not errors
+            for row, sample in enumerate(samples.tolist()):
+                if row in errors:
+                    continue
+                made = (columns, row) if whole else (self._columns_of(records[row : row + 1])[0], 0)
+                if reason := self._known_error(sample, *made):
+                    errors[row] = reason
+        if errors:
+            chosen = choose(
+                sorted(errors),
+                lambda row: self._candidates(place, row, len(records)),
+                lambda sample: self._good_record(sample, place, errors),
+            )
+            if chosen is None:
+                own = RecordRows(
+                    self,
+                    _Prepared(batch, records, samples, None, errors, {}, {}),
+                    0,
+                    len(records),
+                )
+                raise NoStandIn([(own.name(row), errors[row]) for row in sorted(errors)])
+            for row, (sample, (record,)) in chosen.items():
+                records[row], samples[row] = record, sample
+            columns, sizes, _ = self._columns_of(records)
+        numbers = self._numbers_of(samples)
+        return _Prepared(batch, records, samples, numbers, errors, columns, sizes)
+
+    def _columns_of(
+        self, records: Sequence[Any]
+    ) -> tuple[dict[str, Any], dict[str, list[Size | None]], dict[int, Exception]]:
+        """Returns the inputs that the graph uses, sizes of images, and errors of unfit rows."""
+        names = sorted(self.graph.used) if self.graph is not None else []
+        try:
+            made = {name: self.column(name, records) for name in names}
+        except (ValueError, TypeError) as error:
+            errors = dict(self._unfit(names, records))
+            if not errors:
+                raise error
+            return {}, {}, errors
+        columns = {name: column for name, (column, _) in made.items()}
+        return columns, {name: sizes for name, (_, sizes) in made.items() if sizes}, {}
+
+    def _unfit(
+        self, names: Sequence[str], records: Sequence[Any]
+    ) -> Iterator[tuple[int, Exception]]:
+        """Yields the rows of which an input of the graph can't be made, and why."""
+        for row, record in enumerate(records):
+            try:
+                for name in names:
+                    self.column(name, [record], row)
+            except (ValueError, TypeError) as error:
+                yield row, error
+
+    def column(
+        self, name: str, records: Sequence[Any], first: int = 0
+    ) -> tuple[Any, list[Size | None]]:
+        """Returns an input of the graph, and the sizes of its images.
+
+        Args:
+            name: The input.
+            records: The records.
+            first: The place of the first of them in the batch, for errors.
+
+        Raises:
+            ValueError, TypeError: If a record has no such value, or no image there.
+        """
+        schema, graph = self._schema, self.graph
+        if schema is None or graph is None:
+            raise ValueError("no record was seen that would say what the graph takes")
+        number = schema.names.index(name)
+        try:
+            values = schema.column(number, records, first)
+        except StopIteration as error:  # which DALI would take for the end
+            raise RuntimeError(f"a record raised StopIteration: {error}") from error
+        if name not in graph.pictures:
+            return values, []
+        sizes = []
+        for place, value in enumerate(values, first):
+            size, fault = look_at_input(np.ascontiguousarray(value), graph.pictures[name])
+            if fault:
+                label = "/".join(schema.columns[number].path) or "the record"
+                raise ValueError(f"{label} in record {place} of the batch: {fault}")
+            sizes.append(size)
+        return values, sizes
+
+    # Samples
+
+    def _base(self) -> int:
+        """Returns the first sample of the queue."""
+        return (self._position.step if self._position is not None else 0) * self._rows_all
+
+    def _place_of(self, sample: int) -> tuple[int, int]:
+        """Returns the place of a sample's batch in the queue, and its row there."""
+        return divmod(sample - self._base(), self._rows_all)
+
+    def _numbers_of(self, samples: Indices) -> NDArray[np.int64] | None:
+        """Returns the number in the stream of each sample."""
+        if self._numbers is None:
+            return None
+        steps, rows = np.divmod(samples, self._rows_all)
+        numbers = {step: self._numbers(step) for step in set(steps.tolist())}
+        if len(numbers) == 1:
+            return numbers[int(steps[0])][rows]
+        pairs = zip(steps.tolist(), rows.tolist())
+        return np.array([numbers[step][row] for step, row in pairs], np.int64)
+
+    def _candidates(self, place: int, row: int, count: int) -> Iterator[int]:
+        """Yields the samples that may stand in for a row: of its batch, then of those after it.
+
+        Not of those before it, which a resumed run never saw.
+        """
+        base = self._base()
+        yield from (base + place * self._rows_all + other for other in nearest(row, count))
+        with contextlib.suppress(StopIteration, ReadError):
+            for later in range(place + 1, place + 1 + _LOOK_AHEAD):
+                first = base + later * self._rows_all
+                yield from range(first, first + len(self._read(later).batch.records))
+
+    def _good_record(
+        self, sample: int, place: int, errors: Mapping[int, Exception]
+    ) -> tuple[Any] | None:
+        """Returns the record of a sample; None if it is bad."""
+        other, row = self._place_of(sample)
+        record = self._read(other).batch.records[row]
+        if other == place:
+            return None if row in errors else (record,)
+        columns, _, unfit = self._columns_of([record])
+        bad = unfit or self._known_error(sample, columns, 0)
+        return None if bad else (record,)
+
+    def _known_error(
+        self, sample: int, columns: Mapping[str, Any], row: int
+    ) -> UnusableRecord | None:
+        """Returns the error of a sample, or of a record of equal values, that failed before."""
+        reason = self._known.sample_error(_SEED, sample)
+        if reason is None and self._known.knows_records():
+            reason = self._known.record_error(*self._digest(columns, row))
+        return reason
+
+    def _digest(self, columns: Mapping[str, Any], row: int) -> tuple[Hashable, Callable[[], bytes]]:
+        """Returns a key of a record's values that is fast to compute, and their digest."""
+        key = tuple(int(values[row].nbytes) for values in columns.values())
+        graph = self.graph
+        pictures = {} if graph is None else graph.pictures
+        fields = {
+            name: Field(np.dtype(np.uint8), is_path=name in pictures and pictures[name].is_path)
+            for name in columns
+        }
+        return key, lambda: digest_of(fields, columns, row)
+
+    def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
+        """Remembers a sample that fails, and its record if it will fail wherever it comes."""
+        if reason.failure.reads_file:
+            place, row = self._place_of(sample)
+            record = self._read(place).batch.records[row]
+            key, digest = self._digest(self._columns_of([record])[0], 0)
+            self._known.add_record(key, digest(), reason)
+        if replace:
+            self._known.add_sample(_SEED, sample, reason)
+
+    def stand_ins(self, run: int) -> Iterator[int]:
+        """Yields samples that may stand in for bad ones of a run, except known bad ones."""
+        place = run - self._first
+        first = self._base() + place * self._rows_all
+        others = self._candidates(place, 0, len(self.batch(run).records))
+        yield from (
+            sample
+            for sample in itertools.chain([first], others)
+            if self._known.sample_error(_SEED, sample) is None
+        )
+
+    def probes(self, run: int) -> Iterator[int]:
+        """Yields samples of the batches after a run."""
+        return self._candidates(run - self._first, 0, 0)

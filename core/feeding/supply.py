@@ -1,0 +1,110 @@
+"""The protocol between the engine of fed pipelines and a supply of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..order.shuffle import Indices
+from ..random.draw import DrawRows
+from .stand_ins import UnusableRecord
+
+P = TypeVar("P", contravariant=True)
+
+
+class RowBatch(Protocol):
+    """The rows of one run of one pipeline.
+
+    Attributes:
+        valid: False for padding.
+        samples: The sample of the stream in each row; for a bad record, that of its stand-in.
+        errors: The error of each row whose record can't be used.
+    """
+
+    @property
+    def valid(self) -> NDArray[np.bool_]: ...  # noqa: D102
+    @property
+    def samples(self) -> Indices: ...  # noqa: D102
+    @property
+    def errors(self) -> Mapping[int, Exception]: ...  # noqa: D102
+
+    def inputs(self, name: str) -> Any:
+        """Returns an input of the graph, as DALI takes it."""
+        ...
+
+    def column(self, name: str) -> Any:
+        """Returns values that bypass the graph."""
+        ...
+
+    def draw_rows(self) -> DrawRows:
+        """Returns what ``draw`` needs to draw the numbers of the rows."""
+        ...
+
+    def name(self, row: int) -> str:
+        """Returns the name of a row's own record for errors, also if another stands in for it."""
+        ...
+
+
+class RowSupply(Protocol[P]):
+    """The rows of each run of an iterator's pipelines.
+
+    Runs are numbered as DALI numbers them, from the first run of the pipelines. Several runs may be
+    asked for before the engine forgets the first of them. Sources can seek, since the rows follow
+    from the position. A stream of records is read in order, and keeps the records that were read
+    and not forgotten, so that other pipelines can read them again.
+
+    Attributes:
+        next_run: The run that DALI asks for next.
+    """
+
+    next_run: int
+
+    def seek(self, position: P) -> None:
+        """Begins the next run at a position."""
+        ...
+
+    def is_at(self, run: int, position: P) -> bool:
+        """Returns whether a run begins at a position."""
+        ...
+
+    def rows(self, run: int, part: int) -> RowBatch:
+        """Returns the rows of a pipeline in a run.
+
+        Raises:
+            StopIteration: If the stream has ended.
+            Exception: If no record can be read.
+        """
+        ...
+
+    def alone(self, samples: Indices) -> RowBatch:
+        """Returns rows of some samples, for a pipeline of their own."""
+        ...
+
+    def forget(self, run: int) -> None:
+        """Drops the rows of a run and of those before it."""
+        ...
+
+    def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
+        """Remembers that DALI can't process a sample.
+
+        Args:
+            sample: The sample.
+            reason: The reason.
+            replace: Whether another sample stands in for it from now on.
+        """
+        ...
+
+    def stand_ins(self, run: int) -> Iterator[int]:
+        """Yields samples that may stand in for bad ones of a run, except known bad ones."""
+        ...
+
+    def probes(self, run: int) -> Iterator[int]:
+        """Yields samples of other runs, to see whether the graph fails for every record."""
+        ...
+
+    def close(self) -> None:
+        """Drops everything that was read."""
+        ...
