@@ -114,17 +114,6 @@ def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | No
     return protobuf.message([*fields, *rest])
 
 
-def with_random_state(checkpoint: bytes, other: bytes) -> bytes:
-    """A checkpoint with the states of random operators from another one of the same pipeline.
-
-    Raises:
-        StateError: If one of them is no checkpoint.
-    """
-    had, has, _ = _both(other, checkpoint)
-    same = {name: name for name in has if not had[name].get(2, b"").startswith(b"Philox")}
-    return for_operators(checkpoint, other, same)
-
-
 def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
     """Converts a checkpoint for a pipeline of the same graph on other devices, by its first one.
 

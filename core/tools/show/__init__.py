@@ -1,7 +1,7 @@
-"""What is in a batch, as a page or a contact sheet.
+"""Draws batches as an HTML page, or as a contact sheet.
 
-`dalijax.show` has the public names, `command` is ``python -m dalijax.show``. `batches` and `draws`
-take batches of what the user has, and put it back; `contents` says what a batch has; `layouts`,
-`pixels` and `audio` are functions of arrays alone; `page` and `sheet` draw it all as HTML and as
-PNG. It uses the iterator as any caller would, and nothing below imports it.
+`dalijax.show` has the public names, and `command` is ``python -m dalijax.show``. `batches` takes
+batches of the user's data and restores its position; `contents` describes a batch; `layouts`
+guesses what samples are; `pixels` and `audio` are functions of arrays; `page` and `sheet` draw. It
+uses the iterator as any caller does, and nothing below imports it.
 """

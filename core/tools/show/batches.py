@@ -29,14 +29,12 @@ class Taken:
         failures: What failed, in words.
         mask: The name of the mask, where it is known.
         device_axis: Whether batches are of pmap's layout.
-        columns: Number of samples in a row, where rows have a meaning.
     """
 
     batches: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
     mask: str | None = None
     device_axis: bool = False
-    columns: int = 0
 
     def take(self, iterator: Any, count: int, take: Callable[[], Any]) -> None:
         """Takes some batches, each of which may fail, up to the end of the epoch."""

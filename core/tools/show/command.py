@@ -12,7 +12,6 @@ from typing import Any
 from ...api import IteratorFunction
 from ...sources.files import Files
 from ..command_line import add_arguments, arguments_of, check_complete, load, write
-from .layouts import LAYOUTS
 from .show import SAMPLES, check_suffix, show
 
 
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target = load(options.target)
     if isinstance(target, IteratorFunction):
         check_complete(target, call)
-        if options.batch_size is None and options.records is None and options.draws is None:
+        if options.batch_size is None:
             raise SystemExit("pass --batch-size")
     elif inspect.isroutine(target):
         target, call = target(**call), {}
@@ -41,10 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             target,
             batches=options.batches,
             samples=options.samples,
-            records=options.records,
-            draws=options.draws,
             mask=options.mask,
-            layouts=dict(options.layout),
             classes={name: names.split(",") for name, names in options.classes},
             **call,
         )
@@ -74,17 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--samples", type=int, default=SAMPLES, help=f"the most samples of an output; {SAMPLES}"
     )
-    parser.add_argument("--records", type=int, help="so many records, each in a row of draws")
-    parser.add_argument("--draws", type=int, help="so many draws of each record's augmentation")
     parser.add_argument("--mask", help="the output that says which samples are no padding")
-    parser.add_argument(
-        "--layout",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="OUTPUT=LAYOUT",
-        help=f"what an output is, where the guess is wrong: {', '.join(LAYOUTS)}",
-    )
     parser.add_argument(
         "--classes",
         action="append",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from .layouts import LAYOUTS, OTHERS, PICTURES, VIDEOS, as_text, guess_layout
+from .layouts import OTHERS, PICTURES, VIDEOS, as_text, guess_layout
 from .pixels import Brightness, brightness
 
 _BINS = 32
@@ -129,14 +129,12 @@ class Contents:
         outputs: Its outputs.
         valid: Whether each sample belongs to the epoch; None where nothing says it.
         mask: The name of the output that says it.
-        columns: Number of samples in a row, where rows have a meaning; 0 where they have none.
     """
 
     title: str
     outputs: Sequence[Output]
     valid: NDArray[np.bool_] | None = None
     mask: str = ""
-    columns: int = 0
 
     def is_padding(self, row: int) -> bool:
         """Whether a sample is padding."""
@@ -156,10 +154,8 @@ def contents_of(
     title: str,
     *,
     mask: str | None = None,
-    layouts: Mapping[str, str] | None = None,
     classes: Mapping[str, Sequence[str]] | None = None,
     device_axis: bool = False,
-    columns: int = 0,
 ) -> Contents:
     """What a batch has.
 
@@ -168,32 +164,27 @@ def contents_of(
         title: What it is the batch of.
         mask: The output that says which samples belong to the epoch; "mask" by default, where
             there is one of bools.
-        layouts: Layouts of outputs by name; others are guessed.
         classes: Names of the classes that an output's numbers stand for, by its name.
         device_axis: Whether arrays are of pmap's layout, [devices, batch, ...].
-        columns: Number of samples in a row; see `Contents`.
 
     Raises:
-        ValueError: If one of the names is none of the batch's, or a layout is unknown.
+        ValueError: If one of the names is none of the batch's.
     """
     arrays = _leaves(batch)
-    layouts, classes = dict(layouts or {}), dict(classes or {})
-    asked = {*layouts, *classes, *([] if mask is None else [mask])}
+    classes = dict(classes or {})
+    asked = {*classes, *([] if mask is None else [mask])}
     if unknown := sorted(asked - {*arrays}):
         raise ValueError(f"{unknown} is no output of the batch: it has {sorted(arrays)}")
-    if wrong := sorted(set(layouts.values()) - {*LAYOUTS}):
-        raise ValueError(f"layout {wrong} is not known: pass one of {list(LAYOUTS)}")
     mask = "mask" if mask is None else mask
     valid = _local(arrays.get(mask, np.zeros(())))
     is_mask = valid.dtype == np.bool_ and valid.ndim in (1, 2)
     device_axis = device_axis or (is_mask and valid.ndim == 2)
     outputs = [
-        _output(name, array, layouts.get(name), classes.get(name, ()), device_axis)
-        for name, array in arrays.items()
+        _output(name, array, classes.get(name, ()), device_axis) for name, array in arrays.items()
     ]
     if not is_mask:
-        return Contents(title, outputs, columns=columns)
-    return Contents(title, outputs, valid.ravel(), mask, columns)
+        return Contents(title, outputs)
+    return Contents(title, outputs, valid.ravel(), mask)
 
 
 def _leaves(batch: Any, prefix: str = "") -> dict[str, Any]:
@@ -214,9 +205,7 @@ def _leaves(batch: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _output(
-    name: str, array: Any, layout: str | None, classes: Sequence[str], device_axis: bool
-) -> Output:
+def _output(name: str, array: Any, classes: Sequence[str], device_axis: bool) -> Output:
     values = _local(array)
     if device_axis and values.ndim > 1:
         values = values.reshape(-1, *values.shape[2:])
@@ -227,7 +216,7 @@ def _output(
         if values.ndim == 1 and is_number:
             samples = [np.asarray(row) for row in values]
     figures = figures_of(values) if is_number else None
-    layout = layout or guess_layout(samples)
+    layout = guess_layout(samples)
     drawn = None
     if layout in (*PICTURES, *VIDEOS) and figures is not None:
         drawn = brightness(values.dtype, figures.least, figures.most, "C" in layout)

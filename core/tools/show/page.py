@@ -36,8 +36,6 @@ dd.bad { color: var(--bad); font-weight: 600; }
   grid-template-columns: repeat(auto-fill, minmax(min(8.5rem, 45%), 1fr)); }
 .samples.wide { grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); }
 .samples.video { grid-template-columns: minmax(0, 1fr); }
-.rows { overflow-x: auto; }
-.samples.rows { grid-template-columns: repeat(var(--columns), minmax(6.5rem, 1fr)); }
 figure { margin: 0; padding: .35rem; background: var(--card); border-radius: 5px; min-width: 0; }
 .drawn { position: relative; }
 figure img { display: block; width: 100%; height: auto; border-radius: 2px; }
@@ -127,10 +125,7 @@ def _output(contents: Contents, output: Output, samples: int) -> str:
         if value
     )
     kind = "samples"
-    style = ""
-    if contents.columns:
-        kind, style = "samples rows", f" style='--columns:{contents.columns}'"
-    elif output.layout in SOUNDS or output.layout == "text":
+    if output.layout in SOUNDS or output.layout == "text":
         kind = "samples wide"
     elif output.layout in VIDEOS:
         kind = "samples video"
@@ -138,7 +133,7 @@ def _output(contents: Contents, output: Output, samples: int) -> str:
     histogram = "" if figures is None else _histogram(figures)
     return (
         f"<div class='output'><div class='about'><div><h3>{_escaped(output.name)}</h3>"
-        f"<dl>{entries}</dl></div>{histogram}</div><div class='{kind}'{style}>{cells}</div></div>"
+        f"<dl>{entries}</dl></div>{histogram}</div><div class='{kind}'>{cells}</div></div>"
     )
 
 

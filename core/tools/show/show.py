@@ -18,11 +18,10 @@ from ...atomic_file import write_output
 from ...config import whole_number
 from .batches import take
 from .contents import Contents, contents_of
-from .draws import take_draws
 from .page import frame, page
 from .sheet import sheet
 
-SAMPLES, RECORDS, DRAWS = 32, 4, 8
+SAMPLES = 32
 _LONGEST = 200  # characters of a title
 
 
@@ -89,10 +88,7 @@ def show(
     *,
     batches: int = 1,
     samples: int = SAMPLES,
-    records: int | None = None,
-    draws: int | None = None,
     mask: str | None = None,
-    layouts: Mapping[str, str] | None = None,
     classes: Mapping[str, Sequence[str]] | None = None,
     **call: Any,
 ) -> Page:
@@ -106,13 +102,8 @@ def show(
             stored; or a batch.
         batches: Number of batches.
         samples: The most samples of an output that are drawn. Figures are of all.
-        records: Draws so many records of an iterator function, each ``draws`` times as other
-            random numbers augment it, in a row; 4 where only ``draws`` is passed.
-        draws: Number of draws of each record; 8 where only ``records`` is passed.
         mask: The output that says which samples are no padding, of shape [batch], bool; by default
             the iterator's, or the output "mask".
-        layouts: What an output's samples are, by its name, where the guess is wrong: HWC, CHW, HW,
-            FHWC, FCHW, CFHW (videos), T, TC, CT (sounds), text, encoded or numbers.
         classes: Names of the classes that the numbers of an output stand for, by its name.
         **call: Arguments of an iterator function: batch_size and its own.
 
@@ -127,31 +118,21 @@ def show(
     batches = whole_number("batches", batches, "a whole number of batches, 1 or more", 1)
     samples = whole_number("samples", samples, "a whole number of samples, 1 or more", 1)
     is_function = isinstance(data, IteratorFunction)
-    if not is_function and (call or records or draws):
-        passed = [*call, *(["records and draws"] if records or draws else [])]
+    if not is_function and call:
         raise TypeError(
-            f"{passed} are for an iterator function, what dalijax.data_iterator returned, and not "
+            f"{[*call]} are for an iterator function, what dalijax.data_iterator returned, and not "
             f"for {data!r:.80}: leave them out, or pass the function"
         )
     if is_function and mask is not None:
         call["mask"] = mask
-    if records is None and draws is None:
-        taken = take(data, batches, call, samples)
-    else:
-        what = "a whole number, 1 or more"
-        records = whole_number("records", RECORDS if records is None else records, what, 1)
-        draws = whole_number("draws", DRAWS if draws is None else draws, what, 1)
-        samples = records * draws
-        taken = take_draws(data, call, records, draws)
+    taken = take(data, batches, call, samples)
     contents = [
         contents_of(
             batch,
             title,
             mask=taken.mask if mask is None else mask,
-            layouts=layouts,
             classes=classes,
             device_axis=taken.device_axis,
-            columns=taken.columns,
         )
         for title, batch in taken.batches
     ]
