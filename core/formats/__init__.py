@@ -1,5 +1,5 @@
-"""Readers of file formats, which know neither sources nor pipelines.
+"""Readers of file formats, independent of sources and pipelines.
 
-Bytes of local and remote files, path patterns, tar and TFRecord headers, protobuf messages, and the
-headers of images, videos and sound files.
+Byte ranges of local and remote files, path patterns, tar and TFRecord headers, protobuf messages,
+and the headers of image, video and sound files.
 """

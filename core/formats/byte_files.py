@@ -1,4 +1,4 @@
-"""Ranges of bytes of files, local ones or those that fsspec knows."""
+"""Byte ranges of files, local or supported by fsspec."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from ..order.shuffle import Indices
 from ..printable import printable
 from .http_ranges import http_options
 
-_ALIGNMENT = 8  # bytes, of each range in its buffer: numbers of any width may lie there
-_LOCAL_WINDOW = 2048  # the header and the content of a small tar member, and the header behind
+_ALIGNMENT = 8  # bytes, of each range in its buffer, so that it can be viewed as any dtype
+_LOCAL_WINDOW = 2048  # holds the header and content of a small tar member, and the next header
 _REMOTE_WINDOW = 1 << 22
-# Names of versions of a file in the info of fsspec's file systems, of HTTP's headers e.g.
+# Names of a file's versions in the info of fsspec's file systems, e.g. from HTTP headers.
 _VERSION = re.compile(
     r"e-?tag|digest|content-md5|md5-?hash|md5|crc32c|sha\d*|checksum|(xet-)?hash|blob-id|generation|"
     r"version-?id|last-?modified|m-?time|modified|modify|modification-?time|updated|created|ino",
     re.IGNORECASE,
 )
-_RECENT = 5.0  # seconds; Last-Modified has whole ones
-WAITING_THREADS = 16  # of a source whose reads wait for a network
-# For reads that do not wait; 0 where Python was built for an older C library.
+_RECENT = 5.0  # seconds; Last-Modified has a resolution of 1 s
+WAITING_THREADS = 16  # reading threads of a source that waits for a network
+# Flag for reads that don't wait; 0 if Python was built for an older C library.
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL, as ``s3://bucket/key``."""
+    """Returns whether a path is a URL such as ``s3://bucket/key``."""
     return "://" in path
 
 
-# Size, mtime, ctime and inode of a local file; size and versions of a remote one.
+# Size, mtime, ctime and inode of a local file; size and versions of a remote file.
 Stamp = list[Any]
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """A stamp that changes with the content of a file; None if the server has no versions.
+    """Returns a stamp that changes with the content of a file; None if the server has no versions.
 
-    The time of the last status change is part of it: programs that restore a file's mtime
-    (``rsync``, ``cp -p``, ``touch -r``) can't set it.
+    The stamp includes the time of the last status change, because programs that preserve a file's
+    mtime (``rsync``, ``cp -p``, ``touch -r``) can't set it.
 
     Raises:
         OSError: If the file can't be found.
@@ -60,30 +60,30 @@ def _local_stamp(status: os.stat_result) -> Stamp:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and its path there.
+    """Returns fsspec's file system for a URL, and the path in that file system.
 
     Raises:
-        ImportError: If fsspec, or what it needs for the protocol, is not installed.
+        ImportError: If fsspec, or a package that it needs for the protocol, is not installed.
     """
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise ImportError(f"{url} is read by fsspec: pip install fsspec") from error
+        raise ImportError(f"fsspec is required to read {url}: pip install fsspec") from error
     is_http = url.startswith(("http://", "https://"))
     system, path = url_to_fs(url, **(http_options() if is_http else {}))
     return system, str(path)
 
 
 def fetch(system: Any, paths: Sequence[bytes]) -> list[bytes]:
-    """The contents of some files of a file system, read at the same time where it can."""
+    """Reads whole files of a file system, concurrently if it supports that."""
     names = list(map(os.fsdecode, paths))
-    nothing = [None] * len(names)
-    contents: list[bytes] = system.cat_ranges(names, nothing, nothing, on_error="raise")
+    no_bounds = [None] * len(names)
+    contents: list[bytes] = system.cat_ranges(names, no_bounds, no_bounds, on_error="raise")
     return contents
 
 
 def open_stream(path: str) -> BinaryIO:
-    """A local file, or one of a URL, to be read from its beginning on."""
+    """Opens a local file or a URL for sequential reading."""
     if not is_remote(path):
         return open(path, "rb")
     system, path = filesystem(path)
@@ -92,13 +92,13 @@ def open_stream(path: str) -> BinaryIO:
 
 
 class LocalFile:
-    """A file, open until it is dropped.
+    """A local file that stays open until the object is freed.
 
     Args:
         path: The path.
 
     Attributes:
-        shown: The path in messages.
+        shown: The path, escaped for messages.
     """
 
     window = _LOCAL_WINDOW
@@ -106,35 +106,35 @@ class LocalFile:
     def __init__(self, path: str):
         self._fd = -1
         self.shown = printable(path)
-        self._knows_cached = bool(_NOWAIT)
+        self._supports_nowait = bool(_NOWAIT)
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._stamp = _local_stamp(os.fstat(self._fd))
         self.size: int = self._stamp[0]
 
     def is_of(self, stamp: Stamp) -> bool:
-        """Tells if the file has the size and the time of a stamp, whatever its inode or owner."""
+        """Returns whether the file has the size and mtime of a stamp, whatever its inode."""
         return self._stamp[:2] == stamp[:2]
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self._fd >= 0:  # `os` may be gone when Python ends
+        if self._fd >= 0:  # `close` is a default argument, because `os` may be gone at exit
             close(self._fd)
 
     def read(self, at: int, count: int) -> bytes:
-        """Bytes from an offset on; fewer at the end of the file."""
+        """Reads bytes from an offset; fewer at the end of the file."""
         return os.pread(self._fd, count, at)
 
     def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
-        """Fills buffers from offsets; the numbers of bytes that there are."""
-        # One call for each range that the page cache has: each call lets another thread take
-        # Python's lock, and to get it back takes longer than to copy a picture.
+        """Fills buffers from offsets; returns the numbers of bytes read."""
+        # One call for each range in the page cache: each call releases the GIL, and reacquiring it
+        # takes longer than copying an image.
         counts = [self._read_cached(at, buffer) for at, buffer in ranges]
         missing = [k for k, (_, buffer) in enumerate(ranges) if counts[k] < len(buffer)]
-        # The disk may fetch them all at once, where a read for each would wait for one by one.
+        # Lets the disk fetch all missing ranges at once, instead of waiting for each in turn.
         for k in missing:
             at, buffer = ranges[k]
-            rest = len(buffer) - counts[k]
-            os.posix_fadvise(self._fd, at + counts[k], rest, os.POSIX_FADV_WILLNEED)
+            remaining = len(buffer) - counts[k]
+            os.posix_fadvise(self._fd, at + counts[k], remaining, os.POSIX_FADV_WILLNEED)
         for k in missing:
             at, buffer = ranges[k]
             while counts[k] < len(buffer):
@@ -145,22 +145,22 @@ class LocalFile:
         return counts
 
     def _read_cached(self, at: int, buffer: memoryview) -> int:
-        """Copies what the page cache has of a range, or its beginning; the number of bytes."""
-        if self._knows_cached:
+        """Copies the leading part of a range that is in the page cache; returns its size."""
+        if self._supports_nowait:
             try:
                 return os.preadv(self._fd, [buffer], at, _NOWAIT)
-            except BlockingIOError:  # it would wait for the disk
+            except BlockingIOError:  # the read would wait for the disk
                 pass
-            except (OSError, NotImplementedError):  # this file system, or kernel, can't say so
-                self._knows_cached = False
+            except (OSError, NotImplementedError):  # not supported by the file system or kernel
+                self._supports_nowait = False
         return 0
 
 
 class RemoteFile:
-    """A file of one of fsspec's file systems.
+    """A remote file, in one of fsspec's file systems.
 
     Args:
-        url: Its URL.
+        url: The URL.
     """
 
     window = _REMOTE_WINDOW
@@ -171,11 +171,11 @@ class RemoteFile:
         self._info = self._system.info(self._path)
         size = self._info.get("size")
         if size is None:
-            raise OSError(f"{url}: the server does not say its size, so no ranges can be read")
+            raise OSError(f"{url}: the server does not report its size, so ranges can't be read")
         self.size = int(size)
 
     def stamp(self) -> Stamp | None:
-        """Size and version of the file; None if its server has no versions."""
+        """Returns size and versions of the file; None if the server reports no version."""
         versions = {
             key: str(value)
             for key, value in self._info.items()
@@ -186,16 +186,16 @@ class RemoteFile:
         return [self.size, *map(list, sorted(versions.items()))]
 
     def is_of(self, stamp: Stamp) -> bool:
-        """Tells if the file has the size and the version of a stamp."""
+        """Returns whether the file has the size and the versions of a stamp."""
         return self.stamp() in (stamp, None)
 
     def read(self, at: int, count: int) -> bytes:
-        """Bytes from an offset on; fewer at the end of the file."""
+        """Reads bytes from an offset; fewer at the end of the file."""
         end = min(at + count, self.size)
         return self._pieces([at], [end])[0] if at < end else b""
 
     def read_into(self, ranges: Sequence[tuple[int, memoryview]]) -> list[int]:
-        """Fills buffers from offsets; returns the number of bytes of each."""
+        """Fills buffers from offsets; returns the numbers of bytes read."""
         starts = [at for at, _ in ranges]
         pieces = self._pieces(starts, [at + len(buffer) for at, buffer in ranges])
         for (_, buffer), piece in zip(ranges, pieces, strict=True):
@@ -203,16 +203,16 @@ class RemoteFile:
         return [len(buffer) for _, buffer in ranges]
 
     def _pieces(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """The bytes of ranges, read at the same time if the file system can.
+        """Reads ranges, concurrently if the file system supports that.
 
         Raises:
-            OSError: If a range can't be read, or has another length than it should have.
+            OSError: If a range can't be read, or has the wrong length.
         """
-        # Some file systems read to the end of the file if a range is empty.
+        # Empty ranges are not requested: some file systems would read to the end of the file.
         wanted = [k for k, (start, end) in enumerate(zip(starts, ends)) if start < end]
         pieces = [b""] * len(starts)
         try:
-            found = self._system.cat_ranges(
+            contents = self._system.cat_ranges(
                 [self._path] * len(wanted),
                 [starts[k] for k in wanted],
                 [ends[k] for k in wanted],
@@ -220,21 +220,21 @@ class RemoteFile:
             )
         except OSError:
             raise
-        except Exception as error:  # of the file system's own kind, as aiohttp.ClientError
+        except Exception as error:  # the file system's own type, e.g. aiohttp.ClientError
             raise OSError(f"{self.shown} can't be read: {error!r}") from error
-        for k, piece in zip(wanted, found, strict=True):
+        for k, piece in zip(wanted, contents, strict=True):
             if len(piece) != ends[k] - starts[k]:
                 raise OSError(
-                    f"{self.shown}: bytes {starts[k]:,} to {ends[k]:,} were asked for, and "
-                    f"{len(piece):,} bytes came: the file was changed, or its server ignores "
-                    "ranges. Open the source anew, or download the file"
+                    f"{self.shown}: requested bytes {starts[k]:,} to {ends[k]:,}, but received "
+                    f"{len(piece):,} bytes. The file was changed, or the server ignores ranges. "
+                    "Reopen the source, or download the file"
                 )
             pieces[k] = bytes(piece)
         return pieces
 
 
 def _is_recent(date: str) -> bool:
-    """Tells if a file may change again within the second that an HTTP date names."""
+    """Returns whether a file may change again within the second of an HTTP date."""
     try:
         return abs(time.time() - email.utils.parsedate_to_datetime(date).timestamp()) < _RECENT
     except ValueError:
@@ -245,12 +245,12 @@ ByteFile = LocalFile | RemoteFile
 
 
 def open_file(path: str) -> ByteFile:
-    """Opens a local file, or one of a URL."""
+    """Opens a local file or a URL."""
     return RemoteFile(path) if is_remote(path) else LocalFile(path)
 
 
 class Window:
-    """Reads of a file that are mostly ahead of one another: a few bytes at a time.
+    """Buffered small reads of a file at mostly increasing offsets.
 
     Attributes:
         file: The file.
@@ -262,7 +262,7 @@ class Window:
         self._start = 0
 
     def __call__(self, at: int, count: int) -> bytes:
-        """Bytes from an offset on; fewer at the end of the file."""
+        """Reads bytes from an offset; fewer at the end of the file."""
         begin = at - self._start
         if begin < 0 or begin + count > len(self._data):
             self._data = self.file.read(at, max(count, self.file.window))
@@ -271,28 +271,28 @@ class Window:
 
 
 def most_open() -> int:
-    """The files that a source keeps open: half of what the process may open, and at most 4,096."""
+    """Maximum number of files that a source keeps open: half the process's limit, at most 4,096."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if limit == resource.RLIM_INFINITY else min(4096, limit // 2)
 
 
 def within(offsets: Indices, sizes: Indices, limits: Indices) -> NDArray[np.bool_]:
-    """Tells which ranges lie within files of ``limits`` bytes, for any 64-bit numbers."""
+    """Returns which ranges lie within files of ``limits`` bytes, without integer overflow."""
     inside: NDArray[np.bool_] = (offsets >= 0) & (sizes >= 0) & (sizes <= limits)
     inside &= offsets <= limits - sizes
     return inside
 
 
 class ByteFiles:
-    """Files whose ranges are read by number, from several threads at once.
+    """Numbered files whose ranges are read by several threads.
 
-    A file is opened when it is first read in a process, and closed when the files are dropped, or
-    too many are open. A thread that still reads it keeps it open.
+    A file is opened at its first read in a process, and closed when this object is freed or too
+    many files are open. A thread that is still reading a file keeps it open.
 
     Args:
-        paths: Their paths or URLs.
-        sizes: Their sizes in bytes.
-        stamps: Their stamps, if they are known. Files that changed since then are not read.
+        paths: Paths or URLs.
+        sizes: File sizes in bytes.
+        stamps: File stamps, if known. A file that changed since then is rejected.
     """
 
     def __init__(
@@ -302,17 +302,17 @@ class ByteFiles:
         self.sizes = tuple(sizes)
         self._stamps = tuple(stamps) or (None,) * len(self.paths)
         self._limits = np.array(sizes, np.int64)
-        # Without a lock, which a fork could leave taken: whoever is late opens a file twice.
+        # No lock, because a fork could copy it locked. In a race, a file is opened twice.
         self._open: dict[int, ByteFile] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
     def file(self, number: int) -> ByteFile:
-        """One of the files.
+        """Returns one of the files, open.
 
         Raises:
-            OSError: If it can't be opened, or was changed.
+            OSError: If it can't be opened, or has changed.
         """
         file = self._open.get(number)
         if file is not None:
@@ -320,12 +320,14 @@ class ByteFiles:
         file = open_file(self.paths[number])
         if file.size != self.sizes[number]:
             raise OSError(
-                f"{file.shown} has {file.size:,} bytes, and had {self.sizes[number]:,} when the "
-                "source was opened: open it anew"
+                f"{file.shown} has {file.size:,} bytes, but had {self.sizes[number]:,} when the "
+                "source was opened. Reopen the source"
             )
         stamp = self._stamps[number]
         if stamp is not None and not file.is_of(stamp):
-            raise OSError(f"{file.shown} was changed after the source was opened: open it anew")
+            raise OSError(
+                f"{file.shown} was changed after the source was opened. Reopen the source"
+            )
         if len(self._open) >= max(1, most_open()):
             self._open = {}
         self._open[number] = file
@@ -334,38 +336,38 @@ class ByteFiles:
     def read(
         self, files: Indices, offsets: Indices, sizes: Indices, name_of: Callable[[int], str]
     ) -> list[NDArray[np.uint8]]:
-        """Ranges, as slices of one fresh buffer, each aligned to 8 bytes.
+        """Reads ranges into one new buffer; returns slices of it, aligned to 8 bytes.
 
         Args:
-            files: The file of each range.
-            offsets: Where it begins.
-            sizes: Its bytes.
-            name_of: What to call the record of a range, by its place, in errors.
+            files: Index of the file of each range.
+            offsets: Offset of each range in bytes.
+            sizes: Size of each range in bytes.
+            name_of: Returns the name of a range's record for errors, given the index of the range.
 
         Raises:
-            OSError: If a range is not there whole.
+            OSError: If a range is incomplete or outside its file.
         """
         limits = self._limits[files]
         if not (inside := within(offsets, sizes, limits)).all():
             row = int(np.argmin(inside))
             raise OSError(
                 f"{name_of(row)} would be {sizes[row]:,} bytes at byte {offsets[row]:,} of "
-                f"{printable(self.paths[files[row]])}, which has {limits[row]:,}: the stored index "
-                "is damaged; remove it, or pass another cache_dir="
+                f"{printable(self.paths[files[row]])}, which has {limits[row]:,}. The stored index "
+                "is damaged: remove it, or pass another cache_dir="
             )
         ends = np.cumsum(-(-sizes // _ALIGNMENT) * _ALIGNMENT)
         starts = ends - -(-sizes // _ALIGNMENT) * _ALIGNMENT
-        # Of this call alone: DALI may read it for long.
+        # A new buffer for each call, because DALI may read it long afterwards.
         buffer = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
         view = memoryview(buffer)
         begins, counts, ats = starts.tolist(), sizes.tolist(), offsets.tolist()
         for number in dict.fromkeys(files.tolist()):
             rows = np.flatnonzero(files == number).tolist()
             ranges = [(ats[r], view[begins[r] : begins[r] + counts[r]]) for r in rows]
-            for row, done in zip(rows, self.file(number).read_into(ranges), strict=True):
-                if done != counts[row]:
+            for row, count in zip(rows, self.file(number).read_into(ranges), strict=True):
+                if count != counts[row]:
                     raise OSError(
-                        f"{name_of(row)} is cut off: {done:,} of {counts[row]:,} bytes at byte "
+                        f"{name_of(row)} is cut off: {count:,} of {counts[row]:,} bytes at byte "
                         f"{ats[row]:,} of {printable(self.paths[number])}"
                     )
         return [buffer[b : b + count] for b, count in zip(begins, counts)]

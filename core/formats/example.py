@@ -1,7 +1,7 @@
-"""tf.train.Example: where the values of its features lie, without TensorFlow.
+"""Locates the values of a tf.train.Example's features, without TensorFlow.
 
-`dalijax.core.formats.protobuf` reads whole messages in memory; here the payloads, which are most of
-a record, are never read.
+`dalijax.core.formats.protobuf` parses whole messages in memory. This module does not read the
+payloads, which are most of a record.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Take = Callable[[int, int], bytes]
-BYTES, FLOATS, INTS = 1, 2, 3  # the kinds of a Feature, and the numbers of its fields
-_LONGEST_HEAD = 20  # bytes of two varints
+BYTES, FLOATS, INTS = 1, 2, 3  # kinds of a Feature; equal to the field numbers in its message
+_LONGEST_HEAD = 20  # bytes of two varints: key and length
 
 
 @dataclasses.dataclass
 class Feature:
-    """One feature of a record.
+    """A feature of a record.
 
     Attributes:
-        kind: BYTES, FLOATS or INTS; 0 where it has no value at all.
-        ranges: Offset and size of each text of bytes; of packed numbers, of all of them.
-        loose: Numbers that are not packed, as the wire has them: their offsets, or their values.
+        kind: BYTES, FLOATS or INTS; 0 if the feature has no value.
+        ranges: Offset and size of each byte string; for packed numbers, of each packed list.
+        loose: Unpacked numbers: offsets of floats, or raw varint values.
     """
 
     kind: int
@@ -37,16 +37,16 @@ class Feature:
 def features(
     take: _Take, at: int, end: int, wanted: Mapping[bytes, Any] | None
 ) -> dict[bytes, Feature]:
-    """The wanted features of an Example, or of the context of a SequenceExample.
+    """Locates the features of an Example, or of the context of a SequenceExample.
 
     Args:
-        take: Gives bytes of the file from an offset on.
+        take: Returns a number of bytes of the file from an offset.
         at: Offset of the message.
-        end: The offset behind it.
-        wanted: The names; None: all.
+        end: End offset of the message.
+        wanted: Names of the features; None: all.
 
     Raises:
-        ValueError: If it is no Example.
+        ValueError: If the message is not an Example.
     """
     by_name: dict[bytes, Feature] = {}
     for number, kind, start, stop in _fields(take, at, end):
@@ -81,9 +81,9 @@ def _feature(take: _Take, at: int, end: int) -> Feature:
 
 
 def _fields(take: _Take, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number and wire type of each field of a message, and the offsets where it begins and ends.
+    """Yields field number, wire type, start and end offset of each field of a message.
 
-    Of a varint its value stands for the first offset.
+    For a varint, the value replaces the start offset.
     """
     while at < end:
         head = take(at, min(_LONGEST_HEAD, end - at))
@@ -100,14 +100,14 @@ def _fields(take: _Take, at: int, end: int) -> Iterator[tuple[int, int, int, int
         elif kind in (1, 5):
             at = first + (4 if kind == 5 else 8)
         else:
-            raise ValueError(f"it has the wire type {kind}")
+            raise ValueError(f"it has an unknown wire type, {kind}")
         if at > end:
-            raise ValueError("a field ends behind its message")
+            raise ValueError("a field exceeds its message")
         yield key >> 3, kind, first, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at a place, and the place behind it."""
+    """Parses a varint; returns its value and end offset."""
     value = shift = 0
     for place in range(at, min(at + 10, len(data))):
         byte = data[place]
@@ -115,11 +115,11 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value | byte << shift, place + 1
         value |= (byte & 127) << shift
         shift += 7
-    raise ValueError("a number ends behind its message")
+    raise ValueError("a number exceeds its message")
 
 
 def numbers(take: _Take, feature: Feature) -> list[float]:
-    """The numbers of a list, which should be a short one."""
+    """Reads the numbers of a short list."""
     values: list[float] = []
     if feature.kind == FLOATS:
         for at, size in feature.ranges:
@@ -131,29 +131,29 @@ def numbers(take: _Take, feature: Feature) -> list[float]:
         while place < size:
             value, place = _varint(data, place)
             wires.append(value)
-    # Two's complement; of a damaged number the lowest 64 bits count, as in protobuf.
+    # Two's complement. Of a damaged number, the lowest 64 bits are used, as in protobuf.
     return [((wire + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63) for wire in wires]
 
 
 def floats(data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Packed floats."""
+    """Parses packed floats."""
     return data[: len(data) // 4 * 4].view("<f4")
 
 
 def integers(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Packed varints of 64 bits, in two's complement.
+    """Parses packed varints of 64 bits in two's complement.
 
     Raises:
-        ValueError: If the last one is cut off, or one has more than ten bytes.
+        ValueError: If the last varint is incomplete, or a varint has more than ten bytes.
     """
     if not len(data):
         return np.zeros(0, np.int64)
     ends = np.flatnonzero(data < 128)
     if not len(ends) or ends[-1] != len(data) - 1:
-        raise ValueError("a list of whole numbers is cut off")
+        raise ValueError("a list of integers is cut off")
     starts = np.concatenate([[0], ends[:-1] + 1])
     places = np.arange(len(data)) - np.repeat(starts, ends - starts + 1)
     if places.max() > 9:
-        raise ValueError("a whole number has more than ten bytes")
+        raise ValueError("an integer has more than ten bytes")
     digits = (data & 127).astype(np.uint64) << (7 * places).astype(np.uint64)
     return np.bitwise_or.reduceat(digits, starts).view(np.int64)

@@ -1,28 +1,28 @@
-"""Reads numbers of image headers, and defines the errors of images that DALI can't decode."""
+"""Reading numbers from image headers, and errors about images that DALI can't decode."""
 
 import struct
 
 
 class Unsupported(ValueError):
-    """An image of a kind that DALI's decoders can't decode; the message names the kind."""
+    """An image type that DALI's decoders can't decode; the message names the type."""
 
 
 class OutsideImage(ValueError):
-    """A decoder's window that isn't inside an image."""
+    """A decoder's window that exceeds its image."""
 
 
 def unpack(form: str, data: memoryview, at: int) -> int:
-    """Returns a number of a header.
+    """Reads a number of a header.
 
     Args:
-        form: The number's format, as in `struct`.
+        form: Format of the number, as in `struct`.
         data: The header.
-        at: The place of the number, which may be anywhere.
+        at: Offset of the number, of any size.
 
     Raises:
-        EOFError, struct.error: If the header ends before it.
+        EOFError, struct.error: If the header ends before the number.
     """
-    if at > len(data):  # which may be too large for an index
+    if at > len(data):  # struct would overflow for huge offsets
         raise EOFError
     value: int = struct.unpack_from(form, data, at)[0]
     return value

@@ -1,4 +1,4 @@
-"""Checks that HTTP servers answer with the bytes that were asked for."""
+"""Checks that HTTP servers return the requested byte ranges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def http_options() -> dict[str, Any]:
 
 
 async def check_range(response: Any) -> None:
-    """Raises OSError if an ``aiohttp`` response to a range request has other bytes.
+    """Raises OSError if an ``aiohttp`` response to a range request has different bytes.
 
     Responses with an error status are left to fsspec.
     """
@@ -29,18 +29,18 @@ async def check_range(response: Any) -> None:
         response.close()  # aiohttp leaves the connection open if its callback raises
         raise OSError(
             f"{response.request_info.url}: {problem}. Tars and TFRecords need a server that "
-            "returns the ranges it is asked for (python -m http.server does not): use another "
-            "server, or download the files"
+            "supports range requests (python -m http.server does not). Use another server, or "
+            "download the files"
         )
 
 
 def range_problem(status: int, headers: Any, wanted: str) -> str:
-    """The difference between a response and the range that was asked for; "" if there is none.
+    """Describes how a response differs from the requested range; "" if it does not.
 
     Args:
         status: The status of the response.
-        headers: Its headers.
-        wanted: The range, as in ``bytes=0-99``.
+        headers: The headers of the response.
+        wanted: The requested range, e.g. ``bytes=0-99``.
     """
     asked = _RANGE.fullmatch(wanted)
     if asked is None:

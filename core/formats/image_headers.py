@@ -1,8 +1,8 @@
-"""Headers of encoded images: EXIF orientations, and kinds that DALI's decoders can't handle.
+"""Headers of encoded images: EXIF orientation, and types that DALI's decoders can't handle.
 
-nvImageCodec, which DALI decodes with, parses the headers. These functions read what its Python API
-leaves out, in the same way as its parser does, and check what its parser accepts but its decoders
-decode to wrong pixels or crash on.
+nvImageCodec, DALI's decoding library, parses the headers. These functions read what its Python API
+omits, in the same way as its parser does. They also reject images that the parser accepts but the
+decoders decode to wrong pixels or crash on.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TURNED = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 
 _EXIF = b"Exif\0\0"
 _ORIENTATION = 0x112
-# Bytes of the data of EXIF tags that nvImageCodec reads. Texts have their own length.
+# Sizes in bytes of the EXIF tags that nvImageCodec reads. Texts have their own length.
 _TEXTS = (0x10E, 0x10F, 0x110, 0x131, 0x132, 0x8298)
 _RATIONALS = {0x11A: 8, 0x11B: 8, 0x13E: 16, 0x13F: 48, 0x211: 24, 0x214: 48}
 
 _NO_SEGMENT = frozenset((0x01, *range(0xD0, 0xD9)))  # JPEG markers without a length
-_NO_FRAME = (0xC4, 0xC8, 0xCC)  # tables, within the range of the markers of frame headers
+_NO_FRAME = (0xC4, 0xC8, 0xCC)  # tables, whose markers lie within the range of frame headers
 _JPEG_LS = 0xF7
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -50,7 +50,7 @@ _PNM = re.compile(rb"P[56]" + 3 * _TOKEN)
 
 
 def codec_of(data: memoryview) -> str:
-    """Returns nvImageCodec's name of the codec of an image; "" if it has none."""
+    """Returns nvImageCodec's name for the codec of an image; "" if it is unknown."""
     start = bytes(data[:12])
     for magic, codec in _MAGIC:
         if start.startswith(magic):
@@ -73,7 +73,7 @@ def orientation_of(data: memoryview, codec: str) -> int:
         data: The encoded image.
         codec: Its codec.
 
-    Raises:
+        data: The encoded image.
         Unsupported: If DALI's decoders would crash, or decode the image to wrong pixels.
         EOFError, IndexError, struct.error: If the header is damaged or cut off.
     """
@@ -81,7 +81,7 @@ def orientation_of(data: memoryview, codec: str) -> int:
 
 
 def kind_of(data: memoryview, codec: str) -> str:
-    """Returns the kind of an image that nvImageCodec's parser refused; "" if it is damaged.
+    """Returns the type of an image that nvImageCodec's parser rejected; "" if it is damaged.
 
     Args:
         data: The encoded image.
@@ -94,11 +94,11 @@ def kind_of(data: memoryview, codec: str) -> str:
 
 
 def _exif_orientation(exif: memoryview) -> tuple[int, bool]:
-    """Reads EXIF data like the EXIF reader of OpenCV, which nvImageCodec has a copy of.
+    """Reads EXIF data as OpenCV's EXIF reader does, a copy of which is in nvImageCodec.
 
     Returns:
-        The orientation, 0 without any, and whether the data is complete: the reader stops where
-        it isn't, and some callers use what it found until then.
+        The orientation, 0 if there is none, and whether the data is complete. The reader stops at
+        incomplete data, and some callers use the orientation found until then.
     """
     order = "<" if bytes(exif[:2]) == b"II" else ">"
     orientation = 0
@@ -133,7 +133,7 @@ def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
     at = 2
     while True:
         marker = data[at + 1]
-        while marker == 0xFF:  # a fill byte
+        while marker == 0xFF:  # fill byte
             at += 1
             marker = data[at + 1]
         if marker in _NO_SEGMENT or (data[at] < 0xFF and marker != 0xDA):
@@ -146,23 +146,23 @@ def _jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
 
 
 def _jpeg(data: memoryview) -> int:
-    found: list[tuple[int, bool]] = []
+    orientations: list[tuple[int, bool]] = []
     for marker, at, length in _jpeg_segments(data):
         if _is_frame(marker) and data[at] > 16:  # bits
             raise EOFError
         if marker == 0xE1 and data[at : at + 6] == _EXIF:
             if length < 8:  # nvImageCodec's parser subtracts 8 from it
                 raise EOFError
-            found.append(_exif_orientation(data[at + 6 : at + length - 2]))
-    # The parser takes the last complete EXIF segment with an orientation. The decoder of pixels
-    # that libjpeg refuses takes the first segment with one, even if it is incomplete. If it turns
-    # an image that the parser doesn't turn, it writes past the end of its memory.
-    if not found:
+            orientations.append(_exif_orientation(data[at + 6 : at + length - 2]))
+    # The parser takes the last complete EXIF segment with an orientation. The fallback decoder, for
+    # pixels that libjpeg rejects, takes the first segment with an orientation, complete or not. If
+    # only the fallback rotates the image, it writes past the end of its memory.
+    if not orientations:
         return 0
-    last = next((value for value, complete in reversed(found) if complete and value), 0)
-    first = next((value for value, _ in found if value), 0)
-    if len({_valid(value) for value in (found[0][0], first, last)}) > 1:
-        if not all(complete for _, complete in found):
+    last = next((value for value, complete in reversed(orientations) if complete and value), 0)
+    first = next((value for value, _ in orientations if value), 0)
+    if len({_valid(value) for value in (orientations[0][0], first, last)}) > 1:
+        if not all(complete for _, complete in orientations):
             raise EOFError
         raise Unsupported("JPEG with two EXIF orientations")
     return last
@@ -203,8 +203,8 @@ def _png(data: memoryview) -> int:
             orientation, complete = _exif_orientation(data[at : at + length])
             checksum = zlib.crc32(data[at - 4 : at + length])
             last = orientation if complete and orientation else last
-            # The decoder also uses incomplete EXIF data, but only with a correct checksum. If it
-            # turns an image that the parser doesn't turn, it writes past the end of its memory.
+            # The decoder also uses incomplete EXIF data, but only with a correct checksum. If only
+            # the decoder rotates the image, it writes past the end of its memory.
             values.add(_valid(orientation if complete else 0))
             values.add(_valid(orientation) if checksum == unpack(">I", data, at + length) else 1)
     if len(values) > 1:
@@ -219,7 +219,7 @@ def _png_kind(data: memoryview) -> str:
 def _webp_chunks(data: memoryview, padding: bool) -> Iterator[tuple[bytes, int, int]]:
     """Yields the kind, the start and the length of each chunk.
 
-    nvImageCodec's parser ignores the padding of chunks of odd length.
+    nvImageCodec's parser ignores the padding after chunks of odd length.
     """
     at = 12
     while True:
@@ -229,7 +229,7 @@ def _webp_chunks(data: memoryview, padding: bool) -> Iterator[tuple[bytes, int, 
 
 
 def _webp_exif(data: memoryview, padding: bool) -> memoryview:
-    """Returns the EXIF data of a WebP, if its header announces any."""
+    """Returns the EXIF data of a WebP, if its header declares any."""
     if bytes(data[12:16]) == b"VP8X" and data[20] & 8:
         for kind, at, length in _webp_chunks(data, padding):
             if kind == b"EXIF":
@@ -247,7 +247,7 @@ def _webp(data: memoryview) -> int:
             raise Unsupported(kind) from None
         raise
     if (orientation := _exif_orientation(exif)[0]) > 1:
-        # The decoder doesn't turn an image with a chunk that is cut off.
+        # The decoder doesn't rotate an image with a truncated chunk.
         file = data[: 8 + unpack("<I", data, 4)]
         end = 12
         for _, at, length in _webp_chunks(file, padding=True):
@@ -265,7 +265,7 @@ def _webp_kind(data: memoryview) -> str:
 
 
 def _tiff_tags(data: memoryview) -> tuple[dict[int, int], dict[int, int]]:
-    """Returns the first values of a TIFF's tags that hold unsigned integers, and all types."""
+    """Returns the first values of a TIFF's tags of unsigned integers, and the types of all tags."""
     order = "<" if data[0] == 0x49 else ">"
     big = data[2] + data[3] == 43
     count_form, form, offset_form = ("Q", "HHQ8s", "Q") if big else ("H", "HHI4s", "I")
@@ -281,7 +281,7 @@ def _tiff_tags(data: memoryview) -> tuple[dict[int, int], dict[int, int]]:
         order + form, data[start : start + count * size]
     ):
         types[tag] = kind
-        # A decoder to types.ANY_DATA reads past the end of the file.
+        # Decoding to types.ANY_DATA would read past the end of the file.
         if tag == _COLOR_MAP and unpack(order + offset_form, value, 0) + 2 * number > len(data):
             raise EOFError
         if kind in _TYPES and number:
@@ -290,7 +290,7 @@ def _tiff_tags(data: memoryview) -> tuple[dict[int, int], dict[int, int]]:
                 tags[tag] = struct.unpack_from(item, value)[0]
             elif tag in (_BITS, _SAMPLE_FORMAT):
                 tags[tag] = unpack(item, data, unpack(order + offset_form, value, 0))
-    if len(types) < count:  # the parser and the decoder differ in which of two tags they use
+    if len(types) < count:  # the parser and the decoder use different copies of a repeated tag
         raise EOFError
     return tags, types
 
@@ -299,7 +299,7 @@ def _tiff(data: memoryview) -> int:
     tags, types = _tiff_tags(data)
     compression = tags.get(_COMPRESSION, 1)
     bits, samples = tags.get(_BITS, 1), tags.get(_SAMPLES, 1)
-    if compression not in _COMPRESSIONS:  # these decode to black images
+    if compression not in _COMPRESSIONS:  # decoded to black images
         name = _COMPRESSION_NAMES.get(compression, f"method {compression}")
         raise Unsupported(f"TIFF compressed with {name}")
     if tags.get(_PHOTOMETRIC) == _PALETTE:
@@ -316,7 +316,7 @@ def _tiff_kind(data: memoryview) -> str:
     tags, types = _tiff_tags(data)
     bits, kind = tags.get(_BITS, 1), _SAMPLE_KINDS.get(tags.get(_SAMPLE_FORMAT, 1), "")
     if _BITS not in types:
-        return "1-bit TIFF"  # the standard's default
+        return "1-bit TIFF"  # the default of the standard
     if kind or bits > 16:
         return f"{bits}-bit {kind} TIFF".replace("  ", " ")
     if missing := [name for tag, name in _REQUIRED.items() if tag not in types]:
@@ -338,7 +338,7 @@ def _pnm(data: memoryview) -> int:
     if kind in (b"P2", b"P3"):
         raise Unsupported(f"PNM with text ({kind.decode()})")
     header = _PNM.match(data) if kind in (b"P5", b"P6") else None
-    # The decoder ignores the maximum, and reads one byte of two.
+    # The decoder ignores the maximum, and reads one byte of two-byte samples.
     if header and int(header[3]) not in (255, 65535):
         raise Unsupported(f"PNM with a maximum of {header[3].decode()}")
     return 1

@@ -1,7 +1,7 @@
 """Headers of JPEG 2000 images.
 
-OpenJPEG decodes them. DALI 2.4 may end the process if OpenJPEG refuses the main header of an image,
-and nvImageCodec's parser accepts most damaged ones. These functions refuse what OpenJPEG refuses.
+OpenJPEG decodes them. DALI 2.4 may crash if OpenJPEG rejects the main header of an image, and
+nvImageCodec's parser accepts most damaged headers. These functions reject what OpenJPEG rejects.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def check(data: memoryview) -> int:
 
 
 def kind_of(data: memoryview) -> str:
-    """Returns the kind of an image that nvImageCodec's parser refused."""
+    """Returns the type of an image that nvImageCodec's parser rejected."""
     return f"JPEG 2000 with {len(_components(_codestream(data)))} channels and another color space"
 
 
 def _codestream(data: memoryview) -> memoryview:
-    """Returns the codestream of a JPEG 2000."""
+    """Returns the codestream of a JPEG 2000 file."""
     if data[0] == 0xFF:
         return data
     at = 0
@@ -57,10 +57,10 @@ def _codestream(data: memoryview) -> memoryview:
 
 
 def _components(stream: memoryview) -> list[int]:
-    """Returns the size byte of each component: bits - 1, plus 128 if they are signed."""
+    """Returns the size byte of each component: bits - 1, plus 128 if signed."""
     *_, tile_width, tile_height, _, _, count = struct.unpack_from(">8IH", stream, 8)
     sizes = stream[42 : 42 + 3 * count]
-    # nvImageCodec's parser divides by the number of components.
+    # nvImageCodec's parser divides by these numbers.
     if (
         not count
         or len(sizes) < 3 * count
@@ -73,7 +73,7 @@ def _components(stream: memoryview) -> list[int]:
 def _check_main_header(stream: memoryview, channels: int) -> int:
     """Returns the end of the main header; raises the errors of `check`."""
     at = 2
-    found: set[int] = set()
+    markers: set[int] = set()
     while (marker := unpack(">H", stream, at)) != _TILE:
         length = unpack(">H", stream, at + 2)
         segment = stream[at + 4 : at + 2 + length]
@@ -83,15 +83,15 @@ def _check_main_header(stream: memoryview, channels: int) -> int:
             raise Unsupported(f"JPEG 2000 with {_OTHER_MARKERS[marker]}")
         if marker not in _MARKERS or not _MARKERS[marker](segment, channels):
             raise EOFError
-        found.add(marker)
+        markers.add(marker)
         at += 2 + length
-    if not found.issuperset((_CODING_STYLE, _QUANTIZATION)):
+    if not markers.issuperset((_CODING_STYLE, _QUANTIZATION)):
         raise EOFError
     return at
 
 
 def _check_tiles(stream: memoryview, at: int) -> None:
-    """Raises EOFError if a tile is damaged or cut off."""
+    """Raises EOFError if a tile is damaged or truncated."""
     while at < len(stream) and (marker := unpack(">H", stream, at)) != _END:
         length = unpack(">I", stream, at + 6) or len(stream) - at
         if marker != _TILE or length < 14:
@@ -102,13 +102,13 @@ def _check_tiles(stream: memoryview, at: int) -> None:
 
 
 def _is_style(segment: memoryview, channels: int) -> bool:
-    """Whether a default coding style is valid."""
+    """Returns whether a default coding style is valid."""
     flags, _, layers, transform = struct.unpack_from(">BBHB", segment)
     return flags < 8 and layers > 0 and transform < 2 and _is_block_style(segment[5:], flags)
 
 
 def _is_block_style(style: memoryview, flags: int) -> bool:
-    """Whether the part of a coding style that components may replace is valid."""
+    """Returns whether the part of a coding style that components may override is valid."""
     levels, width, height, modes, transform = struct.unpack_from("5B", style)
     precincts = style[5:]
     return (
@@ -125,7 +125,7 @@ def _is_quantization(segment: memoryview, channels: int) -> bool:
 
 
 def _component(segment: memoryview, channels: int) -> tuple[int, memoryview]:
-    """Returns the component that a segment is for, and the rest of the segment."""
+    """Splits a segment into the index of its component and its remaining bytes."""
     size = 1 if channels <= 256 else 2
     return unpack(">B" if size == 1 else ">H", segment, 0), segment[size:]
 
@@ -149,7 +149,7 @@ def _is_order(segment: memoryview, channels: int) -> bool:
     return len(segment) > 0 and len(segment) % (7 if channels <= 256 else 9) == 0
 
 
-# The markers of main headers that OpenJPEG reads, and whether it reads such a segment.
+# Markers of main headers that OpenJPEG reads, each with the check of its segment.
 _MARKERS: dict[int, Callable[[memoryview, int], bool]] = {
     0xFF50: lambda segment, channels: len(segment) >= 4,  # capabilities
     0xFF51: lambda segment, channels: len(segment) == 36 + 3 * channels,  # size

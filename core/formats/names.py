@@ -1,4 +1,4 @@
-"""Many names in little memory."""
+"""Memory-efficient lists of names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 class Names:
-    """Names by number, in one buffer: a million str objects would take 100 MB.
+    """A list of names in one buffer; a million str objects would take 100 MB.
 
     Args:
-        groups: Pairs of a prefix and names, as bytes, that begin with it.
+        groups: Pairs of a prefix and the names, as bytes, that it is prepended to.
 
     Attributes:
-        joined: All names, one behind the other.
-        ends: Where each ends, int64.
+        joined: All names, concatenated.
+        ends: End offset of each name, int64.
     """
 
     def __init__(self, groups: Iterable[tuple[bytes, Sequence[bytes]]]):

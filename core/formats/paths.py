@@ -1,4 +1,4 @@
-"""Paths as users write them: patterns, ``~``, bytes, one path or several."""
+"""Paths in users' notation: patterns, ``~``, bytes, a single path or several."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Paths = Path | Sequence[Path]
 
 _SPECIAL = re.compile(r"^~|[*?\[{]")
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
-_MOST_PATHS = 10_000_000  # of one pattern
+_MOST_PATHS = 10_000_000  # for one range
 
 
 def path_list(paths: Any) -> list[str]:
-    """Returns one path or several as a list of absolute paths, or of URLs.
+    """Returns one path or several as a list of absolute paths or URLs.
 
     Expands ``~``, braces (``{000..127}``, ``{a,b}``) and the patterns ``*``, ``?`` and ``[]``. The
-    files of a pattern are sorted. A name that exists is never expanded, and ``?`` of a URL begins
-    its query.
+    files of a pattern are sorted. The name of an existing file is never expanded, and ``?`` in a
+    URL begins its query.
 
     Raises:
         FileNotFoundError: If a pattern matches no file.
-        TypeError: If a path is not text, bytes or a path object.
+        TypeError: If a path is not a string, bytes or a path object.
         ValueError: If there is no path.
     """
     several = [paths] if isinstance(paths, (str, bytes, os.PathLike)) else paths
@@ -41,18 +41,18 @@ def path_list(paths: Any) -> list[str]:
             f"paths must be a path, or a list of paths, not {paths!r:.80}: {error}"
         ) from None
     if not names:
-        raise ValueError("paths is empty: a source needs at least one file")
-    whole: list[str] = []
+        raise ValueError("paths is empty. A source needs at least one file")
+    expanded_names: list[str] = []
     for name in names:
         if _SPECIAL.search(name):
-            whole += expanded(name)
+            expanded_names += expanded(name)
         else:
-            whole.append(name)
-    return [name if is_remote(name) else os.path.abspath(name) for name in whole]
+            expanded_names.append(name)
+    return [name if is_remote(name) else os.path.abspath(name) for name in expanded_names]
 
 
 def path_text(path: Any) -> str:
-    """Returns a path, which may be bytes, as text.
+    """Converts a path, which may be bytes, to a string.
 
     Raises:
         TypeError: If it is not a path.
@@ -61,18 +61,18 @@ def path_text(path: Any) -> str:
 
 
 def home_expanded(path: str) -> str:
-    """Replaces ``~`` at the beginning of a path, unless it is the name of a file."""
+    """Replaces a leading ``~`` of a path, unless the path is an existing file."""
     return path if os.path.lexists(path) else os.path.expanduser(path)
 
 
 def is_pattern(path: str) -> bool:
-    """Tells whether a local path is a pattern, and not the name of a file or a folder."""
+    """Returns whether a local path is a pattern instead of an existing file or directory."""
     special = glob.has_magic(path) or next(braces(path)) != path
     return special and not os.path.lexists(path)
 
 
 def expanded(name: str) -> list[str]:
-    """Returns the files that a path or a URL with special characters means.
+    """Expands a path or URL with special characters to the files that it denotes.
 
     Raises:
         FileNotFoundError: If a pattern matches no file.
@@ -83,19 +83,19 @@ def expanded(name: str) -> list[str]:
 
 
 def _matches(name: str) -> list[str]:
-    """Returns the files that a path or a URL without braces matches."""
+    """Returns the files that match a path or URL without braces."""
     if is_remote(name):
         if not re.search(r"[*\[]", name):
             return [name]
         if "::" in name:
             raise ValueError(
-                f"{printable(name)}: patterns in chained URLs are not supported: pass a list"
+                f"{printable(name)}: patterns in chained URLs are not supported. Pass a list"
             )
         system, path = filesystem(name)
         if system.exists(path):
             return [name]
         entries = system.glob(path, detail=True).values()
-        found = [
+        matches = [
             str(system.unstrip_protocol(entry["name"]))
             for entry in entries
             if entry["type"] != "directory" and not _is_hidden(entry["name"], path)
@@ -104,19 +104,19 @@ def _matches(name: str) -> list[str]:
         name = home_expanded(name)
         if not glob.has_magic(name) or os.path.lexists(name):
             return [name]
-        found = [path for path in glob.glob(name, recursive=True) if not os.path.isdir(path)]
-    if not found:
+        matches = [path for path in glob.glob(name, recursive=True) if not os.path.isdir(path)]
+    if not matches:
         raise FileNotFoundError(
-            f"{printable(name)} matches no file. If a name contains *, ?, [ or braces, pass a list "
-            "of files"
+            f"{printable(name)} matches no file. For names that contain *, ?, [ or braces, pass a "
+            "list of files"
         )
-    return sorted(found)
+    return sorted(matches)
 
 
 def _is_hidden(path: str, pattern: str) -> bool:
-    """Tells if a path has a part with a leading dot that no part of the pattern has.
+    """Returns whether a part of a path begins with a dot that the pattern does not contain.
 
-    As in a shell, ``*`` does not match such names; fsspec's patterns do.
+    In a shell, ``*`` does not match such names; in fsspec it does.
     """
     dotted = [part for part in pattern.split("/") if part.startswith(".")]
     return any(
@@ -126,10 +126,10 @@ def _is_hidden(path: str, pattern: str) -> bool:
 
 
 def braces(text: str) -> Iterator[str]:
-    """Yields the texts that braces stand for, as a shell does.
+    """Yields the expansions of braces, as a shell does.
 
-    ``{a,b}`` are alternatives and ``{000..127}`` and ``{a..e..2}`` are ranges, which may be nested.
-    Other braces stay.
+    ``{a,b}`` are alternatives; ``{000..127}`` and ``{a..e..2}`` are ranges. They may be nested.
+    Other braces are unchanged.
 
     Raises:
         ValueError: If a range is too long.
@@ -148,7 +148,7 @@ def braces(text: str) -> Iterator[str]:
 
 
 def _parts(text: str, start: int) -> tuple[list[str], int] | None:
-    """The alternatives of the brace at a place, and its end; None for other braces."""
+    """Returns the alternatives of a brace and its end; None for braces of other kinds."""
     depth, commas = 0, [start]
     for place in range(start, len(text)):
         depth += (text[place] == "{") - (text[place] == "}")
@@ -159,8 +159,8 @@ def _parts(text: str, start: int) -> tuple[list[str], int] | None:
     else:
         return None
     if len(commas) == 1:
-        found = _RANGE.fullmatch(text, start + 1, place)
-        values = _range(*found.groups()) if found else None
+        bounds = _RANGE.fullmatch(text, start + 1, place)
+        values = _range(*bounds.groups()) if bounds else None
         return (values, place + 1) if values is not None else None
     ends = [*commas[1:], place]
     parts = [text[a + 1 : b] for a, b in zip(commas, ends)]
@@ -168,7 +168,7 @@ def _parts(text: str, start: int) -> tuple[list[str], int] | None:
 
 
 def _range(first: str, last: str, step: str | None) -> list[str] | None:
-    """The values of a range, whose numbers are as wide as the wider end; None for other text."""
+    """Returns the values of a range, padded to the wider bound; None if it is not a range."""
     if first.isalpha() != last.isalpha():
         return None
     convert = ord if first.isalpha() else int
@@ -176,7 +176,7 @@ def _range(first: str, last: str, step: str | None) -> list[str] | None:
     stride = abs(int(step or 1)) or 1
     values = range(begin, end + 1, stride) if begin <= end else range(begin, end - 1, -stride)
     if len(values) > _MOST_PATHS:
-        raise ValueError(f"{{{first}..{last}}} stands for {len(values):,} paths: it is too long")
+        raise ValueError(f"{{{first}..{last}}} expands to {len(values):,} paths, which is too many")
     if first.isalpha():
         return list(map(chr, values))
     padded = any(re.fullmatch(r"-?0\d+", text) for text in (first, last))

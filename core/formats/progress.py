@@ -1,4 +1,4 @@
-"""A line that says how far a long task is."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ _log = logging.getLogger("dalijax")
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """A function that is told how many bytes more were done.
+def progress(task: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Shows the progress of a long task while the block runs.
 
-    It draws a bar on stderr where that is a terminal and tqdm is installed.
+    Draws a bar if stderr is a terminal and tqdm is installed; always logs the task.
 
     Args:
-        what: What is done.
-        total: Bytes in all.
+        task: A description of the task.
+        total: Total size in bytes.
+
+    Yields:
+        A function to call with the number of bytes processed since its last call.
     """
-    _log.info("%s (%s bytes)", what, f"{total:,}")
+    _log.info("%s (%s bytes)", task, f"{total:,}")
     try:
         from tqdm import tqdm
     except ImportError:
@@ -28,5 +31,5 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
     if tqdm is None or not sys.stderr.isatty():
         yield lambda count: None
         return
-    with tqdm(total=total, desc=what, unit="B", unit_scale=True, file=sys.stderr) as bar:
+    with tqdm(total=total, desc=task, unit="B", unit_scale=True, file=sys.stderr) as bar:
         yield bar.update

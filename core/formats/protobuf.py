@@ -1,6 +1,6 @@
-"""The wire format of protobuf, in which DALI writes graphs and checkpoints.
+"""The wire format of protobuf, which DALI uses for graphs and checkpoints.
 
-DALI does not offer its messages in Python, and does not depend on google.protobuf.
+DALI does not expose its messages in Python, and does not depend on google.protobuf.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Any
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a protobuf message (protobuf.dev, 'Encoding').
+    """Yields number and value of each field of a protobuf message (protobuf.dev, 'Encoding').
 
     Raises:
-        ValueError: If the bytes are no protobuf message.
+        ValueError: If the bytes are not a protobuf message.
     """
     at = 0
 
     def varint() -> int:
         nonlocal at
         value = shift = 0
-        while shift < 70:  # protobuf has numbers of 10 bytes at most
+        while shift < 70:  # varints have at most 10 bytes
             byte = data[at]
             at += 1
             value |= (byte & 127) << shift
             shift += 7
             if byte < 128:
                 return value
-        raise ValueError(f"no protobuf message: a number of 11 bytes before byte {at}")
+        raise ValueError(f"not a protobuf message: a number of 11 bytes before byte {at}")
 
     def take(count: int) -> bytes:
         nonlocal at
@@ -48,13 +48,13 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
             elif kind == 2:
                 yield key >> 3, take(varint())
             else:
-                raise ValueError(f"no protobuf message: wire type {kind} at byte {at}")
+                raise ValueError(f"not a protobuf message: wire type {kind} at byte {at}")
     except IndexError:
-        raise ValueError("no protobuf message: it ends inside a field") from None
+        raise ValueError("not a protobuf message: it ends inside a field") from None
 
 
 def message(numbered: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """A protobuf message of numbered fields, each a varint or bytes."""
+    """Encodes numbered fields, each a varint or bytes, as a protobuf message."""
 
     def varint(value: int) -> bytes:
         digits = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]

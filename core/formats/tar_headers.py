@@ -1,4 +1,4 @@
-"""The members of a tar, by a walk of its headers (POSIX.1-2001, GNU and old tars)."""
+"""Reads the members of a tar by walking its headers (POSIX.1-2001, GNU and old tars)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("dalijax")
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
-_MANY = 1 << 16  # bytes of zeros that are read together
+_MANY = 1 << 16  # bytes of zeros read at once
 _REGULAR = (b"0", b"\0", b"7")
 _LINKS = {b"1": "hard", b"2": "symbolic"}
 _NO_CONTENT = (*_LINKS, b"3", b"4", b"5", b"6")  # links, devices, folders, FIFOs
@@ -47,7 +47,7 @@ def members(
 ) -> Iterator[Member]:
     """Yields the regular files and the links of a tar in their order.
 
-    Tars may be concatenated: members that follow an end mark belong to the next archive.
+    Tars may be concatenated: members after an end mark belong to the next archive.
 
     Args:
         take: Returns up to a number of bytes of the tar from an offset on.
@@ -60,10 +60,10 @@ def members(
     """
     at = begin = start
     archive = 0
-    # Name and size of the next member, if an extended header precedes it.
+    # Name and size of the next member, if an extended header gives them.
     name: bytes | None = None
     length: int | None = None
-    everywhere: dict[bytes, bytes] = {}
+    global_records: dict[bytes, bytes] = {}
     last = b""
     while at < end:
         header = take(at, BLOCK)
@@ -82,7 +82,7 @@ def members(
                 return
             if next_at - at > BLOCK:  # one block of zeros is not an end mark
                 archive += 1
-                everywhere = {}
+                global_records = {}
             at = begin = next_at
             continue
         kind = header[156:157]
@@ -95,18 +95,18 @@ def members(
             elif kind != b"K":
                 records = _pax_records(take(content, size), path, content)
                 if kind == b"g":
-                    everywhere.update(records)
+                    global_records.update(records)
                     continue
                 name = records.get(b"path", name)
                 length = int(records[b"size"]) if b"size" in records else length
                 if any(key.startswith(b"GNU.sparse.") for key in records):
                     raise ValueError(
-                        f"{path}: the member at byte {begin:,} is a sparse file: pack it again "
+                        f"{path}: the member at byte {begin:,} is a sparse file. Pack it again "
                         "without --sparse"
                     )
             continue
         name = _name(header) if name is None else name
-        name = name or everywhere.get(b"path", b"")
+        name = name or global_records.get(b"path", b"")
         if length is not None:
             size, at = length, content + -(-length // BLOCK) * BLOCK
         if kind in _NO_CONTENT or (kind == b"\0" and name.endswith(b"/")):
@@ -117,7 +117,7 @@ def members(
             last = name
             if kind == b"S":
                 raise ValueError(
-                    f"{path}: member {_shown(last)} is a sparse file: pack it again without "
+                    f"{path}: member {_shown(last)} is a sparse file. Pack it again without "
                     "--sparse"
                 )
             if content + size > end:
@@ -136,20 +136,20 @@ def members(
 
 
 def _end_of_zeros(take: Callable[[int, int], bytes], at: int, end: int) -> int:
-    """Offset of the first block from an offset on that is not zero, or the end."""
+    """Offset of the first non-zero block at or after an offset, or the end."""
     while at < end:
         data = take(at, min(_MANY, end - at))
-        rest = data.lstrip(b"\0")
-        if rest:
-            return at + (len(data) - len(rest)) // BLOCK * BLOCK
+        remainder = data.lstrip(b"\0")
+        if remainder:
+            return at + (len(data) - len(remainder)) // BLOCK * BLOCK
         at += len(data)
     return end
 
 
 def _is_header(block: bytes) -> bool:
-    """Tells whether a block after an end mark is the header of another archive, even a damaged one.
+    """Returns whether a block after an end mark is the header of another archive.
 
-    Such a header is read, so that damage raises an error.
+    A damaged header counts, so that reading it raises an error.
     """
     try:
         _checked_size(block, 0, len(block), "", b"")
@@ -162,21 +162,21 @@ def _shown(name: bytes) -> str:
     return repr(name.decode(errors="replace")) if name else "its start"
 
 
-def _check_end(stop: int, end: int, path: str, what: str, content: int) -> None:
+def _check_end(stop: int, end: int, path: str, item: str, content: int) -> None:
     if stop > end:
         raise ValueError(
-            f"{path}: {what} at byte {content:,} is cut off: {stop - content:,} bytes wanted, "
-            f"{max(0, end - content):,} there"
+            f"{path}: {item} at byte {content:,} is cut off: it needs {stop - content:,} bytes, "
+            f"but only {max(0, end - content):,} are left"
         )
 
 
 def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> int:
-    """Returns the size in a header, after a check of its checksum."""
+    """Returns the size in a header, after verifying its checksum."""
     try:
         if len(header) < BLOCK:
             raise ValueError
         expected = _number(header[148:156])
-        # Adler-32 begins with the sum of the bytes modulo 65,521, many times faster than sum().
+        # The low half of Adler-32 is the sum of the bytes modulo 65,521, much faster than sum().
         adler = zlib.adler32(header[156:], zlib.adler32(b"        ", zlib.adler32(header[:148])))
         if (expected + 1) % 65521 != adler & 0xFFFF and expected != _signed_sum(header):
             raise ValueError
@@ -190,15 +190,17 @@ def _checked_size(header: bytes, at: int, end: int, path: str, last: bytes) -> i
             raise ValueError(f"{path} is not a tar: {kind}") from None
         if len(header) < BLOCK:
             raise ValueError(
-                f"{path}: the header at byte {at:,}, after {_shown(last)}, is cut off: "
-                f"{end - at} bytes there"
+                f"{path}: the header at byte {at:,}, after {_shown(last)}, is cut off: only "
+                f"{end - at} bytes are left"
             ) from None
-        what = f"has no tar header at byte {at:,}, after {_shown(last)}" if at else "is not a tar"
-        raise ValueError(f"{path} {what}") from None
+        problem = (
+            f"has no tar header at byte {at:,}, after {_shown(last)}" if at else "is not a tar"
+        )
+        raise ValueError(f"{path} {problem}") from None
 
 
 def _signed_sum(header: bytes) -> int:
-    """Returns the checksum of old programs, which added signed bytes."""
+    """Returns the checksum as old programs computed it, with signed bytes."""
     return 256 + sum(b - (b & 128) * 2 for b in header[:148] + header[156:])
 
 
@@ -217,7 +219,7 @@ def _name(header: bytes) -> bytes:
 
 
 def _pax_records(content: bytes, path: str, at: int) -> dict[bytes, bytes]:
-    """The records of an extended header, each ``length key=value`` and a newline."""
+    """Parses the records of an extended header, each ``length key=value`` and a newline."""
     records = {}
     start = 0
     try:

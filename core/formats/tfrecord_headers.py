@@ -1,4 +1,4 @@
-"""The records of a TFRecord file, by a walk of their headers."""
+"""Reads the records of a TFRecord file by walking their headers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _HEADER, _FOOTER = 12, 4  # length and its checksum; the checksum of the content
 
 
 def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[tuple[int, int]]:
-    """Offset and size of the content of each record.
+    """Yields offset and size of the content of each record.
 
-    The checksums of the lengths are checked; those of the contents, which are not read, are not.
+    Verifies the checksums of the lengths, but not those of the contents, which are not read.
 
     Args:
-        take: Gives bytes of the file from an offset on; fewer at its end.
-        end: Its size in bytes.
-        path: What to call it.
+        take: Returns a number of bytes of the file from an offset; fewer at its end.
+        end: Size of the file in bytes.
+        path: Name of the file in errors.
 
     Raises:
         ValueError: If a length is damaged, or a record is cut off.
@@ -34,8 +34,8 @@ def records(take: Callable[[int, int], bytes], end: int, path: str) -> Iterator[
             raise ValueError(f"{path}: the length of record {number} is damaged")
         if len(head) < _HEADER or stop > end:
             raise ValueError(
-                f"{path}: record {number} at byte {at:,} is cut off: {end - at:,} of "
-                f"{stop - at if len(head) == _HEADER else _HEADER:,} bytes are there"
+                f"{path}: record {number} at byte {at:,} is cut off: only {end - at:,} of "
+                f"{stop - at if len(head) == _HEADER else _HEADER:,} bytes are left"
             )
         yield at + _HEADER, size
         at = stop
@@ -47,7 +47,7 @@ def _is_head(head: bytes) -> bool:
 
 
 def masked_crc(data: bytes) -> int:
-    """TFRecord's masked CRC-32C."""
+    """Computes TFRecord's masked CRC-32C."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 255] ^ crc >> 8

@@ -1,4 +1,4 @@
-"""Rows of arrays as records."""
+"""`Arrays`: rows of arrays as records."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from .values import as_scalars, beyond, kind_of
 
 
 class Arrays(BaseSource):
-    """Rows of arrays, all of one length; those of a ``np.memmap`` are read as they are wanted.
+    """Rows of arrays of equal length; rows of a ``np.memmap`` are read on demand.
 
-    Numbers of one-dimensional arrays become those of 32 bits; texts pass the graph by.
+    Numbers of one-dimensional arrays are converted to 32 bits; text bypasses the graph.
 
     Args:
-        arrays: Arrays of shape [records, ...] by the field's name.
-        identity: What stands for the digest of 64 rows in states.
+        arrays: Arrays [records, ...] by field name.
+        identity: A string that replaces the digest of 64 rows in states.
 
     Attributes:
-        fields: The names and kinds of the rows.
+        fields: Names and kinds of the fields.
 
     Raises:
-        ValueError: If there is none, or they have no rows or different numbers of them.
-        TypeError: If one has a dtype that no pipeline takes.
+        ValueError: If there is no array, or the arrays are empty or have different lengths.
+        TypeError: If the dtype of an array is not supported by DALI.
     """
 
-    gives_new_arrays = True  # nothing to check, see ReuseCheck
+    gives_new_arrays = True  # read() copies, so that ReuseCheck is not needed
 
     def __init__(self, arrays: Mapping[str, Any], *, identity: str | None = None):
         if not isinstance(arrays, Mapping):
             raise TypeError(
-                f"Arrays takes a dict of arrays {{'x': array}}, not a {type(arrays).__name__}"
+                f"Arrays requires a dict of arrays {{'x': array}}, not a {type(arrays).__name__}"
             )
         self._arrays = {name: _as_array(name, array) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in self._arrays.items()}
         lengths = {shape[:1] for shape in shapes.values()}
         if len(lengths) != 1 or lengths & {(), (0,)}:
             raise ValueError(
-                f"arrays need rows, and all as many of them: their shapes are {shapes}"
+                f"arrays must be non-empty and have equally many rows. Their shapes are {shapes}"
             )
         fields: dict[str, Field] = {}
         for name, array in self._arrays.items():
@@ -72,11 +72,11 @@ class Arrays(BaseSource):
 
     def _rows(self, name: str, indices: Indices) -> Values:
         dtype = self.fields[name].dtype
-        rows = np.asarray(self._arrays[name][indices])  # a copy, which nobody writes to
+        rows = np.asarray(self._arrays[name][indices])  # a copy, because of integer indexing
         if dtype is None:
             return rows.tolist()
         if rows.ndim > 1:
-            return np.ascontiguousarray(rows, dtype)  # DALI refuses other orders of axes
+            return np.ascontiguousarray(rows, dtype)  # DALI requires C order
         try:
             return as_scalars(rows.astype(rows.dtype.newbyteorder("="), copy=False), dtype)
         except ValueError as error:
@@ -84,7 +84,7 @@ class Arrays(BaseSource):
             raise ValueError(f"{name!r} of {self.name(int(bad[0]))} {error}") from None
 
     def name(self, index: int) -> str:
-        """The number of a row."""
+        """Returns the index of a row."""
         return f"row {index}"
 
 
@@ -93,18 +93,19 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         return np.asanyarray(value)
     except ValueError as error:
         raise ValueError(
-            f"{name!r} is no array, its rows are unlike: pad them to one shape, or make them "
-            f"records of dalijax.sources.Records. {error}"
+            f"{name!r} is not an array, because its rows differ in shape. Pad them to one shape, "
+            f"or pass them as records of dalijax.sources.Records. {error}"
         ) from error
 
 
 def _check_range(name: str, array: np.ndarray, dtype: np.dtype[Any] | None) -> None:
-    """Raises ValueError where a number is beyond a dtype of fewer bits; files are not read."""
+    """Raises ValueError if a number doesn't fit into a narrower dtype; files are not read."""
     if dtype == array.dtype or dtype is None or isinstance(array, np.memmap):
         return
     bad = array[beyond(array, dtype)]
     if len(bad):
         raise ValueError(
-            f"{name!r} has {bad[0]}, beyond {dtype}, which JAX makes of {array.dtype}: pass it by "
-            "as text (astype(str)), or in two columns"
+            f"{name!r} contains {bad[0]}, which exceeds {dtype}, to which JAX converts "
+            f"{array.dtype}. Pass it as text (astype(str)), which bypasses the graph, or in two "
+            "columns"
         )

@@ -1,4 +1,4 @@
-"""What the sources of this package share: identities, and the sizes of pictures."""
+"""`BaseSource`: common part of the sources of this package: identities and image sizes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from .source import Field, Source, Values
 
 
 class BaseSource(Source):
-    """A source whose identity is a digest, and whose pictures' sizes are looked up once.
+    """A source whose identity is a digest, and whose image sizes are read once.
 
     Args:
-        fields: The names and kinds of the fields.
-        identity: The identity, where the user says it.
+        fields: Names and kinds of the fields.
+        identity: The identity, if given by the user.
     """
 
-    _identity_reads = True  # whether the identity reads records
-    _described: Mapping[str, Any] = MappingProxyType({})  # fields that only name a record
+    _identity_reads = True  # whether computing the identity reads records
+    _described: Mapping[str, Any] = MappingProxyType({})  # fields with names, not in the identity
 
     def __init__(self, fields: Mapping[str, Field], identity: str | None):
         if identity is not None and (not isinstance(identity, str) or not identity):
-            raise TypeError(f"identity must be a text that says which records, not {identity!r}")
+            raise TypeError(
+                f"identity must be a non-empty string naming the data, not {identity!r}"
+            )
         self.fields = fields
         self._identity = identity
         self._sizes = SizeTables()
@@ -42,11 +44,11 @@ class BaseSource(Source):
         return self._identity
 
     def _content(self) -> tuple[Any, ...]:
-        """What the records depend on beside the values of some: names, sizes, labels."""
+        """Whatever the records depend on in addition to sampled values: names, sizes, labels."""
         return ()
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
-        """See `dalijax.sources.Source`; a picture's header is looked at once in a process."""
+        """See `dalijax.sources.Source`; an image header is read once per process."""
         look_up = super().sizes
         return self._sizes.sizes(
             len(self),
@@ -57,7 +59,7 @@ class BaseSource(Source):
 
 
 class SizeTables:
-    """Sizes of the pictures of a source, looked up once in a process for most records."""
+    """Image sizes of a source, read once per process for most records."""
 
     def __init__(self) -> None:
         self._tables: dict[str, RecordTable] = {}  # by field
@@ -73,19 +75,19 @@ class SizeTables:
 
         Args:
             count: Number of records of the source.
-            indices: The record of each row.
+            indices: Record of each row.
             name: The field.
-            look_up: Returns the sizes of some of the rows.
+            look_up: Reads the sizes of some rows.
         """
         table = self._tables.get(name)
         if table is None:
             table = self._tables.setdefault(name, RecordTable(count, 2))
-        known, sizes = table.get(indices)
-        rows = np.flatnonzero(~known)
+        are_known, sizes = table.get(indices)
+        rows = np.flatnonzero(~are_known)
         if len(rows):
-            sizes[rows] = found = look_up(rows)
-            table.put(indices[rows], found)
+            sizes[rows] = new_sizes = look_up(rows)
+            table.put(indices[rows], new_sizes)
         return sizes
 
     def __reduce__(self) -> Any:
-        return SizeTables, ()  # another process looks for itself
+        return SizeTables, ()  # sizes are not pickled, another process reads them itself

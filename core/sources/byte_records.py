@@ -1,4 +1,4 @@
-"""Base class of sources whose records lie in larger files, with an index of their bytes."""
+"""`ByteRecords`: base class of sources over larger files, with an index of byte ranges."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from .base import BaseSource
 from .index import Index
 from .source import Field, Values
 
-MISSING = 0  # offset of a value that a record lacks: files begin with a header
-
-# A value of the bytes of a record: uint8, aligned for any dtype.
+MISSING = 0  # offset of a value that a record lacks; no value begins there, because of the header
+# Decodes the bytes of a value: uint8, aligned for any dtype.
 Decode = Callable[[NDArray[np.uint8]], Any]
 
 
@@ -34,23 +33,23 @@ def as_json(data: NDArray[np.uint8]) -> Any:
 
 
 class ByteRecords(BaseSource):
-    """Fields whose values, or the offsets and sizes of their bytes, are in an index.
+    """A source whose fields are values, or byte ranges of files, that an index contains.
 
-    The index has ``start`` (the offset of a record in its file), and for each field ``NAME.value``,
-    or ``NAME.offset`` and ``NAME.size``. ``about`` has the ``names`` and ``sizes`` of the files; in
-    ``first`` the number of each file's first record, and of all records; and in ``columns`` a
-    digest of the values and sizes.
+    The index contains ``start`` (the offset of each record in its file), and for each field either
+    ``NAME.value``, or ``NAME.offset`` and ``NAME.size``. Its ``about`` contains the ``names`` and
+    ``sizes`` of the files; ``first``, the number of records before each file, and in total; and
+    ``columns``, a digest of the values and sizes.
 
     Args:
         index: The index.
-        paths: The files, which may lie elsewhere than those that were indexed.
-        fields: The names and kinds of the fields.
-        decoders: Functions that decode the bytes of fields; other fields are the bytes.
-        identity: The identity, if the user named it.
-        defaults: The values of fields in records without the field.
+        paths: The files, possibly moved since they were indexed.
+        fields: Names and kinds of the fields.
+        decoders: Decoding functions of fields; other fields are returned as bytes.
+        identity: The identity, if given by the user.
+        defaults: Values of fields for records without the field.
     """
 
-    gives_new_arrays = True  # nothing to check, see ReuseCheck
+    gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class ByteRecords(BaseSource):
         super().__init__(fields, identity)
         self._defaults = dict(defaults)
         self._index = index
-        self._identity_reads = "samples" not in index.about  # else it was read with the index
+        self._identity_reads = "samples" not in index.about  # otherwise indexing read them
         self._decoders = decoders
         self._files = ByteFiles(paths, index.about["sizes"], index.about.get("stamps", ()))
         if any(map(is_remote, paths)):
@@ -76,8 +75,8 @@ class ByteRecords(BaseSource):
 
     def __repr__(self) -> str:
         paths = self._files.paths
-        where = paths[0] if len(paths) == 1 else f"{len(paths)} files"
-        return f"{type(self).__name__}({where}: {len(self):,} records)"
+        location = paths[0] if len(paths) == 1 else f"{len(paths)} files"
+        return f"{type(self).__name__}({location}: {len(self):,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
@@ -95,9 +94,8 @@ class ByteRecords(BaseSource):
                 np.tile(files, len(ranges)),
                 np.concatenate([arrays[f"{name}.offset"][indices] for name in ranges]),
                 np.concatenate([arrays[f"{name}.size"][indices] for name in ranges]),
-                lambda place: (
-                    f"{ranges[place // rows]!r} of "
-                    f"{printable(self.name(int(indices[place % rows])))}"
+                lambda k: (
+                    f"{ranges[k // rows]!r} of {printable(self.name(int(indices[k % rows])))}"
                 ),
             )
             for turn, name in enumerate(ranges):
@@ -118,19 +116,19 @@ class ByteRecords(BaseSource):
         for piece, index in zip(pieces, indices.tolist(), strict=True):
             try:
                 values.append(decode(piece))
-            except (ValueError, RecursionError) as error:  # of deeply nested JSON
+            except (ValueError, RecursionError) as error:  # RecursionError: deeply nested JSON
                 raise ValueError(
                     f"{name!r} of {printable(self.name(index))} can't be read: {error}"
                 ) from error
         return values
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Returns the file of a record, and its offset there."""
+        """Returns the file of a record, and its offset in that file."""
         files, starts = self._places(np.array([index]))
         return int(files[0]), int(starts[0])
 
     def _places(self, indices: Indices) -> tuple[Indices, Indices]:
-        """Returns the file of each record, and its offset there."""
+        """Returns the file of each record, and its offset in that file."""
         files = np.searchsorted(self._first, indices, side="right") - 1
         return files, np.asarray(self._index.arrays["start"][indices], np.int64)
 

@@ -1,4 +1,4 @@
-"""Checks the arguments that name the fields of a source."""
+"""Validation of arguments that name the fields of a source."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def check_names(argument: str, fields: Any, example: str, text_keys: bool = True
         argument: The name of the argument in errors.
         fields: The mapping.
         example: A valid value, for errors.
-        text_keys: Whether keys must be text.
+        text_keys: Whether keys must be strings.
 
     Raises:
-        TypeError: If a key or the name of a field is not text.
-        ValueError: If it is not a mapping, is empty, or names a field twice.
+        TypeError: If a key or the name of a field is not a string.
+        ValueError: If it is not a mapping, is empty, or repeats a field.
     """
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError(
-            f"{argument} must map keys of the records to names of fields, like {example}, not "
+            f"{argument} must map keys of the records to names of fields, as in {example}, not "
             f"{fields!r:.120}"
         )
     for key, name in fields.items():
@@ -34,21 +34,21 @@ def check_names(argument: str, fields: Any, example: str, text_keys: bool = True
             )
         if text_keys and not isinstance(key, str):
             raise TypeError(
-                f"the keys of {argument} must be text, as in {example}, not {key!r:.80}"
+                f"the keys of {argument} must be strings, as in {example}, not {key!r:.80}"
             )
     if len(set(fields.values())) < len(fields):
         raise ValueError(
-            f"{argument} has a name twice: {list(fields.values())}. Each key needs a field of its "
-            f"own, as in {example}"
+            f"{argument} repeats a name: {list(fields.values())}. Give each key its own field, as "
+            f"in {example}"
         )
 
 
 def check_options(options: Mapping[str, Any], names: Any) -> None:
-    """Checks arguments with a value for some of the fields, like ``kinds=`` and ``defaults=``.
+    """Validates arguments with values for some of the fields, such as ``kinds=``.
 
     Args:
         options: The value of each argument.
-        names: The names of the fields.
+        names: Names of the fields.
 
     Raises:
         TypeError: If a value is not a mapping, or a kind is not a `Field`.
@@ -58,10 +58,10 @@ def check_options(options: Mapping[str, Any], names: Any) -> None:
         if not isinstance(values, Mapping):
             raise TypeError(f"{argument} must be a dict with names of fields, not {values!r:.80}")
         if unknown := [name for name in values if name not in names]:
-            raise ValueError(f"{argument} has {unknown}, and the fields are {list(names)}")
+            raise ValueError(f"{argument} has {unknown}, but the fields are {list(names)}")
         for name, kind in values.items():
             if argument == "kinds" and not isinstance(kind, Field):
                 raise TypeError(
-                    f"kinds[{name!r}] must be a dalijax.sources.Field, like Field(np.float32, "
+                    f"kinds[{name!r}] must be a dalijax.sources.Field, such as Field(np.float32, "
                     f"ndim=1), not {kind!r:.80}"
                 )

@@ -1,4 +1,4 @@
-"""Files of a folder, or of a list, as records."""
+"""`Files`: files of a directory, or of a list, as records."""
 
 from __future__ import annotations
 
@@ -25,51 +25,52 @@ from .source import Field, Values
 
 _log = logging.getLogger("dalijax")
 
-# The default of DALI's readers.file; whatever their case.
+# The default of DALI's readers.file; case-insensitive.
 EXTENSIONS = (
     *("jpg", "jpeg", "png", "bmp", "tif", "tiff", "pnm", "ppm", "pgm", "pbm", "jp2", "webp"),
     *("flac", "ogg", "wav"),
 )
-_MOST_CHECKED = 1000  # paths of a list that must be files when the source is opened
-_MOST_SIZES = 100_000  # of files whose sizes are part of the identity
+_MOST_CHECKED = 1000  # paths of a list whose existence is checked
+_MOST_SIZES = 100_000  # files whose sizes are part of the identity
 
 
 class Files(BaseSource):
-    """Files as records: class folders, a flat folder, or a list of paths.
+    """Files as records: class directories, a flat directory, or a list of paths.
 
-    A record of class folders has ``data``, the bytes of the file, and ``label``, an int32 scalar:
-    the number of its class folder in sorted order, as with ``fn.readers.file``, in whose order the
-    records are. Files of deeper folders belong to the class folder, as in torchvision's
-    ``ImageFolder``; that reader leaves them out. A class folder without files keeps its number, and
-    a warning names it. Folders whose names begin with a dot are left out. A record of a flat
-    folder, or of a list without labels, has ``data`` alone.
+    A record of class directories has ``data``, the bytes of the file, and ``label``, an int32
+    scalar: the index of its class directory in sorted order. Labels and the order of records are
+    those of ``fn.readers.file``. Files in nested directories belong to the class directory, as in
+    torchvision's ``ImageFolder``; DALI's reader ignores them. A class directory without files keeps
+    its label, with a warning. Directories whose names begin with a dot are ignored. A record of a
+    flat directory, or of a list without labels, has only ``data``.
 
-    DALI's threads read local files (`dalijax.fn.read_file`): `read` returns their paths. For URLs,
-    if fsspec is installed, it returns the contents.
+    Local files are read by DALI's threads (`dalijax.fn.read_file`): `read` returns their paths.
+    URLs require fsspec, and `read` returns their contents.
 
-    FIFOs, sockets, devices and links to themselves in a folder are left out with a warning.
+    FIFOs, sockets, devices and links to themselves are skipped with a warning.
 
     Args:
-        folder: The folder, or its URL; ``~`` is the home folder. Links are followed.
-        paths: A path or URL, or a list of them, instead. Patterns like ``*.jpg`` and
-            ``{000..127}.jpg`` are expanded.
-        labels: The labels of the paths, whole numbers of 32 bits.
-        extensions: Endings of the folder's files that are records, in any case; empty: all files.
-        identity: Text that replaces the digest of names, sizes and contents in states.
+        folder: The directory or its URL; ``~`` is the home directory. Links are followed.
+        paths: A path or URL, or a list of them, instead of a directory. Patterns such as ``*.jpg``
+            and ``{000..127}.jpg`` are expanded.
+        labels: Labels of the paths, int32.
+        extensions: Extensions of the directory's files that are records, case-insensitive; empty:
+            all files.
+        identity: A string that replaces the digest of names, sizes and contents in states.
 
     Attributes:
         fields: ``data`` (uint8 [bytes]), and ``label`` (int32) if there are labels.
-        classes: Names of the class folders; empty without class folders.
+        classes: Names of the class directories; empty if there are none.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: If the folder, or a file of the list, does not exist;
-            1,000 evenly spread files of a longer list are checked.
-        ValueError: If there are no files, files next to class folders, or a different number of
-            labels than paths; for a link to a folder that contains it.
+        FileNotFoundError, NotADirectoryError: If the directory, or a file of the list, does not
+            exist; in lists of more than 1,000 files, 1,000 evenly spread files are checked.
+        ValueError: If there are no files, files next to class directories, or a different number of
+            labels than paths; for a link to a directory that contains it.
     """
 
-    gives_new_arrays = True  # nothing to check, see ReuseCheck
-    read_threads = 4  # which open files, and wait for a disk
+    gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
+    read_threads = 4  # threads that look up image sizes open files, and wait for a disk
 
     def __init__(
         self,
@@ -81,30 +82,30 @@ class Files(BaseSource):
         identity: str | None = None,
     ):
         if (folder is None) == (paths is None):
-            raise TypeError("Files takes a folder, or paths= (and labels=)")
+            raise TypeError("Files requires either a directory, or paths= (and labels=)")
         self.classes: tuple[str, ...] = ()
         self._labels: NDArray[np.int32] | None = None
-        self._system: Any = None  # fsspec's, of URLs
+        self._system: Any = None  # fsspec's file system, for URLs
         if paths is not None:
             if isinstance(paths, (str, bytes, os.PathLike)) and os.path.isdir(paths):
-                raise TypeError(f"paths={paths!r} is a folder: Files({paths!r}) takes a folder")
-            whole = path_list(paths)
-            if any(map(is_remote, whole)):
-                self._system, _ = filesystem(next(filter(is_remote, whole)))
-                whole = [filesystem(path)[1] for path in whole]
-            below = below_common_root(whole)
-            self._root = os.fsencode(whole[0][: len(whole[0]) - len(below[0])])
+                raise TypeError(f"paths={paths!r} is a directory. Pass it as Files({paths!r})")
+            expanded_paths = path_list(paths)
+            if any(map(is_remote, expanded_paths)):
+                self._system, _ = filesystem(next(filter(is_remote, expanded_paths)))
+                expanded_paths = [filesystem(path)[1] for path in expanded_paths]
+            below = below_common_root(expanded_paths)
+            self._root = os.fsencode(expanded_paths[0][: len(expanded_paths[0]) - len(below[0])])
             self._names = Names([(b"", [os.fsencode(name) for name in below])])
             if labels is not None:
                 self._labels = _as_labels(labels, len(self._names))
             self._check_files()
         else:
             if labels is not None:
-                raise TypeError("labels= goes with paths=; class folders have labels of their own")
+                raise TypeError("labels= requires paths=; class directories define the labels")
             if not isinstance(folder, (str, bytes, os.PathLike)):
                 raise TypeError(
-                    f"Files takes the path of a folder, not {folder!r:.60}: a list of files is "
-                    "paths="
+                    f"Files requires the path of a directory, not {folder!r:.60}. Pass a list of "
+                    "files as paths="
                 )
             root = path_text(folder)
             if is_remote(root):
@@ -115,15 +116,16 @@ class Files(BaseSource):
                 is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
             if is_file:
                 raise NotADirectoryError(
-                    f"{root} is a file: Files takes a folder, or files by paths=[...]; Tar and "
-                    "TFRecord take archives"
+                    f"{root} is a file, but Files takes a directory. Pass files as paths=[...], "
+                    "and archives to Tar or TFRecord"
                 )
             if not is_folder and (is_pattern(root) or (is_remote(root) and "*" in root)):
                 raise FileNotFoundError(
-                    f"{root} is not there: Files takes one folder, and a pattern of files as paths="
+                    f"{root} does not exist. Files takes one directory; pass a pattern of files as "
+                    "paths="
                 )
             if not is_folder and is_remote(root):
-                raise FileNotFoundError(f"{root} is no folder: check the URL")
+                raise FileNotFoundError(f"{root} is not a directory. Check the URL")
             root = path
             self._root = os.path.join(os.fsencode(root), b"")
             self._list(_suffixes(extensions))
@@ -135,18 +137,19 @@ class Files(BaseSource):
         super().__init__(fields, identity)
 
     def _list(self, suffixes: tuple[bytes, ...]) -> None:
-        """Lists the folder."""
+        """Lists the directory."""
         files, folders = self._listed(b"", suffixes)
         root = printable(self._root)
         if not folders:
             self._names = Names([(b"", files)])
             if not files:
-                raise ValueError(f"{root} has neither class folders nor {_wanted(suffixes)}")
+                raise ValueError(f"{root} has neither class directories nor {_wanted(suffixes)}")
             return
         if files:
             raise ValueError(
-                f"{root} has class folders ({_few(folders)}) and other files ({_few(files)}): move "
-                "the files into class folders, or list the wanted files by paths= and labels="
+                f"{root} has class directories ({_few(folders)}) and other files ({_few(files)}). "
+                "Move the files into class directories, or list the wanted files by paths= and "
+                "labels="
             )
         counts = []
 
@@ -160,15 +163,15 @@ class Files(BaseSource):
         empty = [folder for folder, count in zip(folders, counts) if not count]
         if empty and len(self._names):
             _log.warning(
-                "%s: the class folders %s have no %s. They keep their labels: remove them, or add "
-                "files (extensions=)",
+                "%s: the class directories %s have no %s. They keep their labels. Remove them, or "
+                "add files (extensions=)",
                 root,
                 _few(empty),
                 _wanted(suffixes),
             )
         if not len(self._names):
             raise ValueError(
-                f"the {len(folders)} class folders of {root} have no {_wanted(suffixes)}"
+                f"the {len(folders)} class directories of {root} have no {_wanted(suffixes)}"
             )
         self._labels = np.repeat(np.arange(len(folders), dtype=np.int32), counts)
         self.classes = tuple(map(os.fsdecode, folders))
@@ -177,8 +180,8 @@ class Files(BaseSource):
         return len(self._names)
 
     def __repr__(self) -> str:
-        where = f"{os.fsdecode(self._root)!r}, " if self._root else ""
-        return f"Files({where}{len(self):,} records)"
+        location = f"{os.fsdecode(self._root)!r}, " if self._root else ""
+        return f"Files({location}{len(self):,} records)"
 
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
@@ -195,7 +198,7 @@ class Files(BaseSource):
         return columns
 
     def name(self, index: int) -> str:
-        """The path of a record, or its URL."""
+        """Returns the path or URL of a record."""
         path = os.fsdecode(self._root + self._names[index])
         return path if self._system is None else str(self._system.unstrip_protocol(path))
 
@@ -211,13 +214,13 @@ class Files(BaseSource):
     def _below(
         self, folder: bytes, part: bytes, suffixes: tuple[bytes, ...], above: list[bytes]
     ) -> Iterator[bytes]:
-        """Yields the names of the wanted files in a class folder and in folders below it.
+        """Yields the names of the wanted files in a class directory and its subdirectories.
 
         Args:
-            folder: The class folder.
-            part: The folder below it.
-            suffixes: Endings of the wanted files.
-            above: The real paths of the folders above it.
+            folder: The class directory.
+            part: The subdirectory.
+            suffixes: Suffixes of the wanted files.
+            above: Real paths of the parent directories, to detect cycles.
         """
         names, deeper = self._listed(os.path.join(folder, part), suffixes)
         yield from (part + name for name in names)
@@ -226,8 +229,8 @@ class Files(BaseSource):
             target = os.path.realpath(place)
             if target in above:
                 raise ValueError(
-                    f"{printable(place)} is a link to {printable(target)}, in which it lies: "
-                    "remove it, or list the wanted files by paths= and labels="
+                    f"{printable(place)} is a link to {printable(target)}, which contains it. "
+                    "Remove it, or list the wanted files by paths= and labels="
                 )
             above = [*above, target]
         for name in deeper:
@@ -237,10 +240,10 @@ class Files(BaseSource):
     def _listed(
         self, folder: bytes, suffixes: tuple[bytes, ...]
     ) -> tuple[list[bytes], list[bytes]]:
-        """The sorted names of the wanted files, and of the folders, in a folder."""
+        """Returns the sorted names of the wanted files and of the directories in a directory."""
         files: list[bytes] = []
         folders: list[bytes] = []
-        left_out: list[bytes] = []
+        special_files: list[bytes] = []
         dangling: list[bytes] = []
         if self._system is not None:
             for entry in self._system.ls(os.fsdecode(self._root + folder), detail=True):
@@ -251,7 +254,9 @@ class Files(BaseSource):
             try:
                 entries = os.scandir(self._root + folder)
             except OSError as error:
-                error.filename = os.fsdecode(error.filename)  # else its text would have bytes
+                error.filename = os.fsdecode(
+                    error.filename
+                )  # so that its text has no bytes literal
                 raise
             with entries:
                 for entry in entries:
@@ -260,43 +265,43 @@ class Files(BaseSource):
                     if kind == "folder":
                         folders.append(entry.name)
                     elif wanted:
-                        (files if kind == "file" else left_out).append(entry.name)
+                        (files if kind == "file" else special_files).append(entry.name)
                     elif entry.is_symlink() and not os.path.exists(entry.path):
-                        dangling.append(entry.name)  # perhaps of a folder that is not mounted
+                        dangling.append(entry.name)  # may point to a directory that is not mounted
         if dangling:
             _log.warning(
-                "%s: %s left out, as the targets of these links do not exist. If they are class "
-                "folders, the numbers of later classes differ: repair or remove the links",
+                "%s: skipped %s, because the targets of these links do not exist. If they are "
+                "class directories, the labels of later classes differ. Repair or remove the links",
                 printable(self._root + folder),
                 _few(sorted(dangling)),
             )
-        if left_out:
+        if special_files:
             _log.warning(
-                "%s: %s left out: reading FIFOs, sockets and devices may block, and links to "
+                "%s: skipped %s. Reading FIFOs, sockets and devices may block, and links to "
                 "themselves can't be read. Remove them",
                 printable(self._root + folder),
-                _few(sorted(left_out)),
+                _few(sorted(special_files)),
             )
         files.sort()
         return files, sorted(name for name in folders if not name.startswith(b"."))
 
     def _check_files(self) -> None:
-        most = _MOST_CHECKED if self._system is None else 0  # remote files would take a while
+        most = _MOST_CHECKED if self._system is None else 0  # checking remote files would be slow
         for index in spread(len(self), most).tolist():
             path = self.name(index)
             if not os.path.isfile(path):
-                there = "no file" if os.path.exists(path) else "not there"
-                raise FileNotFoundError(f"paths[{index}] is {there}: {printable(path)}")
+                problem = "is not a file" if os.path.exists(path) else "does not exist"
+                raise FileNotFoundError(f"paths[{index}] {problem}: {printable(path)}")
 
 
 def _kind(entry: os.DirEntry[bytes]) -> str:
-    """The kind of an entry of a folder: "folder", "file" or "special"."""
+    """Returns the kind of a directory entry: "folder", "file" or "special"."""
     try:
-        # A link to nothing is a record that can't be read, so that its name is reported.
+        # A dangling link is a record that can't be read, so that its name is reported.
         mode = entry.stat().st_mode if entry.is_symlink() else None
     except FileNotFoundError:
         return "file"
-    except OSError as error:  # reading a record reports all other errors, as of permissions
+    except OSError as error:  # other errors, e.g. of permissions, are reported by reading it
         return "special" if error.errno == errno.ELOOP else "file"
     if mode is not None:
         is_folder, is_file = stat.S_ISDIR(mode), stat.S_ISREG(mode)
@@ -307,9 +312,10 @@ def _kind(entry: os.DirEntry[bytes]) -> str:
 
 def _suffixes(extensions: Sequence[str]) -> tuple[bytes, ...]:
     if isinstance(extensions, str):
-        raise TypeError(f"extensions must be a list, like [{extensions!r}]")
+        raise TypeError(f"extensions must be a list, such as [{extensions!r}]")
     return tuple(
-        os.fsencode("." + one.removeprefix("*").removeprefix(".").lower()) for one in extensions
+        os.fsencode("." + extension.removeprefix("*").removeprefix(".").lower())
+        for extension in extensions
     )
 
 
@@ -317,22 +323,22 @@ def _as_labels(labels: Any, count: int) -> NDArray[np.int32]:
     array = np.asarray(labels)
     if array.shape != (count,):
         raise ValueError(
-            f"there are {count} paths, and labels of shape {array.shape}: one for each"
+            f"there are {count} paths, but labels of shape {array.shape}. Pass one label per path"
         )
-    whole = array.dtype.kind in "iub"
-    fits = array.astype(np.int32) == array if whole else np.zeros(count, bool)
+    is_integer = array.dtype.kind in "iub"
+    fits = array.astype(np.int32) == array if is_integer else np.zeros(count, bool)
     if not fits.all():
         bad = array[np.argmin(fits)].tolist()
         names = isinstance(bad, (str, bytes))
-        cure = ": classes, labels = np.unique(names, return_inverse=True) numbers names" * names
-        raise ValueError(f"labels must be whole numbers of 32 bits, not {bad!r}{cure}")
+        cure = ". Convert names by classes, labels = np.unique(names, return_inverse=True)" * names
+        raise ValueError(f"labels must be integers of 32 bits, not {bad!r}{cure}")
     return array.astype(np.int32)
 
 
 def _wanted(suffixes: tuple[bytes, ...]) -> str:
-    return f"files that end in {', '.join(map(os.fsdecode, suffixes))}" if suffixes else "files"
+    return f"files ending in {', '.join(map(os.fsdecode, suffixes))}" if suffixes else "files"
 
 
 def _few(names: Sequence[bytes]) -> str:
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(repr(os.fsdecode(name)) for name in names[:3]) + more
+    suffix = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(repr(os.fsdecode(name)) for name in names[:3]) + suffix

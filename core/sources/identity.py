@@ -1,4 +1,4 @@
-"""Identities: digests that are alike where the records are alike, wherever they lie."""
+"""Identities of sources: digests that are equal for equal records, wherever they are stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 16  # of each file
 
 
 def spread(count: int, most: int = _MOST_RECORDS) -> Indices:
-    """Evenly spread numbers below a count: at most so many, the first and the last among them."""
+    """Returns at most ``most`` evenly spread indices below a count, including first and last."""
     chosen = min(count, most)
     return np.arange(chosen, dtype=np.int64) * (count - 1) // max(1, chosen - 1)
 
@@ -28,20 +28,20 @@ def spread(count: int, most: int = _MOST_RECORDS) -> Indices:
 def identity_of(
     source: Source, *parts: Any, without: Collection[str] = (), reads: bool = True
 ) -> str:
-    """A digest of the number and the kinds of a source's records, and of the bytes of 64.
+    """Computes a digest of the number and kinds of a source's records, and of 64 records.
 
     Args:
         source: The source.
-        *parts: What else the records depend on: names and sizes of files e.g.; bytes, arrays, or
-            what JSON takes.
-        without: Fields that are not part of the digest, like names with a path.
-        reads: False if the parts have a digest of the 64 records already.
+        *parts: Whatever else the records depend on, e.g. names and sizes of files; bytes, arrays,
+            or JSON values.
+        without: Fields that are excluded from the digest, such as names with a path.
+        reads: Whether to read the 64 records; False if ``parts`` include a digest of them.
 
     Returns:
         32 hexadecimal digits.
 
     Raises:
-        StateError: If one of the 64 can't be read.
+        StateError: If one of the 64 records can't be read.
     """
     names = sorted(source.fields.keys() - set(without))
     digest = hashlib.sha256()
@@ -55,10 +55,10 @@ def identity_of(
 
 
 def stated_identity(source: Source) -> str:
-    """The identity that a source says, for a state.
+    """Returns the identity of a source, for a state.
 
     Raises:
-        StateError: If it can't say it, or says no text.
+        StateError: If the source can't determine it, or it is not a string.
     """
     name = type(source).__name__
     try:
@@ -66,41 +66,39 @@ def stated_identity(source: Source) -> str:
     except StateError:
         raise
     except Exception as error:  # of a user's source; StopIteration would end the caller's loop
-        raise StateError(
-            f"{name}.identity() failed, without which there is no state: {error!r}"
-        ) from error
+        raise StateError(f"{name}.identity() failed, but states require it: {error!r}") from error
     if not isinstance(identity, str) or not identity:
         raise StateError(
-            f"{name}.identity() gave {identity!r:.60}: it must be a text that says which records "
-            "these are, like a name with a version"
+            f"{name}.identity() returned {identity!r:.60}. It must return a string that identifies "
+            "the records, such as a name with a version"
         )
     return identity
 
 
 def _values(source: Source, index: int, names: Sequence[str]) -> list[Any]:
-    """The values of a record; of a path, the head of its file."""
+    """Returns the values of a record; for a path, the head of its file."""
     try:
         values = source.read(np.array([index]), names)
         return [
             _head(bytes(values[name][0])) if source.fields[name].is_path else values[name][0]
             for name in names
         ]
-    except Exception as error:  # what a user's source raises, StopIteration too
+    except Exception as error:  # any error of a user's source, including StopIteration
         raise StateError(
-            f"{printable(source.name(index))} can't be read, and states have a digest of it: "
-            f"repair it, or pass identity='...' to the source, a name of the data. {error!r}"
+            f"{printable(source.name(index))} can't be read, but states contain a digest of it. "
+            f"Repair it, or pass identity='...', a name of the data, to the source. {error!r}"
         ) from error
 
 
 def _head(path: bytes) -> bytes:
-    # A FIFO would block without the flag.
+    # Without O_NONBLOCK, opening a FIFO would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as file:
         return b"%d " % os.fstat(file.fileno()).st_size + (file.read(_MOST_BYTES) or b"")
 
 
 def _pieces(values: Iterable[Any]) -> Iterable[bytes]:
-    """The bytes of values, each behind its length."""
+    """Serializes values, each preceded by its length."""
     for value in values:
         if isinstance(value, (np.ndarray, np.generic)):
             piece = f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
@@ -113,5 +111,5 @@ def _pieces(values: Iterable[Any]) -> Iterable[bytes]:
 
 
 def _type_name(value: Any) -> str:
-    """What stands for a value that JSON has no text for: its repr may be an address."""
+    """Represents a value that is not JSON-serializable; its repr might contain an address."""
     return type(value).__name__

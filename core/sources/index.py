@@ -1,4 +1,4 @@
-"""Stores indexes of records on disk and maps them into memory."""
+"""Storage of record indexes on disk; they are memory-mapped."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _log = logging.getLogger("dalijax")
 _MAGIC = b"dalijax index 2\n"
 _ALIGNMENT = 64
 _DIGEST = 32  # bytes at the end of a file
-_WHOLE = 1 << 28  # bytes; the digest of a larger file covers evenly spread blocks only
+_WHOLE = 1 << 28  # bytes; the digest of a larger file covers only evenly spread blocks
 _BLOCK, _BLOCKS = 1 << 16, 64
 _DTYPE = re.compile(r"[<|][iuf][1248]|\|b1")
 _NAME = re.compile(r"[0-9a-f]{32}\.index")
 _DAY = 86_400.0  # seconds
-_UNUSED_DAYS = 90  # after which a stored index is removed
+_UNUSED_DAYS = 90  # age at which unused indexes are removed
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -42,7 +42,7 @@ class Index:
     """Named arrays with one row for each record, and a JSON object about them.
 
     Attributes:
-        about: JSON object.
+        about: A JSON object.
         arrays: The arrays; read-only if they are mapped.
     """
 
@@ -53,7 +53,7 @@ class Index:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is not None and os.path.exists(self._path):
-            return _load_again, (self._path,)  # as mapped arrays, not their content
+            return _load_again, (self._path,)  # pickles the path, not the content
         return Index, (self.about, {k: np.array(v) for k, v in self.arrays.items()})
 
 
@@ -63,9 +63,8 @@ def _load_again(path: str) -> Index:
         return load(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{printable(path)}, the index of a source that was pickled, does not exist any more: "
-            "open the source anew where it is used, or keep indexes in a permanent folder by "
-            "cache_dir="
+            f"{printable(path)}, the index of a pickled source, does not exist any more. Create "
+            "the source where it is used, or store indexes in a permanent directory by cache_dir="
         ) from error
 
 
@@ -74,10 +73,11 @@ class DamagedIndexError(ValueError):
 
 
 def save(path: str, index: Index, replace: bool = True) -> None:
-    """Writes an index completely or not at all.
+    """Writes an index atomically.
 
     Raises:
-        OSError: If it can't be written; FileExistsError if it exists and ``replace`` is False.
+        OSError: If it can't be written.
+        FileExistsError: If it exists and ``replace`` is False.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with atomic_file(path, replace) as file:
@@ -104,7 +104,7 @@ def seal(file: BinaryIO) -> None:
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:
-    """Digest of the first bytes of a file: of all, or of evenly spread blocks of a large file."""
+    """Computes a digest of the first bytes of a file; for large files, of evenly spread blocks."""
     digest = hashlib.blake2b(b"%d" % size, digest_size=_DIGEST)
     step = min(size, _BLOCK)
     starts = range(0, size, _BLOCK) if size <= _WHOLE else spread(size - step + 1, _BLOCKS).tolist()
@@ -118,10 +118,10 @@ def load(path: str) -> Index:
 
     Raises:
         OSError: If it can't be read.
-        DamagedIndexError: If it is not as it was written, or not a regular file. Of more than
-            256 MB evenly spread blocks are compared.
+        DamagedIndexError: If it is damaged, or not a regular file. For files above 256 MB, evenly
+            spread blocks are checked.
     """
-    # A link is not followed, and a FIFO does not block.
+    # Does not follow links, and does not block on a FIFO.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if os.path.islink(path):
         raise DamagedIndexError(f"{printable(path)} is a link")
@@ -143,7 +143,7 @@ def load(path: str) -> Index:
                 f"{printable(path)} is damaged: {printable(str(error))}"
             ) from error
         pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-    pages.madvise(mmap.MADV_RANDOM)  # reading ahead would fill the memory
+    pages.madvise(mmap.MADV_RANDOM)  # readahead would fill the memory
     mapped = np.frombuffer(pages, np.uint8)
     arrays = {
         name: mapped[start:stop].view(dtype).reshape(shape)
@@ -156,12 +156,12 @@ _Layout = dict[str, tuple[int, int, np.dtype[Any], list[int]]]
 
 
 def _parsed(text: bytes, at: int, size: int) -> tuple[dict[str, Any], _Layout]:
-    """The JSON object of a header, and the place, dtype and shape of each array.
+    """Parses a header: its JSON object, and the location, dtype and shape of each array.
 
     Args:
         text: The header.
-        at: The offset of its end.
-        size: Number of bytes of the header and the arrays.
+        at: Offset of the end of the header.
+        size: Total size of the header and the arrays in bytes.
     """
     parts = json.loads(text)
     about, shapes = parts["about"], parts["arrays"]
@@ -175,22 +175,22 @@ def _parsed(text: bytes, at: int, size: int) -> tuple[dict[str, Any], _Layout]:
         at += -at % _ALIGNMENT
         stop = at + math.prod(shape) * np.dtype(dtype).itemsize
         if stop > size:
-            raise ValueError(f"its array {name!r} ends outside of the file")
+            raise ValueError(f"its array {name!r} exceeds the file")
         layout[name] = at, stop, np.dtype(dtype), shape
         at = stop
     return about, layout
 
 
-def kept(
+def load_or_build(
     folder: str | None, key: str | None, build: Callable[[], Index], fits: Callable[[Index], bool]
 ) -> Index:
     """Loads a stored index, or builds and stores it.
 
     Args:
-        folder: The folder; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
-        key: A digest of the files and of what is stored about them; None stores nothing.
+        folder: The directory; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
+        key: A digest of the files and of what is stored about them; None: the index is not stored.
         build: Builds the index.
-        fits: Whether a loaded index belongs to the files; if not, it is built again.
+        fits: Returns whether a loaded index belongs to the files; if not, it is rebuilt.
     """
     cache = folder or _default_folder()
     if key is None or (folder is None and not _is_own(cache)):
@@ -203,12 +203,12 @@ def kept(
             _note_use(path)
             return index
         replace = True
-        _log.warning("%s is not of these files: it is made again", printable(path))
+        _log.warning("%s belongs to other files and is rebuilt", printable(path))
     except DamagedIndexError as error:
         replace = True
-        _log.warning("the stored index can't be used: it is made again. %s", error)
+        _log.warning("the stored index can't be used and is rebuilt. %s", error)
     except OSError:
-        pass  # the error of writing or reading the new one is reported below
+        pass  # writing or reading the new index reports the error
     index = build()
     try:
         with contextlib.suppress(FileExistsError):  # another process may have it mapped
@@ -217,8 +217,8 @@ def kept(
         return load(path)
     except (OSError, DamagedIndexError) as error:
         _log.warning(
-            "the index can't be kept, and is made again each time: pass cache_dir=, a folder "
-            "whose files you can read and write. %s",
+            "the index can't be stored, so that it is rebuilt each time. Pass cache_dir=, a "
+            "directory that you can read and write. %s",
             printable(str(error)),
         )
         return index
@@ -231,21 +231,21 @@ def _default_folder() -> str:
 
 @functools.lru_cache(maxsize=64)  # one warning for each folder
 def _is_own(folder: str) -> bool:
-    """Tells if only this user writes to the default folder; XDG_CACHE_HOME may be /tmp."""
+    """Returns whether only this user can write to the default directory (it may be in /tmp)."""
     try:
         status, above = os.stat(folder), os.stat(os.path.dirname(folder)).st_uid
-    except OSError:  # it is created, or the error is reported then
+    except OSError:  # it is created later, which reports errors
         return True
     if status.st_mode & stat.S_IWOTH:
         owner = "can be written by all users"
-    # A home that is mounted into a container belongs to another user as a whole.
+    # The owner of the parent is accepted: in a container, a mounted home may have another owner.
     elif status.st_uid not in (os.geteuid(), 0, above):
         owner = f"belongs to user {status.st_uid}"
     else:
         return True
     _log.warning(
-        "%s %s, who could change labels in it: indexes are not stored. Set XDG_CACHE_HOME to a "
-        "folder of yours, or pass cache_dir=",
+        "%s %s, who could change labels in it, so that indexes are not stored. Set XDG_CACHE_HOME "
+        "to your own directory, or pass cache_dir=",
         printable(folder),
         owner,
     )
@@ -253,14 +253,14 @@ def _is_own(folder: str) -> bool:
 
 
 def _note_use(path: str) -> None:
-    """Updates the time of an index about once a day, for `_remove_unused`."""
+    """Updates the timestamp of an index about once a day, for `_remove_unused`."""
     with contextlib.suppress(OSError):
         if time.time() - os.stat(path).st_mtime > _DAY:
             os.utime(path)
 
 
 def _remove_unused(folder: str) -> None:
-    """Removes indexes that nobody loaded for a long time, such as those of replaced files."""
+    """Removes indexes that were not loaded for a long time, such as those of replaced files."""
     oldest = time.time() - _UNUSED_DAYS * _DAY
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""The index of files, stored until one of the files changes."""
+"""Indexes of files, which are stored until a file changes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..formats.byte_files import WAITING_THREADS, ByteFiles, Stamp, is_remote, s
 from ..printable import printable
 from ..workers import call_each
 from .identity import spread
-from .index import Index, kept
+from .index import Index, load_or_build
 
 _log = logging.getLogger("dalijax")
 
-_TICK = 20_000_000  # nanoseconds; a kernel's clock for the times of files has ticks of up to 10 ms
+_TICK = 20_000_000  # nanoseconds; file timestamps of a kernel have a resolution of up to 10 ms
 
 
 def index_of(
@@ -33,13 +33,13 @@ def index_of(
     """Loads the stored index of files, or builds and stores it.
 
     An index belongs to files with the same paths, sizes, times and inodes (or ETags). Files that
-    were copied, moved or changed are indexed again: no other check is both cheap and certain.
+    were copied, moved or changed are indexed again, since no other check is both cheap and certain.
 
     Args:
-        folder: The folder of stored indexes; None for the default.
-        kind: The kind of index, with a version.
+        folder: Directory of stored indexes; None: the default.
+        kind: The kind of index, with a version number.
         paths: The files, as `path_list` returns them.
-        fields: What is stored about them; its repr is part of the key.
+        fields: Everything else that the index depends on; its repr is part of the key.
         build: Builds the index.
         is_sound: Checks the content of a loaded index.
 
@@ -49,7 +49,7 @@ def index_of(
     stamps = _stamps(paths)
     if None in stamps:
         _log.warning(
-            "%s has neither an ETag nor an older date: it is indexed each time that it is opened",
+            "%s has neither an ETag nor an older date, so that it is indexed each time",
             printable(paths[stamps.index(None)]),
         )
     about = [kind, repr(fields), *paths, repr(stamps)]
@@ -62,19 +62,19 @@ def index_of(
         for path, before, after in zip(paths, stamps, _stamps(paths)):
             if before is not None and before != after:
                 raise OSError(
-                    f"{printable(path)} changed while it was indexed: open the source again when "
-                    "the file is complete"
+                    f"{printable(path)} changed while it was indexed. Create the source when the "
+                    "file is complete"
                 )
         about = {**index.about, "stamps": stamps, "samples": samples}
         return Index(about, index.arrays)
 
-    return kept(
+    return load_or_build(
         folder, key, stamped, lambda index: index.about.get("stamps") == stamps and is_sound(index)
     )
 
 
 def _samples_digest(paths: Sequence[str], index: Index) -> str:
-    """A digest of the bytes of 64 records: the content of the files when they were indexed."""
+    """Computes a digest of the bytes of 64 records, to detect later changes of the content."""
     arrays, first = index.arrays, index.about["first"]
     digest = hashlib.blake2b(digest_size=16)
     records = spread(first[-1])
@@ -92,12 +92,12 @@ def _samples_digest(paths: Sequence[str], index: Index) -> str:
 
 
 def _stamps(paths: Sequence[str]) -> list[Stamp | None]:
-    """The stamps of files, each of which changes if its file changes from now on."""
+    """Returns stamps of files; later changes of a file change its stamp."""
     if any(map(is_remote, paths)):
         return call_each(stamp_of, paths, WAITING_THREADS, "dalijax-index")
     stamps = list(map(_local_stamp, paths))
     age = time.time_ns() - max(max(stamp[1:3]) for stamp in stamps)
-    if 0 <= age < _TICK:  # a change within the same tick would leave the times as they are
+    if 0 <= age < _TICK:  # wait, as a change within the same tick would not change the timestamp
         time.sleep((_TICK - age) / 1e9)
     return list(stamps)
 
@@ -105,6 +105,6 @@ def _stamps(paths: Sequence[str]) -> list[Stamp | None]:
 def _local_stamp(path: str) -> Any:
     if not os.path.isfile(path):
         raise FileNotFoundError(
-            f"{printable(path)} is {'no file' if os.path.exists(path) else 'not there'}"
+            f"{printable(path)} {'is not a file' if os.path.exists(path) else 'does not exist'}"
         )
     return stamp_of(path)

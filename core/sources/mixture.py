@@ -19,7 +19,7 @@ from .base import SizeTables
 from .identity import stated_identity
 from .source import Field, Order, Source, Values, names_of, order_of
 
-MOST_EXACT = 1000  # samples of a window
+MOST_EXACT = 1000  # largest window with exact proportions, in samples
 
 
 def _fraction(weight: Any) -> Fraction | None:
@@ -29,66 +29,66 @@ def _fraction(weight: Any) -> Fraction | None:
         if array.ndim or array.dtype.kind not in "iufVO":  # bfloat16 has the kind V
             return None
         weight = array.item()
-        if isinstance(weight, np.longdouble):  # Fraction takes it from Python 3.12 on
+        if isinstance(weight, np.longdouble):  # Fraction accepts it only since Python 3.12
             weight = Fraction(*weight.as_integer_ratio())
     return None if isinstance(weight, (bool, str, bytes)) else Fraction(weight)
 
 
 def _rational(weight: Any) -> Fraction:
-    """A weight, of any type of real numbers, as an exact fraction.
+    """Converts a weight, a real number of any type, to an exact fraction.
 
     Raises:
-        ValueError: If it is not a finite number above 0.
+        ValueError: If it is not a finite, positive number.
     """
     number = None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         number = _fraction(weight)
     if number is None or number <= 0:
-        raise ValueError(f"weights must be numbers above 0, not {weight!r:.80}")
+        raise ValueError(f"weights must be positive numbers, not {weight!r:.80}")
     return number
 
 
 def window_counts(weights: Sequence[Any]) -> tuple[int, ...]:
-    """Samples of each component in a window.
+    """Computes the number of samples of each component in a window.
 
-    Whole numbers and fractions are exact if the sum of the whole proportions is at most 1,000.
-    Other weights are rounded to thousandths by the largest remainder.
+    Integers and fractions are exact if the sum of the reduced integer proportions is at most 1,000.
+    Other weights are rounded to thousandths by the largest remainder method.
 
     Raises:
-        ValueError: If there is no weight, or one is not above 0, or is rounded to 0.
+        ValueError: If there is no weight, or a weight is not positive, or is rounded to 0.
     """
     if not weights:
-        raise ValueError("a mixture needs a source at least")
+        raise ValueError("a mixture requires at least one source")
     numbers = [_rational(weight) for weight in weights]
     if all(isinstance(w, Rational) or n.denominator == 1 for w, n in zip(weights, numbers)):
         scale = math.lcm(*(number.denominator for number in numbers))
-        whole = [int(number * scale) for number in numbers]
-        divisor = math.gcd(*whole)
-        if sum(whole) // divisor <= MOST_EXACT:
-            return tuple(number // divisor for number in whole)
+        proportions = [int(number * scale) for number in numbers]
+        divisor = math.gcd(*proportions)
+        if sum(proportions) // divisor <= MOST_EXACT:
+            return tuple(number // divisor for number in proportions)
     total = sum(numbers)
     shares = [number / total * MOST_EXACT for number in numbers]
     counts = [int(share) for share in shares]
-    by_rest = sorted(range(len(shares)), key=lambda k: (counts[k] - shares[k], k))
-    for k in by_rest[: MOST_EXACT - sum(counts)]:
+    by_remainder = sorted(range(len(shares)), key=lambda k: (counts[k] - shares[k], k))
+    for k in by_remainder[: MOST_EXACT - sum(counts)]:
         counts[k] += 1
     for weight, count in zip(weights, counts):
         if count == 0:
             raise ValueError(
-                f"the weight {weight} is less than a thousandth of the sum of {list(weights)}: "
-                "leave its source out, or give it more"
+                f"the weight {weight} is less than a thousandth of the sum of {list(weights)}. "
+                "Omit its source, or increase its weight"
             )
     return tuple(counts)
 
 
 class Proportions:
-    """The component of each sample of an endless stream.
+    """Assigns a component to each sample of an endless stream.
 
-    In each window of ``sum(counts)`` samples, from a multiple of its size on, component i comes
-    ``counts[i]`` times, in an order that follows from seed and window.
+    In each window of ``sum(counts)`` samples, component i occurs ``counts[i]`` times, in an order
+    that depends on the seed and the window.
 
     Args:
-        counts: Samples of each component in a window.
+        counts: Number of samples of each component in a window.
         seed: The seed.
     """
 
@@ -100,16 +100,16 @@ class Proportions:
         self._ranks = np.concatenate([np.arange(count) for count in counts])
 
     def __call__(self, samples: Any) -> tuple[Indices, Indices]:
-        """The component of each sample, and its number among the samples of that component."""
+        """Returns the component of each sample, and its index among that component's samples."""
         windows, slots = np.divmod(np.asarray(samples, np.int64), self._size)
         first, last = (int(windows.min()), int(windows.max())) if len(windows) else (0, 0)
-        if last - first > len(windows):  # samples that lie apart
+        if last - first > len(windows):  # sparse samples: only their windows are computed
             distinct, row = np.unique(windows, return_inverse=True)
         else:
             distinct, row = np.arange(first, last + 1), windows - first
         hashes = mix(fold(self._seed, distinct)[:, None] ^ mix(np.arange(self._size)))
         components = self._components[np.argsort(hashes, axis=1, kind="stable")]
-        # Where the slots of each component are, in order; their ranks go there.
+        # Positions of the slots of each component, in order, to which its ranks are assigned.
         places = np.argsort(components, axis=1, kind="stable")
         ranks = np.empty_like(components)
         np.put_along_axis(ranks, places, np.broadcast_to(self._ranks, places.shape), axis=1)
@@ -118,48 +118,48 @@ class Proportions:
 
 
 class Mixture(Source):
-    """Several sources as one, in exact proportions.
+    """A mixture of several sources in exact proportions.
 
-    Records are numbered source by source. In each window of the stream, the number of samples from
-    a source is proportional to its weight. Each source has epochs of its own, which continue
-    across the epochs of the mixture.
+    Records are numbered source by source. In each window of the stream, the number of samples of a
+    source is proportional to its weight. Each source has its own epochs, which continue across
+    epochs of the mixture.
 
     Args:
-        sources: Pairs of a source and its weight, a real number of any type. Whole numbers and
-            fractions are exact if the sum of the whole proportions is at most 1,000; other weights
+        sources: Pairs of a source and its weight, a real number of any type. Integers and fractions
+            are exact if the sum of the reduced integer proportions is at most 1,000; other weights
             are rounded to thousandths.
-        length: Records of an epoch; None: as many as the sources have together.
+        length: Number of records in an epoch; None: the total number of records of the sources.
 
     Attributes:
-        fields: The names and kinds of the fields, which all sources share.
-        weights: The share of each source, as it is kept.
+        fields: Names and kinds of the fields, which all sources share.
+        weights: Exact share of each source.
 
     Raises:
-        ValueError: If the fields differ, or a weight is not above 0 or is rounded to 0.
-        TypeError: If one of the sources is a mixture: list its sources instead.
+        ValueError: If the fields differ, or a weight is not positive or is rounded to 0.
+        TypeError: If one of the sources is a mixture.
     """
 
     def __init__(self, sources: Sequence[tuple[Source, float]], length: int | None = None):
         if isinstance(sources, Mapping):
-            raise TypeError("a Mixture takes a list of pairs [(source, weight), ...], not a dict")
-        pairs = [(*one,) if isinstance(one, (tuple, list)) else (one,) for one in sources]
+            raise TypeError(
+                "a Mixture requires a list of pairs [(source, weight), ...], not a dict"
+            )
+        pairs = [(*item,) if isinstance(item, (tuple, list)) else (item,) for item in sources]
         for pair in pairs:
             if len(pair) != 2 or isinstance(pair[0], type) or not hasattr(pair[0], "fields"):
                 raise TypeError(
-                    "a Mixture takes a list of pairs [(source, weight), ...], not "
+                    "a Mixture requires a list of pairs [(source, weight), ...], not "
                     f"{pair if len(pair) > 1 else pair[0]!r:.80}"
                 )
         self._sources = tuple(source for source, _ in pairs)
         self._counts = window_counts([weight for _, weight in pairs])
         for source in self._sources:
             if hasattr(source, "order"):
-                raise TypeError("a Mixture can't be a part of another one: list its sources there")
+                raise TypeError("a Mixture can't contain another Mixture. List its sources instead")
         _check_alike(self._sources)
-        whole = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
-        if length is not None and not (whole and length >= 1):
-            raise ValueError(
-                f"length must be a whole number of records, at least 1, not {length!r}"
-            )
+        is_integer = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
+        if length is not None and not (is_integer and length >= 1):
+            raise ValueError(f"length must be a positive integer, not {length!r}")
         self.fields: Mapping[str, Field] = self._sources[0].fields
         self.weights = tuple(count / sum(self._counts) for count in self._counts)
         self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)
@@ -177,12 +177,12 @@ class Mixture(Source):
         return f"Mixture([{parts}], length={self._length:,})"
 
     def order(self, seed: int, shuffle: bool) -> Order:
-        """The order of the stream; sample n of a source is position ``n % N`` of its epoch n // N.
+        """Returns the order of the stream; sample n of a source is position n % N of epoch n // N.
 
         Args:
-            seed: The seed; the proportions follow from it, and with a source's number its order.
-            shuffle: Whether the epochs of the sources have orders of their own; the sources take
-                turns in a shuffled way in either case.
+            seed: The seed, which determines the proportions and the orders of the sources.
+            shuffle: Whether the epochs of each source are shuffled. The sequence of sources is
+                always shuffled.
         """
         proportions = Proportions(self._counts, seed)
         orders = [
@@ -193,10 +193,10 @@ class Mixture(Source):
         def order(samples: Indices) -> tuple[Indices, Indices]:
             components, numbers = proportions(samples)
             records, epochs = np.empty_like(numbers), np.empty_like(numbers)
-            for component, of_component in enumerate(orders):
+            for component, component_order in enumerate(orders):
                 rows = np.flatnonzero(components == component)
                 if len(rows):
-                    positions, epochs[rows] = of_component(numbers[rows])
+                    positions, epochs[rows] = component_order(numbers[rows])
                     records[rows] = positions + self._starts[component]
             return records, epochs
 
@@ -218,8 +218,8 @@ class Mixture(Source):
                     column[rows] = array
             else:
                 for (rows, _), value in zip(parts, values):
-                    for row, one in zip(rows.tolist(), value, strict=True):
-                        column[row] = one
+                    for row, item in zip(rows.tolist(), value, strict=True):
+                        column[row] = item
             columns[name] = column
         return columns
 
@@ -236,7 +236,7 @@ class Mixture(Source):
         return self._sizes.sizes(int(self._starts[-1]), indices, name, look_up)
 
     def name(self, index: int) -> str:
-        """See `dalijax.sources.Source`: the name in the record's own source."""
+        """Returns the name of a record in its own source; see `dalijax.sources.Source`."""
         return self.record_names(np.array([index]))[0]
 
     def record_names(self, indices: Indices) -> list[str]:
@@ -248,12 +248,12 @@ class Mixture(Source):
         return names
 
     def identity(self) -> str:
-        """A digest of the identities and the proportions."""
+        """Returns a digest of the sources' identities and the proportions."""
         parts = [self._length, *self._counts, *map(stated_identity, self._sources)]
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
 
     def _split(self, indices: Indices) -> Iterator[tuple[Source, Indices, Indices]]:
-        """For each source the rows that are its, and the numbers of their records there."""
+        """Yields each source with its rows, and their indices in that source."""
         components = np.searchsorted(self._starts, indices, side="right") - 1
         for component in sorted(set(components.tolist())):
             rows = np.flatnonzero(components == component)
@@ -270,6 +270,6 @@ def _check_alike(sources: Sequence[Source]) -> None:
         ]
         if lines:
             raise ValueError(
-                "the sources of a mixture need the same fields, which source 0 -> source "
-                f"{number} have not:\n" + "\n".join(lines)
+                "the sources of a mixture must have equal fields, but these differ between source "
+                f"0 -> source {number}:\n" + "\n".join(lines)
             )

@@ -1,4 +1,4 @@
-"""Sources with the name of each record as a field."""
+"""`Named`: a source with the names of records as a field."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from .source import Field, Source, Values, names_of
 
 
 class Named(Source):
-    """A source with the names or the numbers of its records as further fields.
+    """A source with the names or indices of its records as additional fields.
 
-    These fields bypass the graph, like text: a batch has a NumPy array with a value for each row.
-    Records, their order, states and identity are those of the source.
+    These fields bypass the graph, like text: a batch contains a NumPy array with a value per row.
+    Records, their order, states and identity are those of the wrapped source.
 
     Args:
-        source: A source; also a `Mixture`.
-        field: The field of the names: the path of a file, the tar and the key of a sample, the
-            file and the number of a TFRecord's record, or what `Source.name` of your own source
-            returns. None: no names.
-        index: The field of the numbers of the records, int64. None: no numbers.
+        source: A source or `Mixture`.
+        field: Name of the field with names: the path of a file, the tar and key of a sample, the
+            file and index of a TFRecord's record, or the result of `Source.name` of your own
+            source. None: no names.
+        index: Name of the field with the indices of the records, int64. None: no indices.
 
     Attributes:
-        fields: The fields of the source, and the added ones.
+        fields: The fields of the source, and the added fields.
 
     Raises:
-        TypeError: If ``source`` is not a source, or the name of a field is not text.
-        ValueError: If the source has a field of this name, or both names are None.
+        TypeError: If ``source`` is not a source, or the name of a field is not a string.
+        ValueError: If the source already has a field of this name, or both names are None.
     """
 
     def __init__(self, source: Source, field: str | None = "name", *, index: str | None = None):
         if isinstance(source, type) or not hasattr(source, "fields"):
-            raise TypeError(f"Named takes a source, not {source!r:.80}")
+            raise TypeError(f"Named requires a source, not {source!r:.80}")
         added = [name for name in (field, index) if name is not None]
         for name in added:
             if not isinstance(name, str) or not name:
-                raise TypeError(f"a field must be named by text, not {name!r}")
+                raise TypeError(f"the name of a field must be a string, not {name!r}")
         if not added:
-            raise ValueError("Named needs field= (names of records) or index= (numbers of records)")
-        if taken := [name for name in added if name in source.fields or added.count(name) > 1]:
+            raise ValueError("Named requires field= (names of records) or index= (their indices)")
+        if duplicates := [name for name in added if name in source.fields or added.count(name) > 1]:
             raise ValueError(
-                f"the field {taken[0]!r} would exist twice: the source has "
+                f"the field {duplicates[0]!r} would exist twice: the source has "
                 f"{sorted(source.fields)}. Pass another name as field= or index="
             )
         self._source = source
@@ -53,9 +53,9 @@ class Named(Source):
         self.read_threads = source.read_threads
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # also while it is unpickled
+        if name.startswith("_"):  # also avoids recursion during unpickling
             raise AttributeError(name)
-        return getattr(self._source, name)  # the order of a mixture, the classes of files
+        return getattr(self._source, name)  # e.g. order of a Mixture, classes of Files
 
     def __len__(self) -> int:
         return len(self._source)

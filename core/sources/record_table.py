@@ -1,4 +1,4 @@
-"""A table of what is known about records, in bounded memory."""
+"""A memory-bounded table of integers about records."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ _MOST_SLOTS = 1 << 21
 
 
 class RecordTable:
-    """Keeps numbers about records. A record may push out another one, which is then looked up anew.
+    """Caches integers about records. A record may evict another record with the same slot.
 
-    Up to 2,097,152 records have a slot each. Memory is used only for the pages that are written, at
-    most ``4 * (columns + 1)`` bytes for each slot.
+    Up to 2,097,152 records have a slot each. Only touched pages use memory, at most
+    ``4 * (columns + 1)`` bytes per slot.
 
     Args:
-        count: The number of records, if it is known; others may follow.
-        columns: The number of values of a record.
-        most_slots: The largest number of records that are kept.
+        count: Number of records, if known; more may follow.
+        columns: Number of values per record.
+        most_slots: Maximum number of slots.
     """
 
     def __init__(self, count: int, columns: int, most_slots: int = _MOST_SLOTS):
         self._slots = max(1, min(count, most_slots))
-        # Which of the records of a slot is in it, from 1: 0 for none.
+        # Which of the records of a slot occupies it, counted from 1; 0 for none.
         self._turns = _zeros(self._slots, 1)[:, 0]
         self._values = _zeros(self._slots, columns)
-        # Else one thread may see the turn of a record with the values of another one.
+        # Without the lock, a thread might combine the turn of a record with values of another.
         self._lock = threading.Lock()
 
     @property
     def most_bytes(self) -> int:
-        """The largest number of bytes that the table uses."""
+        """Maximum memory of the table in bytes."""
         return self._turns.nbytes + self._values.nbytes
 
     def get(self, records: Indices) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Returns whether each record is known, and its values, int32 [records, columns]."""
+        """Returns whether each record is cached, and its values, int32 [records, columns]."""
         turns, slots = np.divmod(records, self._slots)
         with self._lock:
             return self._turns[slots] == turns + 1, self._values[slots]
 
     def put(self, records: Indices, values: Any) -> None:
-        """Keeps the values of records, int32 [records, columns]."""
+        """Caches the values of records, int32 [records, columns]."""
         turns, slots = np.divmod(records, self._slots)
-        # Of several records with one slot the last one stays, in both tables.
+        # Of several records with the same slot, the last is kept, in both tables.
         _, last = np.unique(slots[::-1], return_index=True)
         rows = len(slots) - 1 - last
         with self._lock:
@@ -57,14 +57,14 @@ class RecordTable:
             self._values[slots[rows]] = np.asarray(values, np.int32)[rows]
 
     def __reduce__(self) -> Any:
-        return RecordTable, (self._slots, self._values.shape[1])  # another process looks for itself
+        return RecordTable, (self._slots, self._values.shape[1])  # contents are not pickled
 
 
 def _zeros(rows: int, columns: int) -> NDArray[np.int32]:
-    """Returns int32 zeros of shape [rows, columns], whose memory is used page by page."""
+    """Returns int32 zeros [rows, columns]; only touched pages use memory."""
     if not columns:
         return np.empty((rows, 0), np.int32)
     pages = mmap.mmap(-1, rows * columns * 4, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
+    with contextlib.suppress(OSError):  # kernels without huge pages
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, np.int32).reshape(rows, columns)

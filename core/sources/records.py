@@ -1,4 +1,4 @@
-"""Objects with numbered records as a source: Grain, TFDS, HuggingFace, lists."""
+"""`Records`: sequences of records as a source: Grain, TFDS, HuggingFace, lists."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from .values import as_kind, kind_of
 class Records(BaseSource):
     """Records of an object with ``__len__`` and ``__getitem__``.
 
-    The first record determines the fields: its keys, or ``data`` if a record is not a dict. Bytes
-    are uint8 [length] and numbers are scalars of 32 bits. Text, dicts and other values that DALI
-    has no type for bypass the graph. If the object has ``__getitems__`` (ArrayRecord, HuggingFace),
-    it is called with the numbers of a whole batch.
+    The first record determines the fields: its keys, or ``data`` if it is not a dict. Bytes become
+    uint8 [length], and numbers scalars of 32 bits. Text, dicts and other values without a DALI type
+    bypass the graph. If the object has ``__getitems__`` (ArrayRecord, HuggingFace), it is called
+    with the indices of a whole batch.
 
     Args:
-        records: The object, with ``__len__`` and ``__getitem__``; its methods may be called from
-            several threads at once.
-        fields: The field of each wanted key. ``"image/bytes"`` is this key of the first record, or
-            the key ``bytes`` of the dict at its key ``image``. None: every key, by its own name.
+        records: The object. Its methods may be called from several threads concurrently.
+        fields: Maps each wanted key to a field. ``"image/bytes"`` is this key of a record, or the
+            key ``bytes`` of the dict at its key ``image``. None: all keys, under their own names.
         kinds: Kinds of fields that differ from the first record.
-        identity: Text that replaces the digest of 64 records in states.
+        identity: A string that replaces the digest of 64 records in states.
 
     Attributes:
-        fields: The names and kinds of the fields.
+        fields: Names and kinds of the fields.
 
     Raises:
-        ValueError: If there are no records, or the first one lacks a key.
-        TypeError: If the object has no length, or its records are tuples or the like.
+        ValueError: If there are no records, or the first record lacks a key.
+        TypeError: If the object is not a sequence, or its records have no named fields.
     """
 
     def __init__(
@@ -47,9 +46,8 @@ class Records(BaseSource):
     ):
         if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(
-                f"Records needs a length and records by number, which a {type(records).__name__} "
-                "does not have: pass a list, as by Records(list(...)), or an object with __len__ "
-                "and __getitem__"
+                f"Records requires __len__ and __getitem__, which a {type(records).__name__} does "
+                "not have. Pass a list, e.g. Records(list(...)), or an object with these methods"
             )
         self._records = records
         self._count = len(records)
@@ -57,12 +55,12 @@ class Records(BaseSource):
             raise ValueError(f"the {type(records).__name__} has no records")
         if isinstance(records, Mapping):
             raise TypeError(
-                "Records takes a list of records, or an object with numbered records, not a dict: "
-                "dalijax.sources.Arrays takes a dict of arrays"
+                "Records requires a list of records, or an object with __len__ and __getitem__, "
+                "not a dict. Use dalijax.sources.Arrays for a dict of arrays"
             )
         try:
             first = records[0]
-        except Exception as error:  # StopIteration, too
+        except Exception as error:  # any error of the user's object, including StopIteration
             raise ValueError(
                 f"record 0 of the {type(records).__name__}, which determines the fields, can't be "
                 f"read: {error!r}"
@@ -88,12 +86,14 @@ class Records(BaseSource):
     def read(self, indices: Indices, names: Sequence[str]) -> dict[str, Values]:
         """See `dalijax.sources.Source`."""
         numbers = indices.tolist()
-        many = getattr(self._records, "__getitems__", None)
-        records = many(numbers) if many is not None else [self._records[i] for i in numbers]
+        read_batch = getattr(self._records, "__getitems__", None)
+        records = (
+            read_batch(numbers) if read_batch is not None else [self._records[i] for i in numbers]
+        )
         if len(records) != len(numbers):
             raise ValueError(
-                f"__getitems__ of the {type(self._records).__name__} gave {len(records)} records "
-                f"for {len(numbers)} numbers"
+                f"__getitems__ of the {type(self._records).__name__} returned {len(records)} "
+                f"records for {len(numbers)} indices"
             )
         columns: dict[str, Values] = {}
         for name in names:
@@ -104,16 +104,16 @@ class Records(BaseSource):
                 try:
                     values.append(as_kind(value, field))
                 except (TypeError, ValueError) as error:
-                    like = ", as the first record has it" if number else ""
+                    like = " as in the first record" if number else ""
                     raise ValueError(
-                        f"{name!r} of {self.name(number)} {error}{like}: "
-                        f"make them alike, or pass kinds={{{name!r}: Field(...)}}"
+                        f"{name!r} of {self.name(number)} {error}{like}. Make all records alike, "
+                        f"or pass kinds={{{name!r}: Field(...)}}"
                     ) from error
             columns[name] = values
         return columns
 
     def name(self, index: int) -> str:
-        """The number of a record."""
+        """Returns the index of a record."""
         return f"record {index}"
 
     def _value(self, record: Any, path: tuple[Any, ...], number: int) -> Any:
@@ -130,9 +130,9 @@ def _kind(name: str, value: Any) -> Field:
     """Returns the kind of a field from its value in the first record."""
     try:
         return kind_of(value)
-    except ValueError as error:  # lists of unlike lengths
+    except ValueError as error:  # lists of different lengths
         raise ValueError(
-            f"{name!r} of record 0 is no array: pad it, or make it text. {error}"
+            f"{name!r} of record 0 is not an array. Pad it, or convert it to text. {error}"
         ) from error
 
 
@@ -149,28 +149,28 @@ def _path(record: Any, key: Any) -> tuple[Any, ...]:
 
 
 def _name_of(key: Any) -> str:
-    """Returns the name of a field for a key that is not one."""
+    """Suggests the name of a field for a key that is not a valid name."""
     text = os.fsdecode(key) if isinstance(key, bytes) else str(key)
     name = text.rpartition("/")[2]
     return f"field_{name}" if name.isdecimal() else name if name.isidentifier() else ""
 
 
 def _keys(record: Any) -> dict[str, str]:
-    """Returns the fields of a record if the user named none: its keys."""
+    """Returns the default fields of a record: its keys."""
     if isinstance(record, Mapping):
-        odd = [key for key in record if not isinstance(key, str) or "/" in key or not key]
-        if odd or not record:
+        invalid = [key for key in record if not isinstance(key, str) or "/" in key or not key]
+        if invalid or not record:
             names = [_name_of(key) for key in record]
             example = dict(zip(record, names)) if len(set(names)) == len(names) else {}
-            hint = f", like fields={example}" if example and all(names) else ""
+            hint = f", e.g. fields={example}" if example and all(names) else ""
             raise ValueError(
-                f"the keys of records are {list(record)}, which can't all be names of parameters: "
-                f"name the fields by fields={{key: name}}{hint}"
+                f"the keys of records are {list(record)}, not all of which can be names of "
+                f"parameters. Name the fields by fields={{key: name}}{hint}"
             )
         return {key: key for key in record}
     if isinstance(record, (tuple, list)) or hasattr(record, "__dataclass_fields__"):
         raise TypeError(
-            f"records are {type(record).__name__}s, whose parts have no names: make them dicts, "
-            "like {'image': record[0], 'label': record[1]}"
+            f"records are {type(record).__name__}s, whose parts have no names. Convert them to "
+            "dicts such as {'image': record[0], 'label': record[1]}"
         )
     return {"": "data"}

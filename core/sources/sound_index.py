@@ -1,4 +1,4 @@
-"""Checks the content of stored indexes: a file in the cache may be damaged or forged."""
+"""Validation of stored indexes, since a file in the cache may be damaged or forged."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from ..formats.byte_files import within
 from .index import Index
 
-_MOST_ROWS = 1 << 22  # rows of which all ranges are checked; `ByteFiles.read` checks those it reads
+_MOST_ROWS = 1 << 22  # rows whose ranges are all checked; `ByteFiles.read` checks ranges it reads
 _KINDS = {"offset": "i", "size": "i", "start": "i", "value": "iuf"}  # of dtypes
 
 
 def is_sound(index: Index, columns: Collection[str], about: Mapping[str, type]) -> bool:
-    """Tells if an index has the given content, and its ranges lie within the files.
+    """Returns whether an index has the expected content, and its ranges lie within the files.
 
     Args:
         index: The index, whose stamps are those of the files.
-        columns: The names of its arrays.
-        about: Types of the further entries in ``index.about``; a list is of texts.
+        columns: Names of its arrays.
+        about: Types of further entries in ``index.about``; a list contains strings.
     """
     try:
         return _about_is_sound(index, about) and _arrays_are_sound(index, columns)
@@ -68,7 +68,7 @@ def _arrays_are_sound(index: Index, columns: Collection[str]) -> bool:
 
 
 def column_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """A digest of the stored values and the sizes of all records, wherever they lie in files."""
+    """Computes a digest of the values and sizes of all records, independent of their offsets."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in sorted(arrays.items()):
         if name.endswith((".value", ".size")):

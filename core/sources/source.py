@@ -1,4 +1,4 @@
-"""What a source is: records by number, and the order in which an epoch takes them."""
+"""`Source`: the protocol of sources with random access, and the order of their epochs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from numpy.typing import NDArray
 from ..order.shuffle import Indices, shuffled
 from ..pipeline.picture_size import path_size, picture_size
 
-# Of samples of the stream: the record of each, and the epoch whose random numbers it draws.
+# Maps samples of the stream to records, and to the epochs whose random numbers they use.
 Order = Callable[[Indices], tuple[Indices, Indices]]
-
-# A field of some records: an array for each (what passes the graph by, as it is), or one array of
-# shape [records, ...].
+# A field of some records: a value for each record, or one array [records, ...].
 Values = Sequence[Any] | NDArray[Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What the records of a source have under one name.
+    """The kind of a field of records.
 
     Attributes:
-        dtype: Of the array of one record; None for text, dicts and the like, which pass the graph
-            by.
-        ndim: Number of its dimensions: 1 for encoded bytes, 0 for a label.
-        is_path: Whether it is the path of a file whose bytes DALI reads in the graph.
+        dtype: Dtype of a record's array; None for text, dicts and other values that bypass the
+            graph.
+        ndim: Number of dimensions: 1 for encoded bytes, 0 for a label.
+        is_path: Whether it is the path of a file that DALI reads in the graph.
     """
 
     dtype: np.dtype[Any] | None
@@ -36,21 +34,21 @@ class Field:
     is_path: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype is not None:  # users write np.int32, which is none yet
+        if self.dtype is not None:  # users pass np.int32, which is a type
             object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
 
 class Source(Protocol):
-    """Records by number, from 0 to ``len(source) - 1``; the base class of sources of your own.
+    """Records by index, from 0 to ``len(source) - 1``; the base class of your own sources.
 
-    Its methods may be called from several threads at once. It pickles: what it opens, it opens when
-    it is first used.
+    Methods may be called from several threads concurrently. A source must be picklable, and should
+    open files at first use.
 
     Attributes:
-        fields: The names and the kinds of what a record has.
-        read_threads: Threads of an iterator that read at once, for all its pipelines. More than
-            two are for reads that wait, as for a network: those that work take turns with Python's
-            lock, and are slower the more they are.
+        fields: Names and kinds of the fields of a record.
+        read_threads: Number of reading threads of an iterator, for all its pipelines. More than two
+            help only if reads wait, e.g. for a network; otherwise they contend for the GIL and
+            become slower.
     """
 
     fields: Mapping[str, Field]
@@ -61,14 +59,14 @@ class Source(Protocol):
         ...
 
     def read(self, indices: Indices, names: Sequence[str]) -> Mapping[str, Values]:
-        """Fields of some records, in their order.
+        """Reads fields of some records, in the given order.
 
-        What it gives is not written to again: DALI may read it later, without a copy. A source
-        that gives the same memory for other records is refused.
+        The returned memory must not be written to again, because DALI may read it later without a
+        copy. A source that reuses memory for other records is rejected.
 
         Args:
-            indices: Numbers of records; one may come twice.
-            names: The fields that are wanted.
+            indices: Indices of records, possibly repeated.
+            names: Names of the fields to read.
 
         Raises:
             OSError, ValueError: If a record can't be read; the message names it.
@@ -76,41 +74,41 @@ class Source(Protocol):
         ...
 
     def sizes(self, indices: Indices, name: str, data: Values) -> NDArray[np.int32]:
-        """Heights and widths of pictures as DALI's decoder gives them, EXIF's turning included.
+        """Returns heights and widths of images as decoded by DALI, with EXIF orientation applied.
 
         Args:
-            indices: Numbers of records.
-            name: A field of encoded pictures.
-            data: What `read` gave of the field.
+            indices: Indices of records.
+            name: A field of encoded images.
+            data: The values of the field, returned by `read`.
 
         Returns:
-            int32 of shape [records, 2]; -1 where the header doesn't say it.
+            int32 [records, 2]; -1 if the header does not contain the size.
         """
         return picture_sizes(data, self.fields[name].is_path)
 
     def name(self, index: int) -> str:
-        """What to call a record in errors: its path, or archive and member, or its number."""
+        """Returns the name of a record for errors: its path, archive and member, or index."""
         return f"record {index} of {type(self).__name__}"
 
     def identity(self) -> str:
-        """A digest that is alike where the records are alike, wherever they lie."""
+        """Returns a digest that is equal for equal records, wherever they are stored."""
         ...
 
 
 def picture_sizes(data: Values, are_paths: bool) -> NDArray[np.int32]:
-    """`Source.sizes` of encoded pictures, or of those in the files that are named by paths."""
+    """Reads the sizes of encoded images, or of image files; see `Source.sizes`."""
     size_of = path_size if are_paths else picture_size
     sizes = [size_of(value) or (-1, -1) for value in data]
     return np.array(sizes, np.int32).reshape(-1, 2)
 
 
 def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
-    """The order of a source's epochs, one after another.
+    """Creates the order of a source's successive epochs.
 
     Args:
         count: Number of records.
         seed: The seed.
-        shuffle: Whether each epoch has an order of its own; else all are sequential.
+        shuffle: Whether each epoch has its own order; otherwise all are sequential.
     """
 
     def order(samples: Indices) -> tuple[Indices, Indices]:
@@ -118,7 +116,7 @@ def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
         if not shuffle:
             return positions, epochs
         records = np.empty_like(positions)
-        for epoch in np.unique(epochs):  # a batch is of one epoch, or of few
+        for epoch in np.unique(epochs):  # a batch spans one epoch or a few
             chosen = epochs == epoch
             records[chosen] = shuffled(positions[chosen], count, seed, int(epoch))
         return records, epochs
@@ -127,7 +125,7 @@ def epoch_order(count: int, seed: int, shuffle: bool) -> Order:
 
 
 def order_of(source: Any, seed: int, shuffle: bool) -> Order:
-    """The order of a source: its own, which a mixture has, or that of its epochs."""
+    """Returns the order of a source: its own, as for a mixture, or that of its epochs."""
     make_order = getattr(source, "order", None)
     if make_order is None:
         return epoch_order(len(source), seed, shuffle)
@@ -136,7 +134,7 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
 
 
 def names_of(source: Any, indices: Indices) -> list[str]:
-    """Returns the names of several records, together if the source has a method for it."""
+    """Returns the names of several records, by one call if the source supports it."""
     together = getattr(source, "record_names", None)
     if together is None:
         return [source.name(index) for index in indices.tolist()]

@@ -1,4 +1,4 @@
-"""Tars of samples (WebDataset), by number."""
+"""`Tar`: samples of tars (WebDataset) with random access."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .tar_index import ABOUT, columns_of, extensions_of, index_tars, kinds_of, s
 
 _log = logging.getLogger("dalijax")
 
-_HEAD = 1536  # bytes of a sample that are read for its name: an extended header takes so many
+_HEAD = 1536  # bytes read to find the name of a sample, enough for an extended header
 _DECODERS: Mapping[str, Decode] = {"text": as_text, "json": as_json}
 
 
 class Tar(ByteRecords):
-    """Samples of tars in WebDataset's format, by number: no buffer is needed to shuffle them.
+    """Samples of tars in WebDataset's format with random access: no shuffle buffer is needed.
 
     Members that follow one another and have the same name up to the first dot are a sample; the
     text after that dot is the extension. The headers are read once, and the index is stored.
@@ -41,15 +41,15 @@ class Tar(ByteRecords):
     Args:
         paths: A path or several, or URLs if fsspec is installed. ``*.tar`` and ``{000..127}.tar``
             are expanded.
-        fields: The field of each extension, in lower case; ``"jpg;png"`` is either of them. As in
-            WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
-        missing: "raise" or "skip" samples that lack a member.
-        index_paths: Index files of DALI's ``wds2idx``. They are not needed and not read.
-        cache_dir: Folder of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
-        identity: Text that replaces the digest of names, sizes and 64 samples in states.
+        fields: Maps each extension, in lower case, to a field; ``"jpg;png"`` is either of them. As
+            in WebDataset, ``__key__`` is the sample's name and ``__url__`` its tar.
+        missing: Whether to "raise" an error about, or to "skip", samples that lack a member.
+        index_paths: Index files of DALI's ``wds2idx``. They are neither needed nor read.
+        cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
+        identity: A string that replaces the digest of names, sizes and 64 samples in states.
 
     Attributes:
-        fields: The names and kinds of the fields.
+        fields: Names and kinds of the fields.
 
     Raises:
         OSError: If a tar can't be read.
@@ -70,8 +70,8 @@ class Tar(ByteRecords):
             raise ValueError(f"missing must be 'raise' or 'skip', not {missing!r}")
         if index_paths is not None:
             warnings.warn(
-                "Tar does not read index_paths: leave them out. It reads the headers of the tars "
-                "once, and stores an index of its own (cache_dir=)",
+                "Tar does not read index_paths. Omit them: it reads the headers of the tars once, "
+                "and stores its own index (cache_dir=)",
                 stacklevel=2,
             )
         tars = path_list(paths)
@@ -111,7 +111,7 @@ class Tar(ByteRecords):
         return columns
 
     def _keys(self, indices: Indices) -> list[str]:
-        # The headers are read in a single call: a request for each would take long over a network.
+        # Reads all headers in one call: a request for each would be slow over a network.
         numbers, starts = self._places(indices)
         sizes = np.minimum(_HEAD, np.array(self._files.sizes, np.int64)[numbers] - starts)
         heads = self._files.read(
@@ -126,7 +126,7 @@ class Tar(ByteRecords):
         return [self._files.paths[number] for number in self._places(indices)[0].tolist()]
 
     def name(self, index: int) -> str:
-        """See `dalijax.sources.Source`: the tar, and the sample's name in it."""
+        """Returns the tar and the sample's name in it; see `dalijax.sources.Source`."""
         number, start = self._place(index)
         url = self._files.paths[number]
         try:
@@ -135,10 +135,10 @@ class Tar(ByteRecords):
             return f"{url}: the sample at byte {start:,}"
 
     def record_names(self, indices: Indices) -> list[str]:
-        """Returns the names of several records; their headers are read together."""
+        """Returns the names of several records, whose headers are read together."""
         try:
             keys = self._keys(indices)
-        except (OSError, ValueError):  # a bad header does not hide the names of other samples
+        except (OSError, ValueError):  # a bad header must not hide the names of other samples
             return [self.name(index) for index in indices.tolist()]
         return [f"{url}: {key}" for url, key in zip(self._urls(indices), keys, strict=True)]
 
@@ -152,13 +152,13 @@ _DESCRIPTIONS: Mapping[str, Callable[[Tar, Indices], list[str]]] = {
 def _check_complete(
     tars: Sequence[str], fields: Mapping[str, str], about: Mapping[str, Any], missing: str
 ) -> None:
-    """Raises ValueError with the cure if samples lack a field and can't be left out."""
+    """Raises ValueError with the fix if samples lack a field and must not be skipped."""
     count, num_complete = about["incomplete"], about["first"][-1]
     reasons, cure = "; ".join(about["reasons"]), _cure(fields, about)
     if not count and not num_complete:
         raise ValueError(
-            f"{printable(', '.join(tars[:3]))} has no samples: the members of a sample are files "
-            "named like 0001.jpg and 0001.cls"
+            f"{printable(', '.join(tars[:3]))} has no samples. The members of a sample are files "
+            "with names such as 0001.jpg and 0001.cls"
         )
     if count and missing == "raise":
         raise ValueError(f"{count:,} samples lack a member that fields= names: {reasons}. {cure}")
@@ -168,31 +168,31 @@ def _check_complete(
             f"{reasons}. {cure}"
         )
     if about["scattered"] or about["has_links"]:
-        _log.warning("missing='skip' leaves out %s samples: %s. %s", f"{count:,}", reasons, cure)
+        _log.warning("missing='skip' skips %s samples: %s. %s", f"{count:,}", reasons, cure)
 
 
 def _cure(fields: Mapping[str, str], about: Mapping[str, Any]) -> str:
-    """Tells how to repair tars with incomplete samples."""
+    """Explains how to repair tars with incomplete samples."""
     if about["scattered"]:
         return (
-            f"The members of {', '.join(about['scattered'])} do not follow one another. Pack the "
+            f"The members of {', '.join(about['scattered'])} are not adjacent. Pack the "
             "tar again, sorted by name: tar --sort=name -cf NEW.tar -C FOLDER ."
         )
     if about["has_links"]:
         return (
-            "A link has no content of its own. Pack the tar again: tar --dereference "
+            "A link has no content. Pack the tar again: tar --dereference "
             "--hard-dereference --sort=name -cf NEW.tar -C FOLDER ."
         )
     if set(fields.values()) <= set(about["extensions"]):
         right = {name: extension for extension, name in fields.items()}
-        return f"fields= maps each extension to a field's name: did you mean {right}?"
+        return f"fields= maps each extension to the name of a field. Did you mean {right}?"
     if about["apart"]:
         return (
             f"These are different samples: {'; '.join(about['apart'])}. The members of a sample "
-            "need the same folder and the same name up to the first dot, and follow one another "
-            "in one tar: pack them again"
+            "must have the same directory and the same name up to the first dot, and be adjacent "
+            "in one tar. Pack them again"
         )
-    if not about["first"][-1]:  # missing='skip' would leave out everything
-        members = ", ".join(f".{extension}" for extension in about["extensions"]) or "links alone"
-        return f"Name extensions in fields= that samples have: {members}"
-    return "Leave them out by missing='skip'"
+    if not about["first"][-1]:  # missing='skip' would skip everything
+        members = ", ".join(f".{extension}" for extension in about["extensions"]) or "only links"
+        return f"Name extensions in fields= that the samples have: {members}"
+    return "Skip them by missing='skip'"

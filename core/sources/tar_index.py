@@ -1,4 +1,4 @@
-"""Indexes of tars: which bytes of which members each sample has."""
+"""Indexes of tars: the byte ranges of the members of each sample."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ ABOUT: Mapping[str, type] = {
     "has_links": bool,
     "apart": list,
 }
-_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # as WebDataset decodes them
+_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")  # decoded as in WebDataset
 _TEXTS = ("txt", "text", "transcript")
 _JSONS = ("json", "jsn")
-_NAMED = 3  # samples that an error names
-_REPORTED = 1000  # samples between two steps of the progress
-_THREADS = 8  # tars whose headers are read at once: the disk takes the time
-_MOST_INCOMPLETE = 100_000  # incomplete samples of a tar that are searched for elsewhere in it
+_NAMED = 3  # samples named in an error
+_REPORTED = 1000  # samples between two updates of the progress bar
+_THREADS = 8  # tars whose headers are read concurrently, since reading waits for the disk
+_MOST_INCOMPLETE = 100_000  # incomplete samples of a tar whose other members are searched for
 
 
 class Sample(NamedTuple):
-    """Members of a tar that follow one another and have the same name.
+    """Adjacent members of a tar with the same name.
 
     Attributes:
         start: Offset of the first header.
-        name: The name of the members up to the first dot.
+        name: Name of the members up to the first dot.
         members: The members by extension.
     """
 
@@ -54,7 +54,7 @@ class Sample(NamedTuple):
 
 
 def kind_of_extension(extension: str) -> str:
-    """The kind of the members with an extension, by its last part, as in WebDataset.
+    """Returns the kind of members with an extension, by its last part, as in WebDataset.
 
     Returns:
         "number", "text", "json" or "bytes".
@@ -68,8 +68,8 @@ def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
     """Returns the field of each single extension, in lower case.
 
     Raises:
-        TypeError: If an extension or a field is not text.
-        ValueError: If there is none, or one occurs twice.
+        TypeError: If an extension or a field is not a string.
+        ValueError: If there is no extension, or an extension is repeated.
     """
     check_names("fields", fields, "{'jpg;png': 'data'}")
     extensions: dict[str, str] = {}
@@ -78,13 +78,13 @@ def extensions_of(fields: Mapping[str, str]) -> dict[str, str]:
             extension = extension.strip().removeprefix(".")
             if not extension or extensions.setdefault(extension, name) != name:
                 raise ValueError(
-                    f"fields has the extension {extension!r} for two fields, or an empty one"
+                    f"fields has the extension {extension!r} for two fields, or an empty extension"
                 )
     return extensions
 
 
 def kinds_of(extensions: Mapping[str, str]) -> dict[str, str]:
-    """The kind of each field.
+    """Returns the kind of each field.
 
     Raises:
         ValueError: If a field joins extensions of different kinds.
@@ -96,17 +96,17 @@ def kinds_of(extensions: Mapping[str, str]) -> dict[str, str]:
         if len(extension_of) > 1:
             members = " and ".join(f".{e} is {kind}" for kind, e in extension_of.items())
             raise ValueError(
-                f"fields joins members of different kinds in {name!r}: {members}. Give each a "
-                "field of its own"
+                f"fields joins members of different kinds in {name!r}: {members}. Give each its "
+                "own field"
             )
     return {name: next(iter(extension_of)) for name, extension_of in kinds.items()}
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes]:
-    """The sample and the extension of a member.
+    """Splits the name of a member into sample and extension.
 
-    The extension is b"" for members of no sample, as in WebDataset: hidden files, names without
-    a dot, and metadata like ``__index__/1.jpg``.
+    The extension is b"" for members that belong to no sample, as in WebDataset: hidden files, names
+    without a dot, and metadata such as ``__index__/1.jpg``.
     """
     slash = name.rfind(b"/") + 1
     dot = name.find(b".", slash)
@@ -116,17 +116,17 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
 
 
 def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
-    """Yields the samples of members in their order.
+    """Groups members to samples, in order.
 
-    Links never end a sample, as WebDataset skips them.
+    Links never end a sample, because WebDataset skips them.
 
     Raises:
-        ValueError: If a sample has two members of one name.
+        ValueError: If a sample has two members of the same name.
     """
-    last = links_of = 0, b""
+    last = links_key = 0, b""
     start = links_start = 0
     sample: dict[bytes, Member] = {}
-    links: dict[bytes, Member] = {}  # that follow the members of another sample
+    links: dict[bytes, Member] = {}  # links after the members of another sample
     for member in walk:
         name, extension = split_name(member.name)
         if not extension:
@@ -135,18 +135,18 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
         if member.link and key == last:
             sample.setdefault(extension, member)
         elif member.link:
-            if links and key != links_of:
-                yield Sample(links_start, links_of[1], links)
+            if links and key != links_key:
+                yield Sample(links_start, links_key[1], links)
                 links = {}
             if not links:
-                links_of, links_start = key, member.start
+                links_key, links_start = key, member.start
             links[extension] = member
         else:
             if key != last:
                 if sample:
                     yield Sample(start, last[1], sample)
                 last, start, sample = key, member.start, {}
-                if links and key == links_of:
+                if links and key == links_key:
                     start, sample, links = links_start, links, {}
             if extension in sample and not sample[extension].link:
                 raise ValueError(f"{path} has the member '{printable(member.name)}' twice")
@@ -154,20 +154,20 @@ def grouped(walk: Iterable[Member], path: str) -> Iterator[Sample]:
     if sample:
         yield Sample(start, last[1], sample)
     if links:
-        yield Sample(links_start, links_of[1], links)
+        yield Sample(links_start, links_key[1], links)
 
 
 class _Columns:
-    """The rows of one tar.
+    """The index columns of one tar.
 
-    It does not keep the tar open: there may be thousands.
+    It does not keep the tar open, because there may be thousands.
 
     Args:
         extensions: The field of each extension.
     """
 
     def __init__(self, extensions: Mapping[str, str]):
-        # For each field its extensions, and two columns: offset and size, or the value alone.
+        # For each field its extensions, and its columns: offset and size, or only the value.
         self._fields: list[tuple[str, list[bytes], array.array[int], array.array[int] | None]] = []
         self.arrays: dict[str, array.array[int]] = {}
         for name, kind in kinds_of(extensions).items():
@@ -178,25 +178,25 @@ class _Columns:
             self._fields.append((name, keys, first, second))
         self.start = self.arrays["start"] = array.array("q")
         self.num_incomplete = 0
-        self.incomplete: dict[bytes, frozenset[str]] = {}  # the fields that samples have, by name
+        self.incomplete: dict[bytes, frozenset[str]] = {}  # fields of incomplete samples, by name
         self.reasons: list[str] = []
-        self.extensions: set[str] = set()  # of the samples in `reasons`
+        self.extensions: set[str] = set()  # extensions of the samples in `reasons`
         self.has_links = False
         self.scattered: list[str] = []
 
     def add(self, samples: Iterable[Sample], take: Window) -> None:
-        """Adds the samples of a tar; incomplete ones are counted."""
+        """Adds the samples of a tar; incomplete samples are counted."""
         for sample in samples:
             row = []
             for name, extensions, _, _ in self._fields:
-                some = [sample.members[e] for e in extensions if e in sample.members]
-                found = [member for member in some if not member.link]
-                if len(found) > 1:
+                candidates = [sample.members[e] for e in extensions if e in sample.members]
+                matches = [member for member in candidates if not member.link]
+                if len(matches) > 1:
                     raise ValueError(
                         f"{take.file.shown}: {printable(sample.name)} has {name!r} twice: "
-                        f"{[printable(member.name) for member in found]}"
+                        f"{[printable(member.name) for member in matches]}"
                     )
-                row += found
+                row += matches
             if len(row) < len(self._fields):
                 self._add_incomplete(sample, take.file.shown)
                 continue
@@ -213,15 +213,15 @@ class _Columns:
         lacking, members = [], sample.members
         found_fields = set()
         for name, extensions, _, _ in self._fields:
-            found = [members[e] for e in extensions if e in members]
-            if found:
+            matches = [members[e] for e in extensions if e in members]
+            if matches:
                 found_fields.add(name)
-            if not found:
+            if not matches:
                 wanted = " or ".join(f".{printable(extension)}" for extension in extensions)
                 lacking.append(f"{wanted} ({name!r})")
-            elif all(member.link for member in found):
+            elif all(member.link for member in matches):
                 self.has_links = True
-                lacking.append(f"{printable(found[0].name)}, which is a {found[0].link} link")
+                lacking.append(f"{printable(matches[0].name)}, which is a {matches[0].link} link")
         if len(self.incomplete) < _MOST_INCOMPLETE:
             self.incomplete[sample.name] = frozenset(found_fields)
         if len(self.reasons) < _NAMED:
@@ -233,28 +233,30 @@ class _Columns:
 
 
 def _scattered(names: Collection[bytes], samples: Iterable[Sample]) -> Iterator[str]:
-    """Yields names of samples whose members lie in several places of a tar."""
+    """Yields names of samples whose members are not adjacent in a tar."""
     seen: dict[bytes, set[bytes]] = {}
-    for _, name, found in samples:
+    for _, name, extensions in samples:
         if name in names:
-            if not seen.setdefault(name, set()).isdisjoint(found):
+            if not seen.setdefault(name, set()).isdisjoint(extensions):
                 continue  # another sample of the same name
             if seen[name]:
                 yield printable(name)
-            seen[name].update(found)
+            seen[name].update(extensions)
 
 
 def _apart(paths: Sequence[str], tars: Sequence[_Columns], fields: Set[str]) -> list[str]:
-    """Returns groups of incomplete samples that lack each other's members.
+    """Returns groups of incomplete samples that have each other's missing members.
 
-    Their names differ in the folder alone, as ``images/1`` and ``labels/1``, or they lie in
+    Their names differ only in the directory, as ``images/1`` and ``labels/1``, or they are in
     different tars.
     """
     groups: dict[bytes, dict[str, frozenset[str]]] = {}
     for path, tar in zip(paths, tars):
-        for name, found in itertools.islice(tar.incomplete.items(), _MOST_INCOMPLETE // len(tars)):
+        for name, fields_found in itertools.islice(
+            tar.incomplete.items(), _MOST_INCOMPLETE // len(tars)
+        ):
             label = f"{printable(path)}: {printable(name)}"
-            groups.setdefault(name.rpartition(b"/")[2], {})[label] = found
+            groups.setdefault(name.rpartition(b"/")[2], {})[label] = fields_found
     return [
         " and ".join(list(group)[:_NAMED])
         for group in groups.values()
@@ -270,20 +272,21 @@ def _number(name: str, sample: Sample, text: bytes, take: Window) -> int:
     except ValueError:
         pass
     raise ValueError(
-        f"{name!r} of {take.file.shown}: {printable(sample.name)} must be a whole number of 64 "
+        f"{name!r} of {take.file.shown}: {printable(sample.name)} must be an integer of 64 "
         f"bits, not {text[:40]!r}"
     )
 
 
 def sample_key(file: ByteFile, start: int, head: bytes = b"") -> str:
-    """Returns the name of a sample: that of its members up to the first dot.
+    """Returns the name of a sample: the name of its members up to the first dot.
 
-    Bytes that are not UTF-8 are surrogates, as with tarfile and WebDataset: names stay distinct.
+    Bytes that are not UTF-8 become surrogates, as with tarfile and WebDataset, so that names stay
+    distinct.
 
     Args:
         file: The tar.
         start: Offset of the sample.
-        head: The first bytes of the sample, if they were read already.
+        head: The first bytes of the sample, if already read.
 
     Raises:
         OSError, ValueError: If the header can't be read.
@@ -300,7 +303,7 @@ def sample_key(file: ByteFile, start: int, head: bytes = b"") -> str:
 
 
 def columns_of(extensions: Mapping[str, str]) -> set[str]:
-    """The names of the arrays in an index of tars."""
+    """Names of the arrays in an index of tars."""
     columns = {"start"}
     for name, kind in kinds_of(extensions).items():
         columns |= {f"{name}.value"} if kind == "number" else {f"{name}.offset", f"{name}.size"}
@@ -308,16 +311,16 @@ def columns_of(extensions: Mapping[str, str]) -> set[str]:
 
 
 def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
-    """Makes the index of tars; see `dalijax.core.sources.byte_records` for its content.
+    """Builds the index of tars; see `dalijax.core.sources.byte_records` for its content.
 
     Args:
         paths: The tars.
         extensions: The field of each extension.
     """
     sizes = [open_file(path).size for path in paths]
-    with progress(f"Indexing {len(paths)} tars", sum(sizes)) as done:
+    with progress(f"Indexing {len(paths)} tars", sum(sizes)) as advance:
         tars = call_each(
-            lambda path: _indexed(open_file(path), extensions, done),
+            lambda path: _indexed(open_file(path), extensions, advance),
             paths,
             _THREADS,
             "dalijax-index",
@@ -342,26 +345,26 @@ def index_tars(paths: Sequence[str], extensions: Mapping[str, str]) -> Index:
     return Index(about, arrays)
 
 
-def _indexed(file: ByteFile, extensions: Mapping[str, str], done: Any) -> _Columns:
-    """The rows of one tar."""
+def _indexed(file: ByteFile, extensions: Mapping[str, str], advance: Any) -> _Columns:
+    """Indexes one tar."""
     columns, take = _Columns(extensions), Window(file)
 
     def samples() -> Iterator[Sample]:
         return grouped(members(take, file.size, file.shown), file.shown)
 
-    columns.add(_counted(samples(), file.size, done), take)
+    columns.add(_counted(samples(), file.size, advance), take)
     if columns.incomplete:
         scattered = _scattered(columns.incomplete, samples())
         columns.scattered = [f"{file.shown}: {n}" for n in itertools.islice(scattered, _NAMED)]
     return columns
 
 
-def _counted(samples: Iterable[Sample], size: int, done: Any) -> Iterator[Sample]:
-    """Yields samples and reports the bytes to the progress bar."""
+def _counted(samples: Iterable[Sample], size: int, advance: Any) -> Iterator[Sample]:
+    """Yields samples, and reports their bytes to the progress bar."""
     at = 0
     for count, sample in enumerate(samples):
         if count % _REPORTED == 0:
-            done(sample.start - at)
+            advance(sample.start - at)
             at = sample.start
         yield sample
-    done(size - at)
+    advance(size - at)

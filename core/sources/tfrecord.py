@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example, by number."""
+"""`TFRecord`: records of TFRecord files with random access."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ from .values import as_scalars
 
 
 class TFRecord(ByteRecords):
-    """Records of tf.train.Example (or the context of SequenceExamples), by number.
+    """Records of tf.train.Example (or the context of SequenceExamples) with random access.
 
-    The files are read once, and an index of the payloads and the labels is stored: records are not
-    parsed afterwards, and TensorFlow is not needed. The first record that has a feature determines
-    its kind: bytes are uint8 [bytes], one number is a scalar of 32 bits, several are an array.
-
-    A list of numbers that a record lacks is empty, as with ``tf.io.VarLenFeature``. For other
-    features pass ``defaults=``, like the ``default_value`` of ``tf.io.FixedLenFeature``.
+    The files are read once, and an index of the payloads and labels is stored. Reading records does
+    not parse them, and TensorFlow is not needed. The first record that has a feature determines its
+    kind: bytes become uint8 [bytes], a single number a scalar of 32 bits, several numbers an array.
+    A missing list of numbers is empty, as with ``tf.io.VarLenFeature``. For other features, pass
+    ``defaults=``, like the ``default_value`` of ``tf.io.FixedLenFeature``.
 
     Args:
-        paths: A path or several, or URLs if fsspec is installed. Patterns like ``*.tfrecord`` and
-            ``{000..127}.tfrecord`` are expanded.
-        features: The field of each wanted feature.
+        paths: A path or several, or URLs if fsspec is installed. Patterns such as ``*.tfrecord``
+            and ``{000..127}.tfrecord`` are expanded.
+        features: Maps each wanted feature to a field.
         kinds: Kinds of fields that differ from the first record: ``Field(None)`` is text in UTF-8,
-            which bypasses the graph; with ``ndim=1`` lists of numbers of any length.
-        defaults: The values of fields in records that lack the feature: bytes, text, a number or a
+            which bypasses the graph; ``ndim=1`` is a list of numbers of any length.
+        defaults: Values of fields for records that lack the feature: bytes, text, a number or a
             list of numbers.
-        cache_dir: Folder of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
-        identity: Text that replaces the digest of names, sizes and 64 records in states.
+        cache_dir: Directory of stored indexes; None: ``dalijax`` in XDG_CACHE_HOME or ~/.cache.
+        identity: A string that replaces the digest of names, sizes and 64 records in states.
 
     Attributes:
-        fields: The names and kinds of the fields.
+        fields: Names and kinds of the fields.
 
     Raises:
         OSError: If a file can't be read.
-        ValueError: If a file is damaged or cut off, has no records, or a record is no Example or
-            lacks a feature without a default. The checksums of contents are not checked, as they
-            are not read.
+        ValueError: If a file is damaged or cut off, has no records, or a record is not an Example
+            or lacks a feature without a default. The checksums of contents are not verified,
+            because contents are not read.
     """
 
     def __init__(
@@ -96,13 +95,13 @@ class TFRecord(ByteRecords):
         return (*super()._content(), *defaults)
 
     def name(self, index: int) -> str:
-        """The file, and the record's number in it."""
+        """Returns the file, and the record's index in it."""
         number, _ = self._place(index)
         return f"{self._files.paths[number]}: record {index - int(self._first[number])}"
 
 
 def _as_value(name: str, default: Any, field: Field) -> Any:
-    """Converts a default, whose kind is that of the field, to a value of the field."""
+    """Converts a default to a value of the field."""
     if isinstance(default, (bytes, str)):
         data = default.encode() if isinstance(default, str) else default
         return data.decode() if field.dtype is None else np.frombuffer(data, np.uint8)

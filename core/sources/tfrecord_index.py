@@ -1,4 +1,4 @@
-"""Indexes of TFRecord files: where the payloads of each record lie, and its labels."""
+"""Indexes of TFRecord files: the byte ranges of payloads, and the labels, of each record."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from .index import Index
 from .source import Field
 from .values import as_scalars, beyond, narrow
 
-EMPTY = 1  # offset of a list without numbers, in no file
-_REPORTED = 1000  # records between two steps of the progress
+EMPTY = 1  # offset of an empty list of numbers, never used by a payload
+_REPORTED = 1000  # records between two updates of the progress bar
 _KINDS = {
     example.BYTES: "bytes",
     example.FLOATS: "floats",
-    example.INTS: "whole numbers",
+    example.INTS: "integers",
 }
 
 
 class _Column:
-    """The values of one field of the records.
+    """The index columns of one field.
 
     Args:
         name: The field.
-        field: The kind of the field, if the user named it.
-        default: The value of records without the feature; None: it is an error, except for lists.
+        field: The kind of the field, if given by the user.
+        default: Value for records without the feature; None: an error, except for lists.
     """
 
     def __init__(self, name: str, field: Field | None, default: Any):
         self.name = name
-        self.kind = ""  # "value", "bytes", "floats" or "integers", once a record has the feature
+        self.kind = ""  # "value", "bytes", "floats" or "integers", from the first record with it
         self.offsets, self.sizes = array.array("q"), array.array("q")
         self.values: array.array[Any] = array.array("q")
         self._wire = 0
         self._field = field
         self._default = default
-        self._early = 0  # records without the feature before the first that has it
+        self._early = 0  # number of records before the first that has the feature
 
     def add(self, feature: example.Feature | None, take: Window) -> None:
         """Adds the feature of a record, which may lack it.
 
         Raises:
-            KeyError: If the record lacks the feature, and there is no default.
-            ValueError: If the feature is of another kind.
+            KeyError: If the record lacks the feature and there is no default.
+            ValueError: If the feature has another kind.
         """
         if feature is None or not feature.kind:
             self._add_missing()
@@ -61,19 +61,21 @@ class _Column:
         if not self.kind:
             self._learn(feature, take)
         elif feature.kind != self._wire:
-            kind = _KINDS.get(feature.kind, "something unknown")
-            raise ValueError(f"has {kind}, and the first record {_KINDS[self._wire]}")
+            kind = _KINDS.get(feature.kind, "an unknown kind of values")
+            raise ValueError(f"has {kind}, but the first record has {_KINDS[self._wire]}")
         if self.kind == "value":
             values = example.numbers(take, feature)
             if len(values) != 1:
                 raise ValueError(
-                    f"has {len(values)} numbers, and the first record one: say that it is a list "
-                    "by kinds={name: Field(dtype, ndim=1)}"
+                    f"has {len(values)} numbers, but the first record has one. Declare a list by "
+                    "kinds={name: Field(dtype, ndim=1)}"
                 )
             self.values.extend(values)
             return
         if feature.loose:
-            raise ValueError("has numbers that are not packed: write it with a newer protobuf")
+            raise ValueError(
+                "has numbers that are not packed. Write the file with a newer protobuf"
+            )
         if len(feature.ranges) != 1 and (self.kind == "bytes" or feature.ranges):
             raise ValueError(f"has {len(feature.ranges)} values instead of one")
         offset, size = feature.ranges[0] if feature.ranges else (EMPTY, 0)
@@ -81,7 +83,7 @@ class _Column:
         self.sizes.append(size)
 
     def _learn(self, feature: example.Feature, take: Window) -> None:
-        """Takes the kind of the field from the first record that has the feature."""
+        """Infers the kind of the field from the first record that has the feature."""
         field = self._field
         self._wire = feature.kind
         if feature.kind == example.BYTES:
@@ -95,7 +97,7 @@ class _Column:
         else:
             raise ValueError("has values of an unknown kind")
         if not fit:
-            raise ValueError(f"is {_KINDS[feature.kind]}, which is not {field}")
+            raise ValueError(f"is {_KINDS[feature.kind]}, not {field}")
         if self.kind == "value":
             self.values = array.array("d" if feature.kind == example.FLOATS else "q")
         self._check_default()
@@ -114,15 +116,17 @@ class _Column:
             wanted = "text in UTF-8"
             fit = fit and _is_text(default)
         elif kind != "bytes":
-            is_list, whole = kind != "value", self._wire == example.INTS
-            dtype = np.dtype(np.int64 if whole else np.float32)
+            is_list, is_integer = kind != "value", self._wire == example.INTS
+            dtype = np.dtype(np.int64 if is_integer else np.float32)
             if field is not None and field.dtype is not None:
                 dtype = field.dtype
-            fit = _are_numbers(default, int(is_list), whole, dtype)
-            wanted = f"{'a list of ' * is_list or 'a '}{'whole ' * whole}number{'s' * is_list}"
-            wanted += f" that fit{'s' * (not is_list)} into {dtype}"
+            fit = _are_numbers(default, int(is_list), is_integer, dtype)
+            noun = "integer" if is_integer else "number"
+            wanted = f"a{'n' * is_integer} {noun} that fits into {dtype}"
+            if is_list:
+                wanted = f"a list of {noun}s that fit into {dtype}"
         if not fit:
-            raise ValueError(f"needs {wanted} as its default, not {default!r:.80}")
+            raise ValueError(f"requires {wanted} as its default, not {default!r:.80}")
 
     def _add_missing(self) -> None:
         is_list = self.kind in ("floats", "integers")
@@ -140,7 +144,7 @@ class _Column:
             self.sizes.append(0)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The columns of the index."""
+        """Returns the columns of the index."""
         if self.kind != "value":
             return {
                 f"{self.name}.offset": np.array(self.offsets, np.int64),
@@ -162,13 +166,13 @@ def _is_text(default: bytes | str) -> bool:
     return True
 
 
-def _are_numbers(default: Any, ndim: int, whole: bool, dtype: np.dtype[Any]) -> bool:
-    """Tells if a default is a number, or a list of numbers, that a dtype can hold."""
+def _are_numbers(default: Any, ndim: int, integer: bool, dtype: np.dtype[Any]) -> bool:
+    """Returns whether a default is a number, or a list of numbers, that a dtype can represent."""
     try:
         values = np.asarray(default)
     except ValueError:  # lists of different lengths
         return False
-    allowed = "iu" if whole and values.size else "iuf"
+    allowed = "iu" if integer and values.size else "iuf"
     if values.ndim != ndim or values.dtype.kind not in allowed:
         return False
     return not values.size or not beyond(values, dtype).any()
@@ -180,13 +184,13 @@ def index_records(
     kinds: Mapping[str, Field],
     defaults: Mapping[str, Any],
 ) -> Index:
-    """Makes the index of files; see `dalijax.core.sources.byte_records` for its content.
+    """Builds the index of files; see `dalijax.core.sources.byte_records` for its content.
 
     Args:
         paths: The files.
-        wanted: The field of each feature.
-        kinds: The kinds of fields, if the user named them.
-        defaults: The values of fields in records that lack the feature.
+        wanted: Maps each feature to a field.
+        kinds: Kinds of fields, if given by the user.
+        defaults: Values of fields for records that lack the feature.
     """
     sizes = [open_file(path).size for path in paths]
     columns = {
@@ -195,7 +199,7 @@ def index_records(
     }
     starts, first = array.array("q"), [0]
     has: set[bytes] = set()  # features of the first record
-    with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as done:
+    with progress(f"Indexing {len(paths)} TFRecord files", sum(sizes)) as advance:
         for path in paths:
             file = open_file(path)
             take, reported = Window(file), 0
@@ -206,16 +210,16 @@ def index_records(
                 _add(label, take, at, size, wanted, columns)
                 starts.append(at)
                 if number % _REPORTED == 0:
-                    done(at - reported)
+                    advance(at - reported)
                     reported = at
-            done(file.size - reported)
+            advance(file.size - reported)
             first.append(len(starts))
     if not len(starts):
         raise ValueError(f"{', '.join(paths[:3])} has no records")
     for feature, column in columns.items():
         if not column.kind:
             raise ValueError(
-                f"no record has {_text(feature)!r}: the first one has {sorted(map(_text, has))}"
+                f"no record has {_text(feature)!r}. The first record has {sorted(map(_text, has))}"
             )
     arrays = {"start": np.array(starts, np.int64)}
     for column in columns.values():
@@ -233,11 +237,11 @@ def index_records(
 def _features(
     label: str, take: Window, at: int, size: int, names: Mapping[bytes, str] | None
 ) -> dict[bytes, example.Feature]:
-    """The features of a record."""
+    """Locates the features of a record."""
     try:
         return example.features(take, at, at + size, names)
     except ValueError as error:
-        raise ValueError(f"{label} is no tf.train.Example: {error}") from error
+        raise ValueError(f"{label} is not a tf.train.Example: {error}") from error
 
 
 def _add(
@@ -254,15 +258,15 @@ def _add(
         try:
             columns[feature].add(values.get(feature), take)
         except KeyError:
-            there = sorted(map(_text, _features(label, take, at, size, None)))
-            what = (
+            existing = sorted(map(_text, _features(label, take, at, size, None)))
+            problem = (
                 f"no value of {_text(feature)!r}"
                 if feature in values
-                else (f"no {_text(feature)!r}, but {there}")
+                else (f"no {_text(feature)!r}, but {existing}")
             )
             raise ValueError(
-                f"{label} has {what}. If records may lack it, pass defaults={{{name!r}: ...}}, or "
-                f"say that it is a list of numbers, which is then empty: kinds={{{name!r}: "
+                f"{label} has {problem}. If records may lack it, pass defaults={{{name!r}: ...}}, "
+                f"or declare it as a list of numbers, which is then empty: kinds={{{name!r}: "
                 "Field(dtype, ndim=1)}"
             ) from None
         except ValueError as error:
@@ -274,7 +278,7 @@ def _text(name: bytes) -> str:
 
 
 def is_sound(index: Index, fields: Collection[str]) -> bool:
-    """Tells if a stored index has the fields, and its ranges lie within the files."""
+    """Returns whether a stored index has the fields, and its ranges lie within the files."""
     kinds = index.about.get("kinds")
     if not isinstance(kinds, dict) or kinds.keys() != set(fields):
         return False

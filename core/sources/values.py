@@ -1,4 +1,4 @@
-"""Kinds of values: what a field is by its first value, and the arrays of the others."""
+"""Inference of fields from values, and conversion of values to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
 
 
 def kind_of(value: Any) -> Field:
-    """The field of such values; numbers of 64 bits become those of 32, as in JAX."""
+    """Infers the field of a value; numbers of 64 bits are narrowed to 32, as in JAX."""
     if isinstance(value, (str, Mapping)) or value is None:
         return Field(None)
     try:
@@ -29,7 +29,7 @@ def kind_of(value: Any) -> Field:
 
 
 def as_kind(value: Any, field: Field) -> Any:
-    """A value as an array of a field, or as it is where the field passes the graph by.
+    """Converts a value to an array of a field; values that bypass the graph are unchanged.
 
     Raises:
         TypeError: If it is of another kind.
@@ -42,22 +42,22 @@ def as_kind(value: Any, field: Field) -> Any:
         return as_scalars(array, field.dtype)
     if array.dtype != field.dtype or array.ndim != field.ndim:
         raise TypeError(
-            f"is {array.dtype} of {array.ndim} dimensions, not {field.dtype} of {field.ndim}"
+            f"is {array.dtype} with {array.ndim} dimensions, not {field.dtype} with {field.ndim}"
         )
     return array
 
 
 def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Numbers in a dtype that may have fewer bits.
+    """Converts numbers to a dtype that may have fewer bits; fractions are rounded.
 
     Raises:
-        TypeError: If they are of another kind (numbers with a fraction for whole ones).
-        ValueError: If a number does not fit; fractions are rounded.
+        TypeError: If they are of another kind, e.g. fractions for an integer dtype.
+        ValueError: If a number does not fit.
     """
     if values.dtype == dtype:
         return values
-    whole = dtype.kind in "iu"
-    if values.dtype.kind not in ("iu" if whole else "iuf") or dtype.kind not in "iuf":
+    is_integer = dtype.kind in "iu"
+    if values.dtype.kind not in ("iu" if is_integer else "iuf") or dtype.kind not in "iuf":
         raise TypeError(f"is {values.dtype}, not {dtype}")
     if beyond(values, dtype).any():
         raise ValueError(f"has a number that does not fit into {dtype}")
@@ -65,7 +65,7 @@ def as_scalars(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def beyond(values: np.ndarray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Which numbers are beyond a dtype, and would become others, or infinite."""
+    """Returns which numbers are out of the range of a dtype."""
     if dtype.kind == "f":
         most = np.finfo(dtype).max
         return np.asarray(np.isfinite(values) & ((values > most) | (values < -most)))
@@ -74,6 +74,6 @@ def beyond(values: np.ndarray, dtype: np.dtype[Any]) -> NDArray[np.bool_]:
 
 
 def narrow(values: NDArray[np.int64]) -> NDArray[Any]:
-    """Whole numbers as int32 where all of them fit."""
+    """Converts integers to int32 if all of them fit."""
     cast = values.astype(np.int32)
     return cast if np.array_equal(cast, values) else values

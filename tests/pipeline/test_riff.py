@@ -35,7 +35,7 @@ def test_truncated_files_are_found_but_no_complete_file(kind, tmp_path):
     least = len(data) - MAY_LACK[kind]
     for count in range(12, len(data), 1 if kind == b"AVI " else 37):
         said = cut_off(data[:count])
-        wanted = f"it is cut off: by its header it has 5000 bytes, and not {count}"
+        wanted = f"it is cut off: its header declares 5000 bytes, but it has {count}"
         assert said == (wanted if count < least else "")
     assert error_of(data[: least - 1], tmp_path) and not error_of(data[:least], tmp_path)
 

@@ -99,12 +99,12 @@ def test_files_of_deeper_folders_are_of_their_class(classes):
         for name in ("1.PNG", "10.jpg", "2.jpg", "deep/3.jpg", "deep/er/4.jpg")
     ]
     os.symlink("..", classes / "b" / "deep" / "up")
-    with pytest.raises(ValueError, match=r"deep/up/ is a link to .*/b, in which it lies"):
+    with pytest.raises(ValueError, match=r"deep/up/ is a link to .*/b, which contains it"):
         Files(classes)
     os.unlink(classes / "b" / "deep" / "up")
     os.symlink("../c.d", classes / "b" / "other")
     os.symlink("../b", classes / "c.d" / "other")
-    with pytest.raises(ValueError, match=r"other/other/ is a link to .*, in which it lies"):
+    with pytest.raises(ValueError, match=r"other/other/ is a link to .*, which contains it"):
         Files(classes)
 
 
@@ -119,7 +119,7 @@ def test_hidden_folders_are_not_classes_and_empty_ones_are_named(remote, tmp_pat
     assert source.classes == ("bird", "cat", "dog")
     assert list(source.read(np.arange(3), ["label"])["label"]) == [1, 1, 2]
     (record,) = caplog.records
-    assert "the class folders 'bird' have no files that end in .jpg" in record.getMessage()
+    assert "the class directories 'bird' have no files ending in .jpg" in record.getMessage()
     caplog.clear()
     flat = Files(f"file://{tmp_path}/cat/deep" if remote else tmp_path / "cat/deep")
     (tmp_path / "cat/deep/.hidden").mkdir()
@@ -143,10 +143,10 @@ def test_special_files_are_left_out_with_a_warning(tmp_path, caplog):
     source = Files(tmp_path)
     assert [os.path.basename(path) for path in paths_of(source)] == ["1.jpg"]
     root, folder = (record.getMessage() for record in caplog.records)
-    assert "'loop' left out" in root  # it may have been a class folder
-    assert "'2.jpg', '3.jpg', '4.jpg' and 2 more left out" in folder
+    assert "skipped 'loop'" in root  # it may have been a class folder
+    assert "skipped '2.jpg', '3.jpg', '4.jpg' and 2 more" in folder
     for name in ("2", "3", "5", "6"):
-        with pytest.raises(FileNotFoundError, match=rf"paths\[0\] is .*{name}\.jpg$"):
+        with pytest.raises(FileNotFoundError, match=rf"paths\[0\] .*{name}\.jpg$"):
             Files(paths=[tmp_path / f"a/{name}.jpg"])
 
 
@@ -255,32 +255,32 @@ def test_relative_paths_outlive_a_change_of_the_folder(classes, monkeypatch):
 def test_paths_that_cannot_be_listed_are_named(classes, tmp_path):
     with pytest.raises(FileNotFoundError, match=r": '/.*/nowhere/'$"):
         Files(tmp_path / "nowhere")
-    with pytest.raises(NotADirectoryError, match=r"/x\.jpg is a file: Files takes a folder"):
+    with pytest.raises(NotADirectoryError, match=r"/x\.jpg is a file, but Files takes a directory"):
         Files(classes / "a/x.jpg")
     (tmp_path / "void").mkdir()
-    with pytest.raises(ValueError, match=r"void.* has neither class folders nor files.*\.jpg"):
+    with pytest.raises(ValueError, match=r"void.* has neither class directories nor files.*\.jpg"):
         Files(tmp_path / "void")
     (tmp_path / "void" / "class").mkdir()
-    with pytest.raises(ValueError, match="1 class folders of .*void"):
+    with pytest.raises(ValueError, match="1 class directories of .*void"):
         Files(tmp_path / "void")
     (classes / "top.jpg").write_bytes(b"")
     with pytest.raises(ValueError, match=r"'B', 'a', 'b' and 4 more\) and other files.*'top\.jpg'"):
         Files(classes)
-    with pytest.raises(FileNotFoundError, match=r"paths\[1\] is not there: .*gone\.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"paths\[1\] does not exist: .*gone\.jpg"):
         Files(paths=[classes / NAMES[0], classes / "gone.jpg"])
-    with pytest.raises(FileNotFoundError, match=r"paths\[0\] is no file: .*/a$"):
+    with pytest.raises(FileNotFoundError, match=r"paths\[0\] is not a file: .*/a$"):
         Files(paths=[classes / "a"])
     with pytest.raises(ValueError, match="paths is empty"):
         Files(paths=[])
-    with pytest.raises(TypeError, match="takes a folder"):
+    with pytest.raises(TypeError, match="is a directory. Pass it as"):
         Files(paths=str(classes))
-    with pytest.raises(TypeError, match="a folder, or paths="):
+    with pytest.raises(TypeError, match="a directory, or paths="):
         Files()
-    with pytest.raises(TypeError, match="labels= goes with paths="):
+    with pytest.raises(TypeError, match="labels= requires paths="):
         Files(classes, labels=[1])
     for labels, words in (
-        ([1, 2], r"1 paths, and labels of shape \(2,\)"),
-        ([0.5], "whole"),
+        ([1, 2], r"1 paths, but labels of shape \(2,\)"),
+        ([0.5], "integers"),
         ([1 << 40], "32 bits"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -327,5 +327,5 @@ def test_links_without_a_target_next_to_class_folders_are_reported(tmp_path, cap
     (tmp_path / "a" / "gone.jpg").symlink_to("unmounted.jpg")
     source = Files(tmp_path)
     assert source.classes == ("a", "c") and len(source) == 3
-    assert "'b', 'loop' left out, as the targets of these links do not exist" in caplog.text
-    assert "'deep' left out" in caplog.text and "gone.jpg" not in caplog.text
+    assert "skipped 'b', 'loop', because the targets of these links do not exist" in caplog.text
+    assert "skipped 'deep'" in caplog.text and "gone.jpg" not in caplog.text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dalijax.core.sources import index as indexes
-from dalijax.core.sources.index import DamagedIndexError, Index, kept, load, save
+from dalijax.core.sources.index import DamagedIndexError, Index, load, load_or_build, save
 
 ARRAYS = {
     "start": np.arange(1000) * 512,
@@ -41,7 +41,7 @@ def test_a_pickled_index_without_its_file_raises_with_the_fix(tmp_path):
     save(str(path), Index({}, ARRAYS))
     data = pickle.dumps(load(str(path)))
     path.unlink()
-    with pytest.raises(FileNotFoundError, match="a.index.*open the source anew.*by cache_dir="):
+    with pytest.raises(FileNotFoundError, match="a.index.*Create the source.*by cache_dir="):
         pickle.loads(data)
 
 
@@ -81,10 +81,12 @@ def test_matching_indexes_are_built_once(tmp_path):
         return Index({"n": len(made)}, ARRAYS)
 
     for turn in range(3):
-        assert kept(str(tmp_path), "key", build, lambda index: True).about == {"n": 1}
-    assert kept(str(tmp_path), "key", build, lambda index: False).about == {"n": 2}
-    assert kept(str(tmp_path), "key", build, lambda index: index.about["n"] == 2).about == {"n": 2}
-    assert kept(str(tmp_path), "other", build, lambda index: True).about == {"n": 3}
+        assert load_or_build(str(tmp_path), "key", build, lambda index: True).about == {"n": 1}
+    assert load_or_build(str(tmp_path), "key", build, lambda index: False).about == {"n": 2}
+    assert load_or_build(
+        str(tmp_path), "key", build, lambda index: index.about["n"] == 2
+    ).about == {"n": 2}
+    assert load_or_build(str(tmp_path), "other", build, lambda index: True).about == {"n": 3}
 
 
 LARGE = """

@@ -95,29 +95,29 @@ def test_fractions_of_any_type_are_rounded_equally():
     (0, -1, True, np.True_, "1", b"1", None, 1j, float("nan"), np.inf, np.array([1.0]), [1]),
 )
 def test_other_weights_are_refused(weight):
-    with pytest.raises(ValueError, match="weights must be numbers above 0, not"):
+    with pytest.raises(ValueError, match="weights must be positive numbers, not"):
         Mixture([(components()[0], weight)])
 
 
 def test_invalid_mixtures_are_refused():
     a, b, _ = components()
     for sources in ([a, b], [(a,)], [(None, 1)], [(Arrays, 1)]):
-        with pytest.raises(TypeError, match="takes a list of pairs"):
+        with pytest.raises(TypeError, match="requires a list of pairs"):
             Mixture(sources)
-    with pytest.raises(TypeError, match="list its sources there"):
+    with pytest.raises(TypeError, match="List its sources instead"):
         Mixture([(Mixture([(a, 1)]), 1), (b, 1)])
     other = Arrays({"x": np.zeros(3, np.float32), "z": np.zeros((3, 1))})
     with pytest.raises(
-        ValueError, match=r"(?s)same fields.*x: .*int32.*float32.*y: .*missing.*z: missing"
+        ValueError, match=r"(?s)equal fields.*x: .*int32.*float32.*y: .*missing.*z: missing"
     ):
         Mixture([(a, 1), (other, 1)])
-    with pytest.raises(ValueError, match="at least"):
+    with pytest.raises(ValueError, match="a positive integer, not"):
         Mixture([(a, 1)], length=0)
-    with pytest.raises(ValueError, match="whole number of records, at least 1, not 2.5"):
+    with pytest.raises(ValueError, match="a positive integer, not 2.5"):
         Mixture([(a, 1)], length=2.5)
-    with pytest.raises(ValueError, match="needs a source"):
+    with pytest.raises(ValueError, match="requires at least one source"):
         Mixture([])
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="positive numbers"):
         Mixture([(a, 0)])
 
 
@@ -134,7 +134,7 @@ def test_weights_of_other_types_are_refused_or_exact():
     wrong = [np.array(True), jnp.array(True), np.array("1/2"), [1, [2]], np.timedelta64(3, "s")]
     wrong += [np.array([2]), np.complex64(1), np.float32("nan"), jnp.inf, None, 1j]
     for weight in wrong:
-        with pytest.raises(ValueError, match="weights must be numbers above 0, not"):
+        with pytest.raises(ValueError, match="weights must be positive numbers, not"):
             window_counts([weight, 1])
     for weight in (np.longdouble(0.5), jnp.bfloat16(0.5), jnp.float32(0.5), np.array(0.5)):
         assert window_counts([weight, 0.5]) == (500, 500)

@@ -78,7 +78,7 @@ def test_names_of_mixtures(inside):
             for batch, wanted in zip(iterator, other, strict=True):
                 np.testing.assert_array_equal(batch["x"], wanted["x"])
                 assert list(batch["name"]) == [f"row {x % 100}" for x in batch["x"]]
-    with pytest.raises(TypeError, match="a Mixture can't be a part of another one"):
+    with pytest.raises(TypeError, match="a Mixture can't contain another Mixture"):
         Mixture([(Named(alone), 1)])
 
 
@@ -120,7 +120,7 @@ def test_keys_of_webdataset(tmp_path):
     with graph(source=source, batch_size=4) as iterator:
         batch = next(iterator)
         assert list(batch["key"]) == [f"d.x/{y + 3:04d}" for y in batch["y"]]
-    with pytest.raises(ValueError, match=r"fields has a name twice: \['data', 'label', 'data'\]"):
+    with pytest.raises(ValueError, match=r"fields repeats a name: \['data', 'label', 'data'\]"):
         Tar(path, {**FIELDS, "__key__": "data"})
 
 
@@ -159,7 +159,7 @@ def test_names_over_several_devices():
 
 def test_mistakes_are_named():
     for wrong in (Arrays, [1, 2], None):
-        with pytest.raises(TypeError, match="Named takes a source, not"):
+        with pytest.raises(TypeError, match="Named requires a source, not"):
             Named(wrong)
     with pytest.raises(
         ValueError, match=r"the field 'x' would exist twice: the source has \['x'\]"
@@ -167,9 +167,9 @@ def test_mistakes_are_named():
         Named(numbers(0), "x")
     with pytest.raises(ValueError, match="the field 'n' would exist twice"):
         Named(numbers(0), "n", index="n")
-    with pytest.raises(ValueError, match=r"needs field= \(names of records\) or index="):
+    with pytest.raises(ValueError, match=r"requires field= \(names of records\) or index="):
         Named(numbers(0), None)
-    with pytest.raises(TypeError, match="must be named by text, not 3"):
+    with pytest.raises(TypeError, match="must be a string, not 3"):
         Named(numbers(0), 3)
     with pytest.raises(AttributeError):
         Named(numbers(0)).missing

@@ -134,7 +134,7 @@ def test_counts_of_a_window(weights, counts):
 @pytest.mark.parametrize(
     ("weights", "text"),
     [
-        ([], "needs a source"),
+        ([], "requires at least one source"),
         ([1, 0], "not 0"),
         ([1, True], "not True"),
         ([1, -2], "not -2"),

@@ -47,7 +47,7 @@ def test_ranges_of_webdataset():
         "s3://b/t-000.tar",
         "s3://b/t-127.tar",
     ]
-    with pytest.raises(ValueError, match="it is too long"):
+    with pytest.raises(ValueError, match="which is too many"):
         list(braces("{0..99999999}"))
 
 
@@ -94,10 +94,10 @@ def test_sources_take_patterns_and_bytes(tmp_path, monkeypatch):
         (tmp_path / "cache").mkdir(exist_ok=True)
         source = Tar(paths, FIELDS)
         assert [source.name(k) for k in range(6)] == [whole.name(k) for k in range(6)]
-    with pytest.raises(FileNotFoundError, match=r"003\.tar is not there"):
+    with pytest.raises(FileNotFoundError, match=r"003\.tar does not exist"):
         Tar(f"{root}/{{000..003}}.tar", FIELDS)
     for paths in (f"{root}/*.tfrecord", os.fsencode(root) + b"/no.tfrecord"):
-        with pytest.raises(FileNotFoundError, match=r"tfrecord (matches no file|is not there)"):
+        with pytest.raises(FileNotFoundError, match=r"tfrecord (matches no file|does not exist)"):
             TFRecord(paths, {"x": "data"})
     for name in ("c/1.jpg", "c/2.jpg"):
         (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -144,6 +144,6 @@ def test_patterns_of_urls_match_what_local_patterns_match(tmp_path, monkeypatch)
         assert [url.removeprefix("memory:///glob/") for url in remote] == local, pattern
     for root in (str(tmp_path), "memory://glob"):
         with pytest.raises(
-            FileNotFoundError, match="matches no file. If a name contains .* a list"
+            FileNotFoundError, match="matches no file. For names that contain .* a list"
         ):
             path_list(f"{root}/nothing*")

@@ -67,7 +67,7 @@ def test_keys_are_chosen_and_reached_by_their_paths():
 def test_records_that_are_no_dicts():
     source = Records([b"ab", b"c"])
     equal(source.read(np.array([1]), ["data"])["data"], [np.array([99], np.uint8)])
-    with pytest.raises(TypeError, match="make them dicts"):
+    with pytest.raises(TypeError, match="Convert them to dicts"):
         Records([(1, 2)])
 
 
@@ -100,7 +100,7 @@ def test_array_record_files(tmp_path):
     [
         ({"x": 1.5}, r"'x' of record 1 is float64, not int32"),
         ({"x": 1 << 40}, r"'x' of record 1 has a number that does not fit into int32"),
-        ({"x": b"ab"}, r"'x' of record 1 is uint8 of 1 dimensions, not int32 of 0"),
+        ({"x": b"ab"}, r"'x' of record 1 is uint8 with 1 dimensions, not int32 with 0"),
         ({"x": None}, r"'x' of record 1 None .*nothing that a pipeline takes"),
         ({"y": 1}, r"record 1 has no 'x', but \['y'\]"),
     ],
@@ -123,11 +123,11 @@ def test_kinds_that_the_first_record_does_not_show():
 
 
 def test_objects_without_records_are_refused():
-    with pytest.raises(TypeError, match="Arrays takes a dict of arrays"):
+    with pytest.raises(TypeError, match="Use dalijax.sources.Arrays for a dict of arrays"):
         Records({"x": [1, 2]})
     with pytest.raises(ValueError, match="list has no records"):
         Records([])
-    with pytest.raises(TypeError, match="Records needs a length .* a generator"):
+    with pytest.raises(TypeError, match="Records requires __len__ .* a generator"):
         Records(i for i in range(3))
 
 
@@ -181,7 +181,7 @@ def test_unsuitable_arrays_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"\(3,\).*\(4,\)"):
         Arrays({"x": np.zeros(3), "y": np.zeros(4)})
     for arrays in ({}, {"x": np.zeros((0, 3))}, {"x": np.zeros(())}):
-        with pytest.raises(ValueError, match="need rows"):
+        with pytest.raises(ValueError, match="must be non-empty"):
             Arrays(arrays)
     with pytest.raises(TypeError, match="'x' is an array of object"):
         Arrays({"x": np.array([None, 1])})
@@ -252,11 +252,11 @@ def test_keys_with_slashes_are_read_and_the_error_has_the_right_fields():
         1,
         2,
     ]
-    words = r"like fields=\{'image/encoded': 'encoded', 'image/class/label': 'label', 'a': 'a'\}"
+    words = r"e.g. fields=\{'image/encoded': 'encoded', 'image/class/label': 'label', 'a': 'a'\}"
     with pytest.raises(ValueError, match=words):
         Records(rows)
     for odd in ({1: 2}, {"a/x": 1, "b/x": 2}, {}):
-        with pytest.raises(ValueError, match=r"name the fields by fields=\{key: name\}"):
+        with pytest.raises(ValueError, match=r"Name the fields by fields=\{key: name\}"):
             Records([odd])
     with pytest.raises(ValueError, match="record 0 has no 'image/jpeg', but"):
         Records(rows, {"image/jpeg": "data"})
@@ -281,9 +281,9 @@ def test_a_field_takes_every_dtype_that_numpy_takes():
     ids=str,
 )
 def test_the_fields_that_an_error_suggests_work(records, right):
-    with pytest.raises(ValueError, match="name the fields by fields=") as error:
+    with pytest.raises(ValueError, match="Name the fields by fields=") as error:
         Records(records)
-    assert str(error.value).endswith(f", like fields={right}" if right else "fields={key: name}")
+    assert str(error.value).endswith(f", e.g. fields={right}" if right else "fields={key: name}")
     fields = right or {key: f"x{number}" for number, key in enumerate(records[0])}
     source = Records(records, fields)
     values = source.read(np.array([0]), list(source.fields))
@@ -293,14 +293,14 @@ def test_the_fields_that_an_error_suggests_work(records, right):
 def test_mistakes_in_fields_and_kinds_are_named():
     records = [{"a": 1, "b": 2}]
     for fields, kind, words in (
-        ({"a": "x", "b": "x"}, ValueError, "fields has a name twice"),
+        ({"a": "x", "b": "x"}, ValueError, "fields repeats a name"),
         (["a"], ValueError, r"fields must map keys .* not \['a'\]"),
         ({}, ValueError, "fields must map keys"),
         ({"a": 1}, TypeError, r"fields\['a'\] must be the name of a field"),
     ):
         with pytest.raises(kind, match=words):
             Records(records, fields)
-    with pytest.raises(ValueError, match=r"kinds has \['x'\], and the fields are \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"kinds has \['x'\], but the fields are \['a', 'b'\]"):
         Records(records, kinds={"x": Field(np.int32)})
-    with pytest.raises(TypeError, match=r"kinds\['a'\] must be a dalijax.sources.Field, like"):
+    with pytest.raises(TypeError, match=r"kinds\['a'\] must be a dalijax.sources.Field, such as"):
         Records(records, kinds={"a": np.int32})

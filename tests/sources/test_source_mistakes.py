@@ -183,7 +183,7 @@ def test_an_identity_that_is_not_text_fails_each_state_and_no_batch(value, wrap)
         want = [next(other)["x"].tolist() for _ in range(3)]
         assert next(iterator)["x"].tolist() == want[0]
         for call in (iterator.get_state, lambda: iterator.set_state(other.get_state())):
-            with pytest.raises(ValueError, match=r"Stated\.identity\(\) (gave|failed)"):
+            with pytest.raises(ValueError, match=r"Stated\.identity\(\) (returned|failed)"):
                 call()
         assert [next(iterator)["x"].tolist() for _ in range(2)] == want[1:]
 
@@ -230,28 +230,40 @@ class Raises:
 
 
 MISTAKES = {
-    "no path": (lambda: Files(3), TypeError, "path of a folder, not 3"),
-    "a list": (lambda: Files(["a.jpg"]), TypeError, r"not \['a.jpg'\]: a list of files is paths="),
-    "no identity": (lambda: Records([1], identity=""), TypeError, "a text that says which"),
-    "unlike rows": (lambda: Arrays({"x": [[1, 2], [3]]}), ValueError, "'x' .* rows are unlike"),
+    "no path": (lambda: Files(3), TypeError, "path of a directory, not 3"),
+    "a list": (
+        lambda: Files(["a.jpg"]),
+        TypeError,
+        r"not \['a.jpg'\]. Pass a list of files as paths=",
+    ),
+    "no identity": (lambda: Records([1], identity=""), TypeError, "a non-empty string"),
+    "unlike rows": (
+        lambda: Arrays({"x": [[1, 2], [3]]}),
+        ValueError,
+        "'x' .* rows differ in shape",
+    ),
     "too large": (
         lambda: Arrays({"x": np.array([1, 1 << 40])}),
         ValueError,
-        "'x' has 1099511627776, beyond int32, .* as text",
+        "'x' contains 1099511627776, which exceeds int32, .* as text",
     ),
     "too large a float": (
         lambda: Arrays({"x": np.array([1e300])}),
         ValueError,
-        r"'x' has 1e\+300, beyond float32",
+        r"'x' contains 1e\+300, which exceeds float32",
     ),
-    "too small": (lambda: Arrays({"x": np.array([-(1 << 31) - 1])}), ValueError, "beyond int32"),
+    "too small": (lambda: Arrays({"x": np.array([-(1 << 31) - 1])}), ValueError, "exceeds int32"),
     "unsigned": (
         lambda: Arrays({"x": np.array([1 << 32], np.uint64)}),
         ValueError,
-        "beyond uint32",
+        "exceeds uint32",
     ),
     "raises": (lambda: Records(Raises()), ValueError, "record 0 of the Raises, .*StopIteration"),
-    "ragged": (lambda: Records([{"x": [[1, 2], [3]]}]), ValueError, "'x' of record 0 is no array"),
+    "ragged": (
+        lambda: Records([{"x": [[1, 2], [3]]}]),
+        ValueError,
+        "'x' of record 0 is not an array",
+    ),
 }
 
 
@@ -270,7 +282,7 @@ def test_numbers_that_fit_are_unchanged():
 
 def test_an_unfilled_parameter_is_named_with_the_fixes():
     for function in (lambda x, k=1: (x, k), lambda *, x: (x, x)):
-        with pytest.raises(TypeError, match=r"nothing gives \['x'\] .* or a source="):
+        with pytest.raises(TypeError, match=r"gets no value for \['x'\].* or a source="):
             data_iterator(function, ["x", "k"], source=None, size=3)(batch_size=BATCH)
 
 

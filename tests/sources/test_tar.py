@@ -258,7 +258,7 @@ def test_a_truncated_tar_is_refused_when_it_is_opened(form, tmp_path):
             assert repr(within[-1][0]) in str(error.value)
     with pytest.raises(
         ValueError,
-        match=r"cut\.tar: member '0003\.jpg' at byte .* is cut off: 43 bytes wanted, 1 there",
+        match=r"cut\.tar: member '0003\.jpg' at byte .* is cut off: it needs 43 bytes",
     ):
         (tmp_path / "cut.tar").write_bytes(data[: members[6][1] + 1])
         Tar(tmp_path / "cut.tar", FIELDS)
@@ -286,12 +286,10 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     write_tar(tmp_path / "empty.tar", [])
     with pytest.raises(ValueError, match=r"empty\.tar has no samples"):
         Tar(tmp_path / "empty.tar", FIELDS)
-    with pytest.raises(FileNotFoundError, match=r"gone\.tar is not there"):
+    with pytest.raises(FileNotFoundError, match=r"gone\.tar does not exist"):
         Tar([path, tmp_path / "gone.tar"], FIELDS)
     write_tar(tmp_path / "label.tar", [("1.jpg", b""), ("1.cls", b"cat")])
-    with pytest.raises(
-        ValueError, match=r"'label' of .*label\.tar: 1 must be a whole number.*b'cat'"
-    ):
+    with pytest.raises(ValueError, match=r"'label' of .*label\.tar: 1 must be an integer.*b'cat'"):
         Tar(tmp_path / "label.tar", FIELDS)
     write_tar(tmp_path / "twice.tar", [("1.jpg", b""), ("1.cls", b"1"), ("1.jpg", b"")])
     with pytest.raises(ValueError, match=r"twice\.tar has the member '1\.jpg' twice"):
@@ -301,9 +299,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         Tar(tmp_path / "json.tar", {"json": "x"}).read(np.array([0]), ["x"])
     for fields, words in (
         ({}, "must map keys of the records to names"),
-        ({"jpg": "x", "png": "x"}, "twice"),
+        ({"jpg": "x", "png": "x"}, "repeats a name"),
         ({"a;b": "x", ".B": "y"}, "'b' for two fields"),
-        ({"a;;b": "x"}, "an empty one"),
+        ({"a;;b": "x"}, "an empty extension"),
     ):
         with pytest.raises(ValueError, match=words):
             Tar(path, fields)
@@ -326,7 +324,7 @@ def test_a_changed_tar_is_not_read(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(0, 3))
     source = Tar(path, FIELDS)
     write_tar(tmp_path / "a.tar", samples(0, 30))
-    with pytest.raises(OSError, match="bytes, and had .* when the source was opened: open it anew"):
+    with pytest.raises(OSError, match="bytes, but had .* when the source was opened. Reopen"):
         source.read(np.array([0]), ["data"])
     opened = Tar(path, FIELDS)
     opened.read(np.array([0]), ["data"])
@@ -367,7 +365,7 @@ def test_the_stored_index_is_used_and_validated(tmp_path, cache, caplog):
         kept.write_bytes(damage)
         caplog.clear()
         same(Tar(path, FIELDS), first)
-        assert "made again" in caplog.text and kept.read_bytes() == data
+        assert "rebuilt" in caplog.text and kept.read_bytes() == data
     assert list(cache.iterdir()) == [kept]
 
 
@@ -382,7 +380,7 @@ def test_an_index_of_other_content_is_rebuilt(tmp_path, cache, caplog):
     shutil.copy(kept, other)  # that a digest of a few blocks may miss
     caplog.clear()
     source = Tar(tmp_path / "b.tar", FIELDS, missing="skip")
-    assert "not of these files" in caplog.text
+    assert "belongs to other files" in caplog.text
     assert source.read(np.array([4]), ["data"])["data"][0].tobytes() == sample(4)[0][1]
 
 
@@ -390,7 +388,7 @@ def test_a_read_only_cache_warns(tmp_path, caplog):
     path = write_tar(tmp_path / "a.tar", samples(0, 5))
     (tmp_path / "file").write_bytes(b"")
     source = Tar(path, FIELDS, cache_dir=tmp_path / "file" / "below")
-    assert "can't be kept" in caplog.text
+    assert "can't be stored" in caplog.text
     same(pickle.loads(pickle.dumps(source)), source)
 
 
@@ -487,7 +485,7 @@ def test_a_mixture_of_tars(tmp_path):
     values = Mixture([(one, 1), (two, 3)]).read(np.array([9, 0, 5]), ["data", "label"])
     assert [v.tobytes() for v in values["data"]] == [sample(i)[0][1] for i in (9, 0, 5)]
     assert [int(v) for v in values["label"]] == [6, -3, 2]
-    with pytest.raises(ValueError, match="same fields"):
+    with pytest.raises(ValueError, match="equal fields"):
         Mixture([(one, 1), (Arrays({"x": np.zeros(3)}), 1)])
 
 

@@ -128,29 +128,29 @@ def test_mistakes_are_named(tmp_path):
         TFRecord(write(tmp_path / "b", [None, [5]]), {"x": "x"})
     # A feature that no record has is a mistake, whatever its default.
     for more in ({"kinds": {"z": Field(np.int64, 1)}}, {"defaults": {"z": 0}}):
-        with pytest.raises(ValueError, match=r"no record has 'zz': the first one has \['y'\]"):
+        with pytest.raises(ValueError, match=r"no record has 'zz'. The first record has \['y'\]"):
             TFRecord(path, {"zz": "z"}, **more)
     for default in (0.5, "text", [1], b"x"):
         with pytest.raises(
-            ValueError, match="needs a whole number that fits into int.. as its default, not"
+            ValueError, match="requires an integer that fits into int.. as its default, not"
         ):
             TFRecord(path, {"x": "x"}, defaults={"x": default})
-    with pytest.raises(ValueError, match="needs a list of whole numbers .* as its default, not 1"):
+    with pytest.raises(ValueError, match="requires a list of integers .* as its default, not 1"):
         TFRecord(path, {"x": "x"}, kinds={"x": Field(np.int64, 1)}, defaults={"x": 1})
-    with pytest.raises(ValueError, match=r"defaults has \['w'\], and the fields are \['x'\]"):
+    with pytest.raises(ValueError, match=r"defaults has \['w'\], but the fields are \['x'\]"):
         TFRecord(path, {"x": "x"}, defaults={"w": 0})
-    with pytest.raises(ValueError, match="has floats, and the first record whole numbers"):
+    with pytest.raises(ValueError, match="has floats, but the first record has integers"):
         TFRecord(write(tmp_path / "c", ["missing", [5], [0.5]]), {"x": "x"}, defaults={"x": 0})
 
 
 @pytest.mark.parametrize(
     "values, default, kind, words",
     (
-        ([5], 1 << 70, None, "a whole number that fits into int64"),
-        ([5], 300, Field(np.int8), "a whole number that fits into int8"),
+        ([5], 1 << 70, None, "an integer that fits into int64"),
+        ([5], 300, Field(np.int8), "an integer that fits into int8"),
         ([0.5], 1e300, None, "a number that fits into float32"),
         ([0.5, 1.0], [1e300], None, "a list of numbers that fit into float32"),
-        ([5, 6], [[1], [1, 2]], None, "a list of whole numbers"),
+        ([5, 6], [[1], [1, 2]], None, "a list of integers"),
         ([b"a"], b"\xff", Field(None), "text in UTF-8"),
         ([b"a"], bytearray(b"a"), None, "bytes or text"),
     ),
@@ -158,7 +158,7 @@ def test_mistakes_are_named(tmp_path):
 def test_unsuitable_defaults_are_named(values, default, kind, words, tmp_path):
     path = write(tmp_path / "a", [values, "missing"])
     kinds = {"x": kind} if kind else None
-    with pytest.raises(ValueError, match=rf"'x' of .*a: record 0 needs {words}"):
+    with pytest.raises(ValueError, match=rf"'x' of .*a: record 0 requires {words}"):
         TFRecord(path, {"x": "x"}, kinds=kinds, defaults={"x": default})
 
 
@@ -174,8 +174,8 @@ def test_the_identity_has_whole_defaults(tmp_path):
 @pytest.mark.parametrize(
     "arguments, kind, words",
     (
-        ({"features": {1: "x"}}, TypeError, "the keys of features must be text"),
-        ({"features": {b"x": "x"}}, TypeError, "the keys of features must be text"),
+        ({"features": {1: "x"}}, TypeError, "the keys of features must be strings"),
+        ({"features": {b"x": "x"}}, TypeError, "the keys of features must be strings"),
         ({"features": {"x": None}}, TypeError, r"features\['x'\] must be the name of a field"),
         ({"kinds": {"x": np.int64}}, TypeError, r"kinds\['x'\] must be a dalijax.sources.Field"),
         ({"kinds": [1]}, TypeError, r"kinds must be a dict"),
