@@ -38,7 +38,7 @@ Wrong arguments raise `ValueError` or `TypeError`. Import the other classes from
 | `UnfitRecordError` | `RecordError`, `ValueError` | records do not match the first record |
 | `GraphError` | `BatchError`, `RecordError` | the graph fails for every record |
 | `RaggedError` | `ValueError` | the samples of an output differ in shape |
-| `BatchMapError` | `RuntimeError` | a function of `batch_map` failed; the batch stays the next |
+| `BatchMapError` | `RuntimeError` | a function of `batch_map` failed; the batch is not lost |
 | `EpochError` | `RuntimeError` | `on_error="skip"` skipped every batch of an epoch |
 """
 # The page about each part of the package; the longest matching prefix applies.

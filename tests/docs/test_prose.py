@@ -34,9 +34,9 @@ CEILINGS = {
     "pages": 40,
     "examples": 60,
     "benchmarks": 60,
-    "core": 205,
+    "core": 155,
     "adapters": 155,
-    "tests": 275,
+    "tests": 70,
 }
 _TRIPLE_QUOTED = re.compile(r'(^[ \t]*)?"""(.*?)"""', re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"(?:^[ \t]*|  )# (.*)$", re.MULTILINE)
