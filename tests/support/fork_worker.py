@@ -1,4 +1,4 @@
-"""A program whose forked child inherits its iterator: ``python fork_worker.py WHICH WHAT``."""
+"""A program whose forked children inherit its iterator: ``python fork_worker.py WHICH``."""
 
 import multiprocessing
 import os
@@ -62,13 +62,15 @@ def forked(which, what):
 
 
 if __name__ == "__main__":
-    which, what = sys.argv[1:]
+    which = sys.argv[1]
     iterator = opened(which)
     next(iterator)
     state = iterator.get_state()
     kept = next(iterator)  # arrays in DALI's memory
-    code = forked(which, what)
-    assert code == 3, code
-    after = next(iterator)["x"][0, 0]  # the parent is unaffected
-    assert after == (4 if which == "iterator" else 0), after
-    sys.stdout.write("as it must be\n")
+    for step, what in enumerate(WHAT, 2):
+        code = forked(which, what)
+        assert code == 3, (what, code)
+        after = next(iterator)["x"][0, 0]  # the parent is unaffected
+        assert after == (2 * step if which == "iterator" else 0), (what, after)
+        sys.stdout.write(f"{what} as it must be\n")
+        sys.stdout.flush()  # or a child would print it, too

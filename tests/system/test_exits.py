@@ -1,5 +1,6 @@
 """Programs that end, or fork, while an iterator is open."""
 
+import itertools
 import pathlib
 
 import exit_worker
@@ -9,27 +10,24 @@ import pytest
 from full import FULL, in_full
 from programs import run_python
 
-MORE = 9 if FULL else 2
+TIMES = 9 if FULL else 1
 FORK_WORKER = pathlib.Path(__file__).parents[1] / "support" / "fork_worker.py"
+HOWS, ENDS = exit_worker.HOWS, list(exit_worker.ENDS)
+EACH_ONCE = [(how, ENDS[k % len(ENDS)]) for k, how in enumerate(HOWS)]
+EXITS = [pair if pair in EACH_ONCE else in_full(*pair) for pair in itertools.product(HOWS, ENDS)]
 
 
-@pytest.mark.parametrize("ending", exit_worker.ENDS)
-@pytest.mark.parametrize("how", exit_worker.HOWS)
+@pytest.mark.parametrize(("how", "ending"), EXITS)
 def test_a_program_ends_as_without_an_iterator(how, ending):
+    """A new process for each iterator; the next test has every pair of an iterator and an exit."""
     assert exit_worker.run(how, ending) == ""
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        how if how in ("thread", "iterator", "functions") else in_full(how)
-        for how in exit_worker.HOWS
-    ],
-)
-def test_a_program_ends_so_repeatedly(how):
-    """More exits of each kind, by forks of a process that has imported all modules."""
-    program = run_python(exit_worker.__file__, "table", MORE, how, timeout=None)
-    assert program.stdout.count(f"{MORE} right") == len(exit_worker.ENDS)
+@pytest.mark.parametrize("hows", (HOWS[:3], HOWS[3:6], HOWS[6:]), ids=",".join)
+def test_a_forked_program_ends_as_without_an_iterator(hows):
+    """Forks of a process that has imported all modules; a new process would take seconds."""
+    program = run_python(exit_worker.__file__, "table", TIMES, *hows, timeout=None)
+    assert program.stdout.count(f"{TIMES} right") == len(ENDS) * len(hows)
 
 
 TENSORFLOW = """
@@ -56,10 +54,9 @@ def test_a_program_ends_while_tensorflow_prefetches(length):
         assert line not in program.stderr, program.stderr
 
 
-@pytest.mark.parametrize("what", fork_worker.WHAT)
 @pytest.mark.parametrize("which", fork_worker.WHICH)
-def test_a_forked_child_has_a_parents_iterator(which, what):
-    command = ["-W", "error::UserWarning", FORK_WORKER, which, what]
+def test_a_forked_child_has_a_parents_iterator(which):
+    command = ["-W", "error::UserWarning", FORK_WORKER, which]
     program = run_python(*command, timeout=exit_worker.HANGS)
-    assert program.stdout == "as it must be\n"
+    assert program.stdout.splitlines() == [f"{what} as it must be" for what in fork_worker.WHAT]
     assert "Traceback" not in program.stderr
