@@ -16,7 +16,7 @@ from ..dtypes import check_width
 from . import checks
 from .dali_operators import dlpack_operator
 from .dlpack import DLTensor
-from .statefulness import note
+from .notes import note
 from .tensors import GpuTensors, HostTensors, capsule_of
 
 
@@ -74,8 +74,8 @@ def dl_tensor_python_function(
         seed, name: As for any operator of DALI.
         synchronize_stream: Whether DALI waits for its CUDA stream before the call.
         device: "cpu" or "gpu"; the device of the inputs by default.
-        stateful: Whether the function keeps state, which iterators can't resume; None: judged by
-            the values that it reaches.
+        stateful: True: the function keeps state, so that iterators can't resume. False: no output
+            depends on what it keeps. None: a check compares the values that it reaches.
         capsules: Whether the function gets raw DLPack capsules, as by DALI's operator, for
             ``nvidia.dali.ops._dlpack_to_array`` or ``torch.utils.dlpack.from_dlpack``.
 
@@ -96,7 +96,7 @@ def dl_tensor_python_function(
     if batch_processing is None:
         _warn_of_default()
     batch = bool(batch_processing)
-    note(function, stateful)
+    watched = note(function, stateful)
     nodes = list(inputs)
     called = _of_capsules(function, batch) if capsules else function
     wanted = [keyword for keyword in ("rng", "key") if checks.wants(called, keyword)]
@@ -117,6 +117,7 @@ def dl_tensor_python_function(
     more = checks.arguments(seed, bytes_per_sample_hint, name)
     if not synchronize_stream:
         more["synchronize_stream"] = False
+    called = watched(called)
     return _operator(called, nodes, batch, num_outputs, output_layouts, where, preserve, **more)
 
 

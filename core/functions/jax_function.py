@@ -15,8 +15,8 @@ from .batch_function import BatchFunction, OneDeviceFunction
 from .dali_operators import jax_operator
 from .dlpack_function import batch_operator
 from .jax_callbacks import on_cpu, on_gpu
+from .notes import note
 from .ragged import by_groups, padded
-from .statefulness import note
 
 
 @do_not_convert
@@ -71,8 +71,8 @@ def jax_function(
             each call, and its outputs are put in order again. None: they are an error.
         align: With "pad": extents are rounded up to a multiple of it, which saves jit from
             compiling for each batch anew.
-        stateful: Whether the function keeps state, which iterators can't resume; None: judged by
-            the values that it reaches.
+        stateful: True: the function keeps state, so that iterators can't resume. False: no output
+            depends on what it keeps. None: a check compares the values that it reaches.
 
     Returns:
         A function of the pipeline's DataNodes that returns a DataNode, or a tuple of several or
@@ -112,7 +112,7 @@ def jax_function(
     @functools.wraps(called)
     def operator(*inputs: DataNode) -> Any:
         pipeline = checks.require_pipeline(f"{checks.name_of(called)}() of fn.jax_function")
-        note(called, stateful)
+        watched = note(called, stateful)
         keyed = checks.wants(called, "key")
         where = checks.device_of(inputs, device)
         if not inputs and (ragged or not (num_outputs or keyed)):
@@ -130,12 +130,12 @@ def jax_function(
         if ragged:
             batched = BatchFunction(*arguments)
             fitted = padded(batched, align) if ragged == "pad" else by_groups(batched)
-            return batch_operator(fitted, nodes, num_outputs, layouts, where, preserve)
+            return batch_operator(watched(fitted), nodes, num_outputs, layouts, where, preserve)
         if sharding is None:
             body = BatchFunction(*arguments)
         else:
             body = OneDeviceFunction(sharding, *arguments)
-        callback = on_cpu(body, pipeline) if where == "cpu" else on_gpu(body, pipeline)
+        callback = watched((on_cpu if where == "cpu" else on_gpu)(body, pipeline))
         run = jax_operator()(
             function=callback if num_outputs else checks.logged(body.name, callback),
             device=where,

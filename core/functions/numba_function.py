@@ -17,7 +17,7 @@ from nvidia.dali.pipeline import Pipeline, do_not_convert
 from ..dtypes import dali_type
 from ..state.envelope import digest
 from . import checks
-from .statefulness import note
+from .notes import note
 
 _MOST = 6  # inputs, and outputs
 

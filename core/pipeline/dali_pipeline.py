@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,15 +83,15 @@ def defined_without_random(define: Callable[[], T], function: Any, name: str) ->
         RuntimeError: If the function draws random numbers.
     """
     generators = _generators(function)
-    before, start = _states(generators), time.perf_counter()
+    before, start = random_states(generators), time.perf_counter()
     result = define()
-    after, took = _states(generators), time.perf_counter() - start
+    after, took = random_states(generators), time.perf_counter() - start
     if after != before:
         time.sleep(min(took, _LONGEST_WAIT))
-        idle = _states(generators)
+        idle = random_states(generators)
         define()
-        drawn = _changed(before, after) & _changed(idle, _states(generators))
-        drawn -= _changed(after, idle)
+        drawn = changed_states(before, after) & changed_states(idle, random_states(generators))
+        drawn -= changed_states(after, idle)
         if drawn:
             raise RuntimeError(
                 f"{name} draws from {', '.join(sorted(drawn))} while the graph is defined, which "
@@ -113,7 +113,7 @@ def _generators(function: Any) -> dict[str, Any]:
     return {name: value for name, value in named.items() if isinstance(value, kinds)}
 
 
-def _states(generators: Mapping[str, Any]) -> dict[str, Any]:
+def random_states(generators: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """The states of NumPy's and Python's global generators, and of further ones."""
     states: dict[str, Any] = {"numpy.random": _of_numpy(np.random.get_state(legacy=False))}
     states["random"] = random.getstate()
@@ -134,7 +134,8 @@ def _of_numpy(state: Any) -> Any:
     return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+def changed_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Names of the generators whose states differ."""
     return {name for name, state in before.items() if state != after[name]}
 
 

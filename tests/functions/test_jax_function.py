@@ -315,7 +315,7 @@ def test_outputs_of_changing_kinds_and_places():
 
 def test_the_example_of_the_docs(jpegs):
     names = {}
-    code = Page(ROOT / "docs" / "functions.md").block("Functions in the graph")
+    code = Page(ROOT / "docs" / "functions.md").block("batch_map")
     code = code.split("batch = next(")[0]  # over a folder of the page's own
     exec(code, names)  # noqa: S102 - our own text
     with names["train"](str(Path(jpegs[0]).parent.parent), batch_size=4) as iterator:

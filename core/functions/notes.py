@@ -1,0 +1,53 @@
+"""Notes of functions, by which iterators detect functions that keep state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..pipeline.dali_pipeline import changed_states, random_states
+from ..pipeline.function_notes import FunctionNote, add
+from .checks import name_of
+from .purity import changes, memory
+
+
+def note(
+    function: Callable[..., Any], stateful: bool | None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds a note of a function to the pipeline that is being defined.
+
+    The function must be pure unless ``stateful`` is given: a state is refused if it changes a value
+    that it reaches, or if its first call changes the global random state of NumPy or Python. If
+    another thread draws from a global generator during that call, this is a false alarm.
+
+    Args:
+        function: The function.
+        stateful: Whether it keeps state; None for the check.
+
+    Returns:
+        A decorator for the callback that calls the function.
+    """
+    drawn: list[set[str]] = []  # global generators that changed during the first call
+
+    def kept_state(before: Mapping[str, Any]) -> str:
+        if stateful is not None:
+            return "as stateful=True says" if stateful else ""
+        generators = dict.fromkeys(set[str]().union(*drawn), "drawn")
+        return changes(before, memory(function) | generators)
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            if drawn:
+                return call(*arguments)
+            before = random_states()
+            try:
+                return call(*arguments)
+            finally:
+                drawn.append(changed_states(before, random_states()))
+
+        run.__qualname__ = name_of(call)
+        return run if stateful is None else call
+
+    before = memory(function) if stateful is None else {}
+    add(FunctionNote(name_of(function), before, kept_state))
+    return watched
