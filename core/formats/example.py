@@ -1,22 +1,22 @@
 """Locates the values of a tf.train.Example's features, without TensorFlow.
 
-`dalijax.core.formats.protobuf` parses whole messages in memory. This module does not read the
-payloads, which are most of a record.
+The payloads, which are most of a record, are not read.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import protobuf
+
 _Take = Callable[[int, int], bytes]
 BYTES, FLOATS, INTS = 1, 2, 3  # kinds of a Feature; equal to the field numbers in its message
-_LONGEST_HEAD = 20  # bytes of two varints: key and length
 
 
 @dataclasses.dataclass
@@ -49,14 +49,14 @@ def features(
         ValueError: If the message is not an Example.
     """
     by_name: dict[bytes, Feature] = {}
-    for number, kind, start, stop in _fields(take, at, end):
+    for number, kind, start, stop in protobuf.located_fields(take, at, end):
         if number != 1 or kind != 2:
             continue
-        for entry, kind, begin, close in _fields(take, start, stop):
+        for entry, kind, begin, close in protobuf.located_fields(take, start, stop):
             if entry != 1 or kind != 2:
                 continue
             name, value = b"", None
-            for part, _, a, b in _fields(take, begin, close):
+            for part, _, a, b in protobuf.located_fields(take, begin, close):
                 if part == 1:
                     name = take(a, b - a)
                 elif part == 2:
@@ -68,9 +68,9 @@ def features(
 
 def _feature(take: _Take, at: int, end: int) -> Feature:
     feature = Feature(0, [], [])
-    for number, _, start, stop in _fields(take, at, end):
+    for number, _, start, stop in protobuf.located_fields(take, at, end):
         feature.kind = number
-        for item, kind, a, b in _fields(take, start, stop):
+        for item, kind, a, b in protobuf.located_fields(take, start, stop):
             if item != 1:
                 continue
             if kind == 2:
@@ -78,44 +78,6 @@ def _feature(take: _Take, at: int, end: int) -> Feature:
             else:
                 feature.loose.append(a)
     return feature
-
-
-def _fields(take: _Take, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yields field number, wire type, start and end offset of each field of a message.
-
-    For a varint, the value replaces the start offset.
-    """
-    while at < end:
-        head = take(at, min(_LONGEST_HEAD, end - at))
-        key, used = _varint(head, 0)
-        kind = key & 7
-        first = at + used
-        if kind == 2:
-            length, used = _varint(head, used)
-            first = at + used
-            at = first + length
-        elif kind == 0:
-            first, used = _varint(head, used)
-            at += used
-        elif kind in (1, 5):
-            at = first + (4 if kind == 5 else 8)
-        else:
-            raise ValueError(f"it has an unknown wire type, {kind}")
-        if at > end:
-            raise ValueError("a field exceeds its message")
-        yield key >> 3, kind, first, at
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Parses a varint; returns its value and end offset."""
-    value = shift = 0
-    for place in range(at, min(at + 10, len(data))):
-        byte = data[place]
-        if byte < 128:
-            return value | byte << shift, place + 1
-        value |= (byte & 127) << shift
-        shift += 7
-    raise ValueError("a number exceeds its message")
 
 
 def numbers(take: _Take, feature: Feature) -> list[float]:
@@ -129,7 +91,7 @@ def numbers(take: _Take, feature: Feature) -> list[float]:
     for at, size in feature.ranges:
         data, place = take(at, size), 0
         while place < size:
-            value, place = _varint(data, place)
+            value, place = protobuf.varint(data, place)
             wires.append(value)
     # Two's complement. Of a damaged number, the lowest 64 bits are used, as in protobuf.
     return [((wire + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63) for wire in wires]

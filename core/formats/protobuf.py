@@ -1,69 +1,93 @@
-"""The wire format of protobuf, which DALI uses for graphs and checkpoints.
+"""The wire format of protobuf: DALI's graphs and checkpoints, and records of TensorFlow.
 
-DALI does not expose its messages in Python, and does not depend on google.protobuf.
+DALI does not offer its messages in Python, and does not depend on google.protobuf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+VARINT, BYTES = 0, 2  # wire types
+_FIXED = {1: 8, 5: 4}  # bytes of the wire types of a fixed size
+_LONGEST_HEAD = 20  # bytes of two varints
+
+
+def located_fields(
+    take: Callable[[int, int], bytes], at: int, end: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Finds the fields of a message (protobuf.dev, 'Encoding') without reading their values.
+
+    Args:
+        take: Returns a number of bytes from an offset on.
+        at: Offset of the message.
+        end: End of the message.
+
+    Yields:
+        The number and the wire type of a field, the offset of its value, and the end of the value.
+        For a varint, the value itself takes the place of its offset.
+
+    Raises:
+        ValueError: If the bytes are no protobuf message.
+    """
+    while at < end:
+        head = take(at, min(_LONGEST_HEAD, end - at))
+        key, used = varint(head, 0)
+        kind = key & 7
+        first = at + used
+        if kind == BYTES:
+            length, used = varint(head, used)
+            first = at + used
+            at = first + length
+        elif kind == VARINT:
+            first, used = varint(head, used)
+            at += used
+        elif kind in _FIXED:
+            at = first + _FIXED[kind]
+        else:
+            raise ValueError(f"not a protobuf message: it has the wire type {kind}")
+        if at > end:
+            raise ValueError("not a protobuf message: a field ends after its message")
+        yield key >> 3, kind, first, at
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields number and value of each field of a protobuf message (protobuf.dev, 'Encoding').
+    """Yields the number and the value of each field of a message in memory.
 
     Raises:
-        ValueError: If the bytes are not a protobuf message.
+        ValueError: If the bytes are no protobuf message.
     """
-    at = 0
 
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while shift < 70:  # varints have at most 10 bytes
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-        raise ValueError(f"not a protobuf message: a number of 11 bytes before byte {at}")
+    def take(at: int, size: int) -> bytes:
+        return data[at : at + size]
 
-    def take(count: int) -> bytes:
-        nonlocal at
-        piece = data[at : at + count]
-        if len(piece) < count:
-            raise IndexError
-        at += count
-        return piece
+    for number, kind, start, end in located_fields(take, 0, len(data)):
+        yield number, start if kind == VARINT else data[start:end]
 
-    try:
-        while at < len(data):
-            key = varint()
-            kind = key & 7
-            if kind == 0:
-                yield key >> 3, varint()
-            elif kind in (1, 5):
-                yield key >> 3, take(8 if kind == 1 else 4)
-            elif kind == 2:
-                yield key >> 3, take(varint())
-            else:
-                raise ValueError(f"not a protobuf message: wire type {kind} at byte {at}")
-    except IndexError:
-        raise ValueError("not a protobuf message: it ends inside a field") from None
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Reads a number of at most ten bytes; returns it and the offset of its end."""
+    value = shift = 0
+    for place in range(at, min(at + 10, len(data))):
+        byte = data[place]
+        if byte < 128:
+            return value | byte << shift, place + 1
+        value |= (byte & 127) << shift
+        shift += 7
+    raise ValueError("not a protobuf message: a number ends after its message")
 
 
 def message(numbered: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """Encodes numbered fields, each a varint or bytes, as a protobuf message."""
+    """A protobuf message of numbered fields, each a varint or bytes."""
 
-    def varint(value: int) -> bytes:
+    def encoded(value: int) -> bytes:
         digits = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
         return bytes([*(digit | 128 for digit in digits[:-1]), digits[-1]])
 
     data = b""
     for number, value in numbered:
         if isinstance(value, bytes):
-            data += varint(number << 3 | 2) + varint(len(value)) + value
+            data += encoded(number << 3 | 2) + encoded(len(value)) + value
         else:
-            data += varint(number << 3) + varint(value)
+            data += encoded(number << 3) + encoded(value)
     return data

@@ -56,7 +56,7 @@ _READER = re.compile(r"operator `[\w.]*readers\.")
 _MOST_TO_DROP = 8
 _MOST_NAMED = 8  # failed batches whose files are named, which costs new pipelines
 # The readers whose states are known; those of videos need a GPU, and are DALI's to judge.
-_KNOWN_STATES = READERS.keys() - {"video", "video_resize"}
+_KNOWN_STATES = READERS - {"video", "video_resize"}
 _MOST_SAMPLES = 1 << 31  # of a reader's pass, where nothing says how many it has
 _COUNTS = "failed, and counts as delivered; the next call goes on with the next one"
 _STOPPED = (

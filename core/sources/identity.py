@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from ..errors import StateError
 from ..order.shuffle import Indices
 from ..printable import printable
+from ..state.envelope import digest
 from .source import Source
 
 _MOST_RECORDS = 64
@@ -44,14 +44,11 @@ def identity_of(
         StateError: If one of the 64 records can't be read.
     """
     names = sorted(source.fields.keys() - set(without))
-    digest = hashlib.sha256()
     kinds = [(name, str(source.fields[name].dtype), source.fields[name].ndim) for name in names]
-    for piece in _pieces((len(source), kinds, *parts)):
-        digest.update(piece)
+    values = [len(source), kinds, *parts]
     for index in spread(len(source)).tolist() if reads else ():
-        for piece in _pieces(_values(source, index, names)):
-            digest.update(piece)
-    return digest.hexdigest()[:32]
+        values += _values(source, index, names)
+    return digest(*map(_piece, values), length=32)
 
 
 def stated_identity(source: Source) -> str:
@@ -97,17 +94,13 @@ def _head(path: bytes) -> bytes:
         return b"%d " % os.fstat(file.fileno()).st_size + (file.read(_MOST_BYTES) or b"")
 
 
-def _pieces(values: Iterable[Any]) -> Iterable[bytes]:
-    """Serializes values, each preceded by its length."""
-    for value in values:
-        if isinstance(value, (np.ndarray, np.generic)):
-            piece = f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
-        elif isinstance(value, bytes):
-            piece = value
-        else:
-            piece = json.dumps(value, sort_keys=True, default=_type_name).encode()
-        yield b"%d " % len(piece)
-        yield piece
+def _piece(value: Any) -> bytes:
+    """Serializes a value."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
+    if isinstance(value, bytes):
+        return value
+    return json.dumps(value, sort_keys=True, default=_type_name).encode()
 
 
 def _type_name(value: Any) -> str:

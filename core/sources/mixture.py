@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..order.shuffle import Indices
 from ..random.hashing import fold, mix
+from ..state.envelope import digest
 from .base import SizeTables
 from .identity import stated_identity
 from .source import Field, Order, Source, Values, names_of, order_of
@@ -250,7 +250,7 @@ class Mixture(Source):
     def identity(self) -> str:
         """Returns a digest of the sources' identities and the proportions."""
         parts = [self._length, *self._counts, *map(stated_identity, self._sources)]
-        return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+        return digest(*(str(part).encode() for part in parts), length=32)
 
     def _split(self, indices: Indices) -> Iterator[tuple[Source, Indices, Indices]]:
         """Yields each source with its rows, and their indices in that source."""

@@ -19,7 +19,7 @@ import json
 import os
 import reprlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import StateError
@@ -33,12 +33,7 @@ _MOST_BYTES = 1 << 24  # of inflated data
 
 
 def digest(*pieces: bytes, length: int = 12) -> str:
-    """Returns the first hexadecimal digits of the SHA-256 hash of some pieces of data."""
-    return digest_of(pieces, length)
-
-
-def digest_of(pieces: Iterable[bytes], length: int = 12) -> str:
-    """As `digest`, of an iterable: each piece counts with its length."""
+    """Returns the first hexadecimal digits of the SHA-256 hash of pieces and their lengths."""
     state = hashlib.sha256()
     for piece in pieces:
         state.update(b"%d " % len(piece))

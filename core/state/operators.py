@@ -55,8 +55,8 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         kind = _kind(arguments, type(instance).__name__)
         # Not public either; DALI prints a list of paths in a form that can't be parsed.
         originals = getattr(getattr(instance, "_op", None), "_init_args", {})
-        paths = reader_files.READERS.get(reader_files.reader_of(kind), {})
-        arguments |= {name: originals[name] for name in paths if originals.get(name)}
+        if reader_files.reader_of(kind):
+            arguments |= {name: value for name, value in originals.items() if _is_text(value)}
         # The names of keyword inputs are not kept.
         if nodes := operator_inputs(instance):
             arguments["inputs"] = [[node.name, ""] for node in nodes]
@@ -64,6 +64,11 @@ def read_operators(pipeline: Pipeline) -> tuple[list[Operator], list[str]]:
         if "function_id" in arguments or ("function" in kind and "run_fn" not in arguments):
             unchecked.append(f"the Python function of {instance.name}")
     return operators, unchecked
+
+
+def _is_text(value: Any) -> bool:
+    texts = value if isinstance(value, (list, tuple)) else [value]
+    return bool(texts) and all(isinstance(text, str) for text in texts) and any(texts)
 
 
 def operators_of(pipeline: Pipeline) -> list[Operator]:

@@ -1,8 +1,9 @@
-"""Short texts for the data behind the path arguments of DALI's readers, under any root.
+"""Descriptions of the files behind path arguments of DALI's readers: one rule for every path.
 
-DALI goes on over a reshuffled list, or over other files of as many samples, without a warning. The
-texts are equal for copies of the same data, and differ for other data; modification times are no
-part of them.
+DALI continues over a reshuffled list, or over other files of as many samples, without a warning. A
+description has the names of files below their common folder, their sizes, and the content of at
+most 64 of them: small files in full, large ones (tars and record files) by samples. It is equal for
+a copy of the data under another root, and does not contain modification times.
 """
 
 from __future__ import annotations
@@ -10,85 +11,48 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
-import hashlib
-import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, AnyStr, NamedTuple
 
 from nvidia.dali import backend
 
-# How an argument is compared: by the content of its file ("list": lists, indexes, annotations);
-# by name and size of the files ("files"); by size and samples of the content ("archive": tars
-# and record files); by its value ("value"), or not at all ("ignored").
-_VIDEO = {
-    "enable_frame_num": "value",
-    "file_list": "list",
-    "file_root": "files",
-    "filenames": "files",
-}
-_FILTERED = {
-    "file_filter": "value",
-    "file_list": "list",
-    "file_root": "files",
-    "files": "files",
-}
-_RECORDS = {"path": "archive", "index_path": "list"}
-READERS: Mapping[str, Mapping[str, str]] = {
-    "caffe": {"path": "archive"},
-    "caffe2": {"path": "archive"},
-    "coco": {
-        "annotations_file": "list",
-        "file_root": "files",
-        "images": "value",  # names as the annotations have them
-        "preprocessed_annotations": "list",
-        "save_preprocessed_annotations_dir": "ignored",
-    },
-    "file": {
-        "dir_filters": "value",
-        "file_filters": "value",
-        "file_list": "list",
-        "file_root": "files",
-        "files": "files",
-    },
-    "fits": _FILTERED,
-    "mxnet": _RECORDS,
-    "nemo_asr": {"manifest_filepaths": "list"},
-    "numpy": {**_FILTERED, "out_of_bounds_policy": "value"},
-    "sequence": {"file_root": "files"},
-    "tfrecord": {**_RECORDS, "feature_names": "value"},
-    "video": {
-        **_VIDEO,
-        "file_list_format": "value",
-        "file_list_rounding": "value",
-        "pad_mode": "value",
-    },
-    "video_resize": {**_VIDEO, "mode": "value"},
-    "webdataset": {
-        "ext": "value",
-        "index_paths": "list",
-        "missing_component_behavior": "value",
-        "paths": "archive",
-    },
-}
+from .envelope import digest
+
+READERS = frozenset(
+    {
+        *("caffe", "caffe2", "coco", "file", "fits", "mxnet", "nemo_asr", "numpy", "sequence"),
+        *("tfrecord", "video", "video_resize", "webdataset"),
+    }
+)
+# Their arguments that are paths. Of other readers, all names of files that exist are paths.
+PATHS = frozenset(
+    {
+        *("annotations_file", "file_list", "file_root", "filenames", "files", "index_path"),
+        *("index_paths", "manifest_filepaths", "path", "paths", "preprocessed_annotations"),
+    }
+)
+IGNORED = frozenset({"save_preprocessed_annotations_dir"})
 _FILTERS = {
     "file": ("readers__File", "file_filters"),
     "fits": ("experimental__readers__Fits", "file_filter"),
     "numpy": ("readers__Numpy", "file_filter"),
 }
-_LISTING = ("files", "file_list", "filenames")  # where one of them is given, file_root is a prefix
+_LISTING = ("files", "file_list", "filenames")  # if one of them is given, file_root is a prefix
+_LOCK = "lock.mdb"  # of a database, which each process writes
 
 _Stamp = tuple[int, int, int]  # size, time and inode, the key of a content in caches
-_EDGE, _BLOCK = 1 << 16, 1 << 12  # bytes
-_BLOCKS = 64  # of each archive
-_MOST_BLOCKS = 1 << 12  # of all archives of an argument, but at least four of each
-_MOST_SIZES = 100_000  # files whose sizes are asked for, evenly spaced among more
+_MOST_SIZES = 100_000  # files whose sizes are read, evenly spaced among more
+_MOST_CONTENTS = 64  # files whose contents are read, evenly spaced among more
+_MOST_BYTES = 1 << 26  # read of all of them; a file with a larger share is sampled
+# Samples of large files: bytes of both ends, and of blocks; blocks of a file, and of all files.
+_EDGE, _BLOCK, _BLOCKS, _MOST_BLOCKS = 1 << 16, 1 << 12, 64, 1 << 12
 
 
 def reader_of(kind: str) -> str:
-    """The name in `READERS` of an operator as users write it; "" if it is no reader."""
+    """The name of a reader, given an operator as users write it; "" for other operators."""
     module, _, name = kind.rpartition(".")
     if module.removeprefix("experimental.") == "readers":
         return name
@@ -98,39 +62,30 @@ def reader_of(kind: str) -> str:
 
 
 def described(reader: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The path arguments of a reader as short texts.
+    """Describes the path arguments of a reader.
 
     Args:
-        reader: Its name in `READERS`. Arguments of other readers that are paths are compared by
-            the names and sizes of their files.
+        reader: Its name, from `reader_of`.
         arguments: Its arguments.
 
     Returns:
         A text for each path argument, such as ``"3 files, 120 bytes #5f0c..."``; "" if it is
         not compared. Files that can't be read (another machine's path, a URI) are "not read".
     """
-    known = READERS.get(reader)
-    if known is None:
-        known = {k: "files" for k, v in arguments.items() if _names_a_path(v)}
     listed = any(arguments.get(name) for name in _LISTING)
-    root = arguments.get("file_root") or ""
+    root = str(arguments.get("file_root") or "")
     texts: dict[str, str] = {}
     for name, value in arguments.items():
-        how = known.get(name, "value")
         paths = [str(path) for path in (value if isinstance(value, (list, tuple)) else [value])]
-        if how == "value":
+        is_path = name in PATHS or (reader not in READERS and _names_a_path(value))
+        if name not in IGNORED and not is_path:
             continue
-        if how == "ignored" or not any(paths) or (name == "file_root" and listed):
+        if name in IGNORED or not any(paths) or (name == "file_root" and listed):
             texts[name] = ""
-        elif how == "archive":
-            texts[name] = _archives(paths)
-        elif how == "list":
-            texts[name] = _lists(paths, reader, str(root) if name == "file_list" else "")
-        elif isinstance(value, (list, tuple)) or name in _LISTING:
-            base = str(root) if name == "files" else ""
-            texts[name] = _files([os.path.join(base, path) for path in paths])
         else:
-            texts[name] = _folder(paths[0], _filter(reader, arguments))
+            prefix = root if name == "files" else ""
+            matches = _filter(reader, arguments) if name == "file_root" else None
+            texts[name] = _files([os.path.join(prefix, path) for path in paths], matches)
     return texts
 
 
@@ -139,43 +94,56 @@ def _names_a_path(value: Any) -> bool:
     return any(isinstance(path, str) and os.path.exists(path) for path in paths)
 
 
-def _digest(pieces: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-        digest.update(b"\0")
-    return digest.hexdigest()[:12]
+def _files(paths: Sequence[str], matches: Callable[[str], Any] | None) -> str:
+    """Describes files, and the files in folders."""
+    files = [file for path in paths for file in _listed(path, matches)]
+    if not files:
+        return "0 files"
+    if not any("://" in file for file in files):
+        files = [os.path.abspath(file) for file in files]
+    asked = _spread(len(files), _MOST_SIZES)
+    sizes = dict(zip(asked, file_sizes([files[i] for i in asked])))
+    chosen = _spread(len(files), _MOST_CONTENTS)
+    contents = {i: _content(files[i], len(chosen)) for i in chosen}
+    sizes |= {i: content.size for i, content in contents.items()}
+    names = below_common_root(files)
+    if len(paths) == len(files) == 1 and sizes[0] >= 0:
+        names = [""]  # a single list, index or archive may have another name
+    text = digest(
+        os.fsencode("\0".join(names)),
+        " ".join(str(sizes[i]) for i in sorted(sizes)).encode(),
+        " ".join(content.digest for content in contents.values()).encode(),
+    )
+    known = sum(size for size in sizes.values() if size > 0)
+    part = "" if len(sizes) == len(files) else f" in {len(sizes):,} of them"
+    missing = ", not read" if max(sizes.values()) < 0 else ""
+    return f"{len(files):,} files, {known:,} bytes{part}{missing} #{text}"
 
 
-# Files by name and size
+def _spread(count: int, most: int) -> list[int]:
+    """Evenly spread numbers below a count, at most so many."""
+    chosen = min(count, most)
+    return [i * count // chosen for i in range(chosen)]
 
 
-def _files(paths: Sequence[str]) -> str:
-    """Files by their names below their common folder, and their sizes."""
-    remote = [path for path in paths if "://" in path]
-    whole = list(paths) if remote else [os.path.abspath(path) for path in paths]
-    return _sized(below_common_root(whole), whole.__getitem__)
-
-
-def _folder(root: str, matches: Callable[[str], Any] | None) -> str:
-    """The files of a folder and of its subfolders, as deep as DALI's readers look."""
+def _listed(path: str, matches: Callable[[str], Any] | None) -> list[str]:
+    """The files of a folder and of its subfolders, as deep as DALI's readers look; or the file."""
     try:
-        names = sorted(_listed(root, matches))
-    except OSError:
-        return f"not read #{_digest([os.fsencode(os.path.basename(os.path.normpath(root)))])}"
-    return _sized(names, lambda i: os.path.join(root, names[i]))
+        return sorted(_walk(path, matches))
+    except OSError:  # no folder, or none that can be read
+        return [path]
 
 
-def _listed(root: str, matches: Callable[[str], Any] | None) -> Iterator[str]:
+def _walk(root: str, matches: Callable[[str], Any] | None) -> Iterator[str]:
     with os.scandir(root) as entries:
         for entry in entries:
+            files: Iterable[os.DirEntry[str]] = [entry]
             if entry.is_dir():
-                with os.scandir(entry.path) as files:
-                    for file in files:
-                        if matches is None or matches(file.name):
-                            yield f"{entry.name}/{file.name}"
-            elif matches is None or matches(entry.name):
-                yield entry.name
+                with os.scandir(entry.path) as inner:
+                    files = list(inner)
+            for file in files:
+                if file.name != _LOCK and (matches is None or matches(file.name)):
+                    yield file.path
 
 
 def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] | None:
@@ -197,22 +165,16 @@ def _filter(reader: str, arguments: Mapping[str, Any]) -> Callable[[str], Any] |
 
 
 def below_common_root(paths: Sequence[str]) -> list[str]:
-    """Paths, or lines that begin with one, without their common folder."""
-    first, last = min(paths), max(paths)  # all begin as these two do
-    alike = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
-    start = first.rfind("/", 0, alike) + 1
+    """Paths without their common folder."""
+    first, last = min(paths), max(paths)  # the common start of these is that of all
+    start = first.rfind("/", 0, _common_start(first, last)) + 1
     return [path[start:] for path in paths]
 
 
-def _sized(names: Sequence[str], path_of: Callable[[int], str]) -> str:
-    """A text for names and the sizes of their files; of very many files, for the sizes of some."""
-    count = min(len(names), _MOST_SIZES)
-    sizes = file_sizes([path_of(i * len(names) // count) for i in range(count)])
-    known = sum(size for size in sizes if size > 0)
-    text = _digest((*map(os.fsencode, names), *(b"%d" % size for size in sizes)))
-    asked = "" if count == len(names) else f" in {count:,} of them"
-    missing = "" if known or not sizes or max(sizes) >= 0 else ", not read"
-    return f"{len(names):,} files, {known:,} bytes{asked}{missing} #{text}"
+def _common_start(one: AnyStr, other: AnyStr) -> int:
+    """The length of the common start of two texts."""
+    pairs = enumerate(zip(one, other))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def file_sizes(paths: Sequence[str]) -> list[int]:
@@ -220,7 +182,7 @@ def file_sizes(paths: Sequence[str]) -> list[int]:
     # A folder's time changes when files in it come or go.
     folders = {os.path.dirname(path) for path in paths}
     times = sorted((folder, _status(folder, "st_mtime_ns")) for folder in folders)
-    key = _digest(map(os.fsencode, paths)), tuple(times)
+    key = digest(os.fsencode("\0".join(paths))), tuple(times)
     if (sizes := _known_sizes.get(key)) is None:
         size_of = {path: _status(path, "st_size") for path in dict.fromkeys(paths)}
         sizes = _known_sizes[key] = [size_of[path] for path in paths]
@@ -239,109 +201,54 @@ def _status(path: str, field: str) -> int:
     return value
 
 
-# Lists, indexes and annotations by their content
+class _Content(NamedTuple):
+    """The content of a file: its size, without the names of folders, and its digest."""
+
+    size: int = -1
+    digest: str = ""
 
 
-def _lists(paths: Sequence[str], reader: str, root: str) -> str:
-    """Files that list or index samples, by their content and the sizes of the files listed."""
-    texts = [
-        _of_file(path, lambda p, s: _list_digest(p, s, reader, root or os.path.dirname(p)))
-        for path in _parts(paths)
-    ]
-    return texts[0] if len(texts) == 1 else _joined(texts)
-
-
-def _of_file(path: str, describe: Callable[[str, _Stamp], str]) -> str:
-    """The text of a file by ``describe(path, stamp)``; a digest of an unreadable file's name."""
+def _content(path: str, count: int) -> _Content:
+    """The content of one of several files; that of a missing file has no digest."""
     try:
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
-            return describe(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+            return _read(path, (status.st_size, status.st_mtime_ns, status.st_ino), count)
     except (OSError, ValueError):
         pass
-    return f"not read #{_digest([os.fsencode(os.path.basename(path))])}"
-
-
-def _joined(texts: Sequence[str]) -> str:
-    missing = ", not read" if any(text.startswith("not read") for text in texts) else ""
-    return f"{len(texts):,} files{missing} #{_digest(map(str.encode, texts))}"
-
-
-def _parts(paths: Iterable[str]) -> list[str]:
-    """Files, and the files in folders, without the locks of databases."""
-    parts: list[str] = []
-    for path in paths:
-        try:
-            with os.scandir(path) as entries:
-                parts += sorted(e.path for e in entries if e.is_file() and e.name != "lock.mdb")
-        except OSError:
-            parts.append(path)
-    return parts
+    return _Content()
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _list_digest(path: str, stamp: _Stamp, reader: str, root: str) -> str:
-    with open(path, "rb") as file:
-        content = file.read()
-    names: list[str] = []  # of the listed files, with labels and the like behind some
-    rests: list[str] = []  # of a manifest's lines
-    if reader == "nemo_asr":
-        names, rests = _manifest(content)
-    elif os.path.isdir(root) and reader in ("file", "numpy", "fits", "video", "video_resize"):
-        lines = [line.rstrip() for line in os.fsdecode(content).splitlines()]
-        names = [line for line in lines if line]
-    if not names:
-        return f"{stamp[0]:,} bytes #{_digest([content])}"
-    texts = names
-    if all(name.startswith("/") for name in names):
-        texts = below_common_root(names)
-    if rests:
-        texts = [f"{text} {rest}" for text, rest in zip(texts, rests)]
-    return _sized(texts, lambda i: _entry(root, names[i]))
-
-
-def _entry(root: str, line: str) -> str:
-    """The file of a line of a list, which may be followed by a label and numbers of frames."""
-    for count in (1, 0, 2, 3):
-        parts = line.rsplit(None, count)
-        path = os.path.join(root, parts[0]) if parts else root
-        if os.path.isfile(path):
-            return path
-    return os.path.join(root, line)
-
-
-def _manifest(content: bytes) -> tuple[list[str], list[str]]:
-    """The audio paths of NeMo's manifest, and the rest of each line; both empty for other files."""
-    try:
-        entries = [json.loads(line) for line in content.splitlines() if line.strip()]
-        paths = [str(entry.pop("audio_filepath")) for entry in entries]
-        return paths, [json.dumps(entry, sort_keys=True) for entry in entries]
-    except (ValueError, LookupError, AttributeError, RecursionError):
-        return [], []
-
-
-# Tars and record files by samples of their content
-
-
-def _archives(paths: Sequence[str]) -> str:
-    """Tars and record files, in this order, by their sizes and samples of their content."""
-    files = _parts(paths)
-    blocks = max(4, min(_BLOCKS, _MOST_BLOCKS // max(1, len(files))))
-    return _joined([_of_file(path, lambda p, s: _archive_digest(p, s, blocks)) for path in files])
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _archive_digest(path: str, stamp: _Stamp, blocks: int) -> str:
+def _read(path: str, stamp: _Stamp, count: int) -> _Content:
     size = stamp[0]
+    with open(path, "rb", buffering=0) as file:
+        if size <= _MOST_BYTES // count:
+            content = _below_own_root(file.readall(), os.fsencode(path))
+            return _Content(len(content), digest(content))
+        pieces = [file.read(_EDGE)]
+        blocks = max(4, min(_BLOCKS, _MOST_BLOCKS // count))
+        for number in range(blocks):
+            file.seek((size - _BLOCK) * number // (blocks - 1))
+            pieces.append(file.read(_BLOCK))
+        file.seek(size - _EDGE)
+        return _Content(size, digest(*pieces, file.read(_EDGE)))
 
-    def pieces() -> Iterator[bytes]:
-        yield b"%d" % size
-        with open(path, "rb", buffering=0) as file:
-            yield file.read(_EDGE)
-            for number in range(blocks):
-                file.seek(max(0, (size - _BLOCK) * number // max(1, blocks - 1)))
-                yield file.read(_BLOCK)
-            file.seek(max(0, size - _EDGE))
-            yield file.read(_EDGE)
 
-    return _digest(pieces())
+def _below_own_root(content: bytes, path: bytes) -> bytes:
+    """The lines of a list, or manifest, without the folder in which it lies with its files.
+
+    So a list of absolute names is the same as its copy beside copies of the files.
+    """
+    lines = [line for line in content.splitlines() if line.strip()]
+    if not lines:
+        return content
+    first = min(lines)
+    prefix = first[: _common_start(first, max(lines))]
+    before, slash, after = prefix.partition(b"/")
+    if before[-1:] not in (b"", b'"'):  # relative names
+        return content
+    name = slash + after
+    root = name[: _common_start(name, path)]
+    root = root[: root.rfind(b"/") + 1]
+    return b"\n".join(line.replace(root, b"", 1) for line in lines) if len(root) > 1 else content

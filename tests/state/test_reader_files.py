@@ -14,7 +14,7 @@ from nvidia.dali import backend, fn, tfrecord, types
 
 from dalijax import data_iterator
 from dalijax.core.state import reader_files
-from dalijax.core.state.reader_files import READERS, described, reader_of
+from dalijax.core.state.reader_files import PATHS, READERS, described, reader_of
 
 SAMPLES = 8
 
@@ -29,26 +29,33 @@ def dali_readers():
                 yield prefix + name, {"readers__TFRecord": "readers___TFRecord"}.get(schema, schema)
 
 
-def test_every_path_of_every_reader_that_dali_has_is_in_the_table():
-    seen = set()
+# Arguments that are texts and no paths.
+VALUES = {
+    *("dir_filters", "enable_frame_num", "ext", "feature_names", "file_filter", "file_filters"),
+    *("file_list_format", "file_list_rounding", "images", "missing_component_behavior", "mode"),
+    *("out_of_bounds_policy", "pad_mode"),
+}
+
+
+def texts_of_readers():
+    """The reader and the name of each argument of DALI's readers that is text."""
     for kind, schema in dali_readers():
-        reader = reader_of(kind)
-        assert reader in READERS, f"{kind} is missing in reader_files.READERS"
         own = backend.GetSchema(backend.GetSchema(schema).DeprecatedInFavorOf() or schema)
-        texts = [
-            name
-            for name in own.GetArgumentNames()
-            if "STRING" in str(own.GetArgumentType(name)) and not name.startswith("_")
-        ]
-        missing = {*texts} - {*READERS[reader]}
-        assert not missing, f"{kind}: {missing} are missing in reader_files.READERS"
-        seen |= {(reader, name) for name in texts}
-    assert {(r, name) for r, own in READERS.items() for name in own} == seen
+        for name in own.GetArgumentNames():
+            if "STRING" in str(own.GetArgumentType(name)) and not name.startswith("_"):
+                yield reader_of(kind), name
+
+
+def test_every_path_of_every_reader_that_dali_has_is_known():
+    seen = {*texts_of_readers()}
+    assert {reader for reader, _ in seen} == READERS
+    assert {name for _, name in seen} == PATHS | reader_files.IGNORED | VALUES
+    assert not (PATHS | reader_files.IGNORED) & VALUES
     # What is registered, whatever its name, is reachable by a function of DALI's, or is TFRecord.
     registered = {*backend.RegisteredCPUOps(), *backend.RegisteredGPUOps()}
     registered |= {*backend.RegisteredMixedOps()}
-    known = {schema for _, schema in dali_readers()} | {"readers___TFRecord", "_TFRecordReader"}
-    assert {name for name in registered if "eader" in name} <= known
+    schemas = {schema for _, schema in dali_readers()} | {"readers___TFRecord", "_TFRecordReader"}
+    assert {name for name in registered if "eader" in name} <= schemas
 
 
 def test_what_is_no_reader_is_none():
@@ -95,15 +102,16 @@ def argument(root, reader, name, how):
     return {name: [str(path)] if name.endswith("s") else str(path.parent if folder else path)}, path
 
 
-PATHS = sorted(
-    (reader, name, how)
-    for reader, own in READERS.items()
-    for name, how in own.items()
-    if how in ("list", "files", "archive")
+_ARCHIVES = {"path", "paths"}
+_FILES = {"file_root", "filenames", "files"}
+ARGUMENTS = sorted(
+    (reader, name, "archive" if name in _ARCHIVES else "files" if name in _FILES else "list")
+    for reader, name in {*texts_of_readers()}
+    if name in PATHS
 )
 
 
-@pytest.mark.parametrize("reader,name,how", PATHS, ids=lambda x: str(x))
+@pytest.mark.parametrize("reader,name,how", ARGUMENTS, ids=lambda x: str(x))
 def test_each_argument_is_alike_for_a_copy_and_differs_after_a_change(tmp_path, reader, name, how):
     before = described(reader, argument(tmp_path / "one", reader, name, how)[0])
     elsewhere = tmp_path / "far" / "from" / "there"
@@ -151,7 +159,7 @@ def test_what_a_reader_would_not_take_of_a_folder_is_not_compared(tmp_path):
 
 
 def test_what_is_not_there_is_compared_by_its_name(tmp_path):
-    for reader, name, _ in PATHS:
+    for reader, name, _ in ARGUMENTS:
         one, other = (described(reader, {name: [f"{tmp_path}/{x}/no"]})[name] for x in "ab")
         assert "not read" in one and one == other
     one, other = (described("webdataset", {"paths": f"s3://bucket/{x}.tar"}) for x in "ab")
@@ -160,11 +168,32 @@ def test_what_is_not_there_is_compared_by_its_name(tmp_path):
 
 def test_of_very_many_files_some_sizes_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(reader_files, "_MOST_SIZES", 3)
+    monkeypatch.setattr(reader_files, "_MOST_CONTENTS", 3)
     write(tmp_path, [f"{i}.jpg" for i in range(6)])
     files = [str(tmp_path / f"{i}.jpg") for i in range(6)]
     before = described("file", {"files": files})["files"]
     assert "6 files, 3 bytes in 3 of them" in before
     assert described("file", {"files": [*files[:5], files[0]]})["files"] != before
+
+
+def test_of_equal_names_and_sizes_contents_are_compared(tmp_path):
+    write(tmp_path, [f"{i}.jpg" for i in range(6)], b"%d" + bytes(100))
+    files = [str(tmp_path / f"{i}.jpg") for i in range(6)]
+    before = [described("file", given) for given in ({"files": files}, {"file_root": tmp_path})]
+    pathlib.Path(files[3]).write_bytes(b"x" + bytes(100))
+    after = [described("file", given) for given in ({"files": files}, {"file_root": tmp_path})]
+    assert all(a != b for a, b in zip(after, before))
+
+
+def test_a_list_is_alike_only_below_its_own_root(tmp_path):
+    """The list of training files is not that of as many evaluation files."""
+    write(tmp_path, [f"{part}/{i}.jpg" for part in ("train", "val") for i in range(6)])
+    texts = []
+    for part in ("train", "val"):
+        path = tmp_path / f"{part}.txt"
+        path.write_text("\n".join(f"{tmp_path}/{part}/{i}.jpg {i}" for i in range(6)))
+        texts.append(described("file", {"file_list": str(path)}))
+    assert texts[0] != texts[1]
 
 
 # End to end
