@@ -57,7 +57,7 @@ class _Read:
     """A batch that was read and is not forgotten."""
 
     batch: RecordBatch
-    prepared: _Prepared | None = None
+    rows: list[RecordRows] | None = None  # of each pipeline, once they were prepared
 
 
 class RecordRows:
@@ -81,6 +81,8 @@ class RecordRows:
     def errors(self) -> Mapping[int, Exception]:
         """The error of each row whose record can't be used."""
         errors, first, last = self._prepared.errors, self._first, self._last
+        if not errors:  # as nearly always: next() asks several times
+            return {}
         return {row - first: error for row, error in errors.items() if first <= row < last}
 
     def inputs(self, name: str) -> Any:
@@ -88,22 +90,28 @@ class RecordRows:
         columns = self._prepared.columns
         if name not in columns:  # the operators of the graph could not be read
             columns[name] = self._supply.column(name, self._prepared.records)[0]
-        return columns[name][self._first : self._last]
+        return self._own(columns[name])
 
     def column(self, name: str) -> list[Any]:
         """Values that bypass the graph."""
-        return values_of(self._prepared.records[self._first : self._last], name, "", self._first)
+        return values_of(self._own(self._prepared.records), name, "", self._first)
 
     def draw_rows(self) -> DrawRows:
         """What ``draw`` needs to draw the numbers of the rows."""
         numbers = self._prepared.numbers
-        own = None if numbers is None else numbers[self._first : self._last]
+        own = None if numbers is None else self._own(numbers)
         return DrawRows(fold(self._supply.seed, 0, own), self._sizes, self._refuse)
 
     def name(self, row: int) -> str:
         """The name of a row's own record, and its values in short."""
         batch, row = self._prepared.batch, self._first + row
         return f"{batch.name(row)} ({described(batch.records[row])})"
+
+    def _own(self, values: Any) -> Any:
+        """Returns the values of these rows, without a copy if they are all."""
+        if self._last - self._first == len(values):
+            return values
+        return values[self._first : self._last]
 
     def _refuse(self, row: int, error: Exception) -> None:
         """Notes that a row's record can't be augmented, if nothing was wrong before."""
@@ -117,7 +125,7 @@ class RecordRows:
         sizes = self._prepared.sizes
         if name not in sizes:
             sizes[name] = self._supply.column(name, self._prepared.records)[1]
-        own = sizes[name][self._first : self._last]
+        own = self._own(sizes[name])
         for row, size in enumerate(own):
             if size is None:
                 text = "the size of the picture can't be read from its header"
@@ -159,6 +167,7 @@ class RecordSupply:
         self.seed = seed
         self.graph: FedGraph | None = None
         self._schema: Schema | None = None
+        self._column_numbers: dict[str, int] = {}
         self._reader = reader
         self._pipelines, self._rows_each = pipelines, rows
         self._rows_all = pipelines * rows
@@ -182,7 +191,7 @@ class RecordSupply:
             self._reader.seek(position)
             self._position = position
         for read in self._batches:
-            read.prepared = None  # other records may be known to be bad now
+            read.rows = None  # other records may be known to be bad now
         self._first = self.next_run
         self.ended = False  # it may have one now
 
@@ -244,6 +253,7 @@ class RecordSupply:
                     "operation of grain.DataLoader knows it: use DALITransform or DALIDataLoader, "
                     "or draw the numbers by RandomInputs"
                 )
+            self._column_numbers = {name: k for k, name in enumerate(self._schema.names)}
             self.graph = graph
         return self.graph
 
@@ -299,14 +309,13 @@ class RecordSupply:
         self.next_run = max(self.next_run, run + 1)
         place = run - self._first
         read = self._read(place)
-        if read.prepared is None:
-            read.prepared = self._prepare(place, read.batch)
-        return self._part(read.prepared, part)
+        if read.rows is None:
+            read.rows = self._prepare(place, read.batch)
+        return read.rows[part]
 
     def whole_rows(self) -> list[RecordRows]:
         """Returns the rows of each pipeline for the first batch, padded to a whole one."""
-        prepared = self._prepare(0, self._read(0).batch.padded(self._rows_all))
-        return [self._part(prepared, part) for part in range(self._pipelines)]
+        return self._prepare(0, self._read(0).batch.padded(self._rows_all))
 
     def alone(self, samples: Indices) -> RecordRows:
         """Returns rows of some samples, for a pipeline of their own."""
@@ -318,14 +327,8 @@ class RecordSupply:
         prepared = _Prepared(batch, records, samples, numbers, errors, columns, sizes)
         return RecordRows(self, prepared, 0, len(records))
 
-    def _part(self, prepared: _Prepared, part: int) -> RecordRows:
-        first, last = 0, len(prepared.records)
-        if self._pipelines > 1 and last > self._rows_each:
-            first, last = part * self._rows_each, (part + 1) * self._rows_each
-        return RecordRows(self, prepared, first, last)
-
-    def _prepare(self, place: int, batch: RecordBatch) -> _Prepared:
-        """Prepares a batch for the pipelines.
+    def _prepare(self, place: int, batch: RecordBatch) -> list[RecordRows]:
+        """Returns the rows of a batch for each pipeline.
 
         Raises:
             NoStandIn: If no record can stand in for bad ones.
@@ -361,7 +364,11 @@ class RecordSupply:
                 records[row], samples[row] = record, sample
             columns, sizes, _ = self._columns_of(records)
         numbers = self._numbers_of(samples)
-        return _Prepared(batch, records, samples, numbers, errors, columns, sizes)
+        prepared = _Prepared(batch, records, samples, numbers, errors, columns, sizes)
+        if self._pipelines == 1 or len(records) <= self._rows_each:
+            return [RecordRows(self, prepared, 0, len(records))] * self._pipelines
+        starts = range(0, self._rows_all, self._rows_each)
+        return [RecordRows(self, prepared, first, first + self._rows_each) for first in starts]
 
     def _columns_of(
         self, records: Sequence[Any]
@@ -405,7 +412,7 @@ class RecordSupply:
         schema, graph = self._schema, self.graph
         if schema is None or graph is None:
             raise ValueError("no record was seen that would say what the graph takes")
-        number = schema.names.index(name)
+        number = self._column_numbers[name]
         try:
             values = schema.column(number, records, first)
         except StopIteration as error:  # which DALI would take for the end
@@ -436,9 +443,9 @@ class RecordSupply:
         if self._numbers is None:
             return None
         steps, rows = np.divmod(samples, self._rows_all)
+        if steps[0] == steps[-1] and (steps == steps[0]).all():
+            return self._numbers(int(steps[0]))[rows]
         numbers = {step: self._numbers(step) for step in set(steps.tolist())}
-        if len(numbers) == 1:
-            return numbers[int(steps[0])][rows]
         pairs = zip(steps.tolist(), rows.tolist())
         return np.array([numbers[step][row] for step, row in pairs], np.int64)
 

@@ -499,6 +499,32 @@ def test_a_corrupt_record_changes_no_other_batch_and_no_random_number(
 
 
 @pytest.mark.parametrize("how", ("raise", "skip", "mask"))
+def test_a_record_that_failed_is_known_in_later_epochs(how):
+    """Only its first occurrence costs runs that search for it; its values identify it."""
+    ds = source(12, (5,)).repeat(3)
+    options = {"pad": "mask", "on_error": how, "output_map": ["x"]}
+    make = transform(decode, **options)
+    iterator = iter(ds.pipe(make))
+    engine, searches = iterator._engine, []
+    search = engine._run_alone
+    engine._run_alone = lambda *args: searches.append(engine.step) or search(*args)
+    got, states = [], []
+    with contextlib.suppress(StopIteration):
+        while True:
+            states.append(iterator.get_state())
+            got.append(taken(iterator))
+    assert searches and max(searches) <= 1
+    told = [one for one in got if isinstance(one, str)] + [e.message for e in iterator.errors]
+    assert len(told) == 3
+    for epoch, text in enumerate(sorted(told)):
+        assert f"record {5 + 12 * epoch} of the stream" in text and " can't be decoded: " in text
+    for state, want in zip(states[1:], got[1:]):  # an iterator that has not seen it
+        fresh = iter(ds.pipe(make))
+        fresh.set_state(state)
+        assert taken(fresh) == want
+
+
+@pytest.mark.parametrize("how", ("raise", "skip", "mask"))
 @pytest.mark.parametrize("bad", (range(4), range(4, 8)), ids=("first", "resumed"))
 def test_a_wholly_corrupt_first_batch(how, bad):
     clean = walk(iter(source(10).pipe(transform(pad="mask"))))

@@ -41,15 +41,6 @@ def by_source(_):
     return iterator_fn, {"batch_size": BATCH, "num_threads": 1, "device_id": None}
 
 
-def by_random_operators(_):
-    def noisy(number):
-        return number + 0, fn.random.uniform()
-
-    source = sources.Arrays({"number": np.arange(N, dtype=np.int32)[:, None]})
-    iterator_fn = data_iterator(noisy, ["x", "u"], source=source, as_numpy=True)
-    return iterator_fn, {"batch_size": BATCH, "num_threads": 1, "device_id": None}
-
-
 def seeded(call, seed):
     return call if seed is None else {**call, "seed": seed}
 
@@ -126,7 +117,6 @@ def loader(_, seed):
 INDEXED = [by_reader, by_source]
 CASES = [
     *((make, data) for make in (core, chain, clu, iter_dataset) for data in INDEXED),
-    (core, by_random_operators),
     (t5x, by_source),
     *((make, None) for make in (transform, transform_of_iterators, loader)),
 ]
