@@ -707,10 +707,7 @@ class ReaderEngine(EpochEngine[Position]):
             raise
         except SourceError as failed:
             self._stand_again_at(here)
-            cause = failed.__cause__ or failed
-            if cure := advice.of_fed(cause):
-                raise type(cause)(cure) from cause
-            raise cause from None
+            raise (failed.__cause__ or failed) from None
         except RuntimeError as failed:
             if self._can_retry(failed, here, retries):
                 return self._outcome_at(here, convert, retries + 1)

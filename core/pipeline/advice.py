@@ -20,8 +20,6 @@ from ..state.operators import operators_of
 
 _ARRAYS = ("jax", "jaxlib", "numpy")
 _NO_ARGUMENT = re.compile(r'Argument "(\w+)" is not defined for operator "(\w+)"')
-_NO_FILES = re.compile("No files found|Failed to open|Cannot open|empty list|No webdataset")
-_MOST_NAMES = 3
 _NO_BFLOAT16 = (
     "DALI has no bfloat16: cast to types.FLOAT or FLOAT16 in the graph, and to bfloat16 in "
     "the step, or in a dalijax.fn.jax_function that has a sharding"
@@ -34,7 +32,7 @@ _BAD_DTYPE = re.compile(
 
 
 def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
-    """The cure for an error of a graph's function; "" if none is found.
+    """Returns the cure for an error of a graph's function; "" if none is known.
 
     Args:
         error: The error.
@@ -42,7 +40,7 @@ def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
     """
     text = str(error)
     if match := _NO_ARGUMENT.search(text):
-        return _of_operator(*match.groups())
+        return _of_argument(*match.groups())
     if "no attribute 'BFLOAT16'" in text:
         return _NO_BFLOAT16
     if cure := _of_dtype(error) or _of_device(text) or _of_name(error):
@@ -55,11 +53,11 @@ def of_definition(error: Exception, arguments: Sequence[Any] = ()) -> str:
             f"The function got the path {os.fspath(paths[0])!r}. If its parameters are fields of "
             f"records, pass source=dalijax.{replacements.for_path(paths[0])} instead"
         )
-    if "are not iterable" in text:
-        return (
-            "An operator of one output gives one DataNode, which can't be unpacked: a function of "
-            "several says so, as by dalijax.fn.jax_function(..., num_outputs=2)"
-        )
+    return _of_python(error, text)
+
+
+def _of_python(error: Exception, text: str) -> str:
+    """Returns the cure for Python, NumPy or JAX applied to outputs of DALI's operators."""
     if "conditional context" in text:
         return (
             "Pass enable_conditionals=True where the iterator is made, or choose by DALI's "
@@ -143,7 +141,7 @@ def _of_name(error: Exception) -> str:
     return replacements.for_name(str(error.name), names, {})
 
 
-def _of_operator(name: str, schema: str) -> str:
+def _of_argument(name: str, schema: str) -> str:
     """The arguments that an operator has, the most similar ones first."""
     try:
         known = backend.GetSchema(schema).GetArgumentNames()
@@ -181,16 +179,15 @@ def of_outputs(error: Exception, name: str) -> str:
 
 
 def of_workers(error: Exception) -> str:
-    """The cure for workers of ``fn.external_source(parallel=True)`` that do not start, or ""."""
+    """Returns the cure for workers of ``fn.external_source`` that do not start, or ""."""
     if "Workers initialization failed" not in str(error):
         return ""
     return (
         "The workers of fn.external_source(parallel=True) are new processes (py_start_method="
-        "'spawn', since forked ones may hang where JAX is up), which import the program's file "
-        "first. Have it run nothing when it is imported:\n\n"
+        "'spawn'), which import the program's file first. Its code must be in a function under\n\n"
         "    if __name__ == '__main__':\n"
         "        main()  # makes the iterator\n\n"
-        "Else the workers' own error is above."
+        "Otherwise the workers' own error is above."
     )
 
 
@@ -208,101 +205,19 @@ def is_of_dali(error: BaseException) -> bool:
     return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith("nvidia.dali")
 
 
-def of_fed(error: BaseException) -> str:
-    """The cure for a value of ``fn.external_source`` that DALI can't take, or ""."""
-    text = str(error)
-    if not is_of_dali(error) or not (
-        "unknown format string" in text or "cannot include dtype" in text
-    ):
-        return ""
-    return (
-        f"fn.external_source takes numbers that DALI has ({text}). Give it text as bytes, "
-        "np.frombuffer(text.encode(), np.uint8), and bfloat16 as .astype('float32'), to cast it "
-        "back behind the iterator. Or have it pass the graph by: the fields of a dalijax.sources "
-        "record that the graph does not take reach the batch as they are"
-    )
-
-
 def of_readers(error: Exception, pipeline: Pipeline) -> str:
-    """The cure for a reader that finds no files, or ""."""
-    if not _NO_FILES.search(str(error)):
+    """Returns the cure for a reader that finds no files; "" for other errors."""
+    if "No files found" not in str(error):
         return ""
-    lines = (_of_reader(kind, arguments) for kind, _, arguments in operators_of(pipeline))
-    return " ".join(line for line in lines if line)
-
-
-def _of_reader(kind: str, arguments: Mapping[str, Any]) -> str:
-    """The mistake in the paths of a reader, or ""."""
-    for name in ("files", "paths"):
-        if kind.startswith("readers.") and arguments.get(name) == []:
-            return f"{name}=[] of fn.{kind} is empty: pass one path at least."
-    listed, folder = (str(arguments.get(n, "")).strip("'\"") for n in ("file_list", "file_root"))
-    if listed:
-        return _of_list(kind, listed)
-    if not folder:
-        return ""
-    if not os.path.isdir(folder):
-        return f"There is no folder {folder!r} (file_root)."
-    if kind == "readers.file":
-        return _of_folder(folder)
-    fits = str(arguments.get("file_filter", "*.npy")).strip("'\"")
+    roots = {str(arguments.get("file_root", "")) for _, _, arguments in operators_of(pipeline)}
+    folders = " or ".join(sorted(filter(None, roots)))
     return (
-        f"No file in {folder!r} (file_root) or its direct subfolders fits {fits!r} (file_filter): "
-        f"name the folder of the files that fn.{kind} reads, or their file_filter."
-    )
-
-
-def _of_list(kind: str, path: str) -> str:
-    """The mistake in a list of files, or ""."""
-    if not os.path.isfile(path):
-        return f"There is no list of files {path!r} (file_list)."
-    with open(path, "rb") as file:
-        if file.read().strip():
-            return ""
-    line = "'cat/1.jpg 0'" if kind == "readers.file" else "'1.npy'"
-    return f"The list {path!r} (file_list) is empty: it has one file in each line, as in {line}."
-
-
-def _of_folder(folder: str) -> str:
-    """The mistake in a folder of classes."""
-    with os.scandir(folder) as entries:
-        inside = sorted(entries, key=lambda entry: entry.name)
-    folders = [entry.name for entry in inside if entry.is_dir()]
-    files = [entry.name for entry in inside if not entry.is_dir()]
-    layout = f"one subfolder for each class, as in {os.path.join(folder, 'cat', '1.jpg')!r}"
-    if not inside:
-        return f"The folder {folder!r} (file_root) is empty: fn.readers.file reads {layout}."
-    if not folders:
-        shown = ", ".join(files[:_MOST_NAMES]) + ", ..." * (len(files) > _MOST_NAMES)
-        return (
-            f"The folder {folder!r} (file_root) has files directly in it ({shown}), and "
-            f"fn.readers.file reads {layout}. Move them into one, or pass files=[...] (and "
-            "labels=[...]) instead of file_root."
-        )
-    return (
-        f"The subfolders of {folder!r} (file_root), {folders[:_MOST_NAMES]} of {len(folders)}, "
-        "have no file whose name fits file_filters (by default the usual endings of pictures, "
-        "sound and video)."
+        f"No file in {folders} (file_root) has the name and the place that the reader expects. "
+        "fn.readers.file reads one subfolder for each class, as in cat/1.jpg, and files whose "
+        "names fit file_filters. For other files pass files=[...]."
     )
 
 
 def of_run(error: RuntimeError) -> str:
-    """DALI's message of a failed run, with the cure if one is known."""
-    # It ends with this, which isn't so here.
-    text = str(error).replace("Current pipeline object is no longer valid.", "").strip()
-    if "JAX Python function inputs must be batches of uniform shape" in text:
-        text += (
-            "\nPass ragged='pad' or ragged='group' to dalijax.fn.jax_function, or give the samples "
-            "one shape before it, by fn.resize or fn.pad"
-        )
-    if "vmap was requested to map its argument" in text:
-        text += (
-            "\njax.vmap maps keyword arguments, too, and a key that is filled in is one for the "
-            "whole batch: take it in a function around the mapped one, and split it there"
-        )
-    if "passed in `in_types`" in text or "passed in `ins_ndim`" in text:
-        text += (
-            "\nThe inputs of dalijax.fn.numba_function are not as in_types, ins_ndim or example= "
-            "say: an example is one sample of each input, without the batch, of the same dtype"
-        )
-    return text
+    """Returns DALI's message of a failed run, without its end, which is not true here."""
+    return str(error).replace("Current pipeline object is no longer valid.", "").strip()

@@ -230,7 +230,7 @@ def test_numbas_limits_and_errors(monkeypatch):
             )
         )
     for sample, words in ((np.zeros(2, np.uint8), "in_types"), (np.zeros((1, 2)), "ins_ndim")):
-        with pytest.raises(RuntimeError, match=rf"`{words}`.*\n.*\n.*an example is one sample"):
+        with pytest.raises(RuntimeError, match=f"`{words}`"):
             data = data_iterator(
                 lambda s=sample: fn.numba_function(
                     uniform((2,)), run_fn=copied, example=np.float32(s) if s.ndim == 2 else s

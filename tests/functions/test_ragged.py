@@ -86,5 +86,5 @@ def test_groups_of_different_kinds_are_refused():
 
 def test_ragged_batches_are_refused_otherwise():
     iterator = data_iterator(lambda: fn.jax_function(lambda x: x)(ragged()), ["x"])(batch_size=8)
-    with pytest.raises(RuntimeError, match="Pass ragged='pad' or ragged='group'"):
+    with pytest.raises(RuntimeError, match="inputs must be batches of uniform shape"):
         next(iterator)

@@ -258,11 +258,6 @@ def graph_of(function):
     return called
 
 
-def unpacked():
-    one, other = dalijax_fn.jax_function(lambda x: (x, x))(fn.random.uniform(shape=[2]))
-    return one + other
-
-
 def misspelt():
     return fn.random.uniform(shap=[2])
 
@@ -314,7 +309,6 @@ GRAPHS = [
         "enable_conditionals=True",
         "where the iterator",
     ),
-    (unpacked, TypeError, "num_outputs=2"),
     (misspelt, TypeError, r'"shap" is not defined', "Did you mean 'shape'", "'range'"),
     (bfloat16, AttributeError, r"bfloat16\(\)", "no bfloat16: cast to types.FLOAT", "in the step"),
     (seven_inputs, ValueError, "7 inputs", "1 to 6", "fn.cat or fn.stack"),
@@ -337,22 +331,6 @@ def test_an_error_of_the_users_code_is_unchanged():
 
     with pytest.raises(Mine, match="^of mine$"):
         data_iterator(broken, ["x"])(batch_size=2)
-
-
-@pytest.mark.parametrize(
-    "value,error,words",
-    [
-        (np.array("text"), RuntimeError, ("4w", r"frombuffer\(text\.encode\(\)", "pass the graph")),
-        (np.zeros(2, jnp.bfloat16), ValueError, (r"astype\('float32'\)", "back", "pass the graph")),
-    ],
-)
-def test_invalid_outputs_of_a_source_in_the_graph(value, error, words):
-    def given():
-        return fn.external_source(lambda: [value] * 2)
-
-    iterator = data_iterator(given, ["x"], size=4)(batch_size=2)
-    refused(lambda: next(iterator), error, "external_source takes numbers", *words)
-    iterator.close()
 
 
 def test_an_error_of_the_source_is_unchanged():
@@ -393,48 +371,16 @@ def test_a_folder_without_classes(tmp_path):
     (tmp_path / "other" / "cat").mkdir(parents=True)
     for name in ("flat/1.jpg", "flat/2.jpg", "other/cat/1.txt"):
         (tmp_path / name).write_bytes(b"x")
-    layout = "one subfolder for each class"
     here = re.escape(str(tmp_path))
-    refused(read(tmp_path / "empty"), RuntimeError, f"'{here}/empty' .* is empty", layout)
-    refused(
-        read(tmp_path / "flat"),
-        RuntimeError,
-        f"'{here}/flat' .* has files directly in it .1.jpg, 2.jpg",
-        layout,
-        "files=",
-    )
-    refused(read(tmp_path / "none"), RuntimeError, f"no folder '{here}/none'")
-    refused(read(tmp_path / "other"), RuntimeError, f"subfolders of '{here}/other'", "file_filters")
-
-
-def test_readers_without_files(tmp_path):
-    empty, missing = tmp_path / "empty.txt", str(tmp_path / "none.txt")
-    empty.write_text("\n")
-    here = re.escape(str(tmp_path))
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    np.save(tmp_path / "a" / "b" / "1.npy", np.zeros(1))  # two levels down
-
-    def read(reader, **arguments):
-        outputs = ["x", "label"][: 2 if reader is fn.readers.file else 1]
-
-        def graph():
-            read = reader(name="reader", **arguments)
-            return tuple(read) if isinstance(read, (list, tuple)) else read
-
-        return lambda: data_iterator(graph, outputs, reader_name="reader")(batch_size=2)
-
-    file, numpy, tars = fn.readers.file, fn.readers.numpy, fn.readers.webdataset
-    for make, *texts in (
-        (read(file, files=[]), r"^files=\[\] of fn.readers.file is empty: pass one path"),
-        (read(numpy, files=[]), r"^files=\[\] of fn.readers.numpy is empty"),
-        (read(tars, paths=[], ext=["jpg"]), r"^paths=\[\] of fn.readers.webdataset is empty"),
-        (read(file, file_list=str(empty)), f"^The list '{here}/empty.txt'", "'cat/1.jpg 0'"),
-        (read(numpy, file_root=str(tmp_path), file_list=str(empty)), "is empty", "'1.npy'"),
-        (read(file, file_list=missing), f"^There is no list of files '{here}/none.txt'"),
-        (read(numpy, file_root=str(tmp_path)), f"^No file in '{here}' .* direct .* fits '[*].npy'"),
-        (read(numpy, file_root=missing), f"^There is no folder '{here}/none.txt'"),
-    ):
-        refused(make, RuntimeError, *texts, "DALI says")
+    for name in ("empty", "flat", "other"):
+        refused(
+            read(tmp_path / name),
+            RuntimeError,
+            f"{here}/{name} .file_root",
+            "one subfolder for each class",
+            "files=",
+        )
+    refused(read(tmp_path / "none"), RuntimeError, f"Failed to open {here}/none")
 
 
 def test_invalid_pipelines(jpegs):
