@@ -26,7 +26,7 @@ ROWS = {
     "3.13-newest": ("3.13", []),
 }
 TESTS = ["tests/rules", "tests/pipeline", "tests/iterator", "tests/records", "tests/sources"]
-TESTS += ["tests/functions", "tests/adapters"]
+TESTS += ["tests/functions", "tests/adapters", "tests/system/test_canaries.py"]
 PACKAGES = {
     "DALI": "nvidia-dali-cuda120",
     "JAX": "jax",
