@@ -12,12 +12,12 @@ from nvidia.dali.pipeline import do_not_convert
 
 from ..config import function_parameters, name_of
 from ..dtypes import dali_type
-from ..pipeline import schema
-from ..pipeline.schema import Schema
 from ..random.draw import DRAW, Draw
 from ..replacements import for_name
 from ..sources.source import Field
 from ..state.operators import FIELD, Operator, Picture, picture_inputs
+from . import schema
+from .schema import Schema
 from .supply import RowBatch
 
 # Returns the rows of a run of a pipeline, by the numbers of both.

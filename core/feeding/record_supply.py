@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from ..order.shuffle import Indices
 from ..pipeline.calls import calls
 from ..pipeline.picture_size import Size, look_at_input
-from ..pipeline.schema import Schema, described, values_of
 from ..random.draw import DrawRows
 from ..random.hashing import fold
 from ..sources.source import Field
 from .graph import FedGraph
 from .records import Numbers, ReadError, RecordBatch, RecordPosition, RecordReader
+from .schema import Schema, described, values_of
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
 
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
@@ -181,6 +181,7 @@ class RecordSupply:
         self._error: ReadError | None = None
         self.ended = False
         self._known = BadSamples()
+        self._has_bad = False  # whether a bad sample or record was ever remembered
 
     # Positions
 
@@ -338,7 +339,7 @@ class RecordSupply:
         last = len(self._read(place).batch.records) - 1  # which `padded` repeats
         samples = self._base() + place * self._rows_all + np.minimum(rows, last)
         columns, sizes, errors = self._columns_of(records)
-        if self._known.knows_samples() or self._known.knows_records():
+        if self._has_bad:
             whole = not errors
             for row, sample in enumerate(samples.tolist()):
                 if row in errors:
@@ -495,6 +496,7 @@ class RecordSupply:
 
     def remember(self, sample: int, reason: UnusableRecord, replace: bool) -> None:
         """Remembers a sample that fails, and its record if it will fail wherever it comes."""
+        self._has_bad = True
         if reason.failure.reads_file:
             place, row = self._place_of(sample)
             record = self._read(place).batch.records[row]

@@ -69,7 +69,7 @@ class StreamEngine(FedEngine[RecordPosition]):
     """Pipelines that are fed with the records of a stream; see `FedEngine`.
 
     Args:
-        pipeline_fn: The function of the graph; see `dalijax.core.pipeline.schema.learn`.
+        pipeline_fn: The function of the graph; see `dalijax.core.feeding.schema.learn`.
         config: The iterator's arguments; ``mask`` adds the rows that are valid.
         call: Arguments of the function and of ``nvidia.dali.pipeline_def``.
         each: The arguments in which the pipelines differ (device_id, seed).

@@ -19,15 +19,6 @@ MOST_SKIPPED = 64
 _MOST_NAMED = 5
 
 
-def runs(runner: Runner) -> bool:
-    """Runs and drops the next batch; returns whether that succeeded."""
-    try:
-        runner.take(discard)
-    except (RuntimeError, SourceError):
-        return False
-    return True
-
-
 def failure_alone(runner: Runner) -> Failure | None:
     """Runs and drops one batch, and closes the runner; returns its failure, if it failed.
 

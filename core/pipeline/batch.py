@@ -18,7 +18,6 @@ from ..dtypes import WIDE, check_width, narrowed
 from ..errors import RaggedError
 from ..order.epochs import EpochPlan
 from ..placement import DataShard, GlobalPlacement, over_devices
-from . import schema
 from .runner import Outputs, TensorList
 
 Batch = dict[str, Any]
@@ -153,7 +152,7 @@ class BatchMaker:
         batch: Batch,
         columns: Mapping[str, Sequence[Any]],
         rows: Sequence[int],
-        column_of: Callable[[Sequence[Any], str], Any] = schema.stacked,
+        column_of: Callable[[Sequence[Any], str], Any],
     ) -> None:
         """Adds fields that pass the graph by; with a sharding, numbers are placed as outputs are.
 

@@ -16,12 +16,12 @@ from ..formats.byte_files import WAITING_THREADS, fetch, filesystem, is_remote
 from ..formats.names import Names
 from ..formats.paths import Path, Paths, home_expanded, is_pattern, path_list, path_text
 from ..order.shuffle import Indices
-from ..pipeline.schema import leaf
 from ..printable import printable
 from ..state.reader_files import below_common_root, file_sizes
 from .base import BaseSource
 from .identity import spread
 from .source import Field, Values
+from .values import leaf
 
 _log = logging.getLogger("dalijax")
 

@@ -8,10 +8,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pipeline.schema import leaf
+from ..dtypes import KINDS, cast_to
 from .source import Field
 
 _NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
+
+
+def leaf(value: Any) -> np.ndarray:
+    """Converts a value of a record to an array; bytes and text (as UTF-8) become uint8 [length].
+
+    Raises:
+        TypeError: If DALI has no type for it.
+    """
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
+        value = value.item()  # how bytes with trailing NULs pass through NumPy
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        if not (isinstance(value, memoryview) and value.c_contiguous and value.readonly):
+            value = bytes(value)  # the caller may write on
+        return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
+    array = np.asarray(value)
+    if array.dtype.char not in KINDS:
+        raise TypeError(
+            f"{value!r:.60} (dtype {array.dtype}) is nothing that a pipeline takes: "
+            f"{cast_to(array.dtype)}, or leave the key to pass it by"
+        )
+    if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI takes no other
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    return array
 
 
 def kind_of(value: Any) -> Field:

@@ -15,7 +15,8 @@ from nvidia.dali import fn
 import dalijax
 from conftest import write_jpegs
 from dalijax.adapters.grain import DALITransform
-from dalijax.core.pipeline.schema import Column, described, leaf, learn, stacked
+from dalijax.core.feeding.schema import Column, described, learn, stacked
+from dalijax.core.sources.values import leaf
 
 I8 = np.dtype(np.uint8)
 I32 = np.dtype(np.int32)

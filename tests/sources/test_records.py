@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dalijax import data_iterator
-from dalijax.core.pipeline.schema import leaf
-from dalijax.core.sources.values import kind_of
+from dalijax.core.sources.values import kind_of, leaf
 from dalijax.errors import StateError
 from dalijax.sources import Arrays, Field, Records
 

@@ -1,7 +1,7 @@
-"""Schemas of records: the keys that a graph takes, as which arrays, and those that pass it by.
+"""Schemas of records: the keys that are inputs of a graph, and those that bypass it.
 
-A record is bytes, a str, a number, an array, or a dict of these, which may be nested. Everything
-here is pure; `dalijax.core.feeding.stream_engine` feeds what this makes to pipelines.
+A record is bytes, a str, a number, an array, or a dict of these, which may be nested. The functions
+are pure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import KINDS, cast_to
 from ..formats.riff import cut_off
+from ..sources.values import leaf
 
 _LONGEST_TEXT = 160  # characters of a record's text in an error
 
@@ -27,39 +27,14 @@ class Column:
 
     Attributes:
         path: The keys that lead to it.
-        dtype: Its dtype; text and bytes are uint8. None where the first record has nothing that
-            a pipeline takes: the graph may well not use it.
+        dtype: Its dtype; text and bytes are uint8. None if DALI has no type for the value of the
+            first record, which the graph need not use.
         ndim: Its number of dimensions.
     """
 
     path: tuple[str, ...]
     dtype: np.dtype[Any] | None
     ndim: int
-
-
-def leaf(value: Any) -> np.ndarray:
-    """A record's value as an array: bytes, and text as UTF-8, are uint8 of shape [length].
-
-    Raises:
-        TypeError: If no pipeline takes it.
-    """
-    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 0:
-        value = value.item()  # how bytes with trailing NULs pass through NumPy
-    if isinstance(value, str):
-        value = value.encode()
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        if not (isinstance(value, memoryview) and value.c_contiguous and value.readonly):
-            value = bytes(value)  # the caller may write on
-        return np.frombuffer(value, np.uint8) if len(value) else np.zeros(0, np.uint8)
-    array = np.asarray(value)
-    if array.dtype.char not in KINDS:
-        raise TypeError(
-            f"{value!r:.60} (dtype {array.dtype}) is nothing that a pipeline takes: "
-            f"{cast_to(array.dtype)}, or leave the key to pass it by"
-        )
-    if not (array.flags.c_contiguous and array.dtype.isnative):  # DALI takes no other
-        array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
-    return array
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
@@ -70,12 +45,12 @@ def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], An
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """How the records of a stream become the inputs of a graph.
+    """The inputs of a graph, by the records of a stream.
 
     Attributes:
         columns: The inputs in order.
-        taken: The record's keys that the graph takes as arguments; None where it takes the
-            whole record as its only argument.
+        taken: The record's keys that the graph takes as arguments; None if it takes the whole
+            record as its only argument.
         passed: The record's other keys.
     """
 
@@ -84,7 +59,7 @@ class Schema:
     passed: tuple[str, ...]
 
     def arguments(self, nodes: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments of the graph's function, by a node for each column."""
+        """Returns the graph function's arguments, by position and keyword, of a node per column."""
         tree: dict[str, Any] = {}
         for column, node in zip(self.columns, nodes, strict=True):
             if not column.path:
@@ -102,15 +77,15 @@ class Schema:
 
     @property
     def nested(self) -> bool:
-        """Whether the graph's function gets dicts, of which it need not use every value."""
+        """Returns whether the graph's function gets dicts, of which it need not use every value."""
         return any(len(one.path) > (self.taken is not None) for one in self.columns)
 
     def column(
         self, index: int, records: Sequence[Any], first: int = 0
     ) -> list[np.ndarray] | np.ndarray:
-        """The arrays of one column, one for each record; it runs for every record of a batch.
+        """Returns the arrays of a column, one for each record.
 
-        Numbers come as one array of shape [records], which DALI takes without a look at each.
+        Numbers become one array of shape [records], which DALI takes faster than a list.
 
         Args:
             index: The number of the column.
@@ -149,7 +124,13 @@ class Schema:
 
 
 def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0) -> list[Any]:
-    """The records' values under a key, which errors call by ``label``, from a place on.
+    """Returns the records' values under a key.
+
+    Args:
+        records: The records.
+        key: The key.
+        label: Its name in errors.
+        first: The place of the first record in the batch, for errors.
 
     Raises:
         ValueError: If one has no such key; the message names its place in the batch.
@@ -172,15 +153,15 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
 def learn(
     record: Any, pipeline_fn: Callable[..., Any], arguments: Mapping[str, Any], spec: Any = None
 ) -> Schema:
-    """The schema of a stream, by its first record.
+    """Returns the schema of a stream, by its first record.
 
     Args:
         record: The first record.
         pipeline_fn: The graph's function: its parameters are the record's keys, or its only
             parameter without an argument is the record.
         arguments: What the caller passed it.
-        spec: What the record looks like instead: of its structure, with objects that have
-            ``shape`` and ``dtype``.
+        spec: The structure of a record, with objects that have ``shape`` and ``dtype``, if the
+            first record does not show it.
 
     Raises:
         TypeError: If the function can't be called with such records.
@@ -230,14 +211,14 @@ def learn(
 
 
 def _has_parts(record: Any) -> bool:
-    """Whether a record is a dataclass, or a tuple that is no array."""
+    """Returns whether a record is a dataclass, or a tuple that is not a list of numbers."""
     if dataclasses.is_dataclass(record):
         return True
     return isinstance(record, tuple) and any(not isinstance(one, (int, float)) for one in record)
 
 
 def _as_dict(record: Any) -> str:
-    """The function that makes dicts of such records, as one would write it."""
+    """Returns the source of a function that converts such records to dicts."""
     if dataclasses.is_dataclass(record):
         return "vars"
     return "lambda r: r._asdict()" if hasattr(record, "_asdict") else "lambda r: {'image': r[0]}"
@@ -258,7 +239,7 @@ def _column(path: tuple[str, ...], value: Any, described: bool, may_lack: bool) 
 def of_fields(values: Sequence[Any], name: str) -> Any:
     """Batches the values of a source's field: NumPy's arrays and numbers are stacked.
 
-    All else, text and what JSON has, is as it was read in an object array of shape [batch].
+    Other values, such as text, are unchanged in an object array of shape [batch].
 
     Raises:
         ValueError: If arrays have several shapes.
@@ -278,7 +259,7 @@ def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
 
 
 def stacked(values: Sequence[Any], name: str) -> Any:
-    """Batches values that pass a graph by: [batch, ...], dicts or tuples of these, object arrays.
+    """Batches values that bypass a graph: [batch, ...], dicts or tuples of these, object arrays.
 
     Bytes, texts and None become an object array of shape [batch], which keeps trailing NULs.
 
@@ -330,7 +311,7 @@ def stacked(values: Sequence[Any], name: str) -> Any:
 
 
 def described(record: Any) -> str:
-    """A record in a few words for an error: its texts and numbers, and the first bytes."""
+    """Describes a record in an error: its texts and numbers, and the first bytes."""
     parts = []
     for path, value in _leaves(record, ()):
         label = "/".join(path)
