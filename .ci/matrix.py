@@ -8,6 +8,7 @@ the table is printed instead of written.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import pathlib
@@ -95,15 +96,18 @@ def table_of(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(tests: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Runs the tests with other versions.")
+    parser.add_argument("--row", choices=ROWS, help="run this row, and do not write the page")
+    options, tests = parser.parse_known_args(arguments)
     rows = []
-    for name, (version, pins) in ROWS.items():
+    for name in [options.row] if options.row else ROWS:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        rows.append(row(name, version, pins, tests or TESTS))
+        rows.append(row(name, *ROWS[name], tests or TESTS))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     table = table_of(rows)
     print(table)
-    if not tests:
+    if not (tests or options.row):
         PAGE.write_text(f"{HEAD}{table}\nRun on {datetime.date.today()}.\n{FOOT}")
     return any("passed" not in cells["tests"] or "failed" in cells["tests"] for cells in rows)
 

@@ -1,0 +1,43 @@
+"""The workflows of GitHub call targets, files and rows that exist."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with Flax and Orbax")
+
+
+def jobs(path):
+    """The jobs of a workflow by name."""
+    return yaml.safe_load(path.read_text())["jobs"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_commands_exist(path):
+    targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())
+    commands = [s["run"] for job in jobs(path).values() for s in job["steps"] if "run" in s]
+    called = [name for line in commands for name in re.findall(r"\bmake ([a-z-]+)", line)]
+    assert set(called) <= set(targets)
+    for script in re.findall(r"bash (\S+)", " ".join(commands)):
+        assert (ROOT / script).is_file()
+
+
+def test_the_versions_of_ci():
+    """CI tests each supported Python, with the newest releases, and the oldest ones."""
+    found = jobs(ROOT / ".github" / "workflows" / "ci.yml")
+    spec = importlib.util.spec_from_file_location("matrix", ROOT / ".ci" / "matrix.py")
+    matrix = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(matrix)
+    pythons = found["tests"]["strategy"]["matrix"]["python"]
+    assert set(pythons) == {python for python, _ in matrix.ROWS.values()}
+    classifiers = (ROOT / "pyproject.toml").read_text()
+    assert all(f'"Programming Language :: Python :: {python}"' in classifiers for python in pythons)
+    rows = found["versions"]["strategy"]["matrix"]["include"]
+    assert all(matrix.ROWS[row["row"]][0] == row["python"] for row in rows)
+    assert {row["row"].partition("-")[2] for row in rows} == {"oldest", "newest"}
+    steps = [step.get("run", "") for step in found["versions"]["steps"]]
+    assert any("make test-matrix" in step and "--row" in step for step in steps)
