@@ -394,18 +394,6 @@ def test_a_refused_checkpoint_changes_nothing(jpegs_many, tmp_path):
     assert [listed(e) for e in taken] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_states_are_json(jpegs_many):
-    for chain in CHAINS.values():
-        iterator = iter(chain(dataset(jpegs_many)))
-        for _ in range(3):
-            state = iterator.get_state()
-            assert json.loads(json.dumps(state)) == state
-            assert {k: type(v) for k, v in state.items()} == {
-                k: type(v) for k, v in iterator.get_state().items()
-            }
-            next(iterator, None)
-
-
 # A real tf.data.Dataset
 
 _WAYS = ["generator", "plugin"]

@@ -7,19 +7,19 @@ import random
 import numpy as np
 import pytest
 
-from cells import Cell, matrix, sample
+from cells import Cell, matrix, pairs, pairwise
 from conformance import TALLY, check
 from full import FULL
 from oracle import Case
 
 DRAWN = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**31)
 SEED = int(os.environ.get("DALIJAX_SEED", DRAWN))
-BLOCKS = 16
+BLOCKS = 8
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_matrix(jpegs_many, block):
-    cells = list(matrix()) if FULL else sample(96, SEED)
+    cells = list(matrix()) if FULL else pairwise(SEED)
     before = TALLY.restores
     for cell in cells[block::BLOCKS]:
         try:
@@ -46,5 +46,12 @@ def test_each_sample_counts_once_over_the_shards(jpegs_many, shards, shuffle):
 def test_the_matrix_contains_every_value():
     cells = list(matrix())
     assert len(cells) == len(set(cells)) == 15 * (12 * 3 - 6) * 24
-    assert {c.shuffle for c in sample(192, 0)} == {"none", "random_shuffle", "shuffle_after_epoch"}
+    assert {c.shuffle for c in cells} == {"none", "random_shuffle", "shuffle_after_epoch"}
     assert np.mean([c.auto_reset for c in cells]) == 0.5
+
+
+def test_pairwise_cells_contain_every_pair_of_values():
+    every = set().union(*map(pairs, matrix()))
+    for seed in range(3):
+        cells = pairwise(seed)
+        assert set().union(*map(pairs, cells)) == every and len(cells) < 64

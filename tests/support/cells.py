@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from nvidia.dali import fn, types
@@ -105,6 +107,25 @@ def matrix() -> Iterator[Cell]:
                 yield Cell(case, shards - 1, shuffle, depth, auto, prepare, drawn)
 
 
-def sample(count: int, seed: int) -> list[Cell]:
-    """Returns some cells that together contain every value of every field."""
-    return random.Random(seed).sample(list(matrix()), count)
+def pairs(cell: Cell) -> set[tuple[Any, Any]]:
+    """Returns the pairs of values of two fields; the size is a single field."""
+    case = cell.case
+    size = (case.n, case.batch, case.shards)
+    values = (size, case.policy, case.padded, case.stick, *dataclasses.astuple(cell)[2:])
+    return set(itertools.combinations(enumerate(values), 2))
+
+
+@functools.cache
+def pairwise(seed: int) -> list[Cell]:
+    """Returns random cells that together contain every pair of values of two fields."""
+    cells = list(matrix())
+    random.Random(seed).shuffle(cells)
+    of_cell = {cell: pairs(cell) for cell in cells}
+    missing = set().union(*of_cell.values())
+    chosen = []
+    while missing:
+        pair = min(missing, key=repr)
+        candidates = itertools.islice((c for c in cells if pair in of_cell[c]), 100)
+        chosen.append(max(candidates, key=lambda c: len(of_cell[c] & missing)))
+        missing -= of_cell[chosen[-1]]
+    return chosen

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nvidia.dali import fn, pipeline_def
+from shardings import rows_over
 
 import dalijax
 from conformance import Expected, check
@@ -107,6 +108,8 @@ def of_source(sized: bool) -> Expected:
 
 PADDED = Case(N, 1, BATCH, "FILL", True, False)
 RUNS_ON = Case(N, 1, BATCH, "FILL", False, False)
+COMPLETE = Case(2 * BATCH, 1, BATCH, "DROP", True, False)
+SHORT = Case(BATCH - 1, 1, BATCH, "FILL", True, False)
 TWO = Case(N, 2, 2, "FILL", True, True)
 FOUR = Case(N, 4, 2, "FILL", False, False)
 
@@ -195,9 +198,7 @@ def expected_of_clu() -> Expected:
     return dataclasses.replace(expected, sized=True)
 
 
-def expected_records(
-    count: int, mask: bool, drop: bool = False, state_bytes: int = 400
-) -> Expected:
+def expected_records(count: int, mask: bool, drop: bool = False, pipelines: int = 1) -> Expected:
     """Returns the numbers 0 to N - 1 repeatedly, in batches."""
     epoch = []
     for start in range(0, count, BATCH):
@@ -209,7 +210,7 @@ def expected_records(
         epoch.append({"x": x[:, None]})
         if mask:
             epoch[-1]["mask"] = np.arange(BATCH) < len(own)
-    return Expected([epoch], sized=False, resets=False, state_bytes=state_bytes)
+    return Expected([epoch], sized=False, resets=False, state_bytes=700, pipelines=pipelines)
 
 
 def tf_iterator(files: list[str], policy: str, chain: Callable[[Any], Any]) -> Any:
@@ -272,6 +273,14 @@ ROWS: dict[str, dict[str, Row]] = {
             lambda f: grain_source(f, PADDED, drop_remainder=True),
             expected_stream(Case(N, 1, BATCH, "DROP", True, False), mask=False),
         ),
+        "complete batches": (
+            lambda f: grain_source(f, COMPLETE, drop_remainder=True),
+            expected_stream(COMPLETE, mask=False),
+        ),
+        "less than a batch": (
+            lambda f: grain_source(f, SHORT, pad="mask"),
+            expected_stream(SHORT),
+        ),
     },
     "DALITransform": {
         "of a MapDataset": (
@@ -313,6 +322,14 @@ ROWS: dict[str, dict[str, Row]] = {
         "drop": (
             lambda f: loaded(False, drop_remainder=True),
             expected_records(2 * N, mask=False, drop=True),
+        ),
+        "over two devices": (
+            lambda f: loaded(False, pad="mask", sharding=rows_over(2)),
+            expected_records(2 * N, mask=True, pipelines=2),
+        ),
+        "over a mesh with replicas": (
+            lambda f: loaded(False, drop_remainder=True, sharding=rows_over(4, 2)),
+            expected_records(2 * N, mask=False, drop=True, pipelines=4),
         ),
     },
 }
