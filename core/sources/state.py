@@ -35,7 +35,7 @@ class Stream:
         identity: The identity of the source.
         order: Whether it shuffles, the policy for an epoch's last batch, and the epoch's samples.
         outputs: Names of the outputs.
-        operators: A line for each operator of the graph; none before it is known.
+        operators: A line for each operator of the graph; empty before the first build.
     """
 
     seed: int
@@ -73,7 +73,7 @@ def read(saved: Mapping[str, Any] | str | bytes) -> tuple[SamplePosition, Stream
     """Decodes a state, or its JSON text or bytes.
 
     Raises:
-        StateError: If it is no state of an iterator over a source, or damaged.
+        StateError: If it is the state of another kind of iterator, or damaged.
     """
     state = FORM.decode(saved)
     position = SamplePosition(state["epoch"], state["start"], state["sample"])
@@ -99,11 +99,11 @@ def check(
         now: The stream of the iterator.
         seeded: Whether the caller gave the seed; else that of the state is used.
         allow: Names of differences that are ignored.
-        named: Further names, each of which must be the name of something.
+        named: Further names, which must be known.
 
     Raises:
         StateError: With each difference, as saved -> now.
-        ValueError: If ``named`` has a name of nothing.
+        ValueError: If ``named`` has an unknown name.
     """
     if not seeded:
         now = dataclasses.replace(now, seed=saved.seed)

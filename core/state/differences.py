@@ -49,11 +49,11 @@ def check(
         saved: The fingerprint of the state.
         now: That of the iterator, with the same keys.
         allow: Names of differences that are ignored.
-        named: Further names, each of which must be the name of something.
+        named: Further names, which must be known.
 
     Raises:
         StateError: With each difference, as saved -> now, and how to ignore it.
-        ValueError: If ``named`` has a name of nothing.
+        ValueError: If ``named`` has an unknown name.
     """
     found = differences(saved, now)
     if left := _not_allowed(found, (*allow, *named)):
@@ -63,7 +63,7 @@ def check(
 
 
 def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
-    """The differences; values that are not known (pipelines were not built yet) agree with all."""
+    """Lists the differences; values that are unknown before the first build equal all others."""
     result: list[Difference] = []
     not_built = _is_unknown(saved) or _is_unknown(now)
     for name, before in saved.items():
@@ -83,7 +83,7 @@ def differences(saved: Fingerprint, now: Fingerprint) -> list[Difference]:
 
 
 def _is_unknown(fingerprint: Fingerprint) -> bool:
-    """Whether no value is known except the names of the outputs."""
+    """Tells if only the names of the outputs are known."""
     blanks = unknown().items()
     return all(fingerprint.get(name) == blank for name, blank in blanks if name != "outputs")
 
@@ -104,7 +104,7 @@ class _Operator(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A text that identifies it in another graph."""
+        """The text that identifies the operator in another graph."""
         return self.kind if AUTOMATIC.match(self.name) else f"={self.name}"
 
     def __str__(self) -> str:
@@ -147,24 +147,24 @@ def _operators_differ(before: Sequence[str], after: Sequence[str]) -> Iterator[D
     for old, new in pairs:
         if old is not None and new is not None and old.kind == new.kind:
             if new.kind == CONNECTIONS and not alike:
-                continue  # operators that came or went are named, and connected with others
+                continue  # added and removed operators, which are named, change the connections
             for argument in sorted(old.arguments.keys() | new.arguments.keys()):
                 was, now = (o.arguments.get(argument, _LEFT_OUT) for o in (old, new))
                 if was != now:
                     yield Difference(f"operators.{new.label}.{argument}", was, now)
         else:
             operators = [operator for operator in (new, old) if operator is not None]
-            # A reader without its state would begin anew, beside others that go on.
+            # A reader without its state would start again, while the other readers resume.
             source = any(is_source(o.kind) and not o.name.startswith(FIELD) for o in operators)
             was, now = ("(none)" if operator is None else str(operator) for operator in (old, new))
             yield Difference(f"operators.{operators[0].label}", was, now, source)
 
 
 def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
-    """Operators' names when a state was saved, by their names now.
+    """Maps the present names of operators to their names in a state.
 
     Returns:
-        None if all names are the same, and no operator was added or left out.
+        None if all names are the same, and no operator was added or removed.
     """
     if [] in (saved["operators"], now["operators"]):
         return None  # they could not be read
@@ -179,7 +179,7 @@ def renamed(saved: Fingerprint, now: Fingerprint) -> dict[str, str] | None:
 
 
 def _not_allowed(different: Sequence[Difference], allow: Sequence[str]) -> list[Difference]:
-    """The differences that no name waives; "operators.resize" waives all of that operator's."""
+    """The differences that are not allowed; "operators.resize" allows all of that operator."""
     return [
         difference
         for difference in different
@@ -190,12 +190,13 @@ def _not_allowed(different: Sequence[Difference], allow: Sequence[str]) -> list[
 def _check_names(
     allow: Sequence[str], different: Sequence[Difference], *fingerprints: Fingerprint
 ) -> None:
-    """Raises ValueError for a name that is in no fingerprint, and of no difference."""
+    """Raises ValueError for names that neither the fingerprints nor the differences contain."""
     known = _names(fingerprints) | {difference.name for difference in different}
     for name in allow:
         if not any(_covers(name, other) for other in known):
             raise ValueError(
-                f"allow has {name!r}, which is the name of nothing here: there are {sorted(known)}"
+                f"allow has {name!r}, which is not the name of a difference or a compared value: "
+                f"pass some of {sorted(known)}"
             )
 
 

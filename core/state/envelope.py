@@ -51,7 +51,7 @@ class Form:
 
     Attributes:
         kind: The name of the kind.
-        owner: The iterators that have such states, for errors.
+        owner: The iterators that have states of the kind, for errors.
         shown: The fields that a state shows.
         packed: The fields within its ``data``.
     """

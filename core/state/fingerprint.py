@@ -1,8 +1,8 @@
 """Fingerprints: the epochs and the graph that a state belongs to, as plain JSON values.
 
-DALI restores a checkpoint into a pipeline of another shuffle, padding, shard count, file list
-or batch size without a warning, and goes on with wrong data. A fingerprint is saved with each
-state, and a restore compares it field by field.
+DALI restores a checkpoint into a pipeline with a different shuffle, padding, shard count, file list
+or batch size without a warning, and continues with wrong data. Each state contains a fingerprint,
+and a restore compares it field by field; see `dalijax.core.state.differences`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _IGNORED = frozenset(
     }
 )
 _LONGEST = 64  # characters of a value that is stored as it is; longer ones are stored as digests
-CONNECTIONS = "connections"  # stands for an operator, behind the graph's own
-AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI makes up: __Resize_3
+CONNECTIONS = "connections"  # kind of the line that describes how the operators are connected
+AUTOMATIC = re.compile(r"_+\w+_\d+$")  # names that DALI generates: __Resize_3
 
 
 def unknown() -> Fingerprint:
@@ -71,16 +71,16 @@ def fingerprint(
         pipelines: The pipelines, whose graphs are alike.
         plan: Their epochs; None if the source ends them.
         streams: The shard of each pipeline in epoch 0.
-        serialized: The pipelines as DALI serialises them, if that was done already.
-        drawn: Labels of the external sources that random numbers come by, by their names. How many
-            there are is not the user's to say, and no position is counted in them.
+        serialized: The serialized pipelines, if they were serialized before.
+        drawn: Labels of the external sources that supply random numbers, by their names. Users do
+            not choose their number, and positions do not depend on them.
         batch_map: Names of the functions of ``batch_map``.
 
     Returns:
         A dict of str, int and list of str. ``operators`` has the kind, name and arguments of each
-        operator in order, long arguments as a hash, and how they are connected; ``sources`` the
-        arguments of readers and external sources, with the data behind paths; ``unchecked`` lists
-        what can't be read.
+        operator in order, long arguments as a digest, and the connections of the operators;
+        ``sources`` has the arguments of readers and external sources, with descriptions of their
+        files; ``unchecked`` lists the parts that can't be compared.
     """
     first = pipelines[0]
     result = unknown()
@@ -101,7 +101,7 @@ def fingerprint(
         operators = list(serialized_operators(serialized[0]))
     else:
         operators, unchecked = read_operators(first)
-    # Which field is used first changes nothing.
+    # The order in which the fields are used has no effect.
     operators.sort(key=lambda one: (0, one[1]) if one[1].startswith(FIELD) else (1, ""))
     outputs = graph_outputs(first, serialized[0] if serialized else b"")
     labels = labels_of([(kind, drawn.get(name, name)) for kind, name, _ in operators])
@@ -121,7 +121,7 @@ def fingerprint(
             result["sources"] += [f"{label}.{k}: {v}" for k, v in sorted(texts.items()) if v]
             result["operators"].append(operator_line(kind, name, {}))
             if kind == "external_source":
-                unchecked.append(f"what the source of {name} gives")
+                unchecked.append(f"the data of the source {name}")
         else:
             if "run_fn" in arguments:
                 unchecked.append(f"the Numba function of {name}")
@@ -144,9 +144,9 @@ def is_source(kind: str) -> bool:
 
 
 def labels_of(operators: Sequence[tuple[str, str]]) -> list[str]:
-    """Labels of operators, given kind and name of each: the user's name, or else the kind.
+    """Labels of operators, given their kinds and names: the user's name, or else the kind.
 
-    Labels that come several times are numbered.
+    Repeated labels are numbered.
     """
     plain = [kind if AUTOMATIC.match(name) else name for kind, name in operators]
     total, seen = Counter(plain), Counter[str]()

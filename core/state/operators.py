@@ -111,11 +111,11 @@ def picture_inputs(operators: Sequence[Operator]) -> dict[str, Picture]:
 
 
 def graph_outputs(pipeline: Pipeline, serialized: bytes = b"") -> list[str]:
-    """What a built pipeline gives, "__Resize_3" or "reader[1]" for each output, if that is known.
+    """The outputs of a built pipeline, such as "__Resize_3" or "reader[1]", if they are known.
 
     Args:
         pipeline: The pipeline.
-        serialized: What it was made of, which it may not know itself.
+        serialized: The serialized pipeline from which it was built, if it was.
     """
     known = getattr(pipeline, "_names_and_devices", None)  # not public; None for deserialised ones
     if known and not serialized:

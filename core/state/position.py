@@ -1,4 +1,4 @@
-"""Positions: the next batch to deliver, and where the pipelines must stand for it."""
+"""Positions: the next batch to deliver, and the checkpoints that deliver it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """DALI's checkpoints from which a batch can be delivered next.
+    """The checkpoints of DALI that deliver a batch next.
 
     Attributes:
-        data: DALI's checkpoint of each pipeline; None if there is none.
-        to_drop: Number of batches to drop after restoring them. In a state it is more than 0
-            after a failed batch (DALI's checkpoint behind one is incomplete: an earlier one is
-            kept, up to eight batches before the first failure) and between epochs (an epoch
-            may consume more batches than it delivers).
+        data: DALI's checkpoint of each pipeline; None before there are pipelines.
+        to_drop: Number of batches to drop after restoring the checkpoints. In a state, it is
+            positive after a failed batch, because DALI's checkpoint after a failure is incomplete
+            (a checkpoint up to eight batches before the first failure is used), and between
+            epochs, because an epoch may consume more batches than it delivers.
     """
 
     data: tuple[bytes, ...] | None = None
     to_drop: int = 0
 
     def later(self, batches: int) -> Checkpoints:
-        """The checkpoints for a batch that comes so many batches later."""
+        """Returns the checkpoints for a batch that comes a number of batches later."""
         return dataclasses.replace(self, to_drop=self.to_drop + batches)
 
 
@@ -31,8 +31,8 @@ class Position:
 
     Attributes:
         epoch: Number of the epoch, from 0.
-        step: Number of the epoch's batches before it, failed ones included.
-        checkpoints: The checkpoints for it; None before the pipelines were first built.
+        step: Number of the epoch's batches before it, including failed batches.
+        checkpoints: The checkpoints for the batch; None before the pipelines were first built.
         epoch_start: The checkpoints for the epoch's first batch.
         errors: Number of batches that failed so far.
     """
@@ -46,13 +46,13 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class FailedBatch:
-    """A batch that ``on_error="skip"`` skipped, or of which ``"mask"`` masks records.
+    """A batch that ``on_error="skip"`` skipped, or whose bad records ``"mask"`` masked.
 
     Attributes:
-        epoch: Its epoch.
-        step: Its number in the epoch.
-        message: What the error says.
-        files: Files or records that can't be read or decoded, as far as they are known.
+        epoch: The epoch of the batch.
+        step: The number of the batch in the epoch.
+        message: The message of the error.
+        files: Files or records that can't be read or decoded, if their names are known.
     """
 
     epoch: int

@@ -1,10 +1,10 @@
-"""States of random operators and readers in DALI's checkpoints: checked, shortened, advanced.
+"""Checks, compresses and advances the states of random operators in DALI's checkpoints.
 
-DALI's random operators count the samples that they drew for (a Philox generator: a key, a
-sequence number, an offset), and its checkpoints hold these counts as hexadecimal text. So a
-checkpoint differs little from the first one of its pipeline; and where each run adds the same
-number to a count, the checkpoint after any number of runs follows from the first three. A
-reader counts the samples of its pass over the data.
+DALI's random operators count samples (a Philox generator has a key, a sequence number and an
+offset), and checkpoints contain these counts as hexadecimal text. A checkpoint therefore differs
+little from the first checkpoint of its pipeline. If each run adds the same number to a count, the
+checkpoint after any number of runs follows from the first three. A reader counts the samples of its
+pass over the data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_PASSES = 1 << 31
 
 
 def operators(checkpoint: bytes) -> dict[str, bool]:
-    """Whether each operator has a state in a pipeline's checkpoint, by its name."""
+    """Tells for each operator, by name, if it has a state in a pipeline's checkpoint."""
     return {name: bool(fields.get(2)) for name, fields in _contents(checkpoint).items()}
 
 
@@ -40,17 +40,18 @@ def _contents(checkpoint: bytes) -> dict[str, dict[int, Any]]:
 
 
 def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool | None]:
-    """Checks a checkpoint where DALI does not, and would go wrong or hang.
+    """Checks values of a checkpoint that DALI does not check, with which it would fail or hang.
 
     Args:
         checkpoint: The checkpoint of a pipeline.
-        readers: The largest number of samples in a pass of each of its readers, by name.
+        readers: The largest number of samples in a pass of each reader, by name.
 
     Returns:
-        Whether each operator's state is one of random numbers, by its name; None without a state.
+        For each operator, by name: True for the state of a random generator, False for another
+        state, None without a state.
 
     Raises:
-        StateError: If it is no checkpoint, or has values that no pipeline saves.
+        StateError: If it is not a checkpoint, or has values that no pipeline saves.
     """
     random: dict[str, bool | None] = {}
     counted = False
@@ -68,7 +69,7 @@ def check_form(checkpoint: bytes, readers: Mapping[str, int]) -> dict[str, bool 
                 if {*fields} != {1, 2}:
                     raise ValueError(f"{name} has {sorted(fields)}")
                 if random[name] and not _PHILOX.fullmatch(state):
-                    raise ValueError(f"the random state of {name} is none")
+                    raise ValueError(f"{name} has an invalid random state")
                 if name in readers:
                     _check_reader(name, state, readers[name])
         if not counted:
@@ -85,7 +86,7 @@ def _check_reader(name: str, state: bytes, most: int) -> None:
     if {*outer} != {1} or {*snapshot} != {1, 2, 3}:
         raise ValueError(f"{name} has no state of a reader")
     generator, passes, samples = snapshot[1], snapshot[2], snapshot[3]
-    # A linear congruential generator stays at 0 for ever.
+    # A linear congruential generator would stay at 0 forever.
     if not re.fullmatch(rb"0*[1-9][0-9 ]*", generator):
         raise ValueError(f"the generator of {name} is at {generator!r}")
     if samples > most or passes > _MOST_PASSES:
@@ -93,7 +94,7 @@ def _check_reader(name: str, state: bytes, most: int) -> None:
 
 
 def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | None = None) -> bytes:
-    """Converts the checkpoint of a pipeline for one with other operators.
+    """Converts the checkpoint of a pipeline for a pipeline with other operators.
 
     Args:
         checkpoint: The checkpoint.
@@ -102,30 +103,30 @@ def for_operators(checkpoint: bytes, start: bytes, names: Mapping[str, str] | No
         names: Operators' names in the checkpoint, by their names now; the same by default.
 
     Raises:
-        StateError: If an operator has a state now and had none; if it is no checkpoint.
+        StateError: If an operator has a state now and had no state; if it is not a checkpoint.
     """
     had, has, rest = _both(checkpoint, start)
     fields: list[tuple[int, Any]] = []
     for name, present in has.items():
         kept = had.get(name if names is None else names.get(name, ""))
         if kept is not None and present.get(2) and not kept.get(2):
-            raise StateError(f"{name} has a state now, and had none when the state was saved")
+            raise StateError(f"{name} has a state now, and had no state when the state was saved")
         fields.append((1, protobuf.message(((kept or present) | {1: name.encode()}).items())))
     return protobuf.message([*fields, *rest])
 
 
 def to_other_device(checkpoint: bytes, start: bytes) -> bytes:
-    """Converts a checkpoint for a pipeline of the same graph on other devices, by its first one.
+    """Converts a checkpoint for a pipeline of the same graph on other devices.
 
-    DALI adds operators that copy to and from devices, with the devices in their names and without
-    a state; of a checkpoint with other names it restores nothing.
+    DALI adds operators that copy between devices. They have no state, but their names contain the
+    devices, and DALI restores nothing from a checkpoint with other names.
 
     Raises:
-        StateError: If any other operator is in one of the pipelines alone, or has a state in the
-            other pipeline alone; if their outputs differ; if it is no checkpoint.
+        StateError: If another operator exists in only one of the pipelines, or has a state only in
+            the other pipeline; if their outputs differ; if it is not a checkpoint.
     """
     had, has, _ = _both(checkpoint, start)
-    # At its start an operator may have no state yet; the other way round DALI would begin anew.
+    # An operator may have no state yet at the start; in the opposite case DALI starts again.
     alone = {*had} ^ {*has}
     alone |= {name for name in {*had} & {*has} if has[name].get(2) and not had[name].get(2)}
     alone = {name for name in alone if not _COPY.match(name)}
@@ -146,11 +147,11 @@ def _both(
         rest = [field for field in protobuf.fields(checkpoint) if field[0] != 1]
         return _contents(checkpoint), _contents(start), rest
     except (ValueError, TypeError, LookupError) as error:
-        raise StateError(f"DALI's checkpoint is not of the form that is known: {error}") from None
+        raise StateError(f"DALI's checkpoint has an unknown format: {error}") from None
 
 
 def without_counts(checkpoint: bytes, start: bytes) -> bytes:
-    """A checkpoint with the counts of runs of the pipeline's first one."""
+    """A checkpoint with the counts of runs of the pipeline's first checkpoint."""
     operators = [field for field in protobuf.fields(checkpoint) if field[0] == 1]
     counts = [field for field in protobuf.fields(start) if field[0] != 1]
     return protobuf.message([*operators, *counts])
@@ -182,8 +183,8 @@ def expand(text: str, first: Sequence[bytes]) -> list[bytes]:
         data = inflate(base64.b85decode(text), b"".join(first))
     except ValueError as error:
         raise StateError(
-            "the state was saved by another graph, seed or number of shards, so that its random "
-            f"numbers can't go on ({error}). Make the transform as it was"
+            "the state was saved with another graph, seed or number of shards, so its random "
+            f"numbers can't be continued ({error}). Create the transform as it was"
         ) from None
     checkpoints, at = [], 0
     while at < len(data):
@@ -199,8 +200,8 @@ def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | Non
     """The checkpoint of a pipeline after a number of runs of whole batches.
 
     Args:
-        runs: Number of runs behind ``base``.
-        zero, one, two: The checkpoints at its start, and after one and two runs.
+        runs: Number of runs after ``base``.
+        zero, one, two: The checkpoints at the start, and after one and two runs.
         base: The checkpoint to count from; ``zero`` by default.
 
     Raises:
@@ -216,9 +217,9 @@ def after_runs(runs: int, zero: bytes, one: bytes, two: bytes, base: bytes | Non
         or any(step < 0 for step in steps)
     ):
         raise StateError(
-            "a random operator's state after so many batches can't be told, so that the loader "
-            "can't go on there. Draw its numbers for each record, by draw.uniform() and its "
-            "like, or by RandomInputs"
+            "the state of a random operator after this number of batches is unknown, so the loader "
+            "can't resume there. Draw the numbers for each record, by draw.uniform() and similar "
+            "functions, or by RandomInputs"
         )
     # The count of runs stays that of base: nothing in a pipeline that is fed depends on it.
     base = zero if base is None else base

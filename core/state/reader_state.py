@@ -1,4 +1,4 @@
-"""States of iterators over DALI's readers: a position, DALI's checkpoints and a fingerprint."""
+"""States of iterators over DALI's readers: position, checkpoints of DALI, and fingerprint."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def encode(position: Position, fingerprint: Fingerprint) -> dict[str, Any]:
         epoch=position.epoch,
         step=position.step,
         errors=position.errors,
-        # Text, not a list: a fresh state has no such lines, and all states have the same tree.
+        # Text, not a list: all states have the same tree, and a new state has no lines.
         unchecked="\n".join(fingerprint["unchecked"]),
         dali=nvidia.dali.__version__,
         checkpoints=_to_texts(now),
@@ -69,7 +69,7 @@ def decode(saved: Mapping[str, Any] | str | bytes) -> ReaderState:
     """Decodes a state, or its JSON text or bytes.
 
     Raises:
-        StateError: If it is no state of such an iterator, or damaged.
+        StateError: If it is no state of an iterator over a reader, or damaged.
     """
     state = FORM.decode(saved)
     fingerprint = {
