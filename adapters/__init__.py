@@ -1,6 +1,6 @@
-"""One module or folder for each ecosystem: CLU, Grain, Pax, T5X, tf.data.
+"""Adapters for CLU, Grain, Pax, T5X, tf.data and Prometheus: a module or package for each.
 
-Each translates an iterator into its ecosystem's protocol and decides nothing itself. They
-import `core` (`t5x` also `clu`), and need the extra of their name, for example
-``pip install dalijax[grain]``. The names in a module's or folder's docstring are public.
+An adapter translates an iterator to the protocol of its ecosystem and makes no other decisions.
+Install its dependencies by ``pip install dalijax[grain]``. The names in the docstring of a module
+or package are public.
 """

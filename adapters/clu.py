@@ -1,10 +1,10 @@
-"""CLU: a DALI pipeline as a ``clu.data.dataset_iterator.DatasetIterator``.
+"""CLU: DALI pipelines as a ``clu.data.dataset_iterator.DatasetIterator``.
 
     from dalijax.adapters.clu import DALIDatasetIterator, ReportInput
 
-`DALIGenericPeekableIterator` and `peekable_data_iterator` replace DALI's of the same names.
-`DALIDatasetIterator` needs no TensorFlow. `ReportInput` is imported on first use, since clu's
-periodic actions import TensorFlow.
+`DALIGenericPeekableIterator` and `peekable_data_iterator` replace DALI's classes of these names.
+`DALIDatasetIterator` does not need TensorFlow. `ReportInput` is imported on first use, because
+clu's periodic actions import TensorFlow.
 """
 
 from __future__ import annotations
@@ -64,27 +64,28 @@ def _specs(arrays: Mapping[str, Any]) -> dict[str, dataset_iterator.ArraySpec]:
 
 
 class DALIDatasetIterator(dataset_iterator.DatasetIterator):
-    """The batches of an iterator function, for training loops written for CLU.
+    """An iterator over the batches of an iterator function, for CLU's training loops.
 
-    `save` writes the position of the last batch that ``next()`` delivered, peeked or not: no
-    PeekableDatasetIterator is needed, which loses the peeked batch. It has a length only with
-    ``num_epochs``.
+    `save` writes the position after the last batch that ``next()`` returned; peeked batches don't
+    count. Don't wrap the iterator in CLU's PeekableDatasetIterator, which would lose the peeked
+    batch on restore. The iterator has a length only with ``num_epochs``.
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`.
-        num_epochs: Number of epochs; None for no end.
+        num_epochs: Number of epochs; None: no end.
         element: "numpy" for NumPy arrays (outputs of GPU pipelines are copied to the host), "jax"
             for jax.Arrays on the pipelines' devices or over the sharding.
-        checkpoint: False makes `save` and `restore` do nothing, as in clu's TfDatasetIterator.
+        checkpoint: Whether `save` and `restore` do anything, as in clu's TfDatasetIterator.
         **call: Arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
             `dalijax.data_iterator`: batch_size, mask, sharding, ...
 
     Raises:
-        ValueError, TypeError: For arguments that are wrong or exclude one another.
+        TypeError: If an argument is unknown or has the wrong type.
+        ValueError: If a value is invalid or two arguments exclude each other.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> DALIDatasetIterator:
-        """Makes an iterator with a length if it is finite."""
+        """Creates an instance, of a class with a length if the iterator is finite."""
         finite = cls is DALIDatasetIterator and kwargs.get("num_epochs") is not None
         iterator: DALIDatasetIterator = super().__new__(_FiniteDatasetIterator if finite else cls)
         return iterator
@@ -117,25 +118,25 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return True
 
     def __next__(self) -> dict[str, Any]:
-        """The next batch.
+        """Returns the next batch.
 
         Raises:
-            StopIteration: After the last epoch, on each call until `reset`.
-            Exception: What the core's ``next()`` raises.
+            StopIteration: After the last epoch, at each call until `reset`.
+            Exception: Any error of ``next()`` of `dalijax.DALIGenericIterator`.
         """
         self._forget_future()
         return self._delivered(next(self._stream))
 
     def get_next(self) -> dict[str, Any]:
-        """The next batch; deprecated by CLU."""
+        """Returns the next batch; deprecated by CLU."""
         return next(self)
 
     def peek(self) -> dict[str, Any]:
-        """The batch that ``next()`` will deliver, which stays the next one."""
+        """Returns the batch that the following ``next()`` will return."""
         return self._delivered(self._stream.peek())
 
     def peek_async(self) -> concurrent.futures.Future[Any]:
-        """`peek` in a thread; the same future until the next batch is taken or the position set."""
+        """Peeks in a thread; returns the same future until the position changes."""
         with self._future_lock:
             if self._workers is None:
                 self._workers = Workers(1, "dalijax-peek")
@@ -153,50 +154,50 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         return {name: np.asarray(array) for name, array in batch.items()}
 
     def reset(self) -> None:
-        """Returns to the start of the first epoch, at any time."""
+        """Returns to the start of the first epoch."""
         self._forget_future()
         self._stream.reset()
 
     def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only their step; see `BatchStream`.
+        """Moves to a global step, for loops that save only the step; see `BatchStream`.
 
         Args:
-            step: The number of batches before it, from 0.
+            step: Number of batches before the position.
 
         Raises:
-            ValueError: If there is no such step, or the batches before it are not known.
+            ValueError: If the step does not exist, or can't be mapped to a position.
         """
         self._stream.seek_step(step)
         self._forget_future()
 
     @property
     def element_spec(self) -> dict[str, dataset_iterator.ArraySpec]:
-        """Dtype and shape of each array of a whole batch; takes no batch."""
+        """Dtype and shape of each array of a full batch; reads no batch."""
         return _specs(self._stream.element_spec)
 
     def save(self, filename: epath.PathLike) -> None:
-        """Writes the position of this process's iterator to exactly this file, atomically.
+        """Writes the position of this process's iterator to a file, atomically.
 
         Args:
-            filename: A local or remote path; an existing file is replaced, and a link is not
-                followed.
+            filename: A local or remote path, used as is. An existing file is replaced; a link is
+                not followed.
 
         Raises:
-            ValueError: If the pipelines can't be resumed: the message says why.
+            ValueError: If the state of the pipelines can't be saved.
         """
         path = epath.Path(filename)
         if not path.name or path.is_dir():
-            raise ValueError(f"{str(filename)!r} is a folder: pass the path of a file in it")
+            raise ValueError(f"{str(filename)!r} is a directory. Pass the path of a file in it")
         if not self._checkpoint:
             return
         write_text_atomically(path, json.dumps(self._stream.get_state()))
 
     def restore(self, filename: epath.PathLike) -> None:
-        """Continues at the position in a file.
+        """Restores the position from a file.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If it is no state, or one of other data; nothing has changed.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If it is not a state, or a state of different data; nothing changes.
         """
         if not self._checkpoint:
             return
@@ -207,30 +208,30 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
             raise StateError(f"{filename}: {error}") from None
 
     def load(self, filename: epath.PathLike) -> None:
-        """`restore`; deprecated by CLU."""
+        """Restores the position from a file; deprecated by CLU."""
         self.restore(filename)
 
     def get_state(self) -> dict[str, Any]:
-        """The consumer's position, as a JSON value."""
+        """Returns the consumer's position as a JSON value."""
         return self._stream.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Continues at a saved position.
+        """Restores a position.
 
         Raises:
-            ValueError: If it is no state, or one of other data; nothing has changed.
+            ValueError: If it is not a state, or a state of different data; nothing changes.
         """
-        self._forget_future()  # now, in case the call is interrupted
+        self._forget_future()  # before moving, in case the call is interrupted
         self._stream.set_state(state)
         self._forget_future()
 
     def watch(self) -> InputStats:
-        """Counts batches from now on; see `ReportInput`."""
+        """Starts counting batches; see `ReportInput`."""
         return self._stream.watch()
 
     @property
     def _core(self) -> DALIGenericIterator:
-        """The iterator underneath, which `dalijax.profile` measures."""
+        """The underlying iterator, which `dalijax.profile` measures."""
         return self._stream._iterator
 
     def start_prefetch(self) -> None:
@@ -238,10 +239,10 @@ class DALIDatasetIterator(dataset_iterator.DatasetIterator):
         self._stream.start_prefetch()
 
     def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
+        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
         self._stream.close()
         if self._workers is not None:
-            self._workers.end(drop=False)  # a peek that waits raises that the iterator is closed
+            self._workers.end(drop=False)  # a pending peek then reports that the iterator is closed
 
     def __repr__(self) -> str:
         return f"DALIDatasetIterator(num_epochs={self._stream._num_epochs})"
@@ -258,28 +259,28 @@ class _FiniteDatasetIterator(DALIDatasetIterator):
 class DALIGenericPeekableIterator(DALIGenericIterator):
     """DALI's iterator of this name, with the arguments of `dalijax.DALIGenericIterator`.
 
-    States and checkpoints are of the last batch that ``next()`` delivered, peeked or not.
-    ``element_spec`` has CLU's ArraySpecs.
+    States and checkpoints have the position after the last batch that ``next()`` returned; peeked
+    batches don't count. ``element_spec`` contains CLU's ArraySpecs.
 
     Raises:
-        ValueError: From ``next()`` and `peek`, for a batch with other shapes or dtypes than the
-            first one; after ``next()`` it counts as delivered.
+        ValueError: From ``next()`` and `peek`, if a batch differs in shapes or dtypes from the
+            first. A batch of ``next()`` then counts as delivered.
     """
 
     _workers: Workers | None = None
     _first: dict[str, dataset_iterator.ArraySpec] | None = None
 
     def __next__(self) -> dict[str, Any]:
-        return self._alike(super().__next__())
+        return self._checked(super().__next__())
 
     next = __next__
 
     def peek(self) -> dict[str, Any]:
-        """The batch that ``next()`` will deliver, which stays the next one."""
-        return self._alike(super().peek())
+        """Returns the batch that the following ``next()`` will return."""
+        return self._checked(super().peek())
 
     def peek_async(self) -> concurrent.futures.Future[Any]:
-        """`peek` in a thread."""
+        """Peeks in a thread."""
         with self._engine.lock:
             if self._workers is None:
                 self._workers = Workers(1, "dalijax-peek")
@@ -287,26 +288,26 @@ class DALIGenericPeekableIterator(DALIGenericIterator):
 
     @property
     def element_spec(self) -> Any:
-        """Dtype and shape of each array of a batch; takes no batch."""
+        """Dtype and shape of each array of a batch; reads no batch."""
         return _specs(super().element_spec)
 
-    def _alike(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _checked(self, batch: dict[str, Any]) -> dict[str, Any]:
         specs = _specs(batch)
         self._first = first = self._first or specs
         for name, spec in specs.items():
             if spec != first[name]:
                 raise ValueError(
-                    f"output {name!r} is {spec}, and was {first[name]} in the first batch: a "
-                    "peekable iterator has one shape and dtype for each. Resize or pad it in the "
-                    "graph, or use dalijax.data_iterator"
+                    f"output {name!r} is {spec}, but was {first[name]} in the first batch. A "
+                    "peekable iterator needs constant shapes and dtypes. Resize or pad the output "
+                    "in the graph, or use dalijax.data_iterator"
                 )
         return batch
 
     def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
+        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
         super().close()
         if self._workers is not None:
-            self._workers.end(drop=False)  # a peek that waits raises that the iterator is closed
+            self._workers.end(drop=False)  # a pending peek then reports that the iterator is closed
 
 
 class _PeekableFunction(IteratorFunction):
@@ -314,7 +315,7 @@ class _PeekableFunction(IteratorFunction):
 
 
 def _with_its_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function to have the signature of `dalijax.data_iterator`."""
+    """Gives a function the signature of `dalijax.data_iterator`."""
     vars(function)["__signature__"] = inspect.signature(data_iterator)
     return function
 
@@ -324,21 +325,22 @@ def _with_its_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 def peekable_data_iterator(
     pipeline_fn: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """`dalijax.data_iterator`, for peekable iterators.
+    """Creates iterator functions for peekable iterators; see `dalijax.data_iterator`.
 
-    Works as a decorator, with arguments, and as a plain call.
+    Works as a decorator with arguments and as a plain call.
 
     Args:
-        pipeline_fn: The function of the graph.
-        *args: The further arguments of `dalijax.data_iterator`.
-        **kwargs: The same by keyword.
+        pipeline_fn: The graph function.
+        *args: Further arguments of `dalijax.data_iterator`.
+        **kwargs: Keyword arguments of `dalijax.data_iterator`.
 
     Returns:
-        A function that makes a `DALIGenericPeekableIterator`, or, if ``pipeline_fn`` is None, a
-        decorator that makes such a function.
+        A function that returns a `DALIGenericPeekableIterator`; if ``pipeline_fn`` is None, a
+        decorator that returns such a function.
 
     Raises:
-        ValueError, TypeError: For arguments that are wrong or exclude one another.
+        TypeError: If an argument is unknown or has the wrong type.
+        ValueError: If a value is invalid or two arguments exclude each other.
     """
     if pipeline_fn is None:
         return lambda function: peekable_data_iterator(function, *args, **kwargs)

@@ -19,26 +19,26 @@ __all__ = ["ReportInput"]
 class ReportInput(periodic_actions.PeriodicAction):
     """Writes metrics of the input pipeline through a metric writer.
 
-    Over the steps since the last report (or since the first call):
+    For the steps since the last report (or since the first call):
 
     - ``input/wait_fraction``: share of the time spent in ``next()``, between 0 and 1.
     - ``input/wait_ms_per_batch``: milliseconds in ``next()`` for each batch.
-    - ``input/examples_per_sec``: samples of this process each second, without padding.
+    - ``input/examples_per_sec``: samples of this process per second, without padding.
     - ``input/padding_fraction``: share of the samples that are padding.
 
-    And at the step: ``input/epoch`` and ``input/step_in_epoch`` of the last batch, from 0, and
+    For the current step: ``input/epoch`` and ``input/step_in_epoch`` of the last batch, from 0, and
     ``input/errors``, the number of failed batches in the whole run, including the part before a
     restore.
 
-    Only process 0 writes, about its own input. As with clu's ReportProgress, the very first call
-    writes nothing, even if its step is divisible, since no time has passed.
+    Only process 0 writes metrics, those of its own input. As in clu's ReportProgress, the first
+    call never writes, because no time has passed.
 
     Args:
-        iterator: The iterator over the batches.
+        iterator: The iterator that the loop takes its batches from.
         writer: A clu.metric_writers.MetricWriter.
-        num_train_steps: The last step, at which it also writes.
+        num_train_steps: The last step, at which metrics are always written.
         every_steps: Writes at multiples of this step.
-        every_secs: Writes when so many seconds have passed.
+        every_secs: Writes after this number of seconds.
         on_steps: Writes at these steps.
     """
 
@@ -54,8 +54,8 @@ class ReportInput(periodic_actions.PeriodicAction):
     ):
         if not callable(getattr(iterator, "watch", None)):
             raise TypeError(
-                f"ReportInput takes an iterator of dalijax, whose waiting it reports, not "
-                f"{iterator!r:.60}: pass the one that the loop takes its batches from"
+                f"ReportInput requires an iterator of dalijax, not {iterator!r:.60}. Pass the "
+                "iterator that the loop takes its batches from"
             )
         steps = set(on_steps or ())
         if num_train_steps is not None:
@@ -71,7 +71,7 @@ class ReportInput(periodic_actions.PeriodicAction):
             self._before = self._stats.copy()
 
     def _should_trigger(self, step: int, t: float) -> bool:
-        # Until the first trigger, previous step and time are those of the first call.
+        # Until the first trigger, the previous step and time are those of the first call.
         return step != self._previous_step and super()._should_trigger(step, t)
 
     def _apply(self, step: int, t: float) -> None:
@@ -82,7 +82,7 @@ class ReportInput(periodic_actions.PeriodicAction):
 
 
 def scalars(now: InputStats, before: InputStats | None, seconds: float) -> dict[str, Any]:
-    """The metrics, from the counters now and some seconds before."""
+    """Computes the metrics from the current and earlier counters, ``seconds`` apart."""
     new = now.since(before or InputStats())
     rows = new.examples + new.padding
     return {

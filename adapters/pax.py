@@ -1,4 +1,4 @@
-"""Pax: a DALI pipeline as a praxis input, with states that paxml saves.
+"""Pax: DALI pipelines as praxis inputs, with states that paxml saves.
 
     from dalijax.adapters.pax import DALIInput, DALIInputSpecsProvider
 
@@ -18,7 +18,7 @@
             ...
             task.train.enable_input_checkpointing = True
 
-It works on the released Pax (praxis and paxml 1.4.0: Python 3.10, jax 0.4.26).
+Works with the released Pax (praxis and paxml 1.4.0: Python 3.10, jax 0.4.26).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ..core.pipeline.batch import Batch
 from ..core.stats import InputStats
 from .process_files import file_of_any_process
 
-with extra("pax", "dalijax.adapters.pax, which wants Python 3.10,"):
+with extra("pax", "dalijax.adapters.pax, which requires Python 3.10,"):
     from etils import epath
     from praxis import base_hyperparams, base_input, py_utils
 
@@ -61,62 +61,65 @@ def __dir__() -> list[str]:
 _log = logging.getLogger("dalijax")
 
 
-class _Opened:
-    """A stream that was opened for its specs, for the input that is made next.
+class _HandedOver:
+    """A stream that a specs provider opened, kept for the input that is created next.
 
-    It belongs to the provider, and pipelines that no input took go with it.
+    The provider owns it, so that unused pipelines are freed together with the provider.
     """
 
     def __init__(self, data: DALIInput):
-        self._wanted = data._wanted
+        self._configuration = data._configuration
         self._process = os.getpid()
         self._stream: BatchStream | None = data._opened()
 
-    def taken(self, wanted: tuple[Any, ...]) -> BatchStream | None:
-        """The stream, once, for an input of the same configuration in the same process."""
-        if os.getpid() != self._process or not _same(wanted, self._wanted):
+    def take(self, configuration: tuple[Any, ...]) -> BatchStream | None:
+        """Returns the stream, once, to an input with equal configuration in the same process."""
+        if os.getpid() != self._process or not _are_equal(configuration, self._configuration):
             return None
         stream, self._stream = self._stream, None
         return stream
 
 
-def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def _are_equal(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     try:
-        return bool(one == other) and repr(one) == repr(other)  # 1 is no 1.0
-    except ValueError:  # arrays, which do not say whether they are equal
+        return bool(first == second) and repr(first) == repr(second)  # repr: 1 differs from 1.0
+    except ValueError:  # arrays have no single truth value
         return False
 
 
-_handed_over: list[weakref.ref[_Opened]] = []  # one at most
-# Of the module, since inputs are pickled: two threads must not open two streams of an input.
+# At most one. Weak, so that a provider that was dropped frees its pipelines.
+_handed_over: list[weakref.ref[_HandedOver]] = []
+# Prevents two threads from opening two streams of an input. A module variable, because inputs are
+# pickled, and locks can't be.
 _opening = threading.RLock()
 
 
 class DALIInput(base_input.BaseInput):
-    """The batches of an iterator function, from this host's shard of the data.
+    """An input of Pax over an iterator function, which reads this host's shard of the data.
 
-    For training (``is_training``), or if ``reset_for_eval`` is False, it never ends. With
-    ``reset_for_eval`` it gives one epoch, then StopIteration, and the same again after `reset`.
-    Batches are whole; padding has weights of 0.
+    For training (``is_training``), or if ``reset_for_eval`` is False, it is endless. With
+    ``reset_for_eval`` it returns one epoch, then raises StopIteration, and repeats the epoch after
+    `reset`. Batches are full; padding has weight 0.
 
-    Pipelines are built when the first batch is requested, or the state once batches were
-    delivered. States are those of the iterator underneath, as JSON in bytes.
+    Pipelines are built when the first batch is requested, or when a state is requested after
+    batches were delivered. States are those of the underlying iterator, as JSON in bytes.
 
     Attributes:
-        iterator_fn: An iterator function, from `dalijax.data_iterator`. With several infeed hosts
-            its function takes ``shard_id`` and ``num_shards``, which are ``infeed_host_index`` and
-            ``num_infeed_hosts``.
-        arguments: Its arguments by keyword: of the graph function, of
-            ``nvidia.dali.pipeline_def`` and of `dalijax.data_iterator`. The batch size of each host
-            is a field of the input; ``input_random_seed`` (default 0) is the seed of host 0, from
-            which the seeds of the others follow.
-        weights: Name of the weights, float32 of shape [batch]: 1 for a sample, 0 for padding.
+        iterator_fn: An iterator function, from `dalijax.data_iterator`. With several infeed hosts,
+            its graph function must take ``shard_id`` and ``num_shards``, which receive
+            ``infeed_host_index`` and ``num_infeed_hosts``.
+        arguments: Keyword arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
+            `dalijax.data_iterator`. The batch size of each host is a field of the input;
+            ``input_random_seed`` (default 0) is the seed of host 0, from which the seeds of the
+            other hosts are derived.
+        weights: Name of the weights, float32 [batch]: 1 for a sample, 0 for padding.
         element: "numpy" for NumPy arrays (outputs of GPU pipelines are copied to the host), "jax"
             for jax.Arrays on the pipeline's device.
 
     Raises:
-        TypeError, ValueError: When it is made: for arguments that are wrong or exclude one
-            another, the PARTIAL policy, and eval_loop_num_batches=-1 of an input without an end.
+        TypeError: At creation, if an argument is unknown or has the wrong type.
+        ValueError: At creation, if arguments are invalid or exclude each other, for the PARTIAL
+            policy, and for eval_loop_num_batches=-1 with an endless input.
     """
 
     iterator_fn: Any = None
@@ -133,69 +136,68 @@ class DALIInput(base_input.BaseInput):
             raise ValueError(f"element must be 'numpy' or 'jax', not {self.element!r}")
         if self._endless and not self.is_training and self._loops == -1:
             raise ValueError(
-                f"eval_loop_num_batches={self.eval_loop_num_batches} wants an input that ends: set "
+                f"eval_loop_num_batches={self.eval_loop_num_batches} requires a finite input. Set "
                 "reset_for_eval=True"
             )
         self._call = self._checked_call(iterator_function(self.iterator_fn))
         config = self.iterator_fn._prepared((), dict(self._call))[1]
         if config.last_batch_policy is LastBatchPolicy.PARTIAL:
             raise ValueError(
-                "LastBatchPolicy.PARTIAL gives a smaller last batch, and Pax wants one shape: use "
-                f"FILL, whose padding has {self.weights} of 0, or DROP"
+                "LastBatchPolicy.PARTIAL returns a smaller last batch, but Pax requires constant "
+                f"shapes. Use FILL, whose padding has {self.weights} of 0, or DROP"
             )
         if self.element == "jax" and config.as_numpy:
-            raise ValueError("element='jax' with as_numpy=True: leave as_numpy out")
+            raise ValueError("element='jax' excludes as_numpy=True. Omit as_numpy")
         if not self._endless:
             self.iterator_fn._check_in_step(self._call, self.num_infeed_hosts)
         self._check_names(config.output_map)
         self._mask = config.mask or self.weights
-        # Without an epoch there is no padding, and nothing to tell a mask.
+        # If the epoch length is unknown there is no padding, and no mask can be computed.
         knows_epochs = config.reader_name or config.size > 0 or config.source is not None
         if config.mask is None and (knows_epochs or not self._endless):
             self._call["mask"] = self._mask
-        # Now, since Pax drops the provider before it asks for the first batch.
+        # At creation, because Pax drops the provider before it requests the first batch.
         handed_over = _handed_over[0]() if _handed_over else None
         if handed_over is not None:
-            self._stream = handed_over.taken(self._wanted)
+            self._stream = handed_over.take(self._configuration)
 
     def _checked_call(self, iterator_fn: IteratorFunction) -> dict[str, Any]:
-        """The arguments of the iterator function."""
+        """Validates and completes the arguments of the iterator function."""
         arguments = self.arguments or {}
         if iterator_fn._is_placed(arguments):
             raise ValueError(
-                "sharding, devices and pmap_compatible are Pax's to say, by its mesh: leave them "
-                "out here"
+                "sharding, devices and pmap_compatible are determined by Pax's mesh. Omit them"
             )
-        set_here = sorted({"batch_size", "shard_id", "num_shards"} & set(arguments))
-        if set_here:
+        reserved = sorted({"batch_size", "shard_id", "num_shards"} & set(arguments))
+        if reserved:
             raise ValueError(
-                f"{set_here} of arguments: batch_size, infeed_host_index and num_infeed_hosts "
-                "of the input say them"
+                f"{reserved} in arguments: they are determined by batch_size, infeed_host_index "
+                "and num_infeed_hosts of the input. Omit them from arguments"
             )
         if self.input_random_seed is not None and "seed" in arguments:
-            raise ValueError("input_random_seed and the seed of arguments: give one of them")
+            raise ValueError("both input_random_seed and a seed in arguments are set. Set only one")
         seed = arguments.get("seed", self.input_random_seed)
-        what = "a whole number of samples, 1 or more"
-        rows = whole_number("batch_size", self.batch_size, what, 1)
+        expected = "a whole number of samples, 1 or more"
+        rows = whole_number("batch_size", self.batch_size, expected, 1)
         call = {**arguments, "batch_size": rows}
         if iterator_fn._has_source(arguments) and not self._endless:
             call["last_batch_padded"] = True
-        return call | iterator_fn._of_shard(
+        return call | iterator_fn._shard_arguments(
             self.infeed_host_index, self.num_infeed_hosts, seed, call
         )
 
     def _check_names(self, names: Sequence[str]) -> None:
         if self.weights in names:
             raise ValueError(
-                f"weights={self.weights!r} is the name of an output: give the weights another one"
+                f"weights={self.weights!r} is also the name of an output. Choose another name"
             )
         for name in (*names, self.weights):
             try:
                 py_utils.NestedMap({name: 0})
             except (AssertionError, ValueError) as error:
                 raise ValueError(
-                    f"{name!r} can't be a name in a NestedMap ({error}): give the output, or the "
-                    "weights, another one"
+                    f"{name!r} can't be a name in a NestedMap ({error}). Rename the output, or the "
+                    "weights"
                 ) from error
 
     @property
@@ -204,19 +206,19 @@ class DALIInput(base_input.BaseInput):
 
     @property
     def _loops(self) -> int:
-        """Batches of an evaluation; -1 for all, which Pax also means by None and 0."""
+        """Number of batches of an evaluation; -1 for all, which Pax also encodes as None or 0."""
         return self.eval_loop_num_batches or -1
 
     @property
-    def _wanted(self) -> tuple[Any, ...]:
-        """The configuration that determines the stream."""
+    def _configuration(self) -> tuple[Any, ...]:
+        """Everything that determines the stream."""
         return self.iterator_fn, self.element, self._endless, self._call
 
     def __bool__(self) -> bool:
-        return True  # paxml saves no state of a false input
+        return True  # paxml does not save the state of a falsy input
 
     def _opened(self) -> BatchStream:
-        """The stream, opened at the first use."""
+        """Returns the stream, which is opened at first use."""
         with _opening:
             if self._stream is None:
                 numpy = self.element == "numpy"
@@ -225,20 +227,20 @@ class DALIInput(base_input.BaseInput):
             return self._stream
 
     def get_next(self) -> py_utils.NestedMap:
-        """The next batch of this host, a NestedMap of arrays of shape [batch, ...].
+        """Returns the next batch of this host, a NestedMap of arrays [batch, ...].
 
         Raises:
-            StopIteration: At the end of an evaluation's epoch, on each call until `reset`.
-            TypeError: For outputs of 64 bits, which JAX would narrow when they are placed.
-            Exception: What the core's ``next()`` raises.
+            StopIteration: At the end of an evaluation epoch, at each call until `reset`.
+            TypeError: If an output has 64 bits, which JAX would narrow when it is placed.
+            Exception: Any error of ``next()`` of `dalijax.DALIGenericIterator`.
         """
         stream = self._opened()
         if not self._endless and self._loops > 0 and stream._iterator.step == 0:
-            self._warn_of(stream)
+            self._warn_if_short(stream)
         return self._nested(next(stream))
 
     def _nested(self, arrays: Batch) -> py_utils.NestedMap:
-        """A batch of the stream in the form that Pax takes."""
+        """Converts a batch of the stream to Pax's format."""
         batch = dict(arrays)
         valid = batch.pop(self._mask, None)
         rows = len(next(iter(batch.values())))
@@ -249,22 +251,22 @@ class DALIInput(base_input.BaseInput):
             batch = {name: np.asarray(array) for name, array in batch.items()}
         return py_utils.NestedMap({**batch, self.weights: weights})
 
-    def _warn_of(self, stream: BatchStream) -> None:
+    def _warn_if_short(self, stream: BatchStream) -> None:
         try:
             count = len(stream)
         except TypeError:
-            return  # only the source knows
+            return  # the length is unknown
         if self._loops > count:
             _log.warning(
-                "eval_loop_num_batches=%d, but the epoch of input %r has %d batches, and Pax's "
-                "evaluation stops with StopIteration behind them: set eval_loop_num_batches=-1",
+                "eval_loop_num_batches=%d, but an epoch of input %r has only %d batches, so that "
+                "Pax's evaluation ends with StopIteration. Set eval_loop_num_batches=-1",
                 self._loops,
                 self.name,
                 count,
             )
 
     def specs(self) -> py_utils.NestedMap:
-        """jax.ShapeDtypeStruct of each array of this host's batch; takes no batch."""
+        """Specs (jax.ShapeDtypeStruct) of each array of this host's batch; reads no batch."""
         specs = self._opened().element_spec
         arrays = {
             name: jax.ShapeDtypeStruct(spec.shape, spec.dtype)
@@ -282,21 +284,21 @@ class DALIInput(base_input.BaseInput):
             self._stream.reset()
 
     def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only their step; see `BatchStream`.
+        """Moves to a global step, for loops that save only the step; see `BatchStream`.
 
         Args:
-            step: The number of batches before it, from 0.
+            step: Number of batches before the position.
 
         Raises:
-            ValueError: If there is no such step, or the batches before it are not known.
+            ValueError: If the step does not exist, or can't be mapped to a position.
         """
         self._opened().seek_step(step)
         self._peek = self._state_before_peek = None
 
     def peek_padded(self) -> Any:
-        """The batch that get_next_padded() will return; None at the end.
+        """Returns the batch that get_next_padded() will return; None at the end.
 
-        The stream keeps the batch, so that its position is the input's whole position.
+        The stream keeps the peeked batch, so that the stream's position is the whole state.
 
         Raises:
             RuntimeError: If DALI failed to produce the batch, which then counts as delivered.
@@ -307,7 +309,7 @@ class DALIInput(base_input.BaseInput):
         except StopIteration:
             return None
         except BatchError:
-            next(stream)  # raises it, too
+            next(stream)  # raises the same error, and moves past the batch
             raise
         padding = self.batch_padding_size
         if not padding:
@@ -317,14 +319,14 @@ class DALIInput(base_input.BaseInput):
         )
 
     def restore(self, checkpoint_path: epath.PathLike) -> None:
-        """Continues at the position in a file.
+        """Restores the position from a file.
 
-        paxml's files are ``process_0-of-2``: over a source another number of hosts may have saved
-        them.
+        paxml's files are named ``process_0-of-2``. Over a source, they may have been saved by
+        another number of hosts.
 
         Raises:
             FileNotFoundError: If there is no file.
-            ValueError: If it is no state, or one of other data; nothing has changed.
+            ValueError: If it is not a state, or a state of different data; nothing changes.
         """
         path = epath.Path(checkpoint_path)
         if self.iterator_fn._has_source(self._call):
@@ -337,7 +339,7 @@ class DALIInput(base_input.BaseInput):
         except StateError as error:
             if self.input_checkpointing_enabled:
                 raise
-            # Pax gets a state with each peek, and catches this exception alone.
+            # Pax requests a state at each peek, and catches only this exception.
             raise NotImplementedError(str(error)) from error
 
     def _set_state_internal(self, state: bytes) -> None:
@@ -348,39 +350,39 @@ class DALIInput(base_input.BaseInput):
         self._opened().start_prefetch()
 
     def close(self) -> None:
-        """Frees the pipelines; ``get_next()`` then raises ValueError."""
+        """Frees the pipelines; later calls of ``get_next()`` raise ValueError."""
         self._opened().close()
 
     @property
     def _core(self) -> DALIGenericIterator:
-        """The iterator underneath, which `dalijax.profile` measures."""
+        """The underlying iterator, which `dalijax.profile` measures."""
         return self._opened()._iterator
 
     def watch(self) -> InputStats:
-        """Counts batches from now on; see `dalijax.InputStats`."""
+        """Starts counting batches; see `dalijax.InputStats`."""
         return self._opened().watch()
 
 
 class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
-    """The specs of a `DALIInput`, whose pipelines the train input then goes on with.
+    """Provides the specs of a `DALIInput`, and hands its pipelines over to the train input.
 
-    A run that resumes builds them twice, unless ``specs`` are given, since Pax gets specs before it
-    restores a state. An ``input_p`` of another class is treated as by Pax.
+    A resumed run builds the pipelines twice unless ``specs`` are given, because Pax requests specs
+    before it restores a state. An ``input_p`` of another class is handled by Pax's own provider.
 
     Attributes:
         input_p: The configuration of the train input.
-        per_device: True for pmap, whose specs are of one device's share of the padded batch; False
-            for SPMD.
-        specs: NestedMap of jax.ShapeDtypeStruct of this host's batch, if known: no pipeline is
-            built for them.
+        per_device: True for pmap: specs describe one device's share of the padded batch. False for
+            SPMD.
+        specs: NestedMap of jax.ShapeDtypeStruct of this host's batch. If given, no pipeline is
+            built.
 
     Raises:
-        ValueError: When it is made, if the devices do not divide the batch with ``per_device``.
+        ValueError: At creation, with ``per_device``, if the devices do not divide the batch.
     """
 
     per_device: bool = False
     specs: Any = None
-    _mine: Any = dataclasses.field(init=False, repr=False, default=None)
+    _handed: Any = dataclasses.field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         specs, padding = self.specs, getattr(self.input_p, "batch_padding_size", 0) or 0
@@ -390,9 +392,9 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
                 super().__post_init__()
                 return
             specs = dali_input.specs()
-            self._mine = _Opened(dali_input)
-            dali_input._stream = None  # it is the next input's
-            _handed_over[:] = [weakref.ref(self._mine)]
+            self._handed = _HandedOver(dali_input)
+            dali_input._stream = None  # the next input will own it
+            _handed_over[:] = [weakref.ref(self._handed)]
         count = jax.local_device_count()
 
         def share(spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -400,7 +402,7 @@ class DALIInputSpecsProvider(base_input.DatasetInputSpecsProvider):
             if rows % count:
                 raise ValueError(
                     f"batch_size={spec.shape[0]} and batch_padding_size={padding} of this host are "
-                    f"not divisible by its {count} devices, which pmap wants: choose others"
+                    f"not divisible by its {count} devices, as pmap requires. Choose multiples"
                 )
             return jax.ShapeDtypeStruct((rows // count, *spec.shape[1:]), spec.dtype)
 

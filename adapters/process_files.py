@@ -1,4 +1,4 @@
-"""Checkpoint files of processes."""
+"""Files with the states of several processes."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ if TYPE_CHECKING:
     from etils import epath
 
 
-def file_of_any_process(expected: epath.Path, others: Iterable[epath.Path]) -> epath.Path:
-    """The file to restore from, for an iterator whose state is the same in all processes.
+def file_of_any_process(expected: epath.Path, alternatives: Iterable[epath.Path]) -> epath.Path:
+    """Finds the file to restore from, for an iterator with equal states in all processes.
 
     Args:
-        expected: This process's file, if as many processes saved as run now.
-        others: The files that another number of processes saved; read if ``expected`` is missing.
+        expected: This process's file, if the number of processes is unchanged.
+        alternatives: Files saved by another number of processes; used if ``expected`` is missing.
 
     Raises:
         FileNotFoundError: If there is no file.
-        StateError: If the files differ.
+        StateError: If the alternative files differ.
     """
     if expected.exists():
         return expected
-    texts = {file: file.read_text() for file in sorted(others)}
+    texts = {file: file.read_text() for file in sorted(alternatives)}
     if not texts:
         raise FileNotFoundError(
-            f"there is no {expected}, and no file of another number of processes: no iterator was "
-            "saved there"
+            f"there is neither {expected} nor a file of another number of processes, so no "
+            "iterator was saved there. Check the path"
         )
     if len(set(texts.values())) > 1:
         states = {str(file): text for file, text in texts.items()}
-        raise StateError(f"the processes' states are not of one step: {states}")
+        raise StateError(f"the processes saved states of different steps: {states}")
     return next(iter(texts))
 
 
 def write_text_atomically(path: epath.Path, text: str) -> None:
-    """Writes a local or a remote file completely or not at all; an existing file is replaced.
+    """Writes a local or remote file atomically; an existing file is replaced.
 
-    Any number of processes may write the same file. Links are replaced, not followed.
+    Several processes may write the same file. Links are replaced, not followed.
 
     Raises:
-        OSError: If it can't be written.
+        OSError: If the file can't be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if "://" not in (name := os.fspath(path)):
         with atomic_file(name) as file:
             file.write(text.encode())
         return
-    # Object stores have no links and no exclusive creation: nobody can guess the name.
+    # Object stores have neither links nor exclusive creation, so the name is unguessable.
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:
         new.write_text(text)

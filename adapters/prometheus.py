@@ -1,4 +1,4 @@
-"""`InputCollector`: the counters of an input pipeline, as metrics for Prometheus."""
+"""`InputCollector`: counters of an input pipeline as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -25,53 +25,56 @@ def __dir__() -> list[str]:
 
 
 _NEXT = "grain_python_dataset_next_duration_ns"  # Grain's /grain/python/dataset/next_duration_ns
-_POWERS = 42  # of two: Grain's buckets end at an hour, 2**42 ns
-_FIELDS = {  # of InputStats
-    "batches": (CounterMetricFamily, "Batches that were delivered, failed ones included."),
-    "examples": (CounterMetricFamily, "Samples that were delivered, padding not counted."),
-    "padding": (CounterMetricFamily, "Samples that repeat another, to fill a last batch."),
-    "errors": (CounterMetricFamily, "Batches that failed in the whole run."),
-    "wait_seconds": (CounterMetricFamily, "Seconds that next() took."),
+_POWERS = 42  # number of buckets, powers of two: Grain's buckets end at an hour, 2**42 ns
+_FIELDS = {  # fields of InputStats
+    "batches": (CounterMetricFamily, "Delivered batches, including failed batches."),
+    "examples": (CounterMetricFamily, "Delivered samples, without padding."),
+    "padding": (CounterMetricFamily, "Repeated samples that fill a last batch."),
+    "errors": (CounterMetricFamily, "Failed batches in the whole run."),
+    "wait_seconds": (CounterMetricFamily, "Seconds spent in next()."),
     "epoch": (GaugeMetricFamily, "Epoch of the last batch."),
-    "step": (GaugeMetricFamily, "Number of the last batch in its epoch."),
+    "step": (GaugeMetricFamily, "Index of the last batch in its epoch."),
 }
 
 
 class InputCollector(Collector):
-    """A collector of `prometheus_client` that reads iterators' counters when it is scraped.
+    """A `prometheus_client` collector that reads the counters of iterators at each scrape.
 
-    Between scrapes no thread runs, and the only cost is that of ``iterator.watch()``. The metrics
-    are of this process, and have a label ``iterator``:
+    No thread runs between scrapes, and the only cost is that of ``iterator.watch()``. The metrics
+    describe this process, and have a label ``iterator``:
 
-    - ``grain_python_dataset_next_duration_ns``: a histogram of the nanoseconds that calls of
-      ``next()`` took, with the name and the unit of Grain's own metric.
+    - ``grain_python_dataset_next_duration_ns``: a histogram of the durations of ``next()`` in
+      nanoseconds, with the name and unit of Grain's own metric.
     - ``dalijax_input_batches_total``, ``..._examples_total``, ``..._padding_total``,
       ``..._errors_total``, ``..._wait_seconds_total``, and the gauges ``dalijax_input_epoch`` and
       ``dalijax_input_step``: see `dalijax.InputStats`.
 
     Args:
-        iterators: The iterators by the value of the label, as ``{"train": iterator}``. Their
-            ``watch()`` is called here, and counts from now on.
-        grain_name: False leaves the histogram out, for use with Grain's own exporter
-            (``ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY``) in the same registry.
+        iterators: The iterators by the value of the label: ``{"train": iterator}``. Counting starts
+            at this call.
+        grain_name: Whether to export the histogram. Pass False if Grain's own exporter
+            (``ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY``) uses the same registry.
 
     Raises:
-        TypeError: If one of them has no ``watch()``.
+        TypeError: If ``iterators`` is not a dict of iterators with a ``watch()`` method.
     """
 
     def __init__(self, iterators: Mapping[str, Watched], *, grain_name: bool = True):
         if not isinstance(iterators, Mapping):
             raise TypeError(
-                f'iterators must be a dict, as {{"train": iterator}}, not {iterators!r}'
+                f'iterators must be a dict such as {{"train": iterator}}, not {iterators!r}'
             )
         for name, iterator in iterators.items():
             if not callable(getattr(iterator, "watch", None)):
-                raise TypeError(f"{name!r} has no watch(), which gives the counters: {iterator!r}")
+                raise TypeError(
+                    f"{name!r} has no watch() method, which returns counters: {iterator!r}. Pass "
+                    "an iterator of dalijax"
+                )
         self._stats = {name: iterator.watch() for name, iterator in iterators.items()}
         self._grain_name = grain_name
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics as they are now."""
+        """Yields the current metrics."""
         for field, (family, text) in _FIELDS.items():
             metric = family(f"dalijax_input_{field}", text, labels=["iterator"])
             for name, stats in self._stats.items():
@@ -82,7 +85,7 @@ class InputCollector(Collector):
 
     def _durations(self) -> Metric:
         histogram = HistogramMetricFamily(
-            _NEXT, "Nanoseconds that each call of next() took.", labels=["iterator"]
+            _NEXT, "Duration of each call of next() in nanoseconds.", labels=["iterator"]
         )
         for name, stats in self._stats.items():
             totals = list(itertools.accumulate(stats.wait_counts))

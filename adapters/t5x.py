@@ -1,8 +1,8 @@
-"""T5X: functions for its ``train/utils.get_dataset_fn`` and ``train_eval_get_dataset_fn``.
+"""T5X: values for ``get_dataset_fn`` and ``train_eval_get_dataset_fn`` of ``train/utils``.
 
     from dalijax.adapters.t5x import eval_get_dataset_fn, get_dataset_fn
 
-In a module of yours, `my_data.py`::
+In your own module, `my_data.py`::
 
     def train_data(folder, partitioner=None):
         return get_dataset_fn(iterator_fn, partitioner=partitioner, folder=folder)
@@ -10,8 +10,8 @@ In a module of yours, `my_data.py`::
     def eval_data(folder):
         return eval_get_dataset_fn(iterator_fn, folder=folder)
 
-and after the lines of T5X's ``runs/pretrain.gin``, which configure the rest
-(``verify_matching_vocabs_fn`` must be None, since there are no vocabularies)::
+and after the lines of T5X's ``runs/pretrain.gin``, which configure everything else
+(``verify_matching_vocabs_fn`` must be None, because there are no vocabularies)::
 
     from __gin__ import dynamic_registration
     import __main__ as train_script
@@ -31,14 +31,14 @@ and after the lines of T5X's ``runs/pretrain.gin``, which configure the rest
     utils.SaveCheckpointConfig:
       save_dataset = True
 
-With airio (T5X imports it since October 2023) the train iterator is an AirIODatasetIterator: T5X
-takes it as it is, and its saved states are exact, checkpoint_0 included. Without (an older T5X),
-T5X wraps it into clu's PeekableDatasetIterator, which loses the peeked batch if the run stops
+With airio (imported by T5X since October 2023), the train iterator is an AirIODatasetIterator. T5X
+uses it directly, and its saved states are exact, including checkpoint_0. Without airio (an older
+T5X), T5X wraps it in clu's PeekableDatasetIterator, which loses the peeked batch if the run stops
 before the first step that saves.
 
-T5X names a dataset's files after the number of hosts (``train_ds-000-of-002``). Over a source of
-`dalijax.sources` a host without a file of its own restores one of another number of hosts, so that
-a run continues on any number of hosts.
+T5X names a dataset's files after the number of hosts (``train_ds-000-of-002``). Over a source, a
+host without its own file restores from a file of another number of hosts, so that a run can resume
+on any number of hosts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from .process_files import file_of_any_process
 with extra("clu", "dalijax.adapters.t5x"):
     from etils import epath
 
-_PART = r"\d+-of-\d+$"  # at the end of the names of T5X's files
+_PART = r"\d+-of-\d+$"  # suffix of the names of T5X's files
 
 __all__ = ["eval_get_dataset_fn", "get_dataset_fn"]
 
@@ -76,26 +76,26 @@ def __dir__() -> list[str]:
 
 
 def _checked(iterator_fn: object, call: Mapping[str, Any]) -> IteratorFunction:
-    """The iterator function, after a check that the call leaves out T5X's own arguments."""
+    """Validates an iterator function, and that the call omits the arguments that T5X sets."""
     function = iterator_function(iterator_fn)
-    set_here = sorted({"batch_size", "seed", "shard_id", "num_shards"} & set(call))
-    if set_here:
+    reserved = sorted({"batch_size", "seed", "shard_id", "num_shards"} & set(call))
+    if reserved:
         raise ValueError(
-            f"{set_here} of {function.__name__}(): T5X says them, by batch_size and seed of the "
-            "DatasetConfig and the shard of this host. Leave them out here"
+            f"{reserved} of {function.__name__}(): T5X sets them, by batch_size and seed of the "
+            "DatasetConfig and the shard of this host. Omit them"
         )
     if function._is_placed(call):
         raise ValueError(
-            "sharding, devices and pmap_compatible are T5X's to say, by its partitioner: leave "
-            "them out, and pass get_dataset_fn(iterator_fn, partitioner=...)"
+            "sharding, devices and pmap_compatible are determined by T5X's partitioner. Omit "
+            "them, and pass get_dataset_fn(iterator_fn, partitioner=...)"
         )
     return function
 
 
 def _seed(cfg: Any) -> int:
-    """The seed of a DatasetConfig; if it is None, one that all processes draw together.
+    """Returns the seed of a DatasetConfig; if it is None, draws a seed common to all processes.
 
-    A drawn seed gives way to a restored state's, so that a run that resumes keeps its seed.
+    A restored state replaces a drawn seed, so that a resumed run keeps its seed.
     """
     seed: int | None = getattr(cfg, "seed", None)
     if seed is not None:
@@ -106,7 +106,7 @@ def _seed(cfg: Any) -> int:
     return ShardSeed(int(drawn), 0, is_default=True)
 
 
-def _of_host(
+def _host_arguments(
     iterator_fn: IteratorFunction,
     cfg: Any,
     shard_id: int,
@@ -117,37 +117,37 @@ def _of_host(
     if cfg.batch_size % num_shards:
         raise ValueError(
             f"batch_size={cfg.batch_size} of the DatasetConfig is not divisible by the "
-            f"{num_shards} hosts' shards: choose one that is"
+            f"{num_shards} hosts' shards. Choose a multiple of {num_shards}"
         )
-    call = iterator_fn._of_shard(shard_id, num_shards, _seed(cfg), arguments)
+    call = iterator_fn._shard_arguments(shard_id, num_shards, _seed(cfg), arguments)
     return call | {"batch_size": cfg.batch_size // num_shards}
 
 
 def get_dataset_fn(
     iterator_fn: IteratorFunction, *, partitioner: Any = None, **call: Any
 ) -> Callable[..., Any]:
-    """A function with the signature of T5X's ``get_dataset_fn``, for training.
+    """Creates T5X's ``get_dataset_fn`` for training.
 
     Args:
-        iterator_fn: An iterator function, from `dalijax.data_iterator`; with several hosts, or a
-            partitioner, its function takes ``shard_id`` and ``num_shards``.
-        partitioner: A partitioner of T5X, configured like the training's: batches are then global
-            arrays over its mesh and data_partition_spec, with a pipeline for each part of the data
-            that this process holds. Required with several processes. None: NumPy arrays of this
-            host's rows, which T5X takes from a single process.
+        iterator_fn: An iterator function, from `dalijax.data_iterator`. With several hosts, or a
+            partitioner, its graph function must take ``shard_id`` and ``num_shards``.
+        partitioner: A T5X partitioner, configured as for training. Batches are then global arrays
+            over its mesh and data_partition_spec, with a pipeline for each data shard of this
+            process. Required with several processes. None: batches are NumPy arrays of this host's
+            rows, which T5X accepts from a single process.
         **call: Further arguments of the iterator function. Batch size and seed come from T5X's
-            DatasetConfig; if its seed is None each run draws one, and a run that resumes keeps the
+            DatasetConfig. If its seed is None, each run draws a seed, and a resumed run keeps the
             seed of its state.
 
     Returns:
         A function of (cfg, shard_id, num_shards, feature_converter_cls, num_epochs=None,
-        continue_from_last_checkpoint=False) that makes an endless `DALIDatasetIterator` of
-        batches of cfg.batch_size over all hosts. It raises ValueError for num_epochs, if the hosts
-        or the mesh do not divide the batch, and for several processes without a partitioner.
+        continue_from_last_checkpoint=False) that returns an endless `DALIDatasetIterator`, with
+        batches of cfg.batch_size over all hosts. It raises ValueError if num_epochs is set, if the
+        hosts or the mesh do not divide the batch, and for several processes without a partitioner.
 
     Raises:
-        TypeError: If iterator_fn is no iterator function.
-        ValueError: For arguments that T5X sets.
+        TypeError: If iterator_fn is not an iterator function.
+        ValueError: If an argument is set by T5X.
     """
     iterator_fn = _checked(iterator_fn, call)
 
@@ -159,63 +159,63 @@ def get_dataset_fn(
         num_epochs: int | None = None,
         continue_from_last_checkpoint: bool = False,
     ) -> Any:
-        # The position comes from the iterator's own state.
+        # The position is restored from the iterator's own state.
         del feature_converter_cls, continue_from_last_checkpoint
         if num_epochs is not None:
             raise ValueError(
-                f"num_epochs={num_epochs} for training: T5X ends by StopIteration where its data "
-                "ends. Leave it out and set train.total_steps; use eval_get_dataset_fn for "
+                f"num_epochs={num_epochs} for training: T5X would stop with StopIteration at the "
+                "end of the data. Omit it and set train.total_steps; use eval_get_dataset_fn for "
                 "evaluation"
             )
-        own_class = _SourceIterator if iterator_fn._has_source(call) else DALIDatasetIterator
-        train_class = _train_class(own_class)
+        base_class = _SourceIterator if iterator_fn._has_source(call) else DALIDatasetIterator
+        train_class = _train_class(base_class)
         # T5X places the batches of other iterators itself.
-        as_it_is = train_class is not own_class
-        if partitioner is not None and as_it_is:
+        is_airio = train_class is not base_class
+        if partitioner is not None and is_airio:
             sharding = NamedSharding(partitioner.mesh, partitioner.data_partition_spec)
             placed = {"sharding": sharding, "batch_size": cfg.batch_size, "seed": _seed(cfg)}
             return train_class(iterator_fn, element="jax", **call, **placed)
-        if as_it_is and jax.process_count() > 1:
+        if is_airio and jax.process_count() > 1:
             raise ValueError(
-                f"{jax.process_count()} processes and no partitioner: T5X's step wants global "
-                "arrays, over its mesh. Pass get_dataset_fn(iterator_fn, partitioner=...), in gin "
-                "@partitioning.PjitPartitioner()"
+                f"{jax.process_count()} processes without a partitioner: T5X's train step requires "
+                "global arrays over its mesh. Pass get_dataset_fn(iterator_fn, partitioner=...), "
+                "in gin @partitioning.PjitPartitioner()"
             )
-        host = _of_host(iterator_fn, cfg, shard_id, num_shards, call)
+        host = _host_arguments(iterator_fn, cfg, shard_id, num_shards, call)
         return train_class(iterator_fn, **call, **host)
 
     return get_dataset
 
 
 class _SourceIterator(DALIDatasetIterator):
-    """An iterator over a source; its position is the same in all processes."""
+    """An iterator over a source, whose position is the same in all processes."""
 
     def restore(self, filename: epath.PathLike) -> None:
-        """Continues at the position in a file, or in the files of another number of hosts.
+        """Restores the position from a file, or from a file of another number of hosts.
 
-        T5X's files are ``train_ds-000-of-002``; with several processes each is in a folder
-        ``process_0-of-2``.
+        T5X's files are named ``train_ds-000-of-002``; with several processes, each file is in a
+        directory ``process_0-of-2``.
         """
         file = epath.Path(filename)
         folder = file.parent
         if re.fullmatch(r"process_\d+-of-\d+", folder.name):
             folder = folder.parent
         name = re.escape(re.sub(_PART, "", file.name)) + _PART
-        every = [*folder.glob("*-of-*"), *folder.glob("process_*-of-*/*-of-*")]
-        others = (file for file in every if re.fullmatch(name, file.name))
-        super().restore(file_of_any_process(file, others))
+        candidates = [*folder.glob("*-of-*"), *folder.glob("process_*-of-*/*-of-*")]
+        alternatives = (file for file in candidates if re.fullmatch(name, file.name))
+        super().restore(file_of_any_process(file, alternatives))
 
 
-def _train_class(own_class: type[DALIDatasetIterator]) -> type[DALIDatasetIterator]:
-    """The iterator's class, also derived from AirIO's, if airio is there: T5X takes it as it is."""
+def _train_class(base_class: type[DALIDatasetIterator]) -> type[DALIDatasetIterator]:
+    """Derives a class from AirIO's, if airio is installed, so that T5X uses the iterator as is."""
     for name in ("airio.core", "airio", "airio.dataset_iterators"):  # depending on the version
         try:
-            airios = getattr(importlib.import_module(name), "AirIODatasetIterator", None)
+            airio_class = getattr(importlib.import_module(name), "AirIODatasetIterator", None)
         except ImportError:
             continue
-        if airios is not None:
-            return type("AirIODALIDatasetIterator", (own_class, airios), {})
-    return own_class
+        if airio_class is not None:
+            return type("AirIODALIDatasetIterator", (base_class, airio_class), {})
+    return base_class
 
 
 def eval_get_dataset_fn(
@@ -226,49 +226,49 @@ def eval_get_dataset_fn(
     masked: Sequence[str] = ("decoder_loss_weights",),
     **call: Any,
 ) -> Callable[..., Any]:
-    """A function with the signature of T5X's ``train_eval_get_dataset_fn``.
+    """Creates T5X's ``train_eval_get_dataset_fn``.
 
-    The last batch is padded. T5X's own losses and metrics have weights of tokens, not of samples:
-    so the padded rows of the outputs in ``masked`` are set to 0. A loss weight of 0 for each of
-    their tokens leaves them out of loss, accuracy and all that is divided by the number of weighted
-    tokens. Metrics that T5X counts by shapes (``timing/seqs``, ``loss_per_all_target_tokens``)
-    include them.
+    The last batch is padded. T5X's losses and metrics have token weights instead of sample weights,
+    so the padded rows of the outputs in ``masked`` are set to 0. A loss weight of 0 excludes a
+    token from the loss, the accuracy, and everything that is divided by the number of weighted
+    tokens. Metrics that T5X computes from shapes (``timing/seqs``, ``loss_per_all_target_tokens``)
+    include padding.
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`, over a reader with
-            pad_last_batch=True.
-        name: Name of the evaluation; the iterator function's by default.
-        weights: Name of an array of float32 of shape [batch], 1 for a sample and 0 for padding:
-            its sum over all hosts' batches is the number of samples.
-        masked: Names of outputs of shape [batch, ...] whose padded rows become 0. By default T5X's
-            decoder_loss_weights. ("decoder_target_tokens",) if loss_normalizing_factor is one of
-            T5X's SpecialLossNormalizingFactor, which takes targets > 0 without loss weights; () if
-            the model's own loss multiplies by ``weights``.
+            pad_last_batch=True, or over a source.
+        name: Name of the evaluation; None: the name of the iterator function.
+        weights: Name of an additional output, float32 [batch], 1 for a sample and 0 for padding.
+            Its sum over all hosts' batches is the number of samples.
+        masked: Names of outputs [batch, ...] whose padded rows are set to 0; by default T5X's
+            decoder_loss_weights. Pass ("decoder_target_tokens",) if loss_normalizing_factor is a
+            SpecialLossNormalizingFactor of T5X, which counts targets > 0 without loss weights, and
+            () if the model's own loss multiplies by ``weights``.
         **call: Further arguments of the iterator function. Batch size and seed come from T5X's
-            DatasetConfig; if its seed is None each run draws one.
+            DatasetConfig. If its seed is None, each run draws a seed.
 
     Returns:
         A function of (cfg, shard_id, num_shards, eval_steps=None, feature_converter_cls=None, ...)
-        that returns {name: `EvalDataset`} with at most eval_steps batches of this host's share of
+        that returns {name: `EvalDataset`}, with at most eval_steps batches of this host's share of
         cfg.batch_size.
 
     Raises:
-        TypeError: If iterator_fn is no iterator function, or ``masked`` is one name.
-        ValueError: For arguments that T5X sets, and names in ``masked`` that no output has.
+        TypeError: If iterator_fn is not an iterator function, or ``masked`` is a string.
+        ValueError: If an argument is set by T5X, or a name in ``masked`` is not an output.
     """
     iterator_fn = _checked(iterator_fn, call)
     outputs = call.get("output_map", iterator_fn._config.output_map)
     if isinstance(masked, str):
         raise TypeError(
-            f"masked={masked!r} must be a list of names, not one name: pass masked=[{masked!r}]"
+            f"masked={masked!r} must be a list of names, not a string. Pass masked=[{masked!r}]"
         )
     unknown = sorted(set(masked) - set(outputs))
     if unknown:
         raise ValueError(
-            f"masked={masked!r}: the outputs of {iterator_fn.__name__}() are {list(outputs)}. "
-            "T5X's losses leave padding out by decoder_loss_weights [batch, length] alone: add "
-            "that output, 1 for each token that counts, or name the outputs that your loss reads; "
-            f"masked=() if it multiplies by {weights!r}"
+            f"masked={masked!r}, but the outputs of {iterator_fn.__name__}() are {list(outputs)}. "
+            "T5X's losses exclude padding only by decoder_loss_weights [batch, length]. Add that "
+            "output, with 1 for each token that counts, or name the outputs that your loss reads. "
+            f"Pass masked=() if your loss multiplies by {weights!r}"
         )
 
     def get_datasets(
@@ -277,10 +277,10 @@ def eval_get_dataset_fn(
         num_shards: int,
         eval_steps: int | None = None,
         feature_converter_cls: Any = None,
-        *rest: Any,
-        **more: Any,
+        *_args: Any,
+        **_kwargs: Any,
     ) -> dict[str, EvalDataset]:
-        del feature_converter_cls, rest, more
+        del feature_converter_cls, _args, _kwargs
         iterator_fn._check_in_step(call, num_shards)
         fitted = iterator_fn._adapted(
             "eval_get_dataset_fn",
@@ -289,7 +289,7 @@ def eval_get_dataset_fn(
             mask=weights,
             epoch_rules=EpochRules(num_epochs=1),
         )
-        arguments = {**call, **_of_host(iterator_fn, cfg, shard_id, num_shards, call)}
+        arguments = {**call, **_host_arguments(iterator_fn, cfg, shard_id, num_shards, call)}
         if iterator_fn._has_source(call):
             arguments["last_batch_padded"] = True
         dataset = EvalDataset(fitted, arguments, weights, masked, eval_steps)
@@ -299,14 +299,14 @@ def eval_get_dataset_fn(
 
 
 class EvalDataset:
-    """One epoch of batches for each ``iter()``, with weights of 0 for the padding.
+    """A dataset of one epoch for each ``iter()``, in which padding has weight 0.
 
     Args:
-        iterator_fn: The iterator function, with a mask that has the name of the weights.
-        call: Its arguments.
+        iterator_fn: The iterator function, with a mask named like the weights.
+        call: Arguments of the iterator function.
         weights: Name of the weights.
-        masked: Names of the outputs whose padded rows are 0.
-        eval_steps: The largest number of batches; None for all.
+        masked: Names of the outputs whose padded rows are set to 0.
+        eval_steps: Maximum number of batches; None: all.
     """
 
     def __init__(
@@ -324,17 +324,19 @@ class EvalDataset:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self._iterator.reset()
-        return (self._weighed(batch) for batch in itertools.islice(self._iterator, self._steps))
+        return (
+            self._with_weights(batch) for batch in itertools.islice(self._iterator, self._steps)
+        )
 
     as_numpy_iterator = __iter__
 
-    def _weighed(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch with weights, and zeros in the padded rows of the masked outputs."""
+    def _with_weights(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Adds weights to a batch, and zeros the padded rows of the masked outputs."""
         valid = batch[self._weights]
         weighed = batch | {self._weights: valid.astype(np.float32)}
         if not valid.all():
             for name in self._masked:
-                weighed[name] = batch[name].copy()  # it may be DALI's own memory
+                weighed[name] = batch[name].copy()  # the array may view DALI's memory
                 weighed[name][~valid] = 0
         return weighed
 

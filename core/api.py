@@ -1,4 +1,4 @@
-"""`data_iterator` and its iterator functions, which compose engines, sources and iterators."""
+"""`data_iterator` and `IteratorFunction`, which compose engines, sources and iterators."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class _LeftOut:
-    """The default of an argument for which None says something else.
+    """Sentinel: the argument was not given.
 
     Args:
-        meaning: What happens then, for ``help()``.
+        meaning: The resulting default, for ``help()``.
     """
 
     def __init__(self, meaning: str):
@@ -53,11 +53,11 @@ class _LeftOut:
 
 
 LEFT_OUT: Any = _LeftOut("left out")
-_OF_PIPELINE_DEF = _LeftOut("the pipeline_def's")
+_PIPELINE_DEF_VALUE = _LeftOut("the pipeline_def's")
 _DEFAULTS = {
     "batch_size": inspect.Parameter.empty,
     "num_threads": DEFAULT_NUM_THREADS,
-    "device_id": _LeftOut("0 with a GPU, else None"),  # counting GPUs starts CUDA
+    "device_id": _LeftOut("0 with a GPU, else None"),  # not counted here, which would start CUDA
     "seed": DEFAULT_SEED,
     "prefetch_queue_depth": 2,
     "exec_dynamic": True,
@@ -66,15 +66,14 @@ _DEFAULTS = {
 
 
 class IteratorFunction:
-    """Makes iterators; `data_iterator` returns it.
+    """Creates iterators over a graph function; returned by `data_iterator`.
 
-    It takes the arguments of the pipeline function, of ``nvidia.dali.pipeline_def`` (batch_size,
-    num_threads, device_id, seed, ...) and ``checkpoints``: its ``help()`` and
-    ``inspect.signature()`` have all of them. It pickles where its pipeline function does.
+    It takes the arguments of the graph function, of ``nvidia.dali.pipeline_def`` (batch_size,
+    num_threads, device_id, seed, ...) and ``checkpoints``; ``help()`` and ``inspect.signature()``
+    list all of them. It can be pickled if its graph function can.
 
     Attributes:
-        pipeline_fn: The function of the graph.
-        config: The iterator's arguments, as given to `data_iterator`.
+        pipeline_fn: The graph function.
     """
 
     _iterator = DALIGenericIterator
@@ -99,38 +98,37 @@ class IteratorFunction:
         exec_dynamic: bool = LEFT_OUT,
         enable_conditionals: bool = LEFT_OUT,
         checkpoints: Sequence[bytes] | None = None,
-        **more: Any,
+        **pipeline_args: Any,
     ) -> DALIGenericIterator:
-        """Makes an iterator, at the start or where ``checkpoints`` say.
+        """Creates an iterator, at the start or at ``checkpoints``.
 
         Args:
-            *args: Positional arguments of the pipeline function.
-            batch_size: Number of samples in a batch; with sharding or devices the global one.
-            num_threads: Threads of DALI's for each pipeline; 4 where it is left out, or None.
-            device_id: The GPU of the pipeline, None for the CPU. Left out, 0 where DALI sees a
-                GPU and None where not. With sharding or devices, which say it, None alone: the
-                pipelines are then on the CPU.
-            seed: Of the random operators and the shuffling; 0 where it is left out, or None, so
-                that two iterators that are made alike deliver alike. With sharding or devices the
-                pipelines have seeds of their own (shard 0 this one), so that they draw different
-                numbers. A state that is restored brings its own where it is left out. Of a negative
-                one DALI draws one (deprecated there).
-            prefetch_queue_depth: Batches that DALI prepares ahead, at the cost of their memory;
-                2 where it is left out.
-            exec_dynamic: Whether DALI's newer executor runs the pipeline (its default); False
-                costs a copy of each batch, and nothing runs after a batch that fails.
-            enable_conditionals: Whether ``if`` of the pipeline function chooses for each sample.
-            checkpoints: What an iterator's ``checkpoints()`` gave, to go on from.
-            **more: Further arguments of the pipeline function, of ``nvidia.dali.pipeline_def``, and
-                those of `data_iterator` that it was not given. An argument of the pipeline
-                function's own goes to it, whatever its name.
+            *args: Positional arguments of the graph function.
+            batch_size: Number of samples in a batch; with sharding or devices in the global batch.
+            num_threads: Number of DALI threads of each pipeline; 4 by default, or if None.
+            device_id: The GPU of the pipeline, or None for the CPU. By default 0 if DALI finds a
+                GPU, otherwise None. With sharding or devices, which determine it, only None is
+                allowed, for pipelines on the CPU.
+            seed: Seed of random operators and of shuffling; 0 by default, or if None, so that equal
+                iterators deliver equal batches. With sharding or devices, each pipeline derives its
+                own seed (shard 0 uses this seed). If omitted, a restored state's seed is used. For
+                a negative seed, DALI draws one (deprecated in DALI).
+            prefetch_queue_depth: Number of batches that DALI prepares ahead, which costs memory; 2
+                by default.
+            exec_dynamic: Whether DALI's newer executor runs the pipeline (default True). False
+                costs a copy of each batch, and no batch can run after a failed batch.
+            enable_conditionals: Whether ``if`` in the graph function decides for each sample.
+            checkpoints: Result of an iterator's ``checkpoints()``, to resume from.
+            **pipeline_args: Further arguments of the graph function, of
+                ``nvidia.dali.pipeline_def``, and of `data_iterator` that it was not given. An
+                argument of the graph function takes precedence over others of the same name.
 
         Returns:
             A `DALIGenericIterator`, whose first batches are scheduled.
 
         Raises:
-            TypeError: For an unknown argument.
-            ValueError: For one given here and to `data_iterator`, or that excludes another.
+            TypeError: If an argument is unknown.
+            ValueError: If an argument was also given to `data_iterator`, or excludes another.
         """
         named = {
             "batch_size": batch_size,
@@ -141,21 +139,21 @@ class IteratorFunction:
             "exec_dynamic": exec_dynamic,
             "enable_conditionals": enable_conditionals,
         }
-        call = {k: v for k, v in named.items() if not isinstance(v, _LeftOut)} | more
+        call = {k: v for k, v in named.items() if not isinstance(v, _LeftOut)} | pipeline_args
         source, config = self._prepared(args, call)
         return self._iterator._from_source(source, config, checkpoints=checkpoints)
 
     def stream(self, num_epochs: int | None = None, *args: Any, **kwargs: Any) -> BatchStream:
-        """Makes a stream of batches that goes from epoch to epoch, for loops that count steps.
+        """Creates a stream of batches across epochs, for loops that count steps.
 
             stream = train.stream(source=source, batch_size=256)
             for step, batch in zip(range(num_steps), stream):
                 state = train_step(state, batch)
 
-        Its pipelines are built when they are first used.
+        Its pipelines are built at their first use.
 
         Args:
-            num_epochs: Number of epochs; None for no end.
+            num_epochs: Number of epochs; None: no end.
             *args: Positional arguments of the graph function, after ``num_epochs``.
             **kwargs: As for a call, without ``checkpoints``.
 
@@ -165,78 +163,78 @@ class IteratorFunction:
 
         def make() -> DALIGenericIterator:
             source, config = self._prepared(args, dict(kwargs))
-            # The stream goes from epoch to epoch.
+            # The stream starts the next epoch itself.
             config = dataclasses.replace(config, auto_reset=False, endless=num_epochs is None)
             return DALIGenericIterator._from_source(source, config, lazy=True)
 
         return BatchStream(make, num_epochs)
 
     def _adapted(self, adapter: str, **settings: Any) -> IteratorFunction:
-        """The same function with settings that an adapter makes.
+        """Returns a copy with settings of an adapter.
 
         Args:
-            adapter: The adapter's name, for errors.
+            adapter: Name of the adapter, for errors.
             **settings: Arguments of `data_iterator`.
 
         Raises:
-            ValueError: If `data_iterator` was given another value for one of them.
+            ValueError: If `data_iterator` was given a different value for one of them.
         """
         for name, value in settings.items():
             before = getattr(self._config, name)
             if before not in (CONFIG_DEFAULTS[name], value):
                 raise ValueError(
                     f"{name}={before!r} was given to data_iterator of {self.__name__}(), but "
-                    f"{adapter} needs {name}={value!r} here: leave it out there"
+                    f"{adapter} requires {name}={value!r}. Omit it in data_iterator"
                 )
         return type(self)(self.pipeline_fn, dataclasses.replace(self._config, **settings))
 
     def _check_names(self, adapter: type, call: Mapping[str, Any]) -> None:
-        """Raises TypeError for arguments of a call that neither this nor an adapter has."""
-        others = {**own_arguments(adapter), **OF_DATA_ITERATOR}
-        check_call(self.pipeline_fn, {*call} - {"hosts"}, others)
+        """Raises TypeError for arguments that neither this function nor an adapter accepts."""
+        accepted = {**own_arguments(adapter), **OF_DATA_ITERATOR}
+        check_call(self.pipeline_fn, {*call} - {"hosts"}, accepted)
 
     def _is_placed(self, call: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments gives arrays over a sharding, or of pmap's layout."""
+        """Returns whether a call would place batches over a sharding, or in pmap's layout."""
         names = ("sharding", "devices", "pmap_compatible")
         return any(call.get(n, getattr(self._config, n)) not in (None, False) for n in names)
 
     def _for_host(self, call: Mapping[str, Any]) -> IteratorFunction:
-        """The same function, for a call whose batches are wanted as NumPy arrays.
+        """Returns a copy for a call whose batches are used as NumPy arrays.
 
-        Outputs on the CPU are then not made jax.Arrays on the way; DALI copies outputs on a GPU to
-        the host ahead of time.
+        CPU outputs are then not converted to jax.Arrays, and DALI copies GPU outputs to the host
+        ahead of time.
         """
-        said = "as_numpy" in call and "as_numpy" not in function_parameters(self.pipeline_fn)
-        if self._is_placed(call) or said or self._config.as_numpy is not None:
+        is_given = "as_numpy" in call and "as_numpy" not in function_parameters(self.pipeline_fn)
+        if self._is_placed(call) or is_given or self._config.as_numpy is not None:
             return self
         config = dataclasses.replace(self._config, as_numpy=True, on_host=True)
         return type(self)(self.pipeline_fn, config)
 
     def _has_source(self, call: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments is over one of `dalijax.sources`."""
+        """Returns whether a call would read one of `dalijax.sources`."""
         if "source" in function_parameters(self.pipeline_fn):
             return self._config.source is not None
         return call.get("source", self._config.source) is not None
 
-    def _of_shard(
+    def _shard_arguments(
         self,
         shard_id: int,
         num_shards: int,
         seed: int | None = None,
         call: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The arguments of a call for one shard of several without a sharding: for one host, say.
+        """Returns the arguments of a call for one of several shards without a sharding.
 
         Args:
-            shard_id: The shard.
-            num_shards: Number of shards; where it is 1 the pipeline function need not take it.
-            seed: A seed for all of them; None for the default. Each gets one of its own, so that
-                they draw different numbers. Over a source all have the same: its numbers belong to
-                the records.
+            shard_id: The shard, e.g. of a host.
+            num_shards: Number of shards; if it is 1, the graph function need not take it.
+            seed: A common seed; None: the default. Each shard derives its own seed, so that shards
+                draw different numbers. Over a source, all shards have the same seed, because
+                numbers depend on the records.
             call: The other arguments.
 
         Raises:
-            ValueError: If the pipeline function takes no shard.
+            ValueError: If the graph function does not take a shard.
         """
         if self._has_source(call or {}):
             return {"hosts": (shard_id, num_shards), "seed": ShardSeed.of(seed, 0)}
@@ -249,29 +247,29 @@ class IteratorFunction:
         return shard
 
     def _named(self, shard_id: int, num_shards: int) -> dict[str, int]:
-        """The shard, by those arguments that the pipeline function takes; see `of_shard`."""
+        """Returns the shard as arguments, as far as the graph function takes them."""
         missing = sorted({"shard_id", "num_shards"} - function_parameters(self.pipeline_fn))
         if missing and num_shards > 1:
             raise ValueError(
                 f"{self.__name__}() has no argument {missing}, which its reader needs to read one "
-                f"of {num_shards} shards: add shard_id=0 and num_shards=1 to it, and pass both on "
-                "to the reader"
+                f"of {num_shards} shards. Add shard_id=0 and num_shards=1 to it, and pass both to "
+                "the reader"
             )
-        said = {"shard_id": shard_id, "num_shards": num_shards}
-        return {k: v for k, v in said.items() if k not in missing}
+        shard = {"shard_id": shard_id, "num_shards": num_shards}
+        return {k: v for k, v in shard.items() if k not in missing}
 
     def _check_in_step(self, call: Mapping[str, Any], hosts: int) -> None:
-        """Raises ValueError where hosts that evaluate together may differ in batches."""
+        """Raises ValueError if hosts that evaluate together may deliver different batches."""
         if hosts > 1 and call.get("on_error", self._config.on_error) == "skip":
             raise ValueError(
-                "on_error='skip' with several hosts: one that skips a batch has fewer than the "
-                "others, which wait for it. Leave it out for evaluation"
+                "on_error='skip' with several hosts: a host that skips a batch has fewer than the "
+                "others, which wait for it. Omit it for evaluation"
             )
 
     def _prepared(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[FunctionSource | MakeEngine, IteratorConfig]:
-        """Returns what makes the pipelines or the engine of a call, and the iterator's config."""
+        """Returns the factory of a call's pipelines or engine, and the iterator's config."""
         parameters = function_parameters(self.pipeline_fn)
         named = {k: kwargs.pop(k) for k in CONFIG_NAMES - parameters if k in kwargs}
         config = self._configured(named).placed()
@@ -282,49 +280,53 @@ class IteratorFunction:
             return bound, config
         kwargs = checked_arguments(self.pipeline_fn, kwargs, OF_DATA_ITERATOR)
         shards = choose_placement(config).shards
-        each: list[dict[str, Any]] = [{}]
+        shard_arguments: list[dict[str, Any]] = [{}]
         if shards:
-            each = self._of_shards(shards, kwargs)
+            shard_arguments = self._split_arguments(shards, kwargs)
         elif "device_id" not in parameters:
             kwargs.setdefault("device_id", default_device_id())
-        check_filled(self.pipeline_fn, args, {*kwargs, *each[0]})
+        check_filled(self.pipeline_fn, args, {*kwargs, *shard_arguments[0]})
         if not config.shuffle:
             raise ValueError(
-                f"shuffle=False of {self.__name__}() without a source: it is for dalijax.sources. "
-                "A reader of DALI shuffles only with random_shuffle=True of its own: leave it out"
+                f"shuffle=False of {self.__name__}() requires a source of dalijax.sources. A "
+                "reader of DALI shuffles only if it has random_shuffle=True. Omit shuffle"
             )
-        return FunctionSource(self.pipeline_fn, args, kwargs, each, config.on_host), config
+        return FunctionSource(
+            self.pipeline_fn, args, kwargs, shard_arguments, config.on_host
+        ), config
 
-    def _of_shards(
+    def _split_arguments(
         self, shards: Sequence[DataShard], kwargs: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Arguments in which the pipelines of the shards differ; takes them out of ``kwargs``."""
-        set_here = sorted({"shard_id", "num_shards"} & set(kwargs))
-        if set_here:
-            raise ValueError(f"{set_here} come from the sharding or the devices: leave them out")
+        """Returns the arguments that differ between shards, removing them from ``kwargs``."""
+        reserved = sorted({"shard_id", "num_shards"} & set(kwargs))
+        if reserved:
+            raise ValueError(f"{reserved} are set by the sharding or the devices. Omit them")
         if not isinstance(kwargs.get("batch_size"), int):
-            raise ValueError("batch_size, the global one, must be passed with sharding or devices")
-        each = shard_pipelines(shards, kwargs.pop("batch_size"), kwargs)
+            raise ValueError(
+                "sharding or devices require batch_size, the global batch size. Pass it"
+            )
+        shard_arguments = shard_pipelines(shards, kwargs.pop("batch_size"), kwargs)
         kwargs.pop("device_id", None)
-        for shard, arguments in zip(shards, each):
+        for shard, arguments in zip(shards, shard_arguments):
             arguments |= self._named(shard.shard_id, shard.num_shards)
             if "seed" in function_parameters(self.pipeline_fn):
                 del arguments["seed"]
-        return each
+        return shard_arguments
 
     def _configured(self, arguments: dict[str, Any]) -> IteratorConfig:
-        """The arguments of `data_iterator` and of the call together."""
-        both = sorted(
+        """Merges the arguments of `data_iterator` and of the call."""
+        repeated = sorted(
             name for name in arguments if getattr(self._config, name) != CONFIG_DEFAULTS[name]
         )
-        if both:
+        if repeated:
             raise ValueError(
-                f"{both} given both to data_iterator and to the call of {self.__name__}(): "
-                "pass each of them once"
+                f"{repeated} were given both to data_iterator and to the call of "
+                f"{self.__name__}(). Pass each of them once"
             )
         return dataclasses.replace(self._config, **arguments) if arguments else self._config
 
-    if not TYPE_CHECKING:  # which knows that there is no such method
+    if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
         def __iter__(self) -> Any:
             raise TypeError(self._not_called())
@@ -342,14 +344,14 @@ class IteratorFunction:
     def _not_called(self) -> str:
         name = self.__name__
         return (
-            f"{name} is an iterator function: call it for an iterator, {name}(..., batch_size=128)"
+            f"{name} is an iterator function. Call it for an iterator, {name}(..., batch_size=128)"
         )
 
     def __deepcopy__(self, memo: Any) -> IteratorFunction:
-        return self  # nothing of it changes, and a copied configuration stays equal to its source
+        return self  # immutable, and a copied configuration must stay equal to its source
 
     def __reduce__(self) -> Any:
-        # Where the decorated name is this object, its function can't be found by that name.
+        # If the decorated name is this object, its graph function can't be found by that name.
         value: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
             value = getattr(value, part, None)
@@ -362,18 +364,20 @@ class IteratorFunction:
 
 
 def _signature(pipeline_fn: Callable[..., Any]) -> inspect.Signature:
-    """A pipeline function's own parameters, and what its iterator function takes beside them."""
+    """Merges the parameters of the graph function and of the iterator function."""
     signature = inspect.signature(pipeline_fn)
     parameters = {
-        name: one for name, one in signature.parameters.items() if one.kind != one.VAR_KEYWORD
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind != parameter.VAR_KEYWORD
     }
-    # Those that a pipeline_def has set are not known here.
-    of_def = is_pipeline_def(pipeline_fn)
-    defaults = dict.fromkeys(_DEFAULTS, _OF_PIPELINE_DEF) if of_def else _DEFAULTS
-    for name, one in _call_signature().parameters.items():
-        if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD):
-            parameter = one.replace(default=defaults.get(name, one.default))
-            parameters.setdefault(name, parameter)
+    # The values that a pipeline_def has set are unknown here.
+    is_def = is_pipeline_def(pipeline_fn)
+    defaults = dict.fromkeys(_DEFAULTS, _PIPELINE_DEF_VALUE) if is_def else _DEFAULTS
+    for name, parameter in _call_signature().parameters.items():
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            default = defaults.get(name, parameter.default)
+            parameters.setdefault(name, parameter.replace(default=default))
     return signature.replace(
         parameters=list(parameters.values()), return_annotation=DALIGenericIterator
     )
@@ -385,7 +389,7 @@ def _call_signature() -> inspect.Signature:
 
 
 def _documented(pipeline_fn: Callable[..., Any], call: str) -> str:
-    """A pipeline function's own text, and how its iterator function is called."""
+    """Joins the docstrings of a graph function and of the call of its iterator function."""
     called = inspect.getdoc(IteratorFunction.__call__) or ""
     return "\n\n".join([*filter(None, [inspect.getdoc(pipeline_fn)]), call, called])
 
@@ -394,16 +398,16 @@ def iterator_function(value: object) -> IteratorFunction:
     """Returns an argument that must be an iterator function.
 
     Raises:
-        TypeError: If it is none.
+        TypeError: If it is not.
     """
     if isinstance(value, DALIGenericIterator):
         raise TypeError(
-            f"{value!r} is an iterator already: pass the iterator function that made it, and its "
-            "arguments here"
+            f"{value!r} is an iterator. Pass the iterator function that created it, together with "
+            "its arguments"
         )
     if not isinstance(value, IteratorFunction):
         raise TypeError(
-            f"{value!r} is not an iterator function: decorate it with dalijax.data_iterator"
+            f"{value!r} is not an iterator function. Decorate it with dalijax.data_iterator"
         )
     return value
 
@@ -430,14 +434,14 @@ def data_iterator(
 def data_iterator(
     pipeline_fn: Callable[..., Any] | None = None,
     output_map: Iterable[str] = [],
-    *in_dalis_order: Any,  # empty: `takes` gives them their names
+    *in_dalis_order: Any,  # empty: `takes` binds positional arguments to their names
     **arguments: Unpack[FunctionIteratorArguments],
 ) -> IteratorFunction | Callable[[Callable[..., Any]], IteratorFunction]:
-    """Turns a function of a DALI graph into one that makes iterators.
+    """Converts a graph function to an iterator function.
 
-    Works as a decorator in parentheses and as a plain call, with the names and the order of
-    ``nvidia.dali.plugin.jax.data_iterator``. (A bare ``@data_iterator`` is refused: the outputs
-    need names, without which DALI's gives empty batches.) ::
+    Works as a decorator with arguments and as a plain call, with the names and the order of
+    ``nvidia.dali.plugin.jax.data_iterator``. (A bare ``@data_iterator`` is rejected, because the
+    outputs need names; DALI's would return empty batches.) ::
 
         @data_iterator(output_map=["images", "labels"], reader_name="reader")
         def iterator_fn(data_dir):
@@ -450,47 +454,47 @@ def data_iterator(
             step(batch["images"], batch["labels"])
 
     Args:
-        pipeline_fn: The function of the graph. For several devices it takes ``shard_id`` and
-            ``num_shards`` and hands them to its reader.
+        pipeline_fn: The graph function. For several devices, it must take ``shard_id`` and
+            ``num_shards`` and pass them to its reader.
         output_map, size, reader_name, auto_reset: As for `dalijax.DALIGenericIterator`.
-        last_batch_padded, last_batch_policy, prepare_first_batch, pmap_compatible: The same.
-        mask, as_numpy, on_error: The same.
-        sharding: A jax.sharding.Sharding, or a PartitionSpec of the mesh that `jax.set_mesh` has
-            set when the iterator is made, or a dict of them for each output: batches are global
-            arrays placed by it.
-        devices: jax devices, one pipeline for each: batches have pmap's layout
+        last_batch_padded, last_batch_policy, prepare_first_batch, pmap_compatible: See there.
+        mask, as_numpy, on_error: See there.
+        sharding: A jax.sharding.Sharding, or a PartitionSpec on the mesh of `jax.set_mesh` when the
+            iterator is created, or a dict of these for each output. Batches are global arrays
+            placed by it.
+        devices: JAX devices, one for each pipeline. Batches have pmap's layout
             [devices, batch, ...].
-        allow_changes: Names of differences that states go on with, where a trainer restores them
-            for you; see ``set_state``'s ``allow``.
-        source: One of `dalijax.sources`, whose records the graph gets: parameters of the function
-            that are named like its fields are these, ``draw`` has random numbers that belong to
-            the records (`dalijax.Draw`), and all others are passed by keyword
-            in the call. Batches then depend on the seed and the position alone: a state goes on
-            with any sharding, number of devices or processes, and batch size.
-        shuffle: Whether each epoch of a source has an order of its own.
-        check_processes: Whether processes that make a global batch together compare their
-            iterators before the first batch, and after a restore. A number is the seconds to wait
-            for the others (True: 300), False skips the check.
-        batch_map: A function ``f(batch, key) -> batch``, or a list of them, applied in order to
-            each placed batch, such as MixUp. They see the global batch with all of its arrays of
-            numbers, the mask included, which they must return; text and objects bypass them. They
-            are compiled together, as by ``jax.jit``, and may add, change or drop arrays. Results
-            are placed like the outputs if their first dimension is the batch. ``key`` is a
-            jax.random.key that depends on the seed, the epoch and the step alone. With
-            ``as_numpy=True`` they run on the CPU and give NumPy arrays. A batch that they fail for
-            stays the next one.
+        allow_changes: Names of differences that a restore ignores, for trainers that restore states
+            themselves; see ``allow`` of ``set_state``.
+        source: One of `dalijax.sources`, whose records the graph receives. Each parameter of the
+            graph function receives the field of the same name, ``draw`` provides random numbers
+            that depend only on the record (`dalijax.Draw`), and all other parameters are passed by
+            keyword in the call. Batches then depend only on the seed and the position: a state can
+            be resumed with any sharding, number of devices or processes, and batch size.
+        shuffle: Whether to shuffle each epoch of a source.
+        check_processes: Whether processes that form global batches compare their iterators before
+            the first batch, and after a restore. A number is the seconds to wait for the other
+            processes (True: 300); False disables the check.
+        batch_map: A function ``f(batch, key) -> batch``, or a list of functions applied in order,
+            e.g. MixUp. They receive the placed global batch with all numeric arrays, including the
+            mask, which they must return; text and objects bypass them. They are compiled together,
+            as by ``jax.jit``, and may add, change or drop arrays. Results are placed like the
+            outputs if their first dimension is the batch. ``key`` is a jax.random.key that depends
+            only on the seed, the epoch and the step. With ``as_numpy=True`` they run on the CPU and
+            return NumPy arrays. If they fail for a batch, it stays the next batch.
 
     Returns:
-        An `IteratorFunction`, or a decorator that makes one where ``pipeline_fn`` is None.
+        An `IteratorFunction`; if ``pipeline_fn`` is None, a decorator that returns one.
 
     Raises:
-        ValueError, TypeError: For arguments that are wrong or exclude one another.
+        TypeError: If an argument is unknown or has the wrong type.
+        ValueError: If a value is invalid or two arguments exclude each other.
     """
     if pipeline_fn is not None and not callable(pipeline_fn):
         named = "output_map" if isinstance(pipeline_fn, (list, tuple)) else "source"
         raise TypeError(
-            f"pipeline_fn must be the function of a DALI graph, not {pipeline_fn!r:.80}: pass "
-            f"other arguments by keyword, such as {named}=..."
+            f"pipeline_fn must be a graph function, not {pipeline_fn!r:.80}. Pass other arguments "
+            f"by keyword, such as {named}=..."
         )
     config = IteratorConfig(
         output_map,  # type: ignore[arg-type] # it becomes a tuple

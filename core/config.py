@@ -1,7 +1,7 @@
-"""The arguments of iterators and of graph functions, and their checks.
+"""Arguments of iterators and of graph functions, and their validation.
 
-`IteratorConfig` has the arguments of iterators, for every way to make one. Errors name the argument
-and its cure, before DALI sees a value.
+`IteratorConfig` contains the arguments of iterators, for every way to create one. Errors name the
+argument and its fix, before DALI sees a value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BatchMapArgument: TypeAlias = MapFunction | Sequence[MapFunction] | None
 class IteratorArguments(TypedDict, total=False):
     """Types of the arguments that every iterator takes after ``output_map``.
 
-    `IteratorConfig` has their order, defaults and checks.
+    `IteratorConfig` defines their order and defaults, and validates them.
     """
 
     size: int
@@ -314,7 +314,7 @@ def check_names(
 
 
 def plain_name(function: Callable[..., Any]) -> str:
-    """The name by which users call a function or class, with parentheses, for messages."""
+    """Returns the name by which users call a function or class, with parentheses."""
     return f"{function.__qualname__.removesuffix('.__init__')}()"
 
 
@@ -473,8 +473,8 @@ class IteratorConfig:
         )
         _check_seconds(self.check_processes)
         if not (self.batch_map is None or isinstance(self.batch_map, BatchMap)):
-            given = self.batch_map not in ([], ())
-            set_field(self, "batch_map", BatchMap(self.batch_map) if given else None)
+            is_given = self.batch_map not in ([], ())
+            set_field(self, "batch_map", BatchMap(self.batch_map) if is_given else None)
         is_class = isinstance(self.source, type)
         if self.source is not None and (is_class or not hasattr(self.source, "read_threads")):
             raise TypeError(
@@ -571,17 +571,17 @@ OF_DATA_ITERATOR = {"those of dalijax.data_iterator": CONFIG_NAMES}  # for messa
 def takes(arguments: type[IteratorArguments]) -> Callable[[F], F]:
     """Decorates a function that takes fields of `IteratorConfig` as ``**arguments``.
 
-    ``help()`` lists the fields, callers may pass them by position in DALI's order, and errors about
-    unknown names suggest others.
+    ``help()`` then lists the fields, callers may pass them by position in DALI's order, and errors
+    about unknown names suggest others.
 
     Args:
         arguments: The types of the fields that it takes.
     """
 
     def decorate(function: F) -> F:
-        own = inspect.signature(function)
-        named = [p for p in own.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        signature = own.replace(parameters=[*named, *_parameters(arguments)])
+        signature_ = inspect.signature(function)
+        named = [p for p in signature_.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        signature = signature_.replace(parameters=[*named, *_parameters(arguments)])
 
         @functools.wraps(function)
         def bound(*args: Any, **kwargs: Any) -> Any:
@@ -598,7 +598,7 @@ def takes(arguments: type[IteratorArguments]) -> Callable[[F], F]:
 
 
 def _parameters(arguments: type[IteratorArguments]) -> list[inspect.Parameter]:
-    """The fields of `IteratorConfig` that have these names, as parameters of a function."""
+    """Returns the fields of `IteratorConfig` with these names, as parameters of a function."""
     types = arguments.__annotations__
     parameters = []
     for field in dataclasses.fields(IteratorConfig):

@@ -1,14 +1,14 @@
-"""Grain: DALI as a dataset, a transform of records, a batch operation, or the data loader.
+"""Grain: DALI as a dataset, as a transform of records, as a batch operation, or as a data loader.
 
     from dalijax.adapters.grain import DALIIterDataset, DALITransform, DALIBatch, DALIDataLoader
 
 - `DALIIterDataset`: a DALI reader as a ``grain.IterDataset``.
 - `DALITransform`: ``ds.pipe(DALITransform(...))``: Grain reads, shards, shuffles and checkpoints
-  records, DALI decodes and augments them. The usual choice, unless a DALI reader has the data.
-- `DALIBatch`: the same within an unchanged ``grain.DataLoader(operations=[...])``.
-- `DALIDataLoader`: Grain's sampler and data source, DALI as the last stage, elastic states.
-- `RandomInputs`: random numbers for each record, by its index and the seed alone.
-- `pack_records`: ``.batch(B, batch_fn=pack_records)``: worker processes hand over the records of a
+  records; DALI decodes and augments them. The default choice, unless a DALI reader reads the data.
+- `DALIBatch`: the same inside an unchanged ``grain.DataLoader(operations=[...])``.
+- `DALIDataLoader`: Grain's sampler and data source with DALI as the last stage; elastic states.
+- `RandomInputs`: random numbers for each record that depend only on its index and the seed.
+- `pack_records`: ``.batch(B, batch_fn=pack_records)``: worker processes return the records of a
   batch in shared memory.
 """
 

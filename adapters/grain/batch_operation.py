@@ -1,4 +1,4 @@
-"""Operations of an unchanged `grain.DataLoader`: a batch by DALI, and random inputs."""
+"""Operations for an unchanged `grain.DataLoader`: batches by DALI, and random inputs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["DALIBatch", "RandomInputs"]
 class DALIBatch(grain.transforms.Batch):
     """Batches and decodes records as an operation of an unchanged ``grain.DataLoader``.
 
-    It runs in the loader's process or in its workers (``worker_count``), there on the CPU only.
-    An operation doesn't know its step in Grain, so a graph with random operators could not resume
-    and is refused: draw the numbers for each record by `RandomInputs`.
+    It runs in the loader's process, or in its workers (``worker_count``), there only on the CPU.
+    An operation doesn't know its step in Grain, so a graph with random operators could not resume,
+    and is rejected: draw random numbers for each record by `RandomInputs`.
 
     Args:
         pipeline_fn: As for `DALITransform`.
         batch_size: Number of records in a batch.
         output_map: A name for each output of the graph.
-        drop_remainder: True drops a last batch that is not whole.
-        pad, on_error, element_spec, writable, **call: As for `DALITransform`; a batch can't be
-            skipped.
+        drop_remainder: Whether to drop an incomplete last batch.
+        pad, on_error, element_spec, writable, **call: As for `DALITransform`; ``on_error="skip"``
+            is not supported.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class DALIBatch(grain.transforms.Batch):
         **call: Any,
     ):
         if on_error == "skip":
-            raise ValueError("on_error='skip': Grain's Batch can't leave out a batch, use 'mask'")
+            raise ValueError("on_error='skip': Grain's Batch can't skip a batch. Use 'mask'")
         if call.get("batch_map") is not None:
             raise ValueError(
-                "batch_map needs a key that depends on the step, which an operation doesn't know "
-                "in Grain: use DALITransform or DALIDataLoader"
+                "batch_map requires a key that depends on the step, which an operation doesn't "
+                "know in Grain. Use DALITransform or DALIDataLoader"
             )
         transform = DALITransform(
             pipeline_fn,
@@ -69,27 +69,28 @@ class DALIBatch(grain.transforms.Batch):
 
 
 class _OneBatch:
-    """A reader of the one batch that is set; see `RecordReader`."""
+    """A reader of a single batch, which is set before each call; see `RecordReader`."""
 
     def __init__(self) -> None:
         self.batch: RecordBatch | None = None
 
     def next_records(self) -> RecordBatch:
-        """The batch."""
+        """Returns the batch."""
         batch, self.batch = self.batch, None
         if batch is None:
             raise StopIteration
         return batch
 
     def seek(self, position: RecordPosition) -> None:
-        """Does nothing: each call has its own records."""
+        """Does nothing, because each call has its own records."""
 
 
 class _Decode:
-    """A function of a list of records to a batch; pickles without its pipeline."""
+    """Maps a list of records to a decoded batch; pickles without its pipeline."""
 
     def __init__(self, transform: DALITransform):
         self._transform = transform
+        # Grain may call the operation from several threads, but there is only one pipeline.
         self._lock = threading.Lock()
         self._engine: StreamEngine | None = None
         self._reader = _OneBatch()
@@ -101,7 +102,7 @@ class _Decode:
         with self._lock:
             try:
                 return self._decoded(batch)
-            except BaseException:  # no rest of this batch may reach the next one
+            except BaseException:  # a new pipeline, so that no rows of this batch reach the next
                 if self._engine is not None:
                     self._engine.close()
                 self._engine = None
@@ -117,9 +118,8 @@ class _Decode:
         drawing = engine.stateful()
         if drawing:
             raise ValueError(
-                f"the operators {drawing} draw random numbers, which DALIBatch could not draw "
-                "again after a restore: draw them for each record by RandomInputs, or use "
-                "DALITransform or DALIDataLoader"
+                f"the operators {drawing} draw random numbers, which DALIBatch can't restore. Draw "
+                "numbers for each record by RandomInputs, or use DALITransform or DALIDataLoader"
             )
         return self._transform.delivered(engine.next())
 
@@ -130,16 +130,16 @@ class _Decode:
 class RandomInputs(grain.transforms.RandomMap):
     """Adds random numbers to each record, as inputs of the graph.
 
-    They depend on the record's index and the seed of the dataset or sampler alone, not on the batch
-    or the step; in a `DALIDataLoader` or a slice of a dataset not on the number of shards either.
-    Put it on a MapDataset (``ds.seed(1).random_map(RandomInputs(angle=(-10, 10)))``) or among a
-    loader's operations::
+    They depend only on the record's index and the seed of the dataset or sampler, not on the batch
+    or the step. In a `DALIDataLoader` or a slice of a dataset, they do not depend on the number of
+    shards either. Apply it to a MapDataset (``ds.seed(1).random_map(RandomInputs(angle=(-10,
+    10)))``) or add it to a loader's operations::
 
         def graph(image, angle):
             return fn.rotate(fn.decoders.image(image), angle=angle, keep_size=True)
 
     Args:
-        **draws: For each new key the bounds (low, high) of a uniform float32, or a function of a
+        **draws: For each new key, the bounds (low, high) of a uniform float32, or a function of a
             numpy.random.Generator.
     """
 
@@ -147,17 +147,17 @@ class RandomInputs(grain.transforms.RandomMap):
         self._draws = draws
 
     def random_map(self, element: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The record with its numbers.
+        """Returns the record with its random numbers.
 
         Raises:
-            TypeError: If the record is no dict.
-            ValueError: If the record has one of the keys already.
+            TypeError: If the record is not a dict.
+            ValueError: If the record already has one of the keys.
         """
         if not isinstance(element, Mapping):
-            raise TypeError(f"RandomInputs needs records that are dicts, not {element!r:.80}")
-        twice = sorted(set(element) & set(self._draws))
-        if twice:
-            raise ValueError(f"the records have {twice} already: name the random inputs otherwise")
+            raise TypeError(f"RandomInputs requires records that are dicts, not {element!r:.80}")
+        duplicates = sorted(set(element) & set(self._draws))
+        if duplicates:
+            raise ValueError(f"the records already have {duplicates}. Rename the random inputs")
         drawn = {
             name: draw(rng) if callable(draw) else np.float32(rng.uniform(*draw))
             for name, draw in self._draws.items()

@@ -1,4 +1,4 @@
-"""`DALIDataLoader`: Grain's sampler and data source, DALI as the last stage, elastic states."""
+"""`DALIDataLoader`: Grain's sampler and data source with DALI as the last stage."""
 
 from __future__ import annotations
 
@@ -43,38 +43,39 @@ FORM = Form(
 
 
 class DALIDataLoader:
-    """`grain.DataLoader` with DALI as its last stage, and global batches over a mesh.
+    """A `grain.DataLoader` with DALI as its last stage, and global batches over a mesh.
 
-    The state is the global step: a run saved on two processes of two devices continues on one of
-    four, with the same records in the same order. The pixels are the same, too, if random numbers
-    are drawn for each record (``draw``, by its index in the sampler's order; or `RandomInputs`) or
-    not at all. DALI's random operators follow from (seed, global step, shard): a graph with them
-    continues bit by bit on the same number of shards, and is refused on another one without
-    ``other_randomness``.
+    The state is the global step: a run saved on two processes with two devices can resume on one
+    process with four, with the same records in the same order. Pixels are also equal if random
+    numbers are drawn for each record (by ``draw``, which uses the record's index in the sampler's
+    order, or by `RandomInputs`) or not at all. DALI's random operators depend on (seed, global
+    step, shard): a graph with such operators resumes bit for bit on the same number of shards, and
+    is rejected on another number unless ``other_randomness`` is set.
 
     Args:
         data_source: As for grain.DataLoader; a random access data source.
-        sampler: As for grain.DataLoader, without shards of its own.
+        sampler: As for grain.DataLoader, but without shards.
         operations: grain.transforms.Map and RandomMap, applied to each record.
         pipeline_fn, output_map: The graph; see `DALITransform`.
-        batch_size: The global batch, over all processes.
-        sharding: The placement of batches over devices; each process reads and decodes the rows
-            that its devices hold.
-        shard_options: Without ``sharding``, the part of each batch that this process gets.
-        drop_remainder: True drops a last batch that is not whole.
-        pad: "mask" fills up the last batch, and adds an array "mask" to batches.
-        worker_count: Number of processes that read records, and hand them over like
-            `pack_records`; 0 reads in threads.
-        worker_buffer_size: Batches that each of them reads ahead.
-        read_options: grain.ReadOptions, counted in batches; None for two threads that read four
+        batch_size: The global batch size, over all processes.
+        sharding: Placement of batches over devices; each process reads and decodes the rows that
+            its devices hold.
+        shard_options: Without ``sharding``, this process's share of each batch.
+        drop_remainder: Whether to drop an incomplete last batch.
+        pad: "mask" pads the last batch, and adds an array "mask" to batches.
+        worker_count: Number of processes that read records, and return them as `pack_records`
+            does; 0 reads in threads.
+        worker_buffer_size: Number of batches that each worker reads ahead.
+        read_options: grain.ReadOptions, counted in batches; None: two threads that read four
             batches ahead.
-        other_randomness: Whether a state may be restored on another number of shards although
-            DALI's random operators then draw other numbers.
+        other_randomness: Whether a state may be restored on another number of shards, although
+            DALI's random operators then draw different numbers.
         prefetch, on_error, element_spec, allow_changes, batch_map, writable, **call: As for
             `DALITransform`.
 
     Raises:
-        ValueError, TypeError: For arguments that are wrong or exclude one another.
+        TypeError: If an argument is unknown or has the wrong type.
+        ValueError: If a value is invalid or two arguments exclude each other.
     """
 
     def __init__(
@@ -103,19 +104,21 @@ class DALIDataLoader:
         if parts > 1:
             if sharding is not None:
                 raise ValueError(
-                    "shard_options with sharding, which says the shards: leave one out"
+                    "shard_options together with sharding, which determines the shards. Omit one"
                 )
             if batch_size % parts:
-                raise ValueError(f"the {parts} shards don't divide batch_size={batch_size}")
+                raise ValueError(
+                    f"the {parts} shards don't divide batch_size={batch_size}. Choose a multiple"
+                )
             if not (drop_remainder or pad):
                 raise ValueError(
-                    "the last batch may have no record for a shard: pass drop_remainder=True, or "
+                    "the last batch may have no record for a shard. Pass drop_remainder=True or "
                     "pad='mask'"
                 )
             if call.get("on_error") == "skip":
                 raise ValueError(
-                    "on_error='skip' with several shards, one of which would then be a batch ahead "
-                    "of the others: use 'mask'"
+                    "on_error='skip' with several shards: a shard that skips a batch would be a "
+                    "batch ahead of the others. Use 'mask'"
                 )
         sharding = over_current_mesh(sharding)
         batch_size = operator.index(batch_size)
@@ -132,7 +135,7 @@ class DALIDataLoader:
             pad=pad,
             sharding=sharding,
             **call,
-        ).of_host(index, parts)
+        ).for_host(index, parts)
         shards = self._transform.shards()
         self.num_shards = shards[0].num_shards if shards else parts
         self.shard = index
@@ -167,7 +170,7 @@ class DALIDataLoader:
         return len(self._steps)
 
     def part(self) -> StreamPart:
-        """This process's part of the batches, of which all processes have the same number."""
+        """Describes this process's part of the batches, for agreement with other processes."""
         values = describe(
             loader="DALIDataLoader",
             sampler=self.described["sampler"],
@@ -179,12 +182,12 @@ class DALIDataLoader:
         return StreamPart(values, self.num_steps, agreed=True)
 
     def numbers(self) -> Numbers:
-        """A function of a step to the indices in the sampler's order of this process's records."""
+        """Returns a function that maps a step to the indices of this process's records."""
         rows, batch_size = self._rows, self._batch_size
         return lambda step: step * batch_size + rows
 
     def records(self, step: int) -> grain.DatasetIterator:
-        """An iterator over the records of the batches, from a step on."""
+        """Returns an iterator over the records of the batches from a step."""
         steps = self._steps[step:] if step else self._steps
         workers = self._workers.num_workers
         ds: Any = (steps.map(pack_rows) if workers else steps).to_iter_dataset(self._read)
@@ -195,11 +198,12 @@ class DALIDataLoader:
 
 
 def _check_sampler(sampler: Any) -> None:
+    # Private in Grain: without it, a sharded sampler is not detected.
     options = getattr(sampler, "_shard_options", None)
     if isinstance(options, grain.sharding.ShardOptions) and options.shard_count > 1:
         raise ValueError(
-            f"the sampler is sharded ({options}): give it no shard_options, the loader's "
-            "sharding or shard_options say what each process reads"
+            f"the sampler is sharded ({options}). Omit its shard_options: the loader's sharding or "
+            "shard_options determine what each process reads"
         )
 
 
@@ -207,20 +211,20 @@ def _check_operations(operations: Sequence[Any]) -> None:
     for operation in operations:
         if not isinstance(operation, (grain.transforms.Map, grain.transforms.RandomMap)):
             raise ValueError(
-                f"operation {operation!r} is no grain.transforms.Map or RandomMap: what drops, "
-                "adds or batches records can't be resumed by the step alone. Use "
-                "ds.pipe(DALITransform(...)) for it"
+                f"operation {operation!r} is not a grain.transforms.Map or RandomMap. Operations "
+                "that drop, add or batch records can't be resumed by the step. Use "
+                "ds.pipe(DALITransform(...)) for them"
             )
 
 
 def _short(text: str) -> str:
-    """A short repr, without addresses, which differ between processes."""
+    """Shortens a repr, and removes addresses, which differ between processes."""
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
     return text if len(text) <= 200 else f"{text[:180]}... #{digest(text.encode())}"
 
 
 class _StepReader:
-    """Reads this process's records of the global batches; see `RecordReader`."""
+    """Reads this process's records of each global batch; see `RecordReader`."""
 
     def __init__(self, loader: DALIDataLoader):
         self._loader = loader
@@ -228,7 +232,7 @@ class _StepReader:
         self._records: grain.DatasetIterator | None = None
 
     def next_records(self) -> RecordBatch:
-        """The records of the next step."""
+        """Returns the records of the next step."""
         if self._records is None:
             self._records = self._loader.records(self._step)
         try:
@@ -236,7 +240,7 @@ class _StepReader:
             rows = unpacked(element)
         except StopIteration:
             raise
-        except BaseException:  # Grain's reader continues behind the failed step: read it again
+        except BaseException:  # Grain's reader would continue after the failed step: restart it
             self.stop()
             raise
         self._step += 1
@@ -246,12 +250,12 @@ class _StepReader:
         )
 
     def seek(self, position: RecordPosition) -> None:
-        """Goes to a step."""
+        """Moves to a step."""
         self.stop()
         self._step = position.step
 
     def stop(self) -> None:
-        """Stops reading ahead; the next read starts it anew."""
+        """Stops reading ahead; the next read restarts it."""
         records, self._records = self._records, None
         if records is not None:
             records.close()
@@ -270,17 +274,17 @@ class DALIDataLoaderIterator(RecordIterator):
         self._deliver = transform.delivered
 
     def get_state(self) -> dict[str, Any]:
-        """The global step and a description of the data; the same in all processes."""
-        here = self._engine.snapshot()
-        # Whether the graph has random operators (0, 1); -1 if that is unknown. The first state is
-        # the same before and after the pipelines are built.
-        random = -1 if here.restored.note is None else here.restored.note
-        if here.step and self._engine.was_built(here):
+        """Returns the global step and a description of the data, equal in all processes."""
+        position = self._engine.snapshot()
+        # Whether the graph has random operators (0 or 1); -1 if unknown, so that the first state
+        # does not depend on whether the pipelines were built.
+        random = -1 if position.restored.note is None else position.restored.note
+        if position.step and self._engine.was_built(position):
             random = int(bool(self._engine.stateful()))
-        fingerprint = self._fingerprint(here)
+        fingerprint = self._fingerprint(position)
         return FORM.encode(
-            **{**fingerprint, "seed": self._seed(here)},
-            step=here.step,
+            **{**fingerprint, "seed": self._seed(position)},
+            step=position.step,
             random=random,
             shards=self._loader.num_shards,
         )
@@ -297,11 +301,11 @@ class DALIDataLoaderIterator(RecordIterator):
         }
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Continues at a saved global step, from any number of processes.
+        """Restores a global step saved by any number of processes.
 
         Raises:
-            ValueError: If it is no state, of other data, or of another number of shards while the
-                graph draws random numbers; nothing has changed.
+            ValueError: If it is not a state, a state of different data, or a state of another
+                number of shards while the graph draws random numbers; nothing changes.
         """
         with self._engine.lock:
             self._restore(FORM.decode(state))
@@ -320,31 +324,31 @@ class DALIDataLoaderIterator(RecordIterator):
         self._engine.check(restored)
         if state["step"] > self._loader.num_steps:
             raise StateError(
-                f"step: {state['step']} -> at most {self._loader.num_steps} (saved -> now). Make "
-                "the loader with as many epochs as it had, or start again without the state"
+                f"step: {state['step']} -> at most {self._loader.num_steps} (saved -> now). Create "
+                "the loader with its original number of epochs, or start without the state"
             )
         before, after = state["shards"], self._loader.num_shards
         if before != after and state["random"] == 1 and not self._loader.other_randomness:
             raise StateError(
                 f"shards: {before} -> {after} (saved -> now), for which the graph's random "
-                "operators draw other numbers: draw them for each record (by draw.uniform() and "
-                "the like, or RandomInputs), or pass other_randomness=True to restore it anyway"
+                "operators draw different numbers. Draw numbers for each record (by draw.uniform() "
+                "etc., or RandomInputs), or pass other_randomness=True to restore it anyway"
             )
         self._move_to(state["step"], restored)
 
     def _move_to(self, step: int, restored: Restored) -> None:
         self._engine.restore(RecordPosition(step, restored=restored))
-        self._reader.stop()  # the next read starts it at the new position
+        self._reader.stop()  # the next read restarts it at the new position
 
     def seek_step(self, step: int) -> None:
-        """Moves to a global step in constant time, for loops that save only their step.
+        """Moves to a global step in constant time, for loops that save only the step.
 
         Args:
-            step: The number of batches before it, from 0.
+            step: Number of batches before the position.
 
         Raises:
-            ValueError: If the loader has fewer batches, or with ``on_error="skip"``, since the
-                number of batches that were skipped is not known.
+            ValueError: If the loader has fewer batches, or for ``on_error="skip"``, because the
+                number of skipped batches is unknown.
         """
         step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
         if step > self._loader.num_steps:
@@ -353,9 +357,9 @@ class DALIDataLoaderIterator(RecordIterator):
             )
         if step and self._loader.skips:
             raise ValueError(
-                f"seek_step({step}) with on_error='skip': a step counts delivered batches, and the "
-                "number of batches that were skipped before it is not known. Restore a state by "
-                "set_state(), or use on_error='mask', which delivers every batch"
+                f"seek_step({step}) with on_error='skip': a step counts delivered batches, but the "
+                "number of skipped batches before it is unknown. Restore a state by set_state(), "
+                "or use on_error='mask', which delivers every batch"
             )
         with self._engine.lock:
             self._move_to(step, self._engine.snapshot().restored)
@@ -363,7 +367,7 @@ class DALIDataLoaderIterator(RecordIterator):
     _set_next_index = seek_step
 
     def close(self) -> None:
-        """Frees the pipelines and the readers; ``next()`` then raises ValueError."""
+        """Frees the pipelines and readers; later calls of ``next()`` raise ValueError."""
         super().close()
         self._reader.stop()
 

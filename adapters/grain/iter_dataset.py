@@ -19,38 +19,38 @@ from .transform import check_policy, choose_device, element_spec
 __all__ = ["DALIIterDataset"]
 
 
-# Arguments that the adapter sets.
-_SET_HERE = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "epoch_rules"}
+# Arguments that the adapter sets itself.
+_RESERVED = {"auto_reset", "last_batch_policy", "mask", "sharding", "devices", "epoch_rules"}
 
-_NO_INDEX = "the position counts samples, not batches, whose size may have changed: use get_state()"
+_NO_INDEX = "the position counts samples, not batches, whose size may have changed. Use get_state()"
 
 
 class DALIIterDataset(grain.IterDataset):
     """A DALI reader, or a source of records, as a Grain dataset of batches.
 
+    Elements are dicts of NumPy arrays for CPU pipelines and of jax.Arrays for GPU pipelines.
+    Iterators build their pipelines when the first batch is requested. States have about 1 KiB.
+
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`, or a plain graph function
-            with ``output_map`` and ``reader_name`` among the further arguments.
-        num_epochs: Number of epochs, each batched by itself; None for no end.
-        drop_remainder: True drops an epoch's last batch that is not whole. False delivers it
-            smaller, or, with ``pad="mask"``, whole and with a mask.
-        pad: "mask" makes all batches whole and adds an array "mask", bool of shape [batch], False
-            at the padding.
+            together with the arguments ``output_map`` and ``reader_name``.
+        num_epochs: Number of epochs, which are batched separately; None: no end.
+        drop_remainder: Whether to drop an epoch's incomplete last batch. False delivers a smaller
+            last batch, or, with ``pad="mask"``, a full batch with a mask.
+        pad: "mask" pads all batches to full size, and adds an array "mask", bool [batch], which is
+            False for padding.
         shard_options: grain.ShardOptions: the shard of the data that the reader reads, the same in
-            every epoch; all by default. Over a source, the rows of a global batch of shard_count
+            every epoch; None: all data. Over a source: the rows of a global batch of shard_count
             times batch_size.
         sharding: A jax.sharding.Sharding for global batches, which determines the shards.
         writable: As for `DALITransform`.
         **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``:
             batch_size, num_threads, seed, ...
 
-    Elements are dicts of NumPy arrays for CPU pipelines and of jax.Arrays for GPU ones. Iterators
-    build their pipelines when the first batch is requested. States have about 1 KiB.
-
     Raises:
-        ValueError: If arguments exclude one another or those of ``iterator_fn``. When the first
-            batch is requested: if the reader runs on into the next epoch (pad_last_batch) or from
-            shard to shard (stick_to_shard).
+        ValueError: If arguments exclude each other or arguments of ``iterator_fn``. When the first
+            batch is requested: if the reader runs on into the next epoch (pad_last_batch) or
+            rotates shards (stick_to_shard).
     """
 
     def __init__(
@@ -67,38 +67,38 @@ class DALIIterDataset(grain.IterDataset):
     ):
         super().__init__()
         if num_epochs is not None:
-            what = "at least 1, a whole number, or None for no end"
-            num_epochs = whole_number("num_epochs", num_epochs, what, 1)
+            expected = "at least 1, a whole number, or None for no end"
+            num_epochs = whole_number("num_epochs", num_epochs, expected, 1)
         if not isinstance(iterator_fn, IteratorFunction):
             names = {k: call.pop(k) for k in ("output_map", "reader_name") if k in call}
             if "output_map" not in names:
                 raise ValueError(
-                    f"{iterator_fn!r} is no iterator function: decorate it with "
-                    "dalijax.data_iterator, or pass output_map= and reader_name= here"
+                    f"{iterator_fn!r} is not an iterator function. Decorate it with "
+                    "dalijax.data_iterator, or pass output_map= and reader_name="
                 )
             iterator_fn = data_iterator(iterator_fn, **names)
         iterator_fn._check_names(DALIIterDataset, call)
-        set_here = sorted(_SET_HERE & set(call) - function_parameters(iterator_fn.pipeline_fn))
-        if set_here:
+        reserved = sorted(_RESERVED & set(call) - function_parameters(iterator_fn.pipeline_fn))
+        if reserved:
             raise ValueError(
-                f"{set_here} are not for DALIIterDataset: drop_remainder, pad and num_epochs say "
-                "how an epoch ends, shard_options or sharding what is read"
+                f"{reserved} can't be passed to DALIIterDataset. Use drop_remainder, pad and "
+                "num_epochs for the end of an epoch, shard_options or sharding for the data to read"
             )
         if iterator_fn._config.devices is not None:
-            raise ValueError("devices= is pmap's layout, which Grain has not: pass sharding=")
+            raise ValueError("devices= is pmap's layout, unsupported by Grain. Pass sharding=")
         sharding = iterator_fn._config.sharding if sharding is None else sharding
         check_policy(drop_remainder, pad, sharding)
         policy = LastBatchPolicy.FILL if pad else LastBatchPolicy.PARTIAL
         options = shard_options or grain.sharding.NoSharding()
         if sharding is not None and options.shard_count > 1:
             raise ValueError(
-                "shard_options with sharding, which says the shards by itself: leave one out"
+                "shard_options together with sharding, which determines the shards. Omit one"
             )
-        # A source's epochs are batched by themselves; a reader's arguments say whether its are.
-        more = {"last_batch_padded": True} if iterator_fn._has_source(call) else {}
+        # A source's epochs are batched separately; for readers, this depends on their arguments.
+        padding = {"last_batch_padded": True} if iterator_fn._has_source(call) else {}
         self._iterator_fn = iterator_fn._adapted(
             "DALIIterDataset",
-            **more,
+            **padding,
             auto_reset=False,
             last_batch_policy=LastBatchPolicy.DROP if drop_remainder else policy,
             mask="mask" if pad else None,
@@ -113,12 +113,12 @@ class DALIIterDataset(grain.IterDataset):
         self._call = call
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Restricts the dataset to every n-th of its shards, for Grain's worker processes."""
+        """Restricts the dataset to every n-th shard, for Grain's worker processes."""
         del sequential_slice
         if self._iterator_fn._config.sharding is not None:
             raise ValueError(
-                "a dataset over a sharding can't be split among Grain's workers or threads: DALI "
-                "has threads of its own (num_threads), leave them out"
+                "a dataset over a sharding can't be split among Grain's workers or threads. Omit "
+                "them, because DALI has its own threads (num_threads)"
             )
         index, count = self._shard
         step = sl.step or 1
@@ -134,7 +134,7 @@ class DALIIterDataset(grain.IterDataset):
             on_gpu = choose_device(call)
             if iterator_fn._config.as_numpy is None:
                 if "as_numpy" not in function_parameters(iterator_fn.pipeline_fn):
-                    call.pop("as_numpy", None)  # the device says it
+                    call.pop("as_numpy", None)  # determined by the device
                 iterator_fn = iterator_fn._adapted("DALIIterDataset", as_numpy=not on_gpu)
             self._add_shard(call)
         return iterator_fn.stream(self._num_epochs, **call)
@@ -143,10 +143,10 @@ class DALIIterDataset(grain.IterDataset):
         index, count = self._shard
         if count > 1:
             if {"shard_id", "num_shards"} & set(call):
-                raise ValueError("shard_id and num_shards come from shard_options: leave them out")
+                raise ValueError("shard_id and num_shards are set by shard_options. Omit them")
             parameters = function_parameters(self._iterator_fn.pipeline_fn)
             seed = None if "seed" in parameters else call.pop("seed", None)
-            call |= self._iterator_fn._of_shard(index, count, seed, call)
+            call |= self._iterator_fn._shard_arguments(index, count, seed, call)
 
     @property
     def _element_spec(self) -> Any:
@@ -161,10 +161,10 @@ class DALIIterDataset(grain.IterDataset):
 
 
 class DALIDatasetIterator(grain.DatasetIterator):
-    """Iterates over a `DALIIterDataset`.
+    """An iterator over a `DALIIterDataset`.
 
     Attributes:
-        over_source: Whether it is over a source, with the same state in all processes.
+        over_source: Whether it reads a source, so that its state is equal in all processes.
     """
 
     def __init__(self, stream: BatchStream, writable: bool, over_source: bool):
@@ -179,14 +179,14 @@ class DALIDatasetIterator(grain.DatasetIterator):
         return writable(batch) if self._writable else batch
 
     def get_state(self) -> dict[str, Any]:
-        """The consumer's position; builds no pipeline."""
+        """Returns the consumer's position; builds no pipeline."""
         return self._stream.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues at a saved position.
+        """Restores a position.
 
         Raises:
-            ValueError: If it is no state, or one of other data; nothing has changed.
+            ValueError: If it is not a state, or a state of different data; nothing changes.
         """
         self._stream.set_state(state)
 
@@ -194,13 +194,13 @@ class DALIDatasetIterator(grain.DatasetIterator):
         raise ValueError(_NO_INDEX)
 
     def seek_step(self, step: int) -> None:
-        """Moves to a global step, for loops that save only their step; see `BatchStream`.
+        """Moves to a global step, for loops that save only the step; see `BatchStream`.
 
         Args:
-            step: The number of batches before it, from 0.
+            step: Number of batches before the position.
 
         Raises:
-            ValueError: If there is no such step, or the batches before it are not known.
+            ValueError: If the step does not exist, or can't be mapped to a position.
         """
         self._assert_not_closed()
         self._stream.seek_step(step)
@@ -214,15 +214,15 @@ class DALIDatasetIterator(grain.DatasetIterator):
 
     @property
     def _core(self) -> DALIGenericIterator:
-        """The iterator underneath, which `dalijax.profile` measures."""
+        """The underlying iterator, which `dalijax.profile` measures."""
         return self._stream._iterator
 
     def watch(self) -> InputStats:
-        """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""
+        """Starts counting batches; `dalijax.adapters.clu.ReportInput` reads the counters."""
         return self._stream.watch()
 
     def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
+        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
         super().close()
         self._stream.close()
 

@@ -1,4 +1,4 @@
-"""The records that a `DALIDataLoader` reads, by the numbers of its global batches."""
+"""The records that a `DALIDataLoader` reads for each global batch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .packing import pack_records
 
 __all__: list[str] = []
 
-Row = dict[str, Any]  # "index" of the record, its "key", and the "record"
+Row = dict[str, Any]  # "index" and "key" of a record, and the "record"
 
 
 class Steps(grain.MapDataset):
-    """This process's rows of each global batch, by the number of the batch.
+    """This process's rows of each global batch, indexed by the step.
 
     Attributes:
         records: Number of records of the sampler.
@@ -41,8 +41,8 @@ class Steps(grain.MapDataset):
         self._rows = rows
         self.pad = pad
         self.records = len(sampler) if hasattr(sampler, "__len__") else sys.maxsize
-        whole, rest = divmod(self.records, batch_size)
-        self._length = whole + (rest > 0 and not drop_remainder)
+        full_batches, remainder = divmod(self.records, batch_size)
+        self._length = full_batches + (remainder > 0 and not drop_remainder)
 
     def __len__(self) -> int:
         return self._length
@@ -60,34 +60,34 @@ class Steps(grain.MapDataset):
         if not self.pad:
             numbers = [number for number in numbers if number <= last]
         metadata = [self._sampler[min(number, last)] for number in numbers]
-        keys = [one.record_key for one in metadata]
+        keys = [entry.record_key for entry in metadata]
         if hasattr(self._source, "__getitems__"):
             records = list(self._source.__getitems__(keys))
         else:
             records = [self._source[key] for key in keys]
         rows: list[Row] = []
-        for one, record in zip(metadata, records, strict=True):
+        for entry, record in zip(metadata, records, strict=True):
             for operation in self._operations:
                 if isinstance(operation, grain.transforms.Map):
                     record = operation.map(record)
-                elif one.rng is None:
+                elif entry.rng is None:
                     raise ValueError(
-                        f"{operation!r} draws random numbers, and the sampler has no seed: pass "
+                        f"{operation!r} draws random numbers, but the sampler has no seed. Pass "
                         "seed= to the sampler"
                     )
                 else:
-                    record = operation.random_map(record, one.rng)
-            rows.append({"index": one.index, "key": one.record_key, "record": record})
+                    record = operation.random_map(record, entry.rng)
+            rows.append({"index": entry.index, "key": entry.record_key, "record": record})
         return rows, valid
 
 
 def pack_rows(element: Any) -> Any:
-    """The rows of a batch, packed for the way out of a worker process."""
+    """Packs the rows of a batch for the transfer from a worker process."""
     rows, valid = element
     return pack_records(rows), valid
 
 
 def row_name(row: Row) -> str:
-    """The name of a row's record in errors."""
+    """Returns the name of a row's record for errors."""
     key = row["key"]
     return f"record {row['index']} (key {bytes(key) if isinstance(key, memoryview) else key!r})"

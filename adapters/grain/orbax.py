@@ -1,8 +1,8 @@
 """Orbax for iterators that can be restored on another number of processes.
 
-These are iterators of a `DALIDataLoader`, and of a `DALIIterDataset` over one of `dalijax.sources`.
-Files have the names of Grain's own handler, ``process_0-of-2.json``, which can read those of an
-unchanged number of processes::
+These are iterators over a `DALIDataLoader`, or over a `DALIIterDataset` of one of
+`dalijax.sources`. Files have the names of Grain's own handler, ``process_0-of-2.json``, which can
+read them if the number of processes is unchanged::
 
     manager.save(step, args=ocp.args.Composite(data=ElasticSave(iterator), ...))
     manager.restore(step, args=ocp.args.Composite(data=ElasticRestore(iterator), ...))
@@ -20,7 +20,7 @@ import jax
 
 from ...core.environment.extras import extra
 
-with extra("grain,examples", "dalijax.adapters.grain.orbax"):  # Orbax is one of the examples'
+with extra("grain,examples", "dalijax.adapters.grain.orbax"):  # "examples" includes Orbax
     import grain
     import orbax.checkpoint as ocp
     from etils import epath
@@ -40,7 +40,7 @@ class ElasticHandler(grain.checkpoint.CheckpointHandler):
     """Grain's handler, which also restores from another number of processes."""
 
     def restore(self, directory: epath.Path, item: Any = None, args: Any = None) -> Any:
-        """Restores an iterator, and returns it; for errors see `ElasticRestore`."""
+        """Restores an iterator and returns it; for errors see `ElasticRestore`."""
         iterator = args.item if item is None else item
         iterator.set_state(_saved(directory))
         iterator.start_prefetch()
@@ -56,8 +56,8 @@ class _Elastic(ocp.args.CheckpointArgs):
         over_source = isinstance(item, DALIDatasetIterator) and item.over_source
         if not (over_source or isinstance(item, DALIDataLoaderIterator)):
             raise TypeError(
-                f"{item} is no iterator of a DALIDataLoader, or of a DALIIterDataset over a "
-                "source: its state is of one process alone. Use CheckpointSave and "
+                f"{item} is not an iterator of a DALIDataLoader, or of a DALIIterDataset over a "
+                "source: its state belongs to a single process. Use CheckpointSave and "
                 "CheckpointRestore of grain.checkpoint"
             )
 
@@ -70,34 +70,34 @@ class ElasticSave(_Elastic):
         item: The iterator of a `DALIDataLoader`, or of a `DALIIterDataset` over a source.
 
     Raises:
-        TypeError: If it is another one.
+        TypeError: If it is another iterator.
     """
 
 
 @ocp.args.register_with_handler(ElasticHandler, for_restore=True)
 class ElasticRestore(_Elastic):
-    """Restores an iterator that any number of processes saved.
+    """Restores an iterator that was saved by any number of processes.
 
-    It reads this process's file, or, if another number of processes saved, all files, which hold
-    the same global position. Orbax v1 saves iterators as they are, and loads them by this:
+    Reads this process's file, or, if another number of processes saved, all files, which contain
+    the same global position. With Orbax v1, save the iterator itself, and load it by
     ``load_checkpointables(path, {"data": ElasticRestore(iterator)})``.
 
     Args:
         item: The iterator of a `DALIDataLoader`, or of a `DALIIterDataset` over a source.
 
     Raises:
-        TypeError: If it is another one.
-        FileNotFoundError: When it is restored: there is no state; the iterator is unchanged.
-        ValueError: When it is restored: the processes' states differ, or the iterator refuses
-            them; it is unchanged.
+        TypeError: If it is another iterator.
+        FileNotFoundError: When restoring, if there is no state; the iterator is unchanged.
+        ValueError: When restoring, if the processes' states differ, or the iterator rejects them;
+            it is unchanged.
     """
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the iterator in Orbax v1."""
+        """Saves the iterator with Orbax v1."""
         return await self.item.save(directory)
 
     async def load(self, directory: epath.Path) -> Awaitable[None]:
-        """Restores the iterator in Orbax v1."""
+        """Restores the iterator with Orbax v1."""
 
         async def loaded() -> None:
             self.item.set_state(await asyncio.to_thread(_saved, directory))
@@ -106,7 +106,7 @@ class ElasticRestore(_Elastic):
 
 
 def _saved(directory: epath.Path) -> Any:
-    """The state for this process among the files of Grain's handler, one for each process."""
+    """Reads the state for this process from the files of Grain's handler, one per process."""
     expected = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
     file = file_of_any_process(expected, directory.glob("process_*-of-*.json"))
     return json.loads(file.read_text())

@@ -1,8 +1,8 @@
-"""Batches of records in one piece of memory, which processes can share.
+"""Batches of records in one contiguous array, which processes can share.
 
-Grain's worker processes pickle byte strings one by one through a pipe, but hand NumPy arrays over
-in shared memory. So the texts, byte strings, numbers and arrays of a batch are laid one behind the
-other, and cut again on the other side.
+Grain's worker processes pickle byte strings one by one through a pipe, but return NumPy arrays in
+shared memory. So the texts, byte strings, numbers and arrays of a batch are concatenated into one
+array, and split again in the receiving process.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ import numpy as np
 
 _OBJECTS, _BYTES, _TEXT, _NUMBERS, _STACKED, _RAGGED = range(6)
 _NUMBER_TYPES = {bool: np.bool_, int: np.int64, float: np.float64}
-_ALIGNED = 64  # bytes
-_SMALL = 1 << 16  # bytes; up to here a pipe is cheaper than a file of shared memory
+_ALIGNED = 64  # alignment of arrays in bytes
+_SMALL = 1 << 16  # bytes; up to this size, a pipe is cheaper than shared memory
 
 
 class _Laid(NamedTuple):
-    """The place of an array."""
+    """Location of an array within the data of a batch."""
 
     start: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-    def of(self, data: np.ndarray) -> np.ndarray:
+    def view(self, data: np.ndarray) -> np.ndarray:
         size = math.prod(self.shape) * self.dtype.itemsize
         return data[self.start : self.start + size].view(self.dtype).reshape(self.shape)
 
 
 class PackedColumn(NamedTuple):
-    """One value of each record.
+    """One field of all records.
 
     Attributes:
-        path: The keys that lead to it; none for records that are no dicts.
-        kind: How the values are laid.
-        laid: The place of the values, one behind the other or stacked; or a tuple of the values
-            themselves.
-        shapes: The place of their shapes, int64 [records, dimensions]; None if they are equal.
+        path: The keys of the field in nested dicts; empty for records that are not dicts.
+        kind: Encoding of the values.
+        laid: Location of the concatenated or stacked values; or the tuple of values itself.
+        shapes: Location of the shapes, int64 [records, dimensions]; None if all are equal.
     """
 
     path: tuple[Any, ...]
@@ -50,15 +49,15 @@ class PackedColumn(NamedTuple):
     shapes: _Laid | None
 
     def values(self, data: np.ndarray) -> list[Any]:
-        """The values, which share the memory of ``data``; byte strings are memoryviews."""
+        """Returns the values, as views of ``data``; byte strings become memoryviews."""
         if self.kind == _OBJECTS:
             return list(self.laid)
-        array = self.laid.of(data)
+        array = self.laid.view(data)
         if self.kind == _NUMBERS:
             return list(array.tolist())
         if self.shapes is None:
             return list(array)
-        shapes = self.shapes.of(data)
+        shapes = self.shapes.view(data)
         ends = list(itertools.accumulate(shapes.prod(axis=1).tolist(), initial=0))
         bounds = itertools.pairwise(ends)
         if self.kind == _RAGGED:
@@ -70,12 +69,12 @@ class PackedColumn(NamedTuple):
 
 
 class PackedRecords(NamedTuple):
-    """The records of a batch in one piece; see `dalijax.adapters.grain.pack_records`.
+    """The records of a batch in one array; see `dalijax.adapters.grain.pack_records`.
 
     Attributes:
         size: Number of records.
-        columns: The place of each value.
-        data: uint8 of shape [bytes]; a bytes object if it is small.
+        columns: Location of each field.
+        data: uint8 [bytes]; a bytes object if it is small.
     """
 
     size: int
@@ -83,15 +82,15 @@ class PackedRecords(NamedTuple):
     data: Any
 
     def records(self) -> list[Any]:
-        """The records, equal to the packed ones.
+        """Returns the records, equal to the packed records.
 
-        Byte strings come as memoryviews, arrays as views of ``data``.
+        Byte strings become memoryviews, arrays become views of ``data``.
         """
-        few = isinstance(self.data, bytes)
-        # An array of NumPy itself, of which views are cheap; it keeps shared memory alive.
-        data = np.frombuffer(self.data, np.uint8) if few else np.asarray(self.data)
-        columns = [one.values(data) for one in self.columns]
-        paths = [one.path for one in self.columns]
+        is_small = isinstance(self.data, bytes)
+        # A plain NumPy array, whose views are cheap; it keeps shared memory alive.
+        data = np.frombuffer(self.data, np.uint8) if is_small else np.asarray(self.data)
+        columns = [column.values(data) for column in self.columns]
+        paths = [column.path for column in self.columns]
         if paths == [()]:
             return columns[0]
         records: list[Any] = [{} for _ in range(self.size)]
@@ -107,17 +106,17 @@ class PackedRecords(NamedTuple):
 def packed(records: Sequence[Any]) -> PackedRecords:
     """Packs the records of a batch.
 
-    Values that don't fit into an array stay as they are, and so do records with different keys.
+    Values that don't fit into an array are left as they are, as are records with different keys.
 
     Args:
         records: Bytes, text, numbers, arrays, or (nested) dicts of these.
     """
     flat = [dict(_values(record)) for record in records]
-    if not all(one.keys() == flat[0].keys() for one in flat):
+    if not all(record.keys() == flat[0].keys() for record in flat):
         flat = [{(): record} for record in records]
     layout = _Layout()
     columns = [
-        PackedColumn(path, *_column([one[path] for one in flat], layout))
+        PackedColumn(path, *_column([record[path] for record in flat], layout))
         for path in (flat[0] if flat else ())
     ]
     return PackedRecords(len(flat), tuple(columns), layout.data())
@@ -132,19 +131,19 @@ def _values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 class _Layout:
-    """Gives arrays and byte strings their places."""
+    """Assigns locations to arrays and byte strings."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, bytes | memoryview]] = []
         self._size = 0
 
     def array(self, values: np.ndarray) -> _Laid:
-        """A place for an array."""
+        """Adds an array."""
         raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return self.strings([raw.data])._replace(dtype=values.dtype, shape=values.shape)
 
     def strings(self, values: Sequence[bytes | memoryview]) -> _Laid:
-        """A place for byte strings, one behind the other."""
+        """Adds byte strings, concatenated."""
         start = self._size
         for value in values:
             self._parts.append((self._size, value))
@@ -154,7 +153,7 @@ class _Layout:
         return laid
 
     def data(self) -> Any:
-        """All of it, as an array, or as bytes if it is small."""
+        """Returns the concatenated data, as an array, or as bytes if it is small."""
         data = np.empty(self._size, np.uint8)
         view = memoryview(data)
         for start, part in self._parts:
@@ -163,7 +162,7 @@ class _Layout:
 
 
 def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]:
-    """Kind, place and shapes of a column; values that can't be laid stay as they are."""
+    """Encodes a column; returns its kind, location and shapes. Unsupported values are kept."""
     kind = type(values[0])
     if all(type(value) is kind for value in values):
         if kind in (bytes, str):
@@ -172,8 +171,8 @@ def _column(values: list[Any], layout: _Layout) -> tuple[int, Any, _Laid | None]
             with contextlib.suppress(OverflowError):
                 return _NUMBERS, layout.array(np.array(values, _NUMBER_TYPES[kind])), None
         elif issubclass(kind, np.generic) or kind is np.ndarray:
-            alike = len({(value.dtype, value.ndim) for value in values}) == 1
-            if alike and values[0].dtype.kind in "biufc":
+            same_type = len({(value.dtype, value.ndim) for value in values}) == 1
+            if same_type and values[0].dtype.kind in "biufc":
                 return _arrays(values, layout)
     return _OBJECTS, tuple(values), None
 

@@ -1,4 +1,4 @@
-"""Batches of records from Grain's worker processes, in shared memory if they fit."""
+"""Packing of records in Grain's worker processes, if shared memory has room for them."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from .packed_records import PackedRecords, packed
 
 __all__ = ["PackedRecords", "pack_records"]
 
-_FOLDER = "/dev/shm"  # where Linux has shared memory
-_BATCHES = 32  # under way at once: two of each of sixteen workers, say
+_FOLDER = "/dev/shm"  # shared memory in Linux
+_BATCHES = 32  # batches in flight, e.g. two for each of sixteen workers
 
 
 def pack_records(records: Sequence[Any]) -> PackedRecords | list[Any]:
     """Packs the records of a batch: ``ds.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
 
-    Grain then hands them over in shared memory instead of pickled through a pipe. They stay a list
-    if shared memory is so small that writing to it might end the process (64 MB in a container by
-    default).
+    Grain then returns them in shared memory instead of pickled through a pipe. If shared memory is
+    so small that writing to it might kill the process (64 MB in a container by default), they are
+    returned as a list.
 
     Args:
-        records: Bytes, text, numbers, arrays, or (nested) dicts of these; others stay as they
-            are.
+        records: Bytes, text, numbers, arrays, or (nested) dicts of these; other values are kept as
+            they are.
     """
     batch = packed(records)
     if isinstance(batch.data, bytes) or has_room(batch.data.nbytes, _free()):
         return batch
-    _say_once()
+    _warn_once()
     return list(records)
 
 
 def unpacked(element: Any) -> Any:
-    """Packed records as a list; anything else as it is."""
+    """Converts packed records to a list; returns other elements unchanged."""
     return element.records() if isinstance(element, PackedRecords) else element
 
 
 def has_room(size: int, free: int) -> bool:
-    """Whether shared memory with so many free bytes has room for batches of a size."""
+    """Returns whether shared memory with ``free`` bytes has room for batches of a size."""
     return free >= _BATCHES * size
 
 
@@ -53,9 +53,9 @@ def _free() -> int:
 
 
 @functools.cache
-def _say_once() -> None:
+def _warn_once() -> None:
     logging.getLogger("dalijax").warning(
-        "%s is too small for batches to be handed over in it, so that they are pickled, which is "
-        "slower: give a container more, e.g. by docker run --shm-size=8g",
+        "%s is too small to transfer batches, so they are pickled, which is slower. Give the "
+        "container more shared memory, e.g. by docker run --shm-size=8g",
         _FOLDER,
     )

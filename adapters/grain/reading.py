@@ -1,4 +1,4 @@
-"""Reading the records of a Grain dataset, past holes and past those whose reading fails."""
+"""Reading the records of a Grain dataset, skipping holes and records whose reading fails."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .packing import unpacked
 
 __all__: list[str] = []
 
-# Threads that read files compete for Python's lock: one thread was 1.4 times as fast as two, two
-# 1.7 times as fast as four. Two still help where reads wait for a disk.
+# Reading threads contend for the GIL: one thread was 1.4 times as fast as two, and two were 1.7
+# times as fast as four. Two still help if reads wait for a disk.
 READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """Stands for a record whose reading raised."""
+    """Represents a record whose reading raised an exception."""
 
     error: Exception
 
 
 class RecordLists(grain.MapDataset):
-    """Lists of a MapDataset's records, for ``rows`` places each; holes (None) are left out.
+    """Lists of ``rows`` consecutive records of a MapDataset, without holes (None).
 
-    Grain's own ``batch`` refuses datasets with holes, and if one record raises it loses the others
-    of the batch.
+    Grain's own ``batch`` rejects datasets with holes, and loses the other records of a batch if one
+    raises.
     """
 
     def __init__(self, parent: grain.MapDataset, rows: int):
@@ -56,12 +56,12 @@ class RecordLists(grain.MapDataset):
                 record = _Failure(error)
             if isinstance(record, PackedRecords):
                 raise TypeError(
-                    "a MapDataset's batches can't be batched again: pass its records, or write "
+                    "a MapDataset's batches can't be batched again. Pass its records, or write "
                     ".batch(..., batch_fn=pack_records).to_iter_dataset() before the transform"
                 )
             if record is not None:
                 records.append(record)
-        return records or None  # an empty list is a hole, which Grain counts and passes over
+        return records or None  # Grain skips None as a hole, but counts it in its position
 
     def __str__(self) -> str:
         return f"RecordLists(rows={self._rows})"
@@ -73,9 +73,9 @@ class Position:
 
     Attributes:
         parent: The state of the parent.
-        records: Number of records behind it.
-        skip: Number of entries of the parent's next list that are behind it.
-        failed: Numbers of the entries after ``parent`` whose exceptions were raised already.
+        records: Number of records before the position.
+        skip: Number of entries of the parent's next list that are before the position.
+        failed: Indices of the entries after ``parent`` whose errors were already raised.
     """
 
     parent: Any
@@ -85,19 +85,19 @@ class Position:
 
 
 class Reader:
-    """Reads the records of one batch after the other.
+    """Reads the records of successive batches.
 
     Args:
-        parent: An iterator over records, or over lists of them, each a batch.
+        parent: An iterator over records, or over lists of records of a batch each.
         rows: Number of records in a batch.
-        lists: Whether the parent is one of `RecordLists`, which are joined and cut.
-        whole: Whether batches of fewer rows are left out.
-        pad: Whether they are filled up with their last record.
+        lists: Whether the parent yields `RecordLists`, which are joined and split.
+        whole: Whether to drop incomplete batches.
+        pad: Whether to pad incomplete batches with their last record.
         longer: Whether batches of padding may follow the last record.
 
     Attributes:
         start: The position of the first batch.
-        position: The position behind the last batch that was read.
+        position: The position after the last batch that was read.
     """
 
     def __init__(
@@ -121,15 +121,15 @@ class Reader:
         self._begin(self.start)
 
     def next_records(self) -> RecordBatch:
-        """The records of the next batch; see `RecordReader`."""
+        """Returns the records of the next batch; see `RecordReader`."""
         is_first = self._longer and not self.position.records
         records = self._records()
         if is_first:
             self._first = records[:1]
         if len(records) > self._rows:
             raise ValueError(
-                f"the parent gives lists of {len(records)} records, more than the {self._rows} of "
-                "a batch: batch the records by that number"
+                f"the parent yields lists of {len(records)} records, more than the {self._rows} of "
+                "a batch. Batch the records by that number"
             )
         position, count = self.position, len(records)
         start = position.records - count
@@ -141,9 +141,9 @@ class Reader:
         return batch.padded(self._rows) if self._pad else batch
 
     def may_be_behind(self, step: int, records: int) -> bool:
-        """Whether so many batches can hold so many records.
+        """Returns whether a number of batches can consist of a number of records.
 
-        All but the last are whole, unless the parent gives lists of its own.
+        All batches but the last are full, unless the parent yields its own lists.
         """
         whole = step * self._rows
         if self._longer:
@@ -153,9 +153,9 @@ class Reader:
         return max(fewest, 0) <= records <= most
 
     def padding(self) -> RecordBatch:
-        """A batch of padding behind the last record, which repeats the first one.
+        """Returns a batch of padding after the last record, which repeats the first record.
 
-        A resumed iterator that starts behind the last record pads with the same one.
+        The first record is used because an iterator that resumes at the end can read it again.
         """
         position = self.position
         if not self._first:
@@ -172,21 +172,21 @@ class Reader:
         )
 
     def _first_record(self) -> Any:
-        """The first record that can be read, from the start."""
+        """Reads the first readable record from the start."""
         while True:
             with contextlib.suppress(ReadError):
                 entry = self._entry()
                 return entry[0] if isinstance(entry, list) else entry
 
     def seek(self, position: RecordPosition) -> None:
-        """Moves to the batch behind a position; see `RecordReader`."""
+        """Moves to the batch after a position; see `RecordReader`."""
         self.go_to(position.after or self.start)
 
     def _begin(self, position: Position) -> None:
-        """Starts over at a position, at which the parent is."""
+        """Restarts at a position that the parent has already."""
         self.position = position
         self._failed = list(position.failed)
-        self._entries = 0  # read after position.parent
+        self._entries = 0  # number of entries read after position.parent
         self._gathered: list[Any] = []
         self._list: list[Any] = []
         self._used = 0
@@ -197,16 +197,16 @@ class Reader:
         self._parent.set_state(copy.deepcopy(position.parent))
         self._begin(position)
 
-    def again(self) -> None:
-        """Returns to the position; entries that raised are left out."""
+    def retry(self) -> None:
+        """Returns to the current position; entries that raised are skipped."""
         self.go_to(dataclasses.replace(self.position, failed=tuple(self._failed)))
 
     def _records(self) -> list[Any]:
-        """The records of the next batch.
+        """Reads the records of the next batch.
 
         Raises:
             StopIteration: At the end.
-            ReadError: If the reading of a record raised; the records before it are kept.
+            ReadError: If reading a record failed; the records before it are kept for the next call.
         """
         count = self.position.records
         try:
@@ -218,13 +218,13 @@ class Reader:
                 self._gathered = []
         except (StopIteration, ReadError):
             raise
-        except BaseException:  # records that were read already must come again
-            self.again()
+        except BaseException:  # the records read so far must be read again
+            self.retry()
             raise
         entries, used = self._list, self._used
         if used == len(entries):
             self._begin(Position(self._parent.get_state(), count))
-        else:  # the rest of the list is the next batch's
+        else:  # the remaining records of the list belong to the next batch
             self._begin(Position(self._before_list, count, used))
             self._list, self._used, self._entries = entries, used, used
         return records
@@ -243,12 +243,12 @@ class Reader:
         return self._gathered
 
     def _entry(self) -> Any:
-        """The next record, or the next list of a batch's records."""
+        """Reads the next record, or the next list of a batch's records."""
         while True:
             entry = self._next_of_list() if self._lists else self._next_of_parent()
             number = self._entries
             self._entries += 1
-            # Entries that raised before a state was saved are left out after it, too.
+            # Entries that raised before a state was saved are skipped after restoring it, too.
             if entry is None or number < self.position.skip or number in self._failed:
                 continue
             if isinstance(entry, _Failure):
@@ -266,31 +266,32 @@ class Reader:
         return self._list[self._used - 1]
 
     def _next_of_parent(self) -> Any:
-        before = self._where()
+        before = self._parent_position()
         try:
             return unpacked(next(self._parent))
         except StopIteration:
             raise
         except Exception as error:
-            if self._where() == before:
-                if self._source is None:  # the same read would raise again
+            if self._parent_position() == before:
+                if self._source is None:  # reading again would raise again
                     raise
-                # Grain's own reader continues behind the record but counts from before it, so that
-                # its states repeat a record and it ends with an IndexError; without threads it
-                # doesn't move.
+                # Grain's prefetching reader has moved past the record, but counts from before it:
+                # its states would repeat a record, and it would end with an IndexError. Without
+                # threads it has not moved. Setting the index corrects both.
                 experimental.set_next_index(self._source, before + 1)
             return _Failure(error)
 
-    def _where(self) -> Any:
-        """The parent's position, to see whether it moved."""
+    def _parent_position(self) -> Any:
+        """The parent's position, to detect whether it moved."""
         if self._source is not None:
             return experimental.get_next_index(self._source)
         return self._parent.get_state()
 
 
 def _source(iterator: grain.DatasetIterator) -> grain.DatasetIterator | None:
-    """The iterator over a MapDataset that alone feeds an iterator, in its thread; None if none."""
+    """Finds the MapDataset iterator that alone feeds an iterator in its thread; None if none."""
     while not prefetch.is_prefetch_iterator(iterator):
+        # Private in Grain: the parents of an iterator.
         parents: Any = getattr(iterator, "_parents", ())
         if len(parents) != 1:
             return None

@@ -1,4 +1,4 @@
-"""`RecordIterator`: the common part of Grain's iterators over pipelines fed with records."""
+"""`RecordIterator`: base class of Grain's iterators over pipelines that are fed with records."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__: list[str] = []
 
 
 class RecordIterator(grain.DatasetIterator):
-    """Delivers the batches of an engine; subclasses have the states.
+    """Delivers the batches of an engine; subclasses define the states.
 
     Attributes:
-        _engine: The pipelines; set by subclasses.
-        _deliver: A function of the engine's batch to the delivered one; set by subclasses.
+        _engine: The engine; set by subclasses.
+        _deliver: Converts the engine's batch to the delivered batch; set by subclasses.
     """
 
     _engine: StreamEngine
@@ -31,7 +31,7 @@ class RecordIterator(grain.DatasetIterator):
 
     @property
     def errors(self) -> tuple[Any, ...]:
-        """The batches of this process that were skipped, or that have masked records."""
+        """The batches of this process that were skipped, or have masked records."""
         return tuple(self._engine.errors)
 
     def _get_next_index(self) -> int:
@@ -39,16 +39,16 @@ class RecordIterator(grain.DatasetIterator):
 
     def start_prefetch(self) -> None:
         """Reads the first records, builds the pipelines and schedules batches."""
-        with self._engine.lock:  # the parents' iterators belong to the call that is under way
+        with self._engine.lock:  # a running call of next() uses the parents' iterators
             self._assert_not_closed()
             super().start_prefetch()
             self._engine.schedule()
 
     def watch(self) -> InputStats:
-        """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""
+        """Starts counting batches; `dalijax.adapters.clu.ReportInput` reads the counters."""
         return self._engine.watch()
 
     def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
+        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
         super().close()
         self._engine.close()

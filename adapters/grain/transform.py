@@ -1,4 +1,4 @@
-"""Grain's records through DALI: the transform of a dataset, and the operation of a loader."""
+"""`DALITransform`: decodes and augments the records of a Grain dataset."""
 
 from __future__ import annotations
 
@@ -41,114 +41,117 @@ from .record_iterator import RecordIterator
 
 __all__ = ["DALITransform"]
 
-_INTERLEAVED = "iterators_in_use_indices"  # a key of Grain's states: one for each iterator
-_DEEPEST = 100  # a state's levels; each transformation of Grain's adds one
+_INTERLEAVED = "iterators_in_use_indices"  # a key of Grain's states, with one entry per iterator
+_DEEPEST = 100  # levels of a state; each transformation of Grain adds one
 
 
 def check_policy(drop_remainder: bool, pad: str | None, sharding: Any) -> None:
-    """Raises ValueError if arguments about the last batch exclude one another."""
+    """Raises ValueError if arguments about the last batch exclude each other."""
     if pad not in (None, "mask"):
         raise ValueError(f"pad must be None or 'mask', not {pad!r}")
     if pad and drop_remainder:
-        raise ValueError(
-            "pad='mask' with drop_remainder=True: nothing is left to pad, leave one out"
-        )
+        raise ValueError("pad='mask' with drop_remainder=True: there is nothing to pad. Omit one")
     if sharding is not None and not pad and not drop_remainder:
         raise ValueError(
-            "the last batch is smaller, which a sharding does not allow: pass "
-            "drop_remainder=True to drop it, or pad='mask' to fill it up and mask the padding"
+            "the last batch may be smaller, which a sharding does not allow. Pass "
+            "drop_remainder=True to drop it, or pad='mask' to pad it and mask the padding"
         )
 
 
 def element_spec(batch: Mapping[str, Any], varies: bool) -> dict[str, Any]:
     """Shape and dtype of each array; dimension 0 is None if the last batch may be smaller."""
     spec: dict[str, Any] = jax.tree.map(
-        lambda one: ShapeDtypeStruct((None, *one.shape[1:]) if varies else one.shape, one.dtype),
+        lambda array: ShapeDtypeStruct(
+            (None, *array.shape[1:]) if varies else array.shape, array.dtype
+        ),
         dict(batch),
     )
     return spec
 
 
 def choose_device(call: dict[str, Any]) -> bool:
-    """Sets the device_id of a call that has none; returns whether it is a GPU.
+    """Sets the default device_id of a call; returns whether it is a GPU.
 
     Raises:
-        RuntimeError: For a GPU in one of Grain's worker processes.
+        RuntimeError: If it is a GPU, in one of Grain's worker processes.
     """
     from grain._src.python.dataset.transformations import process_prefetch
 
-    # Not public; without it, the worker fails by an error of CUDA.
+    # Private in Grain; without it, the worker fails with a CUDA error instead.
     in_worker = getattr(process_prefetch, "is_in_worker_process", lambda: False)
     on_gpu = call.setdefault("device_id", default_device_id()) is not None
     if on_gpu and in_worker():
         raise RuntimeError(
-            "a GPU pipeline in a worker process of Grain, whose arrays could not leave it: decode "
+            "a GPU pipeline in a worker process of Grain, which can't return its arrays. Decode "
             "after the workers, by ds.mp_prefetch(...).pipe(DALITransform(...)) over the encoded "
             "records or by DALIDataLoader, or pass device_id=None for a CPU pipeline"
         )
     return on_gpu
 
 
-_PIPE = "it makes batches of a dataset's records, so write ds.pipe(DALITransform(...))"
+_PIPE = "it batches the records of a dataset. Write ds.pipe(DALITransform(...))"
 
 
 class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.apply() reach map()
     """Decodes and augments the records of a Grain dataset: ``ds.pipe(DALITransform(...))``.
 
-    Grain reads, shards, shuffles and checkpoints the records; DALI makes batches of them, ahead of
-    time. It takes a MapDataset, whose records are read in whole batches, or an IterDataset of
-    records, or of lists or packed records of a batch each, as from
+    Grain reads, shards, shuffles and checkpoints the records; DALI batches them, ahead of time. The
+    dataset is a MapDataset, whose records are read in whole batches, or an IterDataset. The
+    elements of an IterDataset are records, or lists or packed records of a batch each, as from
     ``.batch(B, batch_fn=pack_records)`` before ``mp_prefetch``.
 
+    Elements of the result are dicts of arrays [batch, ...]: NumPy arrays of CPU pipelines,
+    jax.Arrays of GPU pipelines. Values that bypass the graph are NumPy arrays, with dtype object
+    for text and bytes. With ``sharding``, everything but text is a global jax.Array. The state
+    consists of the parent's state at the last delivered batch and of the random state, below 300
+    bytes for a graph with ten random operators.
+
     Args:
-        pipeline_fn: The function of the graph, undecorated. Its parameters are keys of the records,
-            if these are dicts; other keys bypass the graph, batched. A record that is bytes, text,
-            a number or an array is its only parameter. Text comes as UTF-8 (see
-            `dalijax.fn.read_file` for paths). A parameter ``draw`` gets random numbers that belong
-            to the record's place in the stream (see `dalijax.Draw`, and
+        pipeline_fn: The graph function, undecorated. If the records are dicts, each parameter
+            receives the value of the same key; other keys bypass the graph, and are batched. A
+            record that is bytes, text, a number or an array is the only parameter. Text is passed
+            as UTF-8 (see `dalijax.fn.read_file` for paths). A parameter ``draw`` receives random
+            numbers that depend on the record's index in the stream (see `dalijax.Draw` and
             `dalijax.augment`); they need no state, and do not depend on the number of shards.
-            Processes that read parts of a dataset without ``sharding`` need a ``seed`` each.
+            Without ``sharding``, processes that read parts of a dataset each need their own
+            ``seed``.
         batch_size: Number of records in a batch; with ``sharding`` in the global batch, of which
             each process feeds the rows that it holds.
         output_map: A name for each output of the graph.
-        drop_remainder: True drops a last batch that is not whole.
-        pad: "mask" fills up the last batch with its last record, and adds an array "mask" to
-            batches, bool of shape [batch], False at the padding.
+        drop_remainder: Whether to drop an incomplete last batch.
+        pad: "mask" pads the last batch with its last record, and adds an array "mask" to batches,
+            bool [batch], which is False for padding.
         prefetch: Number of batches that DALI prepares ahead.
-        sharding: A jax.sharding.Sharding, or a dict of them by outputs, for global arrays. Over
-            several processes each reads a slice of the records, by
-            ``ds[jax.process_index()::jax.process_count()]`` before the transform. All processes
-            deliver as many batches: with ``pad``, those with fewer records add batches of padding;
-            with ``drop_remainder``, all stop when the first one has no further batch. A
-            PartitionSpec is of the mesh that `jax.set_mesh` has set.
-        own_records: Whether each process has records of its own without such a slice, say of its
-            own files; else a dataset that nothing slices is refused.
-        on_error: Handling of a record that DALI can't decode. "raise": a RuntimeError that names
-            it, and the next call gives the next batch; "skip": the batch is left out; "mask" (with
-            ``pad="mask"``): a neighbour replaces it, masked out; if no record of its batch and the
-            eight behind it can be decoded, it raises.
-        element_spec: A record with objects that have shape and dtype for its values, where the
-            first record doesn't show them.
-        read_options: grain.ReadOptions for a MapDataset, counted in batches; None for two threads
+        sharding: A jax.sharding.Sharding, or a dict of these by output, for global arrays. A
+            PartitionSpec uses the mesh of `jax.set_mesh`. With several processes, each must read a
+            slice of the records, by ``ds[jax.process_index()::jax.process_count()]`` before the
+            transform. All processes deliver equally many batches: with ``pad``, processes with
+            fewer records add batches of padding; with ``drop_remainder``, all stop when the first
+            process has no further batch.
+        own_records: Whether each process has its own records without such a slice, e.g. its own
+            files; otherwise, a dataset without a slice is rejected.
+        on_error: Handling of a record that DALI can't decode. "raise": raises a RuntimeError that
+            names it, and the next call returns the next batch. "skip": skips the batch. "mask"
+            (with ``pad="mask"``): replaces the record by a neighbour, masked out; raises if neither
+            its batch nor the eight following records have a record that can be decoded.
+        element_spec: A record whose values have a shape and a dtype, if the first record does not
+            show them.
+        read_options: grain.ReadOptions for a MapDataset, counted in batches; None: two threads
             that read four batches ahead.
         allow_changes: Names of differences that a restore ignores, such as
             ["operators.resize.size"] for progressive resizing; see `dalijax.data_iterator`.
-        check_processes: Whether processes that make a global batch together compare their
-            iterators before the first batch; see `dalijax.data_iterator`.
-        batch_map: A function of (batch, key), or a list of them, applied to each placed batch; see
-            `dalijax.data_iterator`. The epoch of its key is 0, and the step counts the batches.
-        writable: Whether NumPy arrays are copies that may be written to. If not, DALI's are
-            read-only views of its buffers, which outputs may share.
-        **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. The default of
-            ``seed`` follows from the dataset's (``ds.seed(...)``), wherever that is set, or is 0.
-
-    Elements are dicts of arrays of shape [batch, ...]: NumPy arrays of CPU pipelines, jax.Arrays of
-    GPU ones. Values that bypass the graph are NumPy arrays, of objects for text and bytes. With
-    ``sharding`` all but text are global jax.Arrays. The state is the parent's at the last batch
-    delivered, the random state and the graph, below 1 kB for ten random operators.
+        check_processes: Whether processes that form global batches compare their iterators before
+            the first batch; see `dalijax.data_iterator`.
+        batch_map: A function of (batch, key), or a list of functions, applied to each placed batch;
+            see `dalijax.data_iterator`. The epoch of its key is 0, and the step counts the batches.
+        writable: Whether NumPy arrays are writable copies. Otherwise, DALI's arrays are read-only
+            views of its buffers, which outputs may share.
+        **call: Arguments of the graph function and of ``nvidia.dali.pipeline_def``. ``seed``
+            defaults to a seed derived from the dataset's (``ds.seed(...)``), or to 0.
 
     Raises:
-        ValueError, TypeError: For arguments that are wrong or exclude one another.
+        TypeError: If an argument is unknown or has the wrong type.
+        ValueError: If a value is invalid or two arguments exclude each other.
     """
 
     def __init__(
@@ -172,9 +175,9 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         **call: Any,
     ):
         check_policy(drop_remainder, pad, sharding)
-        what = "a whole number of {}, 1 or more"
-        batch_size = whole_number("batch_size", batch_size, what.format("records"), 1)
-        prefetch = whole_number("prefetch", prefetch, what.format("batches"), 1)
+        expected = "a whole number of {}, 1 or more"
+        batch_size = whole_number("batch_size", batch_size, expected.format("records"), 1)
+        prefetch = whole_number("prefetch", prefetch, expected.format("batches"), 1)
         self.batch_size = batch_size
         self.drop_remainder = drop_remainder
         self.pad = pad
@@ -184,7 +187,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         self._on_error = on_error
         self._spec = element_spec
         self._own_records = own_records
-        # Mistakes raise here, not at the first batch.
+        # Validates now instead of at the first batch.
         self._config = IteratorConfig(
             output_map,
             mask="mask" if pad else None,
@@ -198,29 +201,29 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         self._call = checked_arguments(pipeline_fn, call, own_arguments(DALITransform))
 
     def __call__(self, ds: grain.MapDataset | grain.IterDataset) -> grain.IterDataset:
-        """The dataset of batches.
+        """Returns the dataset of batches.
 
         Raises:
-            TypeError: If ``ds`` is no dataset.
+            TypeError: If ``ds`` is not a dataset.
             ValueError: If the records are batches already, or each of several processes would read
                 all records.
         """
         if not isinstance(ds, (grain.IterDataset, grain.MapDataset)):
-            raise TypeError(f"a DALITransform takes a dataset, not {ds!r:.80}: {_PIPE}")
+            raise TypeError(f"a DALITransform requires a dataset, not {ds!r:.80}: {_PIPE}")
         if _is_stacked(ds):
             raise ValueError(
-                f"{ds} stacks records before the DALITransform, which makes batches of its own: "
-                "leave .batch() out, since batch_size= does it. For samples of several records, "
-                "such as clips, pass a batch_fn= to .batch()"
+                f"{ds} stacks records before the DALITransform, which batches them itself. Omit "
+                ".batch(), because batch_size= does it. For samples of several records, such as "
+                "clips, pass a batch_fn= to .batch()"
             )
         if not self._is_placed():
             return _UnplacedDataset(ds, self)
         if self._config.over_processes and not self._own_records and not is_sliced(ds):
             raise ValueError(
-                f"the sharding is over {jax.process_count()} processes, and nothing slices {ds}: "
-                "each would read all records, and batches would have them several times. Write "
+                f"the sharding is over {jax.process_count()} processes, but {ds} is not sliced: "
+                "each process would read all records, so that batches repeat them. Write "
                 "ds[jax.process_index()::jax.process_count()] before the transform, or pass "
-                "own_records=True where each process has other records"
+                "own_records=True if each process has other records"
             )
         rows, records = self.local_rows(), number_of_records(ds)
         batches = None
@@ -233,22 +236,22 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return _DecodedDataset(lists, self, True, described, batches)
 
     def _is_placed(self) -> bool:
-        """Whether the mesh of each sharding is known."""
+        """Returns whether the mesh of each sharding is known."""
         sharding = self._config.sharding
-        every = [*sharding.values()] if isinstance(sharding, Mapping) else [sharding]
-        specs = [isinstance(one, PartitionSpec) for one in every]
-        return not any(specs) or any(isinstance(one, NamedSharding) for one in every)
+        shardings = [*sharding.values()] if isinstance(sharding, Mapping) else [sharding]
+        specs = [isinstance(value, PartitionSpec) for value in shardings]
+        return not any(specs) or any(isinstance(value, NamedSharding) for value in shardings)
 
     def placed(self) -> DALITransform:
-        """The same transform, with the current mesh for PartitionSpecs that have none.
+        """Returns a copy that uses the current mesh for PartitionSpecs.
 
         Raises:
             ValueError: If there is no current mesh.
         """
         return self if self._is_placed() else self._with(self._config.placed())
 
-    def of_host(self, index: int, count: int) -> DALITransform:
-        """The same transform, for this host's rows of a global batch without a sharding."""
+    def for_host(self, index: int, count: int) -> DALITransform:
+        """Returns a copy for this host's rows of a global batch without a sharding."""
         return self._with(dataclasses.replace(self._config, hosts=(index, count)))
 
     def _with(self, config: IteratorConfig) -> DALITransform:
@@ -257,7 +260,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return transform
 
     def _described(self, ds: grain.MapDataset | grain.IterDataset) -> Values:
-        """What processes must have in common, for errors."""
+        """Describes what processes must have in common, for errors."""
         return describe(
             function=getattr(self._fn, "__name__", "the graph"),
             outputs=", ".join(self._config.output_map),
@@ -268,12 +271,12 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         )
 
     def map(self, element: Any) -> Any:
-        """Refuses to be applied to each record.
+        """Rejects the application to single records.
 
         Raises:
-            TypeError: Always; the message says how to apply it.
+            TypeError: Always; the message explains how to apply the transform.
         """
-        raise TypeError(f"a DALITransform is no transformation of single records: {_PIPE}")
+        raise TypeError(f"a DALITransform can't transform single records: {_PIPE}")
 
     @property
     def over_processes(self) -> bool:
@@ -281,16 +284,16 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return self._config.over_processes
 
     def shards(self) -> Sequence[DataShard]:
-        """The data shards of this process; none without a sharding."""
+        """Returns the data shards of this process; empty without a sharding."""
         return () if self._config.sharding is None else choose_placement(self._config).shards
 
     def local_rows(self) -> int:
-        """Number of records that this process feeds for a batch."""
-        each = shard_pipelines(self.shards(), self.batch_size, self._call)
-        return sum(one["batch_size"] for one in each)
+        """Returns the number of records that this process feeds for a batch."""
+        shard_arguments = shard_pipelines(self.shards(), self.batch_size, self._call)
+        return sum(arguments["batch_size"] for arguments in shard_arguments)
 
     def rows(self) -> NDArray[np.int64]:
-        """The rows of a batch that this process feeds, in the order of its pipelines."""
+        """Returns the rows of a batch that this process feeds, in the order of its pipelines."""
         shards = self.shards()
         if not shards:
             return np.arange(self.batch_size)
@@ -298,18 +301,18 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return np.concatenate([shard.shard_id * size + np.arange(size) for shard in shards])
 
     def seed(self, default: int) -> int:
-        """The seed of the graph's random operators, by default the dataset's."""
+        """Returns the seed of the graph's random operators, by default the dataset's."""
         seed = self._call.get("seed")
         return default if seed is None else int(seed)
 
     def takes_seed(self, default: int) -> bool:
-        """Whether neither call nor dataset has a seed, so that a state brings its own."""
+        """Returns whether neither call nor dataset has a seed, so that a state's seed is used."""
         left_out = isinstance(default, ShardSeed) and default.is_default
         return left_out and self._call.get("seed") is None
 
     @property
     def last_batch(self) -> str:
-        """Handling of a last batch that is not whole."""
+        """Handling of an incomplete last batch."""
         return "drop" if self.drop_remainder else self.pad or "keep"
 
     @property
@@ -323,11 +326,11 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         return self._config.allow_changes
 
     def delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch in the form that is delivered."""
+        """Converts a batch to the delivered form."""
         return writable(batch) if self.writable else batch
 
     def numbers(self) -> Numbers:
-        """A function of a step to the numbers in the stream of this process's records."""
+        """Returns a function that maps a step to the indices of this process's records."""
         rows = self.rows()
         return lambda step: step * self.batch_size + rows
 
@@ -340,33 +343,33 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         by_step: bool = False,
         part: StreamPart | None = None,
     ) -> StreamEngine:
-        """The pipelines that make batches of a reader's records.
+        """Creates the engine that batches a reader's records.
 
         Args:
             reader: The reader.
             seed: The dataset's seed.
             numbers, by_step: As for `StreamEngine`.
-            draw_seed: The seed of ``draw``; None for the graph's.
+            draw_seed: The seed of ``draw``; None: the graph's.
             part: As for `StreamEngine`, without the seed.
 
         Raises:
-            RuntimeError: For a GPU pipeline in a worker process of Grain.
+            RuntimeError: If a GPU pipeline would run in a worker process of Grain.
         """
         call, config = {**self._call, "seed": self.seed(seed)}, self._config
         if config.sharding is None:
             config = dataclasses.replace(config, as_numpy=not choose_device(call))
-        each = shard_pipelines(self.shards(), self.batch_size, call)
-        for name in each[0]:
+        shard_arguments = shard_pipelines(self.shards(), self.batch_size, call)
+        for name in shard_arguments[0]:
             call.pop(name, None)
         if part is not None:
-            seed_of_all = int(self.seed(seed)) if draw_seed is None else draw_seed
-            part = dataclasses.replace(part, values={**part.values, "seed": seed_of_all})
+            common_seed = int(self.seed(seed)) if draw_seed is None else draw_seed
+            part = dataclasses.replace(part, values={**part.values, "seed": common_seed})
         return StreamEngine(
             self._fn,
             config,
             call,
-            each,
-            each[0]["batch_size"],
+            shard_arguments,
+            shard_arguments[0]["batch_size"],
             reader,
             numbers,
             int(self.seed(seed)) if draw_seed is None else draw_seed,
@@ -378,10 +381,10 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
 
 
 def _is_stacked(ds: grain.MapDataset | grain.IterDataset) -> bool:
-    """Whether ``.batch()`` without ``batch_fn`` made the elements of a dataset."""
+    """Returns whether ``.batch()`` without ``batch_fn`` created the elements of a dataset."""
     from grain._src.python.dataset.transformations import batch
 
-    # Not public; if they are missing, the batches are not detected.
+    # Private in Grain; if they are missing, stacked batches are not detected.
     kinds = tuple(getattr(batch, name, ()) for name in ("BatchMapDataset", "BatchIterDataset"))
     function = getattr(ds, "_batch_fn", None)
     stacking = function is batch.make_batch or "MakeBatch" in type(function).__name__
@@ -389,41 +392,41 @@ def _is_stacked(ds: grain.MapDataset | grain.IterDataset) -> bool:
 
 
 def is_sliced(ds: grain.MapDataset | grain.IterDataset) -> bool:
-    """Whether all that a dataset is made of are slices of records that this process has alone.
+    """Returns whether a dataset reads only slices of records that no other process reads.
 
-    Such a slice has a process's share at most, and begins at the first record in the first process
-    alone: others, of a part that is kept for evaluation say, are the same in every process.
+    Such a slice has at most a process's share, and starts at the first record only in the first
+    process. Other slices, e.g. of a part reserved for evaluation, are equal in all processes.
     """
     parents = parents_of(ds)
     if isinstance(ds, SliceMapDataset):
         share = -(-len(parents[0]) // jax.process_count())
-        if len(ds) <= share and (ds._start > 0 or jax.process_index() == 0):  # not public
+        if len(ds) <= share and (ds._start > 0 or jax.process_index() == 0):  # private in Grain
             return True
     return bool(parents) and all(map(is_sliced, parents))
 
 
 def _lineage(ds: Any) -> str:
-    """The transformations of a dataset, with their seeds and the records behind slices."""
+    """Describes the transformations of a dataset, with seeds and the lengths before slices."""
     parents = parents_of(ds)
     text = type(ds).__name__.removesuffix("Dataset")
-    seeds = [getattr(ds, name, None) for name in ("_seed", "_seed_rng_seed")]  # not public
+    seeds = [getattr(ds, name, None) for name in ("_seed", "_seed_rng_seed")]  # private in Grain
     text += "".join(f" seed {seed}" for seed in seeds if isinstance(seed, (int, np.integer)))
     before = " + ".join(dict.fromkeys(map(_lineage, parents)))
-    if isinstance(ds, SliceMapDataset) and "Slice" not in before:  # others differ in their lengths
+    if isinstance(ds, SliceMapDataset) and "Slice" not in before:  # later lengths may differ
         text += f" of {len(parents[0])} records"
     return f"{before} > {text}" if before else text
 
 
 def _seed_of(ds: Any) -> int | None:
-    """The seed that follows from a dataset's ``seed()``; None without one.
+    """Derives a seed from a dataset's ``seed()``; None without a seed.
 
-    Grain's own default seeds also depend on the number of transformations in between, and are lost
-    by ``mp_prefetch``.
+    Grain's own default seeds also depend on the number of transformations in between, and
+    ``mp_prefetch`` loses them.
     """
-    seeds, nodes = dict[int, None](), [ds]  # each once: workers read copies of one dataset
+    seeds, nodes = dict[int, None](), [ds]  # distinct seeds: workers read copies of one dataset
     while nodes:
         node = nodes.pop(0)
-        seed = getattr(node, "_seed_rng_seed", None)  # not public
+        seed = getattr(node, "_seed_rng_seed", None)  # private in Grain
         if seed is None:
             nodes += parents_of(node)
         else:
@@ -434,7 +437,7 @@ def _seed_of(ds: Any) -> int | None:
 
 
 class _UnplacedDataset(grain.IterDataset):
-    """A dataset of batches over the mesh that is current when an iterator is made."""
+    """A dataset of batches over the mesh that is current when an iterator is created."""
 
     def __init__(self, parent: grain.MapDataset | grain.IterDataset, transform: DALITransform):
         super().__init__(parent)
@@ -455,7 +458,7 @@ class _UnplacedDataset(grain.IterDataset):
 
 
 class _DecodedDataset(grain.IterDataset):
-    """A dataset of a `DALITransform`'s batches."""
+    """The dataset of a `DALITransform`'s batches."""
 
     def __init__(
         self,
@@ -484,11 +487,11 @@ class _DecodedDataset(grain.IterDataset):
 
     @property
     def _element_spec(self) -> Any:
-        iterator = self._iterator(None)  # which other processes need not make
+        iterator = self._iterator(None)  # without agreement: other processes don't create one
         batch = next(iterator, None)
         iterator.close()
         if batch is None:
-            raise ValueError("there is no record that would say what the elements are")
+            raise ValueError("the dataset has no record from which to infer element_spec")
         return element_spec(batch, not (self._transform.drop_remainder or self._transform.pad))
 
     def __str__(self) -> str:
@@ -496,9 +499,10 @@ class _DecodedDataset(grain.IterDataset):
 
 
 def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
-    """Whether a parent's saved state resembles its present one: Grain's keep keys and types.
+    """Returns whether a parent's saved state has the keys and types of its current state.
 
-    Parts that only one of them has, by an iterator more or less, are left to the parent.
+    Parts that only one of them has, because the number of iterators differs, are left to the
+    parent.
     """
     if depth > _DEEPEST or (depth == 0 and type(saved) is not type(now)):
         return False
@@ -513,17 +517,17 @@ def _is_like(saved: Any, now: Any, depth: int = 0) -> bool:
 
 
 def _interleaved(saved: Any, now: Any) -> tuple[int, int] | None:
-    """How many iterators a saved state interleaves, and the present one; None where it is the same.
+    """Returns how many iterators the saved and current states interleave; None if equal.
 
-    Grain does not compare them, and goes on with other records. Behind an interleaving its parts
-    may be of any datasets, and are left to it.
+    Grain does not compare them, and would continue with different records. The states of
+    interleaved iterators may belong to any datasets, and are left to Grain.
     """
     if isinstance(saved, (list, tuple)) and isinstance(now, (list, tuple)):
         return next(filter(None, map(_interleaved, saved, now)), None)
     if not (isinstance(saved, dict) and isinstance(now, dict)):
         return None
-    found = [state.get(_INTERLEAVED, ()) for state in (saved, now)]
-    before, after = (len(one) if isinstance(one, (list, tuple)) else 0 for one in found)
+    indices = [state.get(_INTERLEAVED, ()) for state in (saved, now)]
+    before, after = (len(entry) if isinstance(entry, (list, tuple)) else 0 for entry in indices)
     if before or after:
         return None if before == after else (before, after)
     return next(filter(None, (_interleaved(saved[k], now[k]) for k in saved if k in now)), None)
@@ -532,7 +536,7 @@ def _interleaved(saved: Any, now: Any) -> tuple[int, int] | None:
 FORM = Form(
     kind="transform",
     owner="an iterator over a DALITransform",
-    # Text for the failed records, not a list, so that all states have the same tree.
+    # A string for the failed records instead of a list, so that all states have the same tree.
     shown={"parent": object, "step": int, "records": int, "skip": int, "failed": str},
     packed={
         "rows": int,
@@ -547,7 +551,7 @@ FORM = Form(
 
 
 class DecodedIterator(RecordIterator):
-    """Iterates over a dataset behind a `DALITransform`."""
+    """An iterator over a dataset after a `DALITransform`."""
 
     def __init__(
         self,
@@ -573,21 +577,21 @@ class DecodedIterator(RecordIterator):
         self._deliver = transform.delivered
 
     def get_state(self) -> dict[str, Any]:
-        """The parent's state at the last batch delivered, and the random state."""
-        here = self._engine.snapshot()
-        position = here.after or self._reader.start
+        """Returns the parent's state at the last delivered batch, and the random state."""
+        snapshot = self._engine.snapshot()
+        position = snapshot.after or self._reader.start
         return FORM.encode(
-            **{**self._fingerprint(here), "seed": self._seed_at(here)},
+            **{**self._fingerprint(snapshot), "seed": self._seed_at(snapshot)},
             parent=copy.deepcopy(position.parent),
-            step=here.step,
+            step=snapshot.step,
             records=position.records,
             skip=position.skip,
             failed=" ".join(map(str, position.failed)),
-            random=self._engine.random_state(here),
+            random=self._engine.random_state(snapshot),
         )
 
     def _seed_at(self, position: RecordPosition) -> int:
-        """The seed at a position: that of the state which was restored, if it brought one."""
+        """Returns the seed at a position: that of the restored state, if it had one."""
         seed = position.restored.seed
         return self._seed if seed is None else seed
 
@@ -602,21 +606,21 @@ class DecodedIterator(RecordIterator):
         }
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Continues at a saved position.
+        """Restores a position.
 
         Raises:
-            ValueError: If it is no state of such an iterator, or one of another transform, or
-                the parent refuses its part; nothing has changed. The graph is not known before the
-                first record, which has its inputs: until then the next call raises if the state is
-                of another graph, or its ``random`` is damaged.
+            ValueError: If it is not a state of such an iterator, a state of another transform, or
+                the parent rejects its part; nothing changes. The graph is unknown before the first
+                record, from which its inputs are inferred: until then, the following ``next()``
+                raises if the graph differs or ``random`` is damaged.
         """
         with self._engine.lock:
             self._restore(FORM.decode(state))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        here = self._engine.snapshot()
-        saved, now, seed = state["seed"], self._fingerprint(here), here.restored.seed
-        if saved != self._seed_at(here) and self._takes_seed and 0 <= saved < 1 << 63:
+        snapshot = self._engine.snapshot()
+        saved, now, seed = state["seed"], self._fingerprint(snapshot), snapshot.restored.seed
+        if saved != self._seed_at(snapshot) and self._takes_seed and 0 <= saved < 1 << 63:
             seed, now["seed"] = saved, str(saved)
         fingerprint = {**{name: state[name] for name in now}, "seed": str(saved)}
         differences.check(fingerprint, now, self._transform.allow_changes)
@@ -629,16 +633,16 @@ class DecodedIterator(RecordIterator):
                 self._reader.go_to(after)
             except Exception as error:
                 raise StateError(
-                    f"the parent refuses its part of the state, {brief(parent)}: {error!r}"
+                    f"the parent rejects its part of the state, {brief(parent)}: {error!r}"
                 ) from error
 
         self._engine.restore(RecordPosition(state["step"], after, None, restored), move)
 
     def _position(self, state: Mapping[str, Any]) -> Position:
-        """The position in the parent that a state describes.
+        """Returns the position in the parent that a state describes.
 
         Raises:
-            StateError: If no iterator of these batches ever stands there.
+            StateError: If no iterator over these batches can reach it.
         """
         parent, start = state["parent"], self._reader.start.parent
         if counts := _interleaved(parent, start):
@@ -647,28 +651,28 @@ class DecodedIterator(RecordIterator):
         if not _is_like(parent, start):
             raise StateError(
                 f"parent: {brief(parent)} -> like {brief(start)} (saved -> now): it is the state "
-                "of another dataset. Restore it with the dataset that the transform had"
+                "of another dataset. Restore it with the original dataset"
             )
         step, records, skip = state["step"], state["records"], state["skip"]
         failed = state["failed"].split()
         if not all(number.isdecimal() and len(number) < 17 for number in failed):
             raise damaged(f"failed is {brief(state['failed'])}, not numbers of records")
         if skip >= self._rows or not self._reader.may_be_behind(step, records):
-            raise damaged(f"step {step} is not behind {records} records, {skip} of them skipped")
+            raise damaged(f"step {step} does not follow {records} records, {skip} of them skipped")
         return Position(copy.deepcopy(parent), records, skip, tuple(map(int, failed)))
 
     def seek_step(self, step: int) -> None:
-        """Raises ValueError for every step but the current one: see `DALIDataLoader` instead.
+        """Raises ValueError for every step but the current; see `DALIDataLoader` instead.
 
-        A Grain dataset does not say at which record batch n begins, since steps before the
-        transform may drop or repeat records. The loader knows it by its sampler.
+        The record at which batch n of a Grain dataset begins is unknown, because transformations
+        before this one may drop or repeat records. The loader knows it from its sampler.
         """
         step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
         if step != self._engine.snapshot().step:
             raise ValueError(
-                f"no way to batch {step} without the state there, which has the random state and "
-                "the parent's: use get_state() and set_state(). A DALIDataLoader, or a source "
-                "(dalijax.sources), moves to any step"
+                f"batch {step} can't be reached without its state, which has the random state and "
+                "the parent's state. Use get_state() and set_state(), or a DALIDataLoader or a "
+                "source (dalijax.sources), which move to any step"
             )
 
     _set_next_index = seek_step

@@ -1,4 +1,4 @@
-"""tf.data: a DALI pipeline in place of a ``tf.data.Dataset`` in JAX training code.
+"""tf.data: a DALI pipeline that replaces a ``tf.data.Dataset`` in JAX training code.
 
     from dalijax.adapters.tfdata import DALIDataset
 
@@ -6,7 +6,7 @@
     for step, batch in zip(range(num_steps), ds):
         images = batch["images"].numpy()
 
-Without TensorFlow, specs are jax.ShapeDtypeStructs, and there is no ``tf.train.Checkpoint``.
+Without TensorFlow, specs are jax.ShapeDtypeStructs, and ``tf.train.Checkpoint`` is not supported.
 """
 
 from .dataset import DALIDataset as DALIDataset

@@ -1,4 +1,4 @@
-"""`DALIDataset`: a DALI pipeline in place of a ``tf.data.Dataset``."""
+"""`DALIDataset`: a DALI pipeline that replaces a ``tf.data.Dataset``."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ _IN_THE_GRAPH = {
 
 
 class DALIDataset:
-    """The batches of an iterator function, as tf.data has them.
+    """The batches of an iterator function, with the interface of a tf.data.Dataset.
 
-    Each ``iter()`` starts the next epoch, as tf.data's shuffle does: its order and its random
-    numbers differ from those of other iterators, and so do the epochs within ``repeat()``. An
-    epoch's last batch depends on ``last_batch_policy``:
+    Each ``iter()`` starts the next epoch, like tf.data's shuffle: its order and random numbers
+    differ from those of other iterators, and epochs within ``repeat()`` differ, too. An epoch's
+    last batch depends on ``last_batch_policy``:
 
-    - FILL: ``repeat().batch(n)``, as many batches as hold all samples of the epoch. With
-      pad_last_batch=True of the reader, and ``mask``, the last one is padded.
+    - FILL: ``repeat().batch(n)``, with enough batches for all samples of the epoch. With
+      pad_last_batch=True of the reader, and ``mask``, the last batch is padded.
     - DROP: ``batch(n, drop_remainder=True)``.
     - PARTIAL: ``batch(n)``; the first dimension of element_spec is None.
+
+    Elements are dicts of `Array` by output name, on the host; outputs of GPU pipelines are copied
+    to the host. They stay valid while they are referenced.
 
     Args:
         iterator_fn: An iterator function, from `dalijax.data_iterator`.
         reshuffle_each_iteration: False repeats the first epoch, in each ``iter()`` and in
-            ``repeat()``. Over a reader of DALI's, which can't start in a later epoch, True gives
-            each pass a seed of its own; operators with a seed argument repeat their numbers.
+            ``repeat()``. A DALI reader can't start in a later epoch: True gives each pass over it
+            its own seed; operators with a seed argument repeat their numbers.
         **call: Arguments of the graph function, of ``nvidia.dali.pipeline_def`` and of
             `dalijax.data_iterator`: batch_size, last_batch_policy, mask, ...
 
-    Elements are dicts of `Array` by the outputs' names, on the host; outputs of GPU pipelines are
-    copied there. They stay valid for as long as they are referred to.
-
     Raises:
-        TypeError: If ``iterator_fn`` is no iterator function.
+        TypeError: If ``iterator_fn`` is not an iterator function.
         ValueError: For sharding, devices or pmap_compatible. When a batch is requested: for DROP
             or PARTIAL over a reader that runs on into the next epoch.
     """
@@ -87,8 +87,8 @@ class DALIDataset:
         check_flags(reshuffle_each_iteration=reshuffle_each_iteration)
         if iterator_function(iterator_fn)._is_placed(call):
             raise ValueError(
-                "a DALIDataset gives arrays on the host, as tf.data does: leave sharding, devices "
-                "and pmap_compatible out, or use the iterator function itself, which places them"
+                "a DALIDataset returns arrays on the host, like tf.data. Omit sharding, devices "
+                "and pmap_compatible, or use the iterator function itself, which places batches"
             )
         iterator_fn._check_names(DALIDataset, call)
         self._source = Source(iterator_fn, call, reshuffle_each_iteration)
@@ -104,12 +104,12 @@ class DALIDataset:
         return dataset
 
     def take(self, count: int, name: str | None = None) -> DALIDataset:
-        """The first ``count`` elements; all where it is -1."""
+        """Takes the first ``count`` elements; all if it is -1."""
         del name
         return self._then(Take(whole_number("count", count, _COUNT)))
 
     def skip(self, count: int, name: str | None = None) -> DALIDataset:
-        """All but the first ``count`` elements; none where it is -1.
+        """Skips the first ``count`` elements; all if it is -1.
 
         As in tf.data, they are produced and dropped.
         """
@@ -117,10 +117,11 @@ class DALIDataset:
         return self._then(Skip(whole_number("count", count, _COUNT)))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> DALIDataset:
-        """The elements ``count`` times over; without end where it is None or -1.
+        """Repeats the elements ``count`` times; endlessly if it is None or -1.
 
-        Directly on the dataset these are further epochs, shuffled and augmented anew. After take,
-        skip or enumerate, and with ``reshuffle_each_iteration=False``, they are the same elements.
+        Applied directly to the dataset, the repetitions are further epochs, with new shuffling and
+        augmentation. After take, skip or enumerate, and with ``reshuffle_each_iteration=False``,
+        they are the same elements.
         """
         del name
         count = -1 if count is None else whole_number("count", count, _COUNT)
@@ -133,15 +134,14 @@ class DALIDataset:
         return self._derived(self._epochs * count, ())
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> DALIDataset:
-        """The share of one host, over one of `dalijax.sources`: call it first.
+        """Returns the share of one host of a source; must be the first step.
 
-        Each host makes batches of ``batch_size``, slices of a global batch of ``num_shards`` times
-        as many records, and all have as many batches. (tf.data's shard() would take every
-        ``num_shards``-th batch of all.)
+        Each host creates batches of ``batch_size``, slices of a global batch with ``num_shards``
+        times as many records, and all hosts have equally many batches. (tf.data's shard() would
+        take every ``num_shards``-th batch.)
 
         Raises:
-            NotImplementedError: Over DALI's readers, which shard by themselves, or behind other
-                steps.
+            NotImplementedError: Over DALI's readers, which shard themselves, or after other steps.
             ValueError: If there is no such shard.
         """
         del name
@@ -149,32 +149,32 @@ class DALIDataset:
         first = not self._chain and self._epochs == 1 and "hosts" not in source.call
         if not (first and source.iterator_fn._has_source(source.call)):
             raise NotImplementedError(
-                "shard() is the first step of a DALIDataset over one of dalijax.sources. With a "
-                "reader, let the pipeline function hand shard_id and num_shards to it, and pass "
-                "them to DALIDataset"
+                "shard() must be the first step of a DALIDataset over one of dalijax.sources. For "
+                "a reader, pass shard_id and num_shards to DALIDataset, and from the graph "
+                "function to the reader"
             )
         num_shards = whole_number("num_shards", num_shards, "a number of shards, 1 or more", 1)
-        what = f"the number of one of {num_shards} shards, from 0"
-        index = whole_number("index", index, what, 0, num_shards)
+        expected = f"the number of one of {num_shards} shards, from 0"
+        index = whole_number("index", index, expected, 0, num_shards)
         seed = source.call.get("seed")
-        of_host = source.iterator_fn._of_shard(index, num_shards, seed, source.call)
+        shard_call = source.iterator_fn._shard_arguments(index, num_shards, seed, source.call)
         dataset = self._derived(1, ())
-        call = {**source.call, **of_host}
+        call = {**source.call, **shard_call}
         dataset._source = Source(source.iterator_fn, call, source.reshuffles)
         return dataset
 
     def enumerate(self, start: int = 0, name: str | None = None) -> DALIDataset:
-        """Pairs of a number (int64, counting from ``start``) and an element."""
+        """Returns pairs of a number (int64, counting from ``start``) and an element."""
         del name
         return self._then(Enumerate(whole_number("start", start, "a whole number")))
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> DALIDataset:
-        """The dataset itself: DALI prefetches (prefetch_queue_depth)."""
+        """Returns the dataset itself, because DALI prefetches (prefetch_queue_depth)."""
         del buffer_size, name
         return self
 
     def with_options(self, options: Any, name: str | None = None) -> DALIDataset:
-        """The dataset itself: tf.data's options don't apply."""
+        """Returns the dataset itself, because tf.data's options do not apply."""
         del options, name
         return self
 
@@ -188,8 +188,8 @@ class DALIDataset:
 
         def refuse(*args: Any, **kwargs: Any) -> Any:
             raise NotImplementedError(
-                f"{name}() builds TensorFlow's graph, and a DALIDataset has DALI's: "
-                f"{_IN_THE_GRAPH[name]}. Or take ds.to_tf_dataset().{name}(...)"
+                f"{name}() builds a TensorFlow graph, but a DALIDataset has a DALI graph: "
+                f"{_IN_THE_GRAPH[name]}. Or use ds.to_tf_dataset().{name}(...)"
             )
 
         return refuse
@@ -199,7 +199,7 @@ class DALIDataset:
         return DatasetIterator(stream, lambda: self.element_spec)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """An iterator over the elements with plain NumPy arrays."""
+        """Returns an iterator over the elements with plain NumPy arrays."""
         return map(plain, iter(self))
 
     def __bool__(self) -> bool:
@@ -209,7 +209,7 @@ class DALIDataset:
         """Number of elements.
 
         Raises:
-            TypeError: If it is infinite or its length unknown; the messages are TensorFlow's.
+            TypeError: If it is infinite or unknown, with TensorFlow's messages.
         """
         count = int(self.cardinality())
         if count == INFINITE:
@@ -231,27 +231,27 @@ class DALIDataset:
         return self._source.spec(self._epochs, self._chain)
 
     def to_tf_dataset(self, element_spec: Any = None) -> Any:
-        """A tf.data.Dataset of the same elements.
-
-        Args:
-            element_spec: The specs of the elements, where shapes differ from batch to batch (with
-                None for these dimensions); by default the dataset's.
+        """Converts to a tf.data.Dataset with the same elements.
 
         Each iteration over it is an ``iter()`` of this dataset, so that the epochs of Keras' fit()
         differ.
 
-        tf.data.Dataset.from_generator makes it, whose iterators TensorFlow can't save. DALI's
-        TensorFlow plugin (nvidia-dali-tf-plugin) makes it instead if it is installed, the batches
-        come from a CPU pipeline alone, without Python functions, and the dataset has no end
-        (``repeat()``) or ``reshuffle_each_iteration=False``. ``tf.train.Checkpoint`` saves its
-        iterators, and each of them starts with the first epoch.
+        By default it uses tf.data.Dataset.from_generator, whose iterators TensorFlow can't save. It
+        uses DALI's TensorFlow plugin (nvidia-dali-tf-plugin) instead if the plugin is installed,
+        the batches come from a CPU pipeline without Python functions, and the dataset is endless
+        (``repeat()``) or has ``reshuffle_each_iteration=False``. ``tf.train.Checkpoint`` can save
+        its iterators, each of which starts with the first epoch.
+
+        Args:
+            element_spec: Specs of the elements, if shapes differ between batches (with None for
+                these dimensions); by default the dataset's.
 
         Raises:
             ImportError: If TensorFlow is not installed.
         """
         from .to_tf import by_generator, by_plugin
 
-        # The plugin's pipeline does the same in each pass.
+        # The plugin's pipeline repeats itself in each pass.
         repeats = self._epochs is None or not self._source.reshuffles
         if element_spec is None and repeats:
             dataset = by_plugin(self._source, self._epochs, self._chain)
@@ -259,8 +259,8 @@ class DALIDataset:
                 return dataset
         if element_spec is None:
             element_spec = self.element_spec
-        leaves_out = self._source.config.on_error == "skip"
-        count = UNKNOWN if leaves_out else int(self.cardinality())
+        skips = self._source.config.on_error == "skip"
+        count = UNKNOWN if skips else int(self.cardinality())
         return by_generator(self.as_numpy_iterator, element_spec, count)
 
     def __repr__(self) -> str:

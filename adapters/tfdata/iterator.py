@@ -1,4 +1,4 @@
-"""The iterators of a `dalijax.adapters.tfdata.DALIDataset`, and their elements."""
+"""`DatasetIterator`: iterators over a `DALIDataset`, and their elements."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ try:
 except ImportError:
     tf = None
 
-__all__ = ["Array", "DatasetIterator", "plain", "scalar", "tf"]  # for this folder alone
+__all__ = ["Array", "DatasetIterator", "plain", "scalar", "tf"]  # only for this package
 
 
 class Array(np.ndarray):
     """A NumPy array with the methods of tf.Tensor that loops over tf.data call.
 
-    Indexing gives an array without dimensions where NumPy gives a scalar.
+    Indexing returns an array without dimensions instead of a NumPy scalar.
     """
 
     def numpy(self) -> Any:
-        """A plain view without a copy; NumPy's scalar for an array without dimensions."""
+        """Returns a plain view without a copy; a NumPy scalar for an array without dimensions."""
         return self.view(np.ndarray)[()]
 
     _numpy = numpy
@@ -44,12 +44,12 @@ class Array(np.ndarray):
 
 
 def scalar(number: int) -> Array:
-    """An int64 array without dimensions."""
+    """Creates an int64 array without dimensions."""
     return np.array(number, np.int64).view(Array)
 
 
 def plain(element: Any) -> Any:
-    """An element with plain NumPy arrays."""
+    """Converts the arrays of an element to plain NumPy arrays."""
     return jax.tree_util.tree_map(lambda leaf: leaf.numpy(), element)
 
 
@@ -57,10 +57,10 @@ _Base: Any = object if tf is None else tf.train.experimental.PythonState
 
 
 class DatasetIterator(_Base):
-    """Iterates over a `DALIDataset`; ``tf.train.Checkpoint(data=it)`` saves and restores it.
+    """An iterator over a `DALIDataset`, which ``tf.train.Checkpoint(data=it)`` can save.
 
     Args:
-        stream: The elements, from the start; it belongs to the iterator.
+        stream: The elements, from the start; owned by the iterator.
         element_spec: Returns the specs of an element.
     """
 
@@ -72,11 +72,11 @@ class DatasetIterator(_Base):
         return self
 
     def __next__(self) -> Any:
-        """The next element.
+        """Returns the next element.
 
         Raises:
-            StopIteration: After the last one, on each call.
-            Exception: What the core's ``next()`` raises.
+            StopIteration: After the last element, at each call.
+            Exception: Any error of ``next()`` of `dalijax.DALIGenericIterator`.
         """
         batch, numbers = self._stream.next()
         element: Any = {name: np.asarray(array).view(Array) for name, array in batch.items()}
@@ -85,11 +85,10 @@ class DatasetIterator(_Base):
         return element
 
     def get_next(self) -> Any:
-        """The next element.
+        """Returns the next element.
 
         Raises:
-            tf.errors.OutOfRangeError: After the last one; StopIteration where there is no
-                TensorFlow.
+            tf.errors.OutOfRangeError: After the last element; StopIteration without TensorFlow.
         """
         try:
             return next(self)
@@ -104,30 +103,31 @@ class DatasetIterator(_Base):
         return self._element_spec()
 
     def get_state(self) -> dict[str, Any]:
-        """The consumer's position, as a JSON value."""
+        """Returns the consumer's position as a JSON value."""
         return self._stream.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Continues at a saved position.
+        """Restores a position.
 
         Raises:
-            ValueError: If it is no state, or one of other data or steps; nothing has changed.
+            ValueError: If it is not a state, or a state of different data or steps; nothing
+                changes.
         """
         self._stream.set_state(state)
 
     def seek_step(self, step: int) -> None:
-        """Moves to an element, for loops that save only their step; see `BatchStream`.
+        """Moves to an element, for loops that save only the step; see `BatchStream`.
 
         Args:
-            step: The number of elements before it, from 0.
+            step: Number of elements before the position.
 
         Raises:
-            ValueError: If there is no such element, or the batches before it are not known.
+            ValueError: If there is no such element, or it can't be mapped to a position.
         """
         self._stream.seek_step(step)
 
     def serialize(self) -> bytes:
-        """The state, for ``tf.train.Checkpoint``."""
+        """Returns the state, for ``tf.train.Checkpoint``."""
         return json.dumps(self.get_state()).encode()
 
     def deserialize(self, string_value: bytes) -> None:
@@ -135,9 +135,9 @@ class DatasetIterator(_Base):
         self.set_state(string_value)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Takes a snapshot for a checkpoint that is written later, on another thread.
+        """Takes a snapshot for a checkpoint that is written later, in another thread.
 
-        TensorFlow traces this call from the second checkpoint on, hence the py_function.
+        TensorFlow traces this call from the second checkpoint on, which requires a py_function.
         """
         if self not in object_map:
             object_map[self] = _Snapshot()
@@ -152,12 +152,12 @@ class DatasetIterator(_Base):
             tf.py_function(take, [], [])
 
     def watch(self) -> InputStats:
-        """Counts batches from now on; `dalijax.adapters.clu.ReportInput` reads the counters."""
+        """Starts counting batches; `dalijax.adapters.clu.ReportInput` reads the counters."""
         return self._stream.stream.watch()
 
     @property
     def _core(self) -> DALIGenericIterator:
-        """The iterator underneath, which `dalijax.profile` measures."""
+        """The underlying iterator, which `dalijax.profile` measures."""
         return self._stream.stream._iterator
 
     def start_prefetch(self) -> None:
@@ -165,7 +165,7 @@ class DatasetIterator(_Base):
         self._stream.stream.start_prefetch()
 
     def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
+        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
         self._stream.stream.close()
 
 

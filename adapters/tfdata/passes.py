@@ -1,4 +1,4 @@
-"""The passes over a data set: each starts where tf.data's reshuffling would, in another order."""
+"""Passes over a data set: each ``iter()`` has a different order, like tf.data's reshuffling."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ __all__: list[str] = []
 
 
 class PassCounter:
-    """Numbers the passes over a data set and the ones that are derived from it.
+    """Numbers the passes over a data set, including data sets derived from it.
 
-    Over a source, a pass of E epochs has the epochs p * E to p * E + E - 1, so that the state of a
-    pass says which one it is. Over a reader of DALI's, which can't start in a later epoch, a pass
-    has a seed of its own instead.
+    Over a source, pass p of E epochs consists of the epochs p * E to p * E + E - 1, so that a state
+    determines its pass. A DALI reader can't start in a later epoch: each pass has its own seed.
 
     Args:
-        reshuffles: Whether passes differ; else each is pass 0.
+        reshuffles: Whether passes differ; otherwise all are pass 0.
     """
 
     def __init__(self, reshuffles: bool):
         self.reshuffles = reshuffles
-        self._next = 0  # the first epoch that no pass has begun; over a reader, the next pass
+        self._next = 0  # first epoch that no pass has started; over a reader, the next pass
 
     def number(self, num_epochs: int | None) -> int:
-        """The number of the next pass.
+        """Returns the number of the next pass.
 
         Args:
-            num_epochs: Epochs of a pass over a source, None for no end; 1 over a reader.
+            num_epochs: Number of epochs of a pass over a source, None: no end; 1 over a reader.
         """
         return -(-self._next // (num_epochs or 1)) if self.reshuffles else 0
 
     def note(self, begun: int) -> None:
-        """Notes an epoch of a source, or a pass over a reader, that has begun."""
+        """Registers an epoch of a source, or a pass over a reader, that has started."""
         self._next = max(self._next, begun + 1)
 
 
@@ -51,7 +50,7 @@ class PassStream(BatchStream):
     Args:
         iterator_fn: The iterator function.
         call: Its arguments.
-        num_epochs: Number of epochs of a pass; None for no end.
+        num_epochs: Number of epochs of a pass; None: no end.
         counter: The counter of the data set's passes.
     """
 
@@ -70,13 +69,13 @@ class PassStream(BatchStream):
 
         def make() -> DALIGenericIterator:
             seed = self._seed_of_pass()
-            own = {} if seed is None else {"seed": seed}
-            return iterator_fn.stream(num_epochs, **{**call, **own})._iterator
+            seed_argument = {} if seed is None else {"seed": seed}
+            return iterator_fn.stream(num_epochs, **{**call, **seed_argument})._iterator
 
         super().__init__(make, num_epochs)
 
     def _seed_of_pass(self) -> int | None:
-        """The seed of a pass over a reader; None for the one of the call."""
+        """Returns the seed of a pass over a reader; None for the seed of the call."""
         if self._over_source or self._number == 0:
             return None
         seed = pass_seed(DEFAULT_SEED if self._seed is None else self._seed, self._number)
@@ -96,8 +95,8 @@ class PassStream(BatchStream):
     def _note(self) -> None:
         self._counter.note(self._iterator.epoch if self._over_source else self._number)
 
-    def _go_on(self, errors: int, failed: EpochError | None) -> bool:
-        went = super()._go_on(errors, failed)
+    def _start_next_epoch(self, errors: int, failed: EpochError | None) -> bool:
+        went = super()._start_next_epoch(errors, failed)
         self._note()
         return went
 
@@ -120,7 +119,7 @@ class PassStream(BatchStream):
         return super().get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
-        """Moves to a saved position, of this pass or another one."""
+        """Restores a position of this pass or of another pass."""
         if self._over_source:
             super().set_state(state, allow)
             if self._num_epochs is not None:
@@ -136,7 +135,8 @@ class PassStream(BatchStream):
         if number is None or number == before:
             super().set_state(state, allow)
             return
-        # The state is of another pass: pipelines with its seed take its place if they accept it.
+        # The state belongs to another pass: pipelines with its seed replace the current ones if
+        # they accept it.
         self._number = number
         try:
             fresh = self._make()
@@ -149,14 +149,14 @@ class PassStream(BatchStream):
             self._number = before
             raise
         fresh._stats = self._iterator._stats
-        self._iterator, other, self._before_peek = fresh, self._iterator, None
-        other.close()
+        self._iterator, previous, self._before_peek = fresh, self._iterator, None
+        previous.close()
 
     def _pass_of(self, state: Mapping[str, Any] | str | bytes) -> int | None:
-        """The pass over a reader that a state is of, if it is one of this data set's."""
+        """Returns the pass over a reader to which a state belongs; None if unknown."""
         try:
             saved = reader_state.decode(state).fingerprint["seed"]
-        except StateError:  # which the iterator describes
+        except StateError:  # reported by the iterator
             return None
         if saved == unknown()["seed"]:  # before the first batch of pass 0
             return 0

@@ -1,4 +1,4 @@
-"""The iterator function behind datasets that are derived from one another."""
+"""`Source`: the iterator function that derived datasets share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__: list[str] = []
 class Source:
     """Streams of an iterator function's batches, and their length and specs.
 
-    A stream whose pipelines were built for a length or a spec goes to the next iterator.
+    A stream whose pipelines were built for a length or a spec is used by the next iterator.
 
     Args:
         iterator_fn: The iterator function.
@@ -33,7 +33,7 @@ class Source:
         reshuffles: Whether each pass starts the next epoch.
 
     Attributes:
-        config: The iterator's arguments.
+        config: Arguments of the iterator.
     """
 
     def __init__(
@@ -45,20 +45,21 @@ class Source:
         self.reshuffles = reshuffles
         self._passes = PassCounter(reshuffles)
         self._spare: dict[int | None, PassStream] = {}
+        # Weak, because iterators own their streams.
         self._lent: weakref.WeakValueDictionary[int | None, PassStream] = (
             weakref.WeakValueDictionary()
         )
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
 
     def __reduce__(self) -> Any:
-        return Source, (self.iterator_fn, self.call, self.reshuffles)  # without pipelines
+        return Source, (self.iterator_fn, self.call, self.reshuffles)  # pipelines aren't pickled
 
     def prepared(self) -> tuple[FunctionSource | MakeEngine, IteratorConfig]:
-        """Where the pipelines come from, and the iterator's arguments."""
+        """Returns the factory of the pipelines, and the iterator's arguments."""
         return self.iterator_fn._prepared((), dict(self.call))
 
     def stream(self, epochs: int | None) -> PassStream:
-        """The stream of the next pass, at its start, which belongs to the caller."""
+        """Returns the stream of the next pass, at its start; the caller owns it."""
         stream = self._spare.pop(epochs, None) or self._new_stream(epochs)
         stream.begin_next()
         self._lent[epochs] = stream
@@ -71,8 +72,8 @@ class Source:
             iterator_fn = iterator_fn._adapted("DALIDataset", epoch_rules=epoch_rules)
         return PassStream(iterator_fn._for_host(self.call), self.call, epochs, self._passes)
 
-    def known(self, epochs: int | None) -> PassStream:
-        """A stream to ask for length and specs: one that is in use, or the next one."""
+    def current(self, epochs: int | None) -> PassStream:
+        """Returns a stream to query for length and specs: one in use, or the next one."""
         lent = self._lent.get(epochs)
         if lent is not None and not lent._iterator.closed:
             return lent
@@ -81,15 +82,15 @@ class Source:
         return self._spare[epochs]
 
     def cardinality(self, epochs: int | None, chain: Sequence[Step]) -> int:
-        """Number of elements behind a chain, INFINITE or UNKNOWN."""
-        return length(chain, stream_length(self.known(epochs)))
+        """Number of elements after a chain of steps, INFINITE or UNKNOWN."""
+        return length(chain, stream_length(self.current(epochs)))
 
     def spec(self, epochs: int | None, chain: Sequence[Step]) -> Any:
-        """Specs of an element behind a chain; dimension 0 is None where batches may be smaller."""
+        """Specs of an element after a chain; dimension 0 is None if batches may be smaller."""
         if self._spec is None:
-            self._spec = self.known(epochs).element_spec
+            self._spec = self.current(epochs).element_spec
         partial = self.config.last_batch_policy is LastBatchPolicy.PARTIAL
-        varies = partial or self.known(epochs)._iterator._plan is None
+        varies = partial or self.current(epochs)._iterator._plan is None
         spec: Any = {name: _spec(array, varies) for name, array in self._spec.items()}
         for step in chain:
             if isinstance(step, Enumerate):

@@ -1,4 +1,4 @@
-"""A stream of batches behind take, skip, repeat and enumerate."""
+"""`ChainedStream`: a stream of batches after take, skip, repeat and enumerate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORM = Form(
 
 
 def stream_length(stream: BatchStream) -> int:
-    """Number of batches of a whole stream, INFINITE, or UNKNOWN where only its source knows."""
+    """Number of batches of a whole stream, INFINITE or UNKNOWN."""
     if stream._num_epochs is None:
         return INFINITE
     try:
@@ -42,9 +42,9 @@ class _Place(NamedTuple):
     """A position in a chain.
 
     Attributes:
-        element: Number of the next element.
-        at: Number of the stream's next batch.
-        end: Length of the stream, once its end was seen.
+        element: Index of the next element.
+        at: Index of the stream's next batch.
+        end: Length of the stream, once its end was reached.
     """
 
     element: int = 0
@@ -53,32 +53,33 @@ class _Place(NamedTuple):
 
 
 class ChainedStream:
-    """The elements of a chain over a stream.
+    """The elements of a chain of steps over a stream.
 
-    Without steps, its states are the stream's; else they contain the stream's.
+    Without steps, its states are the stream's; otherwise they contain the stream's state.
 
     Args:
-        stream: The batches, from the start; it belongs to the chain.
-        chain: The steps applied to it; see `dalijax.adapters.tfdata.steps`.
+        stream: The batches, from the start; owned by the chain.
+        chain: The steps; see `dalijax.adapters.tfdata.steps`.
     """
 
     def __init__(self, stream: BatchStream, chain: Sequence[Step]):
         self.stream = stream
         self.chain = tuple(chain)
+        # Serializes calls of several threads; reentrant, because methods call each other.
         self._lock = threading.RLock()
-        self._steps = [repr(step) for step in chain]  # as states have them
+        self._steps = [repr(step) for step in chain]  # in the form of states
         self._place = _Place()
-        # The start of a call that has not ended: the chain's position, and the stream's.
+        # The start of a running or interrupted call: the positions of the chain and the stream.
         self._before: tuple[_Place, StreamMark] | None = None
 
     def next(self) -> tuple[Batch, tuple[int, ...]]:
-        """The next batch and its numbers by enumerate, the last step's first.
+        """Returns the next batch, and its numbers by enumerate, starting with the last step's.
 
         Raises:
-            StopIteration: After the last one, on each call.
+            StopIteration: After the last element, at each call.
             ValueError: If the stream is closed.
-            Exception: What ``next()`` of the stream raises. A batch that failed counts as an
-                element; anything else is tried again by the next call.
+            Exception: Any error of ``next()`` of the stream. A failed batch counts as an element;
+                after other errors, the following call tries again.
         """
         if not self.chain:
             return next(self.stream), ()
@@ -95,24 +96,24 @@ class ChainedStream:
     def _next(self) -> tuple[Batch, tuple[int, ...]]:
         while True:
             index, _, end = self._place
-            found = element(self.chain, self._total(), index)
-            if found is None:
+            location = element(self.chain, self._total(), index)
+            if location is None:
                 raise StopIteration
-            at, numbers = found
+            at, numbers = location
             self._move_to(at)
             if self._place.at == at:
-                behind = _Place(index + 1, at + 1, end)
+                after = _Place(index + 1, at + 1, end)
                 try:
                     batch = next(self.stream)
                 except StopIteration:
                     pass
                 except BatchError:
-                    self._place = behind
+                    self._place = after
                     raise
                 else:
-                    self._place = behind
+                    self._place = after
                     return batch, numbers
-            # The end shows the length if it was unknown, or if failed batches are left out.
+            # The end reveals the length if it was unknown, or if failed batches are skipped.
             if end == self._place.at:
                 raise StopIteration
             self._place = self._place._replace(end=self._place.at)
@@ -121,7 +122,7 @@ class ChainedStream:
         """Moves to an element, counted from 0; see `BatchStream.seek_step`.
 
         Raises:
-            ValueError: If there is no such element, or the batches before it are not known.
+            ValueError: If there is no such element, or it can't be mapped to a position.
         """
         if not self.chain:
             self.stream.seek_step(step)
@@ -133,12 +134,12 @@ class ChainedStream:
             count = length(self.chain, total)
             if 0 <= count < step:
                 raise ValueError(f"seek_step({step}): the dataset has only {count} elements")
-            at = self._behind(step, total)
+            at = self._batch_after(step, total)
             place = self._place._replace(element=step, at=at)
             self._begin()
             try:
                 self.stream.seek_step(at)
-            except Exception:  # nothing has changed
+            except Exception:  # the stream has not moved
                 self._before = None
                 raise
             self._place, self._before = place, None
@@ -147,35 +148,35 @@ class ChainedStream:
         return stream_length(self.stream) if self._place.end is None else self._place.end
 
     def _move_to(self, at: int) -> None:
-        """Moves the stream to a batch, or to its end; backwards from its start."""
+        """Moves the stream to a batch, or to its end; backwards by restarting it."""
         if at < self._place.at:
             self.stream.reset()
             self._place = self._place._replace(at=0)
         skipped = self._drop(at - self._place.at)
         self._place = self._place._replace(at=self._place.at + skipped)
 
-    def _behind(self, index: int, total: int) -> int:
-        """The number of the stream's next batch behind so many elements."""
+    def _batch_after(self, index: int, total: int) -> int:
+        """Returns the index of the stream's next batch after a number of elements."""
         last = element(self.chain, total, index - 1) if index else None
         return last[0] + 1 if last else 0
 
     def _drop(self, count: int) -> int:
-        """Drops some batches of the stream; returns how many there were.
+        """Drops batches of the stream; returns how many there were.
 
-        A source moves past batches without making them, and with ``on_error="skip"`` it would
-        count those that are left out.
+        With ``on_error="skip"``, batches are taken one by one, because a source would otherwise
+        count the batches that are to be skipped.
         """
         if self.stream._iterator._config.on_error != "skip":
             return self.stream._skip_at_most(count)
-        for done in range(count):
+        for dropped in range(count):
             try:
                 next(self.stream)
             except StopIteration:
-                return done
+                return dropped
         return count
 
     def _begin(self) -> None:
-        """Notes the position, to which the next call returns if this one is interrupted."""
+        """Saves the position, to which the next call returns if this call is interrupted."""
         self._settle()
         self._before = self._place, self.stream._mark()
 
@@ -184,14 +185,14 @@ class ChainedStream:
         if self._before is None:
             return
         self._place, mark = self._before
-        if not self.stream._go_back(mark):  # there is no state of these pipelines
+        if not self.stream._go_back(mark):  # the pipelines have no states
             self.stream.reset()
             self._place = self._place._replace(at=0)
-            self._move_to(self._behind(self._place.element, self._total()))
+            self._move_to(self._batch_after(self._place.element, self._total()))
         self._before = None
 
     def get_state(self) -> dict[str, Any]:
-        """The consumer's position, as a JSON value."""
+        """Returns the consumer's position as a JSON value."""
         if not self.chain:
             return self.stream.get_state()
         with self._lock:
@@ -206,10 +207,11 @@ class ChainedStream:
             )
 
     def set_state(self, saved: Mapping[str, Any] | str | bytes) -> None:
-        """Continues at a saved position.
+        """Restores a position.
 
         Raises:
-            StateError: If it is no state, or one of other data or steps; nothing has changed.
+            StateError: If it is not a state, or a state of different data or steps; nothing
+                changes.
         """
         if not self.chain:
             self.stream.set_state(saved)
@@ -223,36 +225,36 @@ class ChainedStream:
             self._begin()
             try:
                 self.stream.set_state(state["stream"])
-            except Exception:  # nothing has changed
+            except Exception:  # the stream has not moved
                 self._before = None
                 raise
             if not self._fits(*counts):
                 self._settle()
                 raise StateError(
                     f"the state is damaged, or of another batch size: element {element} is not at "
-                    f"batch {at} of {end} from epoch {first_epoch}. Make the dataset with the "
-                    "batch size that it had (take, skip and enumerate count batches), or restore "
+                    f"batch {at} of {end} from epoch {first_epoch}. Create the dataset with its "
+                    "original batch size (take, skip and enumerate count batches), or restore "
                     "an undamaged copy"
                 )
             self.stream._first_epoch = first_epoch
             self._place, self._before = _Place(element, at, end if end >= 0 else None), None
 
     def _fits(self, index: int, at: int, end: int, first: int) -> bool:
-        """Whether the stream's position agrees with a state's counts."""
+        """Returns whether the stream's position is consistent with a state's counts."""
         iterator, total = self.stream._iterator, stream_length(self.stream)
         endless = self.stream._num_epochs is None
         if not 0 <= first <= iterator.epoch or not (endless or first == self.stream._first_epoch):
             return False
         if total == UNKNOWN:
-            return True  # only the source knows
-        behind = iterator.total(iterator.epoch - first) + iterator.step
-        # Batches that were left out are behind the stream, and not counted here. Only a reader's
-        # states say how many.
+            return True  # can't be checked
+        num_before = iterator.total(iterator.epoch - first) + iterator.step
+        # Skipped batches are before the stream's position, but not counted in `at`. Only states of
+        # a reader contain their number.
         config = iterator._config
-        of_source = config.source is not None and config.on_error == "skip"
-        missing = behind if of_source else iterator._left_out
-        if not behind - missing <= at <= behind:
+        skips_in_source = config.source is not None and config.on_error == "skip"
+        missing = num_before if skips_in_source else iterator._left_out
+        if not num_before - missing <= at <= num_before:
             return False
         if end != UNKNOWN and (total == INFINITE or not total - missing <= end <= total):
             return False
-        return at in (total, end, self._behind(index, total if end == UNKNOWN else end))
+        return at in (total, end, self._batch_after(index, total if end == UNKNOWN else end))

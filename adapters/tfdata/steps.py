@@ -1,7 +1,7 @@
-"""take, skip, repeat and enumerate as arithmetic: the batch of a source behind each element.
+"""take, skip, repeat and enumerate as arithmetic: maps each element to a batch of the source.
 
-Every function is pure. A *chain* is the steps applied to a source, in order; ``total`` is the
-source's number of batches, INFINITE or UNKNOWN. Names and rules are tf.data.Dataset's.
+All functions are pure. A *chain* is the sequence of steps applied to a source; ``total`` is the
+source's number of batches, INFINITE or UNKNOWN. Names and rules are those of tf.data.Dataset.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ UNKNOWN = -2
 
 @dataclasses.dataclass(frozen=True)
 class Take:
-    """The first ``count`` elements; all of them where it is negative."""
+    """Takes the first ``count`` elements; all if it is negative."""
 
     count: int
 
     def length(self, total: int) -> int:
-        """Number of elements behind this step, of ``total`` before it."""
+        """Number of elements after this step, given ``total`` before it."""
         if total == UNKNOWN or self.count < 0:
             return total
         return self.count if total == INFINITE else min(self.count, total)
@@ -28,12 +28,12 @@ class Take:
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
-    """All but the first ``count`` elements; none of them where it is negative."""
+    """Skips the first ``count`` elements; all if it is negative."""
 
     count: int
 
     def length(self, total: int) -> int:
-        """Number of elements behind this step, of ``total`` before it."""
+        """Number of elements after this step, given ``total`` before it."""
         if total < 0:
             return total
         return 0 if self.count < 0 else max(0, total - self.count)
@@ -41,12 +41,12 @@ class Skip:
 
 @dataclasses.dataclass(frozen=True)
 class Repeat:
-    """The elements ``count`` times over; without end where it is negative."""
+    """Repeats the elements ``count`` times; endlessly if it is negative."""
 
     count: int
 
     def length(self, total: int) -> int:
-        """Number of elements behind this step, of ``total`` before it."""
+        """Number of elements after this step, given ``total`` before it."""
         if self.count == 0 or total == 0:
             return 0
         if self.count < 0:
@@ -56,12 +56,12 @@ class Repeat:
 
 @dataclasses.dataclass(frozen=True)
 class Enumerate:
-    """Pairs of a number, from ``start`` on, and an element."""
+    """Pairs each element with a number, counting from ``start``."""
 
     start: int
 
     def length(self, total: int) -> int:
-        """Number of elements behind this step, of ``total`` before it."""
+        """Number of elements after this step, given ``total`` before it."""
         return total
 
 
@@ -76,16 +76,16 @@ def length(chain: Sequence[Step], total: int) -> int:
 
 
 def element(chain: Sequence[Step], total: int, index: int) -> tuple[int, tuple[int, ...]] | None:
-    """The number of the source's batch that an element has.
+    """Maps an element to a batch of the source.
 
     Args:
         chain: The steps.
-        total: As above; UNKNOWN counts as INFINITE.
-        index: The element's number, from 0.
+        total: Number of batches; UNKNOWN counts as INFINITE.
+        index: Index of the element, from 0.
 
     Returns:
-        The batch's number, and the element's numbers by enumerate, the last step's first; None
-        behind the last element.
+        The index of the batch, and the element's numbers by enumerate, starting with the last
+        step's; None after the last element.
     """
     numbers: list[int] = []
     for at in reversed(range(len(chain))):

@@ -1,4 +1,4 @@
-"""From a `DALIDataset` to a real tf.data.Dataset."""
+"""Conversion of a `DALIDataset` to a tf.data.Dataset."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ with extra("tf", "DALIDataset.to_tf_dataset()"):
 __all__: list[str] = []
 
 
-# The types that the plugin's operator knows.
+# The types supported by the plugin's operator.
 _TYPES = (tf.float16, tf.float32, tf.uint8, tf.int16, tf.int32, tf.int64)
 
 
 def by_generator(
     generate: Callable[[], Iterator[Any]], element_spec: Any, count: int
 ) -> tf.data.Dataset:
-    """A dataset through from_generator.
+    """Creates a dataset by from_generator.
 
     Args:
-        generate: Gives an iterator over the elements.
-        element_spec: Their specs.
-        count: Their number, INFINITE or UNKNOWN.
+        generate: Returns an iterator over the elements.
+        element_spec: Specs of the elements.
+        count: Number of elements, INFINITE or UNKNOWN.
     """
 
     def encoded() -> Iterator[Any]:
         for element in generate():
             yield jax.tree_util.tree_map_with_path(_text_as_bytes, element)
 
-    # TensorFlow refers to the arrays that it is handed, and so keeps DALI's buffers alive.
+    # TensorFlow keeps references to the arrays, which keep DALI's buffers alive.
     generated = tf.data.Dataset.from_generator(
         lambda: _until_exit(encoded()), output_signature=element_spec
     )
@@ -53,7 +53,7 @@ def by_generator(
 
 
 def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
-    """Returns text as UTF-8, which TensorFlow can't do for names of files that are not UTF-8.
+    """Encodes text as UTF-8; TensorFlow can't encode names of files that are not UTF-8.
 
     Raises:
         TypeError: If an array of objects has a value that is not text.
@@ -64,8 +64,8 @@ def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
     for place, value in enumerate(array.flat):
         if not isinstance(value, (str, bytes)):
             raise TypeError(
-                f"to_tf_dataset() takes text, and {path[-1].key!r} has {value!r:.60}: make it "
-                "text in the source, like json.dumps(value), or leave the field out"
+                f"to_tf_dataset() only supports text, but {path[-1].key!r} has {value!r:.60}. "
+                "Convert it to text in the source, e.g. by json.dumps(value), or omit the field"
             )
         if isinstance(value, str):
             value = value.encode(errors="surrogateescape")
@@ -74,10 +74,10 @@ def _text_as_bytes(path: Sequence[Any], array: Any) -> Any:
 
 
 def _until_exit(elements: Iterator[Any]) -> Iterator[Any]:
-    """Ends the elements when Python ends.
+    """Ends the elements when Python exits.
 
-    TensorFlow's threads do not end with Python: they would print the error that they get, or need
-    the interpreter while the main thread waits for them.
+    TensorFlow's threads outlive Python's exit handlers: they would print an error, or need the
+    interpreter while the main thread waits for them.
     """
     while True:
         try:
@@ -93,18 +93,18 @@ def _until_exit(elements: Iterator[Any]) -> Iterator[Any]:
 
 
 def by_plugin(source: Source, epochs: int | None, chain: Sequence[Step]) -> tf.data.Dataset | None:
-    """A dataset through DALI's plugin; None where that can't deliver the same elements.
+    """Creates a dataset with DALI's plugin; None if it can't deliver the same elements.
 
     Args:
         source: The batches.
-        epochs: Number of epochs; None for no end.
+        epochs: Number of epochs; None: no end.
         chain: The steps that are applied to them.
     """
     try:
         from nvidia.dali.plugin import tf as plugin
     except ImportError:
         return None
-    config, iterator = source.config, source.known(epochs)._iterator
+    config, iterator = source.config, source.current(epochs)._iterator
     plan = iterator._plan
     if plan is None or not _is_regular(plan, config) or config.on_error == "skip":
         return None
@@ -141,16 +141,16 @@ def _counted(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
 
 
 def _is_regular(plan: EpochPlan, config: IteratorConfig) -> bool:
-    """Whether all epochs are alike, or each of the pipeline's batches is delivered whole."""
+    """Returns whether all epochs are equal, or each of the pipeline's batches is delivered."""
     stays = plan.stick or plan.num_shards == 1
     runs_on = plan.policy is LastBatchPolicy.FILL and config.mask is None
     return (plan.padded and stays) or runs_on
 
 
 def _pipeline(source: Source, plugin: Any) -> Pipeline | None:
-    """The pipeline, where it is on the CPU and nothing of it is Python."""
+    """Returns the pipeline, if it is on the CPU and does not call Python."""
     pipelines = source.prepared()[0]
-    if not isinstance(pipelines, FunctionSource):  # Python feeds them
+    if not isinstance(pipelines, FunctionSource):  # fed by Python
         return None
     pipeline = pipelines.define()
     if pipeline.device_id is not None or plugin._has_external_source(pipeline):
@@ -165,7 +165,7 @@ def _pipeline(source: Source, plugin: Any) -> Pipeline | None:
 def _delivered(
     raw: tf.data.Dataset, plan: EpochPlan, shard: int, config: IteratorConfig
 ) -> tf.data.Dataset:
-    """The delivered batches as dicts, the last ones of the epochs cut, dropped or masked."""
+    """Converts batches to dicts, and cuts, drops or masks the last batch of each epoch."""
     mask, names = config.mask, config.output_map
     if not plan.padded:
         return raw.map(lambda *arrays: dict(zip(names, arrays)))
@@ -173,7 +173,7 @@ def _delivered(
     counts = tf.constant([plan.valid(0, k, shard) for k in range(delivered)], tf.int64)
     cuts = plan.policy is LastBatchPolicy.PARTIAL
 
-    def kept(number: Any, arrays: Any) -> Any:
+    def is_delivered(number: Any, arrays: Any) -> Any:
         del arrays
         return number % consumed < delivered
 
@@ -185,7 +185,7 @@ def _delivered(
             cut[mask] = tf.range(rows, dtype=tf.int64) < count
         return cut
 
-    return raw.map(lambda *arrays: arrays).enumerate().filter(kept).map(batch)
+    return raw.map(lambda *arrays: arrays).enumerate().filter(is_delivered).map(batch)
 
 
 def _applied(dataset: tf.data.Dataset, step: Step) -> tf.data.Dataset:

@@ -245,15 +245,15 @@ class FedEngine(Engine[P]):
                     outcome = self._noted(outcome, outcome.masked)
                 error = outcome.error
                 if self._config.on_error != "skip" or error is None or not can_skip(error):
-                    return self._behind_skipped(outcome, skipped, from_start)
+                    return self._after_skipped(outcome, skipped, from_start)
                 fault: Exception | None = self._fault_of_graph(error)
                 if fault is None:
-                    skipped.append(self._left_out(*self._place(here), error))
+                    skipped.append(self._note_skipped(*self._place(here), error))
                     if len(skipped) >= self._most_skipped:
                         fault = every_batch_failed(skipped)
                 if fault is not None:
                     outcome = dataclasses.replace(outcome, error=fault)
-                    return self._behind_skipped(outcome, skipped, from_start=False)
+                    return self._after_skipped(outcome, skipped, from_start=False)
                 here = outcome.after
         except BaseException:
             if here is not self.position:  # what was skipped comes again

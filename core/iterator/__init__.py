@@ -1,6 +1,6 @@
-"""Pipelines over DALI's readers as an iterator with one position.
+"""Iterators over pipelines with DALI readers.
 
-The engine has the position, the iterator implements the protocol, and the epoch stream joins epochs
-for adapters without epochs. `core.api` composes iterators. Siblings (`core.feeding`,
-`core.functions`) are not imported.
+`reader_engine` holds the position and the pipelines, `iterator` implements the iterator protocol,
+and `batch_stream` joins epochs for adapters whose iterators have none. `core.api` composes
+iterators; this package imports neither `core.feeding` nor `core.functions`.
 """

@@ -1,4 +1,4 @@
-"""The engine of DALI's readers, and of other sources of a graph's own."""
+"""`ReaderEngine`: pipelines with DALI readers, or with their own Python sources."""
 
 from __future__ import annotations
 
@@ -50,31 +50,32 @@ from ..stats import InputStats
 
 _Error = TypeVar("_Error", bound=RuntimeError)
 _READER = re.compile(r"operator `[\w.]*readers\.")
-# A checkpoint costs 7 to 38 us: it is taken when a state is asked for (`Engine.checkpoint`), and
-# after so many batches, which are at most run again where DALI has none: after a failed batch, or
-# Ctrl-C.
+# A checkpoint costs 7 to 38 us. It is taken when a state is requested (`Engine.checkpoint`), and
+# after this number of batches. At most this many batches run again if DALI has no checkpoint, after
+# a failed batch or Ctrl-C.
 _MOST_TO_DROP = 8
-_MOST_NAMED = 8  # failed batches whose files are named, which costs new pipelines
-# The readers whose states are known; those of videos need a GPU, and are DALI's to judge.
+_MOST_NAMED = 8  # failed batches whose files are named, because each needs new pipelines
+# Readers whose states are checked. States of video readers need a GPU, and are checked by DALI.
 _KNOWN_STATES = READERS - {"video", "video_resize"}
-_MOST_SAMPLES = 1 << 31  # of a reader's pass, where nothing says how many it has
-_COUNTS = "failed, and counts as delivered; the next call goes on with the next one"
+_MOST_SAMPLES = 1 << 31  # bound for the samples in a reader's pass, if their number is unknown
+_COUNTS = "failed, and counts as delivered; the following call returns the next batch"
 _STOPPED = (
-    "can't be produced: with exec_dynamic=False nothing runs after a failure, of this batch or of "
-    "one prefetched behind it. Leave exec_dynamic=False out, and the next call goes on behind it"
+    "can't be produced: with exec_dynamic=False no batch runs after this batch, or a prefetched "
+    "later batch, has failed. Omit exec_dynamic=False, so that the following call continues after "
+    "the failed batch"
 )
 
 
 class _NoBatch(RuntimeError):
-    """The source has no batch where the epoch has one; it is no batch that failed."""
+    """The source ended before the epoch did."""
 
 
 class ReaderEngine(EpochEngine[Position]):
-    """Pipelines that read by themselves, at the consumer's position; see `Engine`.
+    """Pipelines that read data themselves, at the consumer's position; see `Engine`.
 
     Args:
-        source: Where the pipelines come from.
-        config: The iterator's arguments.
+        source: The factory of the pipelines.
+        config: Arguments of the iterator.
     """
 
     _marked = (*EpochEngine._marked, "_seed", "_fingerprint")
@@ -82,13 +83,13 @@ class ReaderEngine(EpochEngine[Position]):
     def __init__(self, source: PipelineSource, config: IteratorConfig):
         if config.on_error == "mask":
             raise ValueError(
-                "on_error='mask' is for iterators over a source, which know their records: a "
-                "reader's batch fails as a whole, and 'skip' leaves it out"
+                "on_error='mask' requires a source, whose records are known. A reader's batch "
+                "fails as a whole: use on_error='skip'"
             )
         if config.on_error == "skip" and (config.over_processes or config.hosts[1] > 1):
             raise ValueError(
-                "on_error='skip' over several processes, one of which would then be a batch ahead "
-                "of the others: leave it out, or use a source of dalijax.sources with "
+                "on_error='skip' over several processes: a process that skips a batch would be a "
+                "batch ahead of the others. Omit it, or use a source of dalijax.sources with "
                 "on_error='mask'"
             )
         super().__init__(Position(), config)
@@ -96,17 +97,17 @@ class ReaderEngine(EpochEngine[Position]):
         self._source = source
         self._runner: Runner | None = None
         self._fingerprint: Fingerprint | None = None
-        self._seed: int | None = None  # that a state brought
-        self._start = Checkpoints()  # of the first batch, once pipelines were built
-        # The number of the present epoch, and of its batches, all and without padding.
+        self._seed: int | None = None  # the seed of a restored state
+        self._start = Checkpoints()  # checkpoints of the first batch, once pipelines were built
+        # Current epoch, its number of batches, and its number of leading batches without padding.
         self._epoch_length = (-1, 0, 0)
-        self._exact: Position | None = None  # where the pipelines stand, unless a batch failed
+        self._exact: Position | None = None  # position of the pipelines, unless a batch failed
         self._most_to_drop = _MOST_TO_DROP
         self._failures_to_name = _MOST_NAMED
         self.compare_processes(source.name, self._outline())
 
     def _outline(self) -> dict[str, Any]:
-        """What processes must have in common, as far as it is known without pipelines."""
+        """Describes what processes must have in common, as far as known without pipelines."""
         config = self._config
         return {
             "function": self._source.name,
@@ -119,12 +120,12 @@ class ReaderEngine(EpochEngine[Position]):
         }
 
     def _shared_values(self) -> Values:
-        """What must be equal in all processes; see `Engine`."""
+        """Values that must be equal in all processes; see `Engine`."""
         self.prepare()
         if self.plan is None:
             self._end_cure = (
-                "Let the source of every process end after the same number of batches, or pass "
-                "size, the number of samples of an epoch"
+                "End the source of every process after the same number of batches, or pass size, "
+                "the number of samples of an epoch"
             )
         data, plan, shards = self.fingerprint(), self.plan, len(self.shards)
         if self._data_shards:
@@ -145,7 +146,7 @@ class ReaderEngine(EpochEngine[Position]):
                 "padding": "padded" if plan.padded else "unpadded",
                 "shards stay in place": str(plan.stick),
             }
-        if plan is None or plan.num_shards == shards:  # else each shard has files of its own
+        if plan is None or plan.num_shards == shards:  # otherwise each shard has its own files
             values["sources"] = [
                 line for line in data["sources"] if not line.partition(":")[0].endswith(".seed")
             ]
@@ -160,84 +161,84 @@ class ReaderEngine(EpochEngine[Position]):
 
     @property
     def step(self) -> int:
-        """Number of batches of the epoch that are behind the consumer, failed ones included."""
+        """Number of batches of the epoch before the position, including failed batches."""
         return self.position.step
 
     @property
     def num_failed(self) -> int:
-        """Number of batches behind the consumer that failed."""
+        """Number of failed batches before the position."""
         return self.position.errors
 
     def skip(self, batches: int) -> int:
-        """Moves behind so many batches, or to the end of the epoch; returns their number."""
-        done = 0
-        while done < batches:
+        """Moves past up to ``batches`` batches of the epoch; returns how many."""
+        skipped = 0
+        while skipped < batches:
             self._outcome = self._outcome or self._next_outcome(discard)
             if self._outcome.ended:
                 break
             self.advance()
-            done += 1
-        return done
+            skipped += 1
+        return skipped
 
     def at_end(self) -> bool:
-        """Whether every batch of the epoch is behind the consumer."""
+        """Whether all batches of the epoch are before the position."""
         peeked = self._outcome
-        if peeked is not None:  # failed batches that are left out lie before an end behind them
+        if peeked is not None:  # the end may be after failed batches, which are still to be skipped
             return peeked.ended and peeked.after.step == self.position.step
         return self._is_end(self.position)
 
     def next_epoch(self) -> None:
-        """Moves from the end of an epoch to the start of the next one."""
+        """Moves from the end of an epoch to the start of the next epoch."""
         if self._outcome is not None:
             self.advance()
         self.runner()
         self.checkpoint()
-        here = self._with_start(self.position)
-        start, epoch = here.checkpoints or Checkpoints(), here.epoch + 1
+        position = self._with_start(self.position)
+        start, epoch = position.checkpoints or Checkpoints(), position.epoch + 1
         if self.plan is not None:
-            epoch = self.plan.next_epoch(here.epoch)
-            behind = self.plan.first_batch(here.epoch) + here.step
-            skipped = self.plan.first_batch(epoch) - behind
+            epoch = self.plan.next_epoch(position.epoch)
+            num_run = self.plan.first_batch(position.epoch) + position.step
+            skipped = self.plan.first_batch(epoch) - num_run
             start = start.later(skipped)
             self.runner().to_drop += skipped
         else:
             self.runner().restart()
             start = Checkpoints(self.runner().checkpoints())
-        self.position = Position(epoch, 0, start, start, here.errors)
+        self.position = Position(epoch, 0, start, start, position.errors)
 
     def rewind(self) -> None:
         """Moves back to the start of the epoch.
 
         Raises:
-            RuntimeError: If nothing says how the pipelines stood there.
+            RuntimeError: If the pipelines' state at the start is unknown.
         """
-        here = self.position
-        if here.step == 0:
+        position = self.position
+        if position.step == 0:
             return
-        start = here.epoch_start or Checkpoints()
+        start = position.epoch_start or Checkpoints()
         exact = start.data is not None and not self._source.unresumable
-        if not self._source.rebuildable or not (exact or here.epoch == 0):
-            why = self._source.unresumable or "the pipelines can't be built again"
+        if not self._source.rebuildable or not (exact or position.epoch == 0):
+            reason = self._source.unresumable or "the pipelines can't be rebuilt"
             raise RuntimeError(
-                f"reset() at batch {here.step} of epoch {here.epoch} can't go back to the "
-                f"epoch's start: {why}. Finish the epoch first, or use dalijax.data_iterator "
-                "over a source that DALI can checkpoint"
+                f"reset() at batch {position.step} of epoch {position.epoch} can't return to the "
+                f"start of the epoch: {reason}. Finish the epoch first, or use "
+                "dalijax.data_iterator over a source that DALI can checkpoint"
             )
-        again = start if exact else None
-        self.go_to(Position(here.epoch, 0, again, again, here.errors))
+        checkpoints = start if exact else None
+        self.go_to(Position(position.epoch, 0, checkpoints, checkpoints, position.errors))
 
     def go_to(self, position: Position) -> None:
-        """Moves to a position, whose pipelines are built when they are next used."""
+        """Moves to a position; the pipelines are built at their next use."""
         self.drop()
         self.position = position
 
     def get_state(self) -> dict[str, Any]:
-        """The consumer's position, as a plain JSON value; see `Engine`."""
+        """Returns the consumer's position as a JSON value; see `Engine`."""
         check_resumable(self._source)
         self.checkpoint()
-        # A lazy iterator's first state stays what it was before the pipelines were built.
-        known = self.position.checkpoints is not None
-        data = self.fingerprint() if known else self._unknown()
+        # The first state of a lazy iterator does not change when the pipelines are built.
+        is_built = self.position.checkpoints is not None
+        data = self.fingerprint() if is_built else self._unknown()
         return reader_state.encode(self.position, data)
 
     def set_state(
@@ -249,79 +250,79 @@ class ReaderEngine(EpochEngine[Position]):
         self.restore(reader_state.decode(state), allow, named)
 
     def keep_seed(self, other: ReaderEngine) -> None:
-        """Takes the seed that a state brought to another engine; nothing is built yet."""
+        """Adopts the restored seed of another engine, without building pipelines."""
         self._seed = other._seed
         self._source.set_seed(self._seed)
 
     def checkpoints(self) -> list[bytes]:
-        """The state as bytes for each pipeline; see `Engine`."""
+        """Returns the state as bytes for each pipeline; see `Engine`."""
         return dali_checkpoints.to_bytes(self.get_state())
 
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves to the position of checkpoints, ours or DALI's plugin's; see `Engine`."""
+        """Moves to the position of checkpoints of this package or of DALI's plugin."""
         saved = self._read_checkpoints(pieces)
         check_resumable(self._source)
         self.restore(saved, allow)
 
     def _read_checkpoints(self, pieces: Sequence[bytes]) -> ReaderState:
-        """Reads checkpoints of this package, or of DALI's plugin."""
+        """Parses checkpoints of this package or of DALI's plugin."""
         saved = dali_checkpoints.read(pieces)
         if saved is not None:
             return saved
-        self.runner()  # DALI's counters say nothing without the epochs
+        self.runner()  # DALI's counters can only be interpreted with the epochs
         position = dali_checkpoints.of_dali(pieces, self.plan, self.shards)
         return ReaderState(position, self.fingerprint())
 
     def stands_restored(self) -> bool:
-        """Takes the position of checkpoints that the pipelines were made at; False without any.
+        """Adopts the checkpoint passed to the pipelines, if any; returns whether there was one.
 
         Raises:
-            StateError: If they are of other data, or no iterator over these ever stands there.
+            StateError: If it belongs to different data, or has an impossible position.
         """
         if not self._source.restored:
             return False
         runner = self.runner()
         saved = self._read_checkpoints(self._source.restored)
         check_resumable(self._source)
-        if found := differences(saved.fingerprint, self.fingerprint()):
-            raise StateError.of_other_data(found)
+        if changes := differences(saved.fingerprint, self.fingerprint()):
+            raise StateError.of_other_data(changes)
         self._check_reach(saved.position)
         self.position = saved.position
-        here = saved.position.checkpoints
-        runner.to_drop = here.to_drop if here else 0
+        checkpoints = saved.position.checkpoints
+        runner.to_drop = checkpoints.to_drop if checkpoints else 0
         return True
 
     def restore(
         self, saved: ReaderState, allow: Sequence[str] = (), named: Sequence[str] = ()
     ) -> None:
-        """Moves to a saved position, with new pipelines that stand there.
+        """Moves to a saved position, by building new pipelines there.
 
         Args:
-            saved: The position, and what it belongs to.
-            allow: Names of differences to go on with.
-            named: Further ones, each of which must name something.
+            saved: The position and the fingerprint of its data.
+            allow: Names of differences to ignore.
+            named: Further names, each of which must match a difference.
 
         Raises:
-            StateError: If it is of other data, or DALI refuses its part; nothing has changed.
-            Exception: If no pipelines can be built at all; nothing has changed.
+            StateError: If it belongs to different data, or DALI rejects its part; nothing changes.
+            Exception: If no pipelines can be built; nothing changes.
         """
         with self._with_seed_of(saved.fingerprint):
             self._restore(saved, allow, named)
 
     @contextlib.contextmanager
     def _with_seed_of(self, saved: Fingerprint) -> Iterator[None]:
-        """Has a saved seed stand for one that the caller left out, unless the state is refused."""
-        seed, known = saved["seed"], self._fingerprint
+        """Uses the state's seed if the caller gave none, unless the block raises."""
+        seed, own_fingerprint = saved["seed"], self._fingerprint
         if not 0 <= seed < 1 << 63 or not self._source.takes_seed():
             yield
             return
         self._seed, before = seed, self._seed
         self._source.set_seed(seed)
-        self._fingerprint = known and known | {"seed": seed}
+        self._fingerprint = own_fingerprint and own_fingerprint | {"seed": seed}
         try:
             yield
         except BaseException:
-            self._seed, self._fingerprint = before, known
+            self._seed, self._fingerprint = before, own_fingerprint
             self._source.set_seed(before)
             raise
 
@@ -342,9 +343,10 @@ class ReaderEngine(EpochEngine[Position]):
             return
         if not self._source.rebuildable:
             raise StateError(
-                "these pipelines can't be built again, and so not at a state: DALI does not "
-                "serialise their Python sources or functions. Use dalijax.data_iterator of their "
-                "function, which restores this state; or make them at checkpoints() of an iterator"
+                "these pipelines can't be rebuilt, so set_state() can't restore them: DALI does "
+                "not serialize their Python sources or functions. Use dalijax.data_iterator with "
+                "their function, which can restore this state, or create them from checkpoints() "
+                "of an iterator"
             )
         self.drop()
         try:
@@ -360,38 +362,38 @@ class ReaderEngine(EpochEngine[Position]):
         allow: Sequence[str],
         named: Sequence[str],
     ) -> Position:
-        """Builds pipelines at a saved position; returns it, with their checkpoints."""
+        """Builds pipelines at a saved position; returns it with their checkpoints."""
         refusal = self._try_to_build(saved, checkpoints)
         if refusal is not None:
-            self._build(Checkpoints())  # what differs says more
+            self._build(Checkpoints())  # to report the differences instead of DALI's error
         check(saved.fingerprint, self.fingerprint(), allow, named)
         self._check_reach(saved.position)
         names = renamed(saved.fingerprint, self.fingerprint())
         if names is not None:
             return self._build_renamed(saved.position, names)
-        if refusal is not None:  # without the checkpoints the pipelines were built
+        if refusal is not None:  # no difference explains it
             raise _refusal(refusal)
         return saved.position
 
     def _try_to_build(self, saved: ReaderState, checkpoints: Checkpoints) -> Exception | None:
-        """Builds pipelines at checkpoints; the error where they refuse them."""
+        """Builds pipelines at checkpoints; returns the error if they are rejected."""
         try:
             _check_forms(saved, self._config.reader_name)
             self._build(checkpoints)
         except (RuntimeError, StateError) as error:
             return error
-        except (ValueError, LookupError, TypeError) as error:  # DALI reads its texts in Python, too
+        except (ValueError, LookupError, TypeError) as error:  # DALI parses some parts in Python
             refusal = StateError(f"DALI can't read its part of the state: {error!r}")
             refusal.__cause__ = error
             return refusal
         return None
 
     def _build_renamed(self, position: Position, names: Mapping[str, str]) -> Position:
-        """Builds pipelines whose operators came, went or were renamed, at a position before that.
+        """Builds pipelines with added, removed or renamed operators, at a position before that.
 
         Args:
-            position: The position; each state in it goes to the operator that it is of.
-            names: The names of operators in it, by those that they have now.
+            position: The position; each operator receives its own saved state.
+            names: Maps current names of operators to their names in the position.
 
         Returns:
             The position, with checkpoints of the new pipelines.
@@ -400,11 +402,13 @@ class ReaderEngine(EpochEngine[Position]):
         start = self._build(Checkpoints()).checkpoints() or ()
         self.drop()
 
-        def moved(one: Checkpoints | None) -> Checkpoints | None:
-            if one is None or one.data is None:
-                return one
-            pairs = zip(one.data, start, strict=True)
-            return Checkpoints(tuple(for_operators(*pair, names) for pair in pairs), one.to_drop)
+        def moved(checkpoints: Checkpoints | None) -> Checkpoints | None:
+            if checkpoints is None or checkpoints.data is None:
+                return checkpoints
+            pairs = zip(checkpoints.data, start, strict=True)
+            return Checkpoints(
+                tuple(for_operators(*pair, names) for pair in pairs), checkpoints.to_drop
+            )
 
         position = dataclasses.replace(
             position,
@@ -418,28 +422,31 @@ class ReaderEngine(EpochEngine[Position]):
         return position
 
     def _check_reach(self, position: Position) -> None:
-        """Raises StateError where no iterator over these epochs ever stands at a position."""
-        here, start = position.checkpoints or Checkpoints(), position.epoch_start or Checkpoints()
-        counts = {len(one.data) for one in (here, start) if one.data is not None}
+        """Raises StateError if no iterator over these epochs can reach a position."""
+        current, start = (
+            position.checkpoints or Checkpoints(),
+            position.epoch_start or Checkpoints(),
+        )
+        counts = {len(point.data) for point in (current, start) if point.data is not None}
         wrong = [f"{count} pipelines" for count in counts if count != len(self.shards)]
         least, most = 0, _MOST_TO_DROP + position.errors
         if self.plan is not None:
             delivered = self.plan.delivered(position.epoch, self.shards[0])
             if position.step > delivered:
                 wrong.append(f"step {position.step} of {delivered}")
-            if position.step == delivered:  # DALI's own DROP is behind what it drops
+            if position.step == delivered:  # DALI's DROP has already run the dropped batches
                 least = min(0, delivered - self.plan.consumed(position.epoch))
-            # Between epochs, and failed batches do not end them.
+            # Batches between epochs; failed batches do not end an epoch.
             most += (1 + position.errors) * self.plan.gap(position.epoch)
-            if not delivered:  # epochs without a batch add up
+            if not delivered:  # epochs without a batch accumulate
                 most += self.plan.first_batch(position.epoch)
-        for to_drop, lowest in ((here.to_drop, least), (start.to_drop, 0)):
+        for to_drop, lowest in ((current.to_drop, least), (start.to_drop, 0)):
             if not lowest <= to_drop <= most:
                 wrong.append(f"{to_drop} batches to drop")
         if wrong:
             raise damaged(
-                f"no iterator over these data has {' or '.join(wrong)} in epoch {position.epoch}, "
-                f"after {position.errors} errors"
+                f"no iterator over these data can have {' or '.join(wrong)} in epoch "
+                f"{position.epoch}, after {position.errors} errors"
             )
 
     def _number(self, outcome: Outcome[Position]) -> tuple[int, int]:
@@ -450,7 +457,7 @@ class ReaderEngine(EpochEngine[Position]):
         return seed
 
     def count(self, stats: InputStats, outcome: Outcome[Position]) -> None:
-        """Counts a batch that is delivered."""
+        """Counts a delivered batch."""
         epoch, step = self._number(outcome)
         plan, rows = self.plan, self.batch_size * len(self.shards)
         examples, padding = rows, 0
@@ -460,16 +467,16 @@ class ReaderEngine(EpochEngine[Position]):
         stats.delivered(epoch, step, examples, padding, outcome.after.errors)
 
     def checkpoint(self) -> None:
-        """Takes DALI's checkpoint of the position, while DALI can still give it."""
-        here = self.position
-        if here is self._exact and here.checkpoints and here.checkpoints.to_drop:
+        """Takes DALI's checkpoint of the position, while DALI can still provide it."""
+        position = self.position
+        if position is self._exact and position.checkpoints and position.checkpoints.to_drop:
             exact = Checkpoints(self.runner().checkpoints())
-            self.position = self._exact = dataclasses.replace(here, checkpoints=exact)
+            self.position = self._exact = dataclasses.replace(position, checkpoints=exact)
 
     # The pipelines
 
     def runner(self) -> Runner:
-        """The running pipelines, built at the position if there are none."""
+        """Returns the running pipelines; builds them at the position if necessary."""
         return self._runner_at(self.position)
 
     def prepare(self) -> None:
@@ -487,29 +494,31 @@ class ReaderEngine(EpochEngine[Position]):
 
     @contextlib.contextmanager
     def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
-        """Pipelines of the same graph, to run beside these; see `Engine`."""
+        """Creates pipelines of the same graph, to run in addition to these; see `Engine`."""
         pipelines = [define(None) for define in self._source.definitions()]
         if not pipelines:
             raise NoReplica(
-                "these pipelines were made by hand, and their graph can't be cut: use "
-                "dalijax.data_iterator, which knows the function that defines it"
+                "the graph of handmade pipelines can't be replicated. Use dalijax.data_iterator, "
+                "which calls the function that defines the graph"
             )
-        # What runs beside would move a Python source, or a function's state, on.
-        why = self._source.unresumable
-        python = [one for one in operators(pipelines[0]) if runs_python(one)]
-        # Not public: what calls a source of fn.external_source.
-        if any(getattr(getattr(one, "_group", None), "parallel", False) for one in python):
-            why = "parallel=True has worker processes of its own"
-        if why and python:
+        # Running replicas would advance a Python source, or the state of a function.
+        reason = self._source.unresumable
+        python = [operator for operator in operators(pipelines[0]) if runs_python(operator)]
+        # Private in DALI: the group of an external source.
+        if any(
+            getattr(getattr(operator, "_group", None), "parallel", False) for operator in python
+        ):
+            reason = "parallel=True has its own worker processes"
+        if reason and python:
             names = ", ".join(dict.fromkeys(map(operator_name, python)))
-            raise NoReplica(f"{names} can't run a second time beside itself: {why}")
+            raise NoReplica(f"{names} can't run a second time in parallel: {reason}")
         yield pipelines, ""
 
     def _with_start(self, position: Position) -> Position:
-        """A position with checkpoints: one from before the first build gets those of the start.
+        """Adds the checkpoints of the start to a position from before the first build.
 
-        The consumer's own has none until it moves: a first state is the same before and after the
-        pipelines were built.
+        The consumer's own position stays without checkpoints until it moves, so that the first
+        state does not change when the pipelines are built.
         """
         if position.checkpoints is not None:
             return position
@@ -536,7 +545,7 @@ class ReaderEngine(EpochEngine[Position]):
         config, source = self._config, self._source
         check_outputs(pipelines[0], config.output_map)
         plan, shards = epochs_of(pipelines, config, self._data_shards)
-        if not self.shards:  # what is built later is of the same source
+        if not self.shards:  # rebuilt pipelines have the same source
             check_shards(pipelines, config, self._data_shards, source)
             if plan is None:
                 check_epochs(pipelines, config, source)
@@ -545,7 +554,7 @@ class ReaderEngine(EpochEngine[Position]):
         self.device_ids = tuple(pipeline.device_id for pipeline in pipelines)
 
     def fingerprint(self) -> Fingerprint:
-        """The identity of the data; blank before the first build."""
+        """Returns the identity of the data; blank before the first build."""
         if self._fingerprint is None:
             if not self.batch_size:  # never built
                 return self._unknown()
@@ -556,30 +565,30 @@ class ReaderEngine(EpochEngine[Position]):
                 self._source.serialized,
                 batch_map=self._batch_map_names,
             )
-            seed = self._source.seed  # that of all shards, not the first one's here
-            if seed is not None and seed >= 0:  # DALI draws one instead of a negative one
+            seed = self._source.seed  # the common seed, instead of the first shard's
+            if seed is not None and seed >= 0:  # for a negative seed, DALI draws one
                 self._fingerprint["seed"] = seed
         return self._fingerprint
 
     def _unknown(self) -> Fingerprint:
-        """The fingerprint before the first build."""
+        """Returns the fingerprint before the first build."""
         return unknown() | {"outputs": list(self._config.output_map)}
 
     def _can_stand_at(self, position: Position) -> bool:
-        """Whether new pipelines can be built to stand at a position."""
+        """Whether new pipelines can be built at a position."""
         checkpoints = position.checkpoints
         exact = checkpoints is None or checkpoints.data is not None
         return exact and self._source.rebuildable and not self._source.unresumable
 
     def _stand_again_at(self, position: Position) -> bool:
-        """Drops the pipelines if new ones can stand at a position; returns whether they can."""
-        can = self._can_stand_at(position)
-        if can:
+        """Drops the pipelines if new ones can be built at a position; returns whether they can."""
+        is_possible = self._can_stand_at(position)
+        if is_possible:
             self.drop()
-        return can
+        return is_possible
 
     def drop(self) -> None:
-        """Frees the pipelines and what was peeked; the next use builds them, at the position."""
+        """Frees the pipelines and a peeked batch; the next use builds pipelines at the position."""
         runner, self._runner = self._runner, None
         self._outcome = self._exact = None
         if runner is not None:
@@ -601,75 +610,76 @@ class ReaderEngine(EpochEngine[Position]):
         return self._epoch_length[1]
 
     def following_epoch(self) -> int:
-        """Number of the next epoch that has a batch of its own."""
+        """Number of the next epoch that has its own batch."""
         return self.epoch + 1 if self.plan is None else self.plan.next_epoch(self.epoch)
 
-    def _is_end(self, here: Position) -> bool:
-        runner = self._runner_at(here)
-        total = self._length_of(here.epoch)
+    def _is_end(self, position: Position) -> bool:
+        runner = self._runner_at(position)
+        total = self._length_of(position.epoch)
         if total is not None:
-            return here.step >= total
-        # An ended source at the start of an epoch is one to restart, or an error.
-        return here.step > 0 and runner.ended()
+            return position.step >= total
+        # If the source ended at the start of an epoch, it is restarted or an error is raised.
+        return position.step > 0 and runner.ended()
 
-    def _valid(self, outputs: Sequence[Outputs], here: Position) -> list[int]:
-        """Checks the size of each pipeline's batch; returns how many samples are of the epoch."""
+    def _valid(self, outputs: Sequence[Outputs], position: Position) -> list[int]:
+        """Checks each pipeline's batch size; returns how many samples belong to the epoch."""
         lengths = [len(tensors[0]) for tensors in outputs]
         if self.plan is None:
             if self._config.over_processes and lengths != [self.batch_size]:
                 raise ValueError(
-                    f"the pipeline gave a batch of {lengths[0]} samples, not of "
-                    f"{self.batch_size}: over several processes each batch must be whole, since "
-                    "none knows how many samples the others have. Let the source drop the rest"
+                    f"the pipeline returned a batch of {lengths[0]} samples instead of "
+                    f"{self.batch_size}. Over several processes each batch must be full, because "
+                    "no process knows the batches of the others. Drop the remaining samples in the "
+                    "source"
                 )
             return lengths
         if lengths != [self.batch_size] * len(lengths):
             raise ValueError(
-                f"the pipelines gave batches of {lengths} samples, not of {self.batch_size}: "
-                "with size or reader_name each batch must be whole. Leave size out (-1) for a "
-                "source of smaller batches"
+                f"the pipelines returned batches of {lengths} samples instead of "
+                f"{self.batch_size}: with size or reader_name each batch must be full. For a "
+                "source with smaller batches, omit size (-1)"
             )
-        if self._epoch_length[0] == here.epoch and here.step < self._epoch_length[2]:
+        if self._epoch_length[0] == position.epoch and position.step < self._epoch_length[2]:
             return lengths
-        return [self.plan.valid(here.epoch, here.step, shard) for shard in self.shards]
+        return [self.plan.valid(position.epoch, position.step, shard) for shard in self.shards]
 
     # Batches
 
     def _next_outcome(
         self, convert: Callable[[Sequence[Outputs]], Any] | None = None
     ) -> Outcome[Position]:
-        """The first outcome from the position on that ``on_error`` does not leave out.
+        """Returns the first outcome from the position that ``on_error`` does not skip.
 
         Args:
-            convert: Makes something else than a batch of the pipelines' outputs.
+            convert: Converts the pipelines' outputs to something other than a batch.
         """
         self.runner()
-        here, skipped = self._with_start(self.position), list[FailedBatch]()
-        from_start = here.step == 0
+        position, skipped = self._with_start(self.position), list[FailedBatch]()
+        from_start = position.step == 0
         outcome: Outcome[Position] | None
         named: BatchError | None
         while True:
-            outcome = self._outcome_at(here, convert)
+            outcome = self._outcome_at(position, convert)
             try:
                 if not isinstance(outcome.error, BatchError):
                     self._works = self._works or (outcome.error is None and not outcome.ended)
-                    return self._behind_skipped(outcome, skipped, from_start)
-                named = self._with_files(outcome.error, here.checkpoints)
+                    return self._after_skipped(outcome, skipped, from_start)
+                named = self._with_files(outcome.error, position.checkpoints)
                 if self._config.on_error != "skip" or not can_skip(named):
-                    return self._behind_skipped(
+                    return self._after_skipped(
                         dataclasses.replace(outcome, error=named), skipped, from_start
                     )
                 if (fault := self._fault_of_graph(named)) is not None:
-                    return self._behind_skipped(
+                    return self._after_skipped(
                         dataclasses.replace(outcome, error=fault), skipped, from_start
                     )
-                skipped.append(self._left_out(here.epoch, here.step, named))
-                here = outcome.after
+                skipped.append(self._note_skipped(position.epoch, position.step, named))
+                position = outcome.after
             finally:
-                outcome = named = None  # an error's traceback has this frame: see `_outcome_at`
+                outcome = named = None  # a traceback refers to this frame: see `_outcome_at`
 
     def _with_files(self, error: BatchError, checkpoints: Checkpoints | None) -> BatchError:
-        """Adds its files to the error of a failed batch, for the first few of them."""
+        """Adds file names to the error of a failed batch, for the first few failures."""
         if checkpoints is None or checkpoints.data is None or not self._failures_to_name:
             return error
         self._failures_to_name -= 1
@@ -678,110 +688,114 @@ class ReaderEngine(EpochEngine[Position]):
 
     def _outcome_at(
         self,
-        here: Position,
+        position: Position,
         convert: Callable[[Sequence[Outputs]], Any] | None,
         retries: int = 0,
     ) -> Outcome[Position]:
-        """The outcome of the run at a position, where the pipelines stand.
+        """Runs the pipelines, which are at a position; returns the outcome.
 
         Args:
-            here: The position.
+            position: The position.
             convert: See `_next_outcome`.
             retries: Number of retries so far.
 
         Raises:
-            Exception: What the pipelines' own source raised; its batch stays the next one.
+            Exception: Any error of the pipelines' own source; its batch stays the next batch.
             RuntimeError: If the source has no batch although the epoch has one.
         """
-        if self._is_end(here):
-            return Outcome(here, ended=True)
-        exact, self._exact = self._exact, None  # a call that is broken off may have taken a batch
+        if self._is_end(position):
+            return Outcome(position, ended=True)
+        exact, self._exact = self._exact, None  # an interrupted run may have taken a batch
         batch: Any = None
         error: Exception | None = None
         try:
-            batch = self._run(here, convert or (lambda outputs: self._to_batch(outputs, here)))
+            batch = self._run(
+                position, convert or (lambda outputs: self._to_batch(outputs, position))
+            )
         except SourceEnded:
-            self._exact = exact  # nothing was taken
-            return Outcome(here, ended=True)
+            self._exact = exact  # no batch was taken
+            return Outcome(position, ended=True)
         except _NoBatch:
             raise
         except SourceError as failed:
-            self._stand_again_at(here)
+            self._stand_again_at(position)
             raise (failed.__cause__ or failed) from None
         except RuntimeError as failed:
-            if self._can_retry(failed, here, retries):
-                return self._outcome_at(here, convert, retries + 1)
-            error = _batch_error(failed, here)
-        except Exception as failed:  # no array can be made of it
+            if self._can_retry(failed, position, retries):
+                return self._outcome_at(position, convert, retries + 1)
+            error = _batch_error(failed, position)
+        except Exception as failed:  # the outputs can't be converted to arrays
             error = failed
         after = Position(
-            here.epoch,
-            here.step + 1,
-            self._checkpoints_after(here, error is not None),
-            here.epoch_start,
-            here.errors + (error is not None),
+            position.epoch,
+            position.step + 1,
+            self._checkpoints_after(position, error is not None),
+            position.epoch_start,
+            position.errors + (error is not None),
         )
         self._exact = after if error is None else None
         try:
             return Outcome(after, batch, error)
         finally:
-            del error  # its traceback has this frame: together they would keep the batch
+            del error  # its traceback refers to this frame: the cycle would keep the batch alive
 
-    def _can_retry(self, failed: RuntimeError, here: Position, retries: int) -> bool:
-        """Whether new pipelines may give a batch that failed; False if it counts as delivered.
+    def _can_retry(self, failed: RuntimeError, position: Position, retries: int) -> bool:
+        """Returns whether new pipelines may produce a failed batch; False: it counts as delivered.
 
         Raises:
-            RuntimeError: If it stays the next one: its reader or the environment failed, or nothing
-                runs any more.
+            RuntimeError: If the batch stays the next batch, because its reader or the environment
+                failed, or the pipelines stopped.
         """
         environment, reads = failure_of(failed).environment, _READER.search(str(failed))
-        if environment and retries < len(RETRY_DELAYS) and self._stand_again_at(here):
+        if environment and retries < len(RETRY_DELAYS) and self._stand_again_at(position):
             time.sleep(RETRY_DELAYS[retries])
             return True
         if reads:
-            # DALI's readers never run again after an error: new ones stand there again.
-            stands = self._stand_again_at(here)
+            # DALI's readers can't continue after an error: new ones are built at the position.
+            stands = self._stand_again_at(position)
             cure = ""
             if is_unmappable(failed):
                 if stands and self._source.unmap():
-                    return True  # an empty file fails alone now, and not the batches before it
-                cure = "; pass dont_use_mmap=True to its reader, and an empty file fails alone"
-            what = f"can't be read{cure}; the next call tries it again"
+                    return True  # now an empty file fails alone, without the batches before it
+                cure = ". Pass dont_use_mmap=True to its reader, so that an empty file fails alone"
+            problem = f"can't be read{cure}; the following call tries it again"
             if self._config.on_error == "skip" and not environment:
-                what += (
-                    ". on_error='skip' can't leave it out: DALI's reader itself refuses the file, "
-                    "and stops. Repair or remove the file, or use a source of dalijax.sources, "
-                    "which leaves out single records"
+                problem += (
+                    ". on_error='skip' can't skip it, because DALI's reader rejects the file and "
+                    "stops. Repair or remove the file, or use a source of dalijax.sources, which "
+                    "skips single records"
                 )
-            raise _described(failed, here, what, RuntimeError) from failed
-        if environment and self._stand_again_at(here):
-            what = "can't be made, and not because of its files; the next call tries it again"
-            raise _described(failed, here, what, RuntimeError) from failed
-        if self.runner().stopped:  # by this batch, or by one prefetched behind it
-            self._stand_again_at(here)
-            raise _described(failed, here, _STOPPED, RuntimeError) from failed
+            raise _described(failed, position, problem, RuntimeError) from failed
+        if environment and self._stand_again_at(position):
+            problem = (
+                "can't be produced, but not because of its files; the following call tries it again"
+            )
+            raise _described(failed, position, problem, RuntimeError) from failed
+        if self.runner().stopped:  # after this batch, or a prefetched later batch, failed
+            self._stand_again_at(position)
+            raise _described(failed, position, _STOPPED, RuntimeError) from failed
         return False
 
-    def _checkpoints_after(self, here: Position, failed: bool) -> Checkpoints:
-        """Where the pipelines must stand for the batch behind a position."""
-        before = here.checkpoints or Checkpoints()
+    def _checkpoints_after(self, position: Position, failed: bool) -> Checkpoints:
+        """Returns the checkpoints for the batch after a position."""
+        before = position.checkpoints or Checkpoints()
         later = Checkpoints(before.data, before.to_drop + 1)
-        if failed:  # DALI's checkpoint is incomplete then, and others may fail, too
+        if failed:  # DALI's checkpoint is incomplete, and other batches may fail, too
             self._most_to_drop = 0
             return later
-        # Batches of a reader may be run again; other sources may end in between, or can't be built.
-        again = self._config.reader_name is not None and self._source.rebuildable
-        begun = here.step == 0 or later.data is None
-        if again and not begun and later.to_drop < self._most_to_drop:
+        # Batches of a reader can run again; other sources may have ended, or can't be rebuilt.
+        can_rerun = self._config.reader_name is not None and self._source.rebuildable
+        is_first = position.step == 0 or later.data is None
+        if can_rerun and not is_first and later.to_drop < self._most_to_drop:
             return later
         return Checkpoints(self.runner().checkpoints())
 
-    def _to_batch(self, outputs: Sequence[Outputs], here: Position) -> Batch:
-        runner = self._runner_at(here)
-        return self.make_batch(outputs, self._valid(outputs, here), not runner.dynamic)
+    def _to_batch(self, outputs: Sequence[Outputs], position: Position) -> Batch:
+        runner = self._runner_at(position)
+        return self.make_batch(outputs, self._valid(outputs, position), not runner.dynamic)
 
     def _sample(self) -> Batch:
-        """A first batch of new pipelines; the position and its pipelines stay as they are."""
+        """Returns a first batch of new pipelines; the position and its pipelines are unchanged."""
         runner = Runner(self._source.build())
 
         def batch(outputs: Sequence[Outputs]) -> Batch:
@@ -796,98 +810,102 @@ class ReaderEngine(EpochEngine[Position]):
         finally:
             runner.close()
 
-    def _run(self, here: Position, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
-        runner = self._runner_at(here)
+    def _run(self, position: Position, convert: Callable[[Sequence[Outputs]], Any]) -> Any:
+        runner = self._runner_at(position)
         try:
             return runner.take(convert)
         except SourceEnded:
-            if here.step > 0 and self.plan is None:
+            if position.step > 0 and self.plan is None:
                 raise
-        if here.step == 0:
-            return self._run_first(runner, here, convert)
-        if again := min(runner.to_drop, here.step):
-            # Its epoch ended before the first batch of this one; those are dropped again.
-            runner.restart(again)
+        if position.step == 0:
+            return self._run_first(runner, position, convert)
+        if num_dropped := min(runner.to_drop, position.step):
+            # The source ended before the first batch of this epoch; drops these batches again.
+            runner.restart(num_dropped)
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
         raise _NoBatch(
-            f"the pipeline's source ended after {here.step} of {self._length_of(here.epoch)} "
-            f"batches of epoch {here.epoch}: it gives fewer samples than the epoch's size. Pass "
-            f"the size that it really has, a multiple of the batch size {self.batch_size} where "
-            "it drops the rest"
+            f"the pipeline's source ended after {position.step} of "
+            f"{self._length_of(position.epoch)} batches of epoch {position.epoch}, because it has "
+            "fewer samples than the epoch's size. Pass its true size, a multiple of the batch size "
+            f"{self.batch_size} if it drops incomplete batches"
         )
 
     def _run_first(
-        self, runner: Runner, here: Position, convert: Callable[[Sequence[Outputs]], Any]
+        self, runner: Runner, position: Position, convert: Callable[[Sequence[Outputs]], Any]
     ) -> Any:
-        """Runs the first batch of an epoch, whose source has ended before it."""
+        """Runs the first batch of an epoch after the source has ended."""
         if self.plan is not None:
-            # The source's epoch ended with ours; that of a source without a plan was
-            # started by next_epoch().
+            # The source's epoch ended together with ours. (Without a plan, next_epoch() has
+            # already restarted the source.)
             runner.restart()
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
         if self._source.rebuildable:
-            # An iterable is used up, but its pipeline's function makes it anew.
+            # An iterable is exhausted, but the pipeline's function creates a new one.
             checkpoints = runner.checkpoints()
             self.drop()
             runner = self._runner = Runner(self._source.build(checkpoints))
             with contextlib.suppress(SourceEnded):
                 return runner.take(convert)
         raise _NoBatch(
-            f"the pipeline's source gives no batch in epoch {here.epoch}: it is used up. Let "
-            "fn.external_source start again by cycle='raise' (an iterable or a generator "
-            "function), or create the iterator that it reads inside the pipeline function"
+            f"the pipeline's source is exhausted in epoch {position.epoch}. Let fn.external_source "
+            "start again by cycle='raise' (an iterable or a generator function), or create the "
+            "iterator that it reads inside the graph function"
         )
 
 
-def _described(error: RuntimeError, here: Position, what: str, kind: type[_Error]) -> _Error:
-    """Returns DALI's error with the number of its batch, and what happens to it."""
-    why = f"{describe(failure_of(error), (), every=False)}\nDALI says: {advice.of_run(error)}"
-    described = kind(f"batch {here.step} of epoch {here.epoch} {what}: {why}")
+def _described(error: RuntimeError, position: Position, problem: str, kind: type[_Error]) -> _Error:
+    """Adds the number of the batch, and what happens to it, to DALI's error."""
+    reason = f"{describe(failure_of(error), (), every=False)}\nDALI says: {advice.of_run(error)}"
+    described = kind(f"batch {position.step} of epoch {position.epoch} {problem}: {reason}")
     described.__cause__ = error
     return described
 
 
-def _batch_error(error: RuntimeError, here: Position) -> BatchError:
-    """Returns the error of a batch that counts as delivered."""
-    described = _described(error, here, _COUNTS, BatchError)
+def _batch_error(error: RuntimeError, position: Position) -> BatchError:
+    """Creates the error of a batch that counts as delivered."""
+    described = _described(error, position, _COUNTS, BatchError)
     described.unexplained = not failure_of(error).reads_file
     return described
 
 
 def _refusal(error: Exception) -> Exception:
-    """Returns a StateError if DALI refused checkpoints, and the error if the graph failed."""
+    """Returns a StateError if DALI rejected checkpoints, otherwise the error of the graph."""
     if isinstance(error, StateError) or not advice.is_of_dali(error):
         return error
-    refusal = StateError(f"DALI refuses its part of the state: {error}")
+    refusal = StateError(f"DALI rejects its part of the state: {error}")
     refusal.__cause__ = error
     return refusal
 
 
 def _check_forms(saved: ReaderState, reader: str | None) -> None:
-    """Raises StateError where saved checkpoints are none that DALI gives.
+    """Raises StateError if saved checkpoints do not have the form of DALI's.
 
     Args:
         saved: The state.
-        reader: Name of the reader whose epochs the fingerprint has.
+        reader: Name of the reader whose epochs are in the fingerprint.
     """
     data, position = saved.fingerprint, saved.position
     operators = [split_line(line) for line in data["operators"]]
-    known = {name for kind, name, _ in operators if reader_of(kind) in _KNOWN_STATES}
-    readers = dict.fromkeys(known, _MOST_SAMPLES)
+    names = {name for kind, name, _ in operators if reader_of(kind) in _KNOWN_STATES}
+    readers = dict.fromkeys(names, _MOST_SAMPLES)
     if reader in readers and min(data["epoch_size"], data["num_shards"], data["batch_size"]) > 0:
-        # Of a pass over its shard, which is filled up to whole batches.
+        # The samples of a pass over its shard, padded to full batches.
         readers[reader] = data["epoch_size"] // data["num_shards"] + 1 + data["batch_size"]
-    pieces = [one.data or () for one in (position.checkpoints, position.epoch_start) if one]
+    pieces = [
+        checkpoints.data or ()
+        for checkpoints in (position.checkpoints, position.epoch_start)
+        if checkpoints
+    ]
     forms = [[check_form(piece, readers) for piece in group] for group in pieces]
     if len(forms) < 2 or not forms[1]:
         return
-    # DALI reads the part of the epoch's start when the iterator is reset, long after this.
+    # DALI reads the epoch's start only when the iterator is reset, when errors would be too late.
     differ = len(forms[0]) != len(forms[1])
-    for here, start in zip(*forms):
-        states = [(here[name], start[name]) for name in here.keys() & start.keys()]
-        differ = differ or here.keys() != start.keys()
+    for current, start in zip(*forms):
+        states = [(current[name], start[name]) for name in current.keys() & start.keys()]
+        differ = differ or current.keys() != start.keys()
         differ = differ or any(a != b and None not in (a, b) for a, b in states)
     if differ:
-        raise StateError("DALI's parts of the state are of different graphs")
+        raise StateError("DALI's parts of the state belong to different graphs")

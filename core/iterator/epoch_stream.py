@@ -1,4 +1,4 @@
-"""A stream of batches over several epochs, for ecosystems whose iterators have none."""
+"""`BatchStream`: a stream of batches over several epochs, for loops that count steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StreamMark(NamedTuple):
 
     Attributes:
         position: The position of the iterator.
-        first_epoch: The epoch that the stream begins with.
+        first_epoch: The first epoch of the stream.
         number: The pass over the data set, if the stream has several.
     """
 
@@ -34,12 +34,12 @@ class StreamMark(NamedTuple):
 
 
 class BatchStream:
-    """The batches of some epochs, one epoch after the other, and then the end.
+    """The batches of successive epochs, followed by the end.
 
     Args:
-        make: Makes a fresh iterator without auto_reset, with an epoch's end that is known (a
-            reader, or size); it may be lazy. It belongs to the stream.
-        num_epochs: Number of epochs; None for no end.
+        make: Creates a new iterator without auto_reset whose epochs have a known end (a reader, or
+            size). It may be lazy. The stream owns it.
+        num_epochs: Number of epochs; None: no end.
 
     Raises:
         ValueError: If num_epochs is less than 1.
@@ -47,18 +47,18 @@ class BatchStream:
 
     def __init__(self, make: Callable[[], DALIGenericIterator], num_epochs: int | None):
         if num_epochs is not None:
-            what = "at least 1, a whole number, or None for no end"
+            expected = "at least 1, a whole number, or None for no end"
             if isinstance(num_epochs, str):  # an argument of the graph function
-                what += " (the graph function's arguments come after it, or by keyword)"
-            num_epochs = whole_number("num_epochs", num_epochs, what, 1)
+                expected += " (pass arguments of the graph function after it, or by keyword)"
+            num_epochs = whole_number("num_epochs", num_epochs, expected, 1)
         self._make = make
         self._iterator = make()
         self._num_epochs = num_epochs
         self._first_epoch = 0
-        self._before_peek: dict[str, Any] | None = None  # the state, if peek() left its epoch
+        self._before_peek: dict[str, Any] | None = None  # the state, if peek() left the epoch
 
     def _begin_with(self, epoch: int) -> None:
-        """Makes an epoch of a source the first one, and moves to its start."""
+        """Makes an epoch of a source the first epoch, and moves to its start."""
         self._iterator._begin_with(epoch)
         self._first_epoch = epoch
 
@@ -84,7 +84,7 @@ class BatchStream:
 
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
-        """The batches that were skipped, or that have masked records, in this process."""
+        """The batches of this process that were skipped, or have masked records."""
         return self._iterator.errors
 
     @property
@@ -93,89 +93,88 @@ class BatchStream:
         return self._iterator.closed
 
     def __reduce__(self) -> Any:
-        return self._iterator.__reduce__()  # which says what to pickle instead
+        return self._iterator.__reduce__()  # raises an error that tells what to pickle instead
 
     def __iter__(self) -> BatchStream:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch.
+        """Returns the next batch.
 
         Raises:
-            StopIteration: After the last epoch, on each call.
-            EpochError: If ``on_error="skip"`` left out every batch of the last epoch, or of so many
-                epochs of a stream without an end that none may follow.
+            StopIteration: After the last epoch, at each call.
+            EpochError: If ``on_error="skip"`` skipped every batch of the last epoch, or of many
+                successive epochs of an endless stream.
             ValueError: If the stream has no end and its epochs have no batch.
-            Exception: What `DALIGenericIterator.__next__` raises.
+            Exception: Any error of `DALIGenericIterator.__next__`.
         """
         with self._iterator._opened():
             self._before_peek = None
             return self._in_some_epoch(lambda: next(self._iterator))
 
     def peek(self) -> Batch:
-        """The batch that ``next()`` will deliver, which stays the next one.
+        """Returns the batch that the following ``next()`` will return.
 
-        States stay those of the batch that ``next()`` delivered last, even if this one is in
-        another epoch.
+        States remain those of the last batch that ``next()`` returned, even if the peeked batch
+        belongs to another epoch.
 
         Raises:
             StopIteration: After the last epoch.
-            Exception: What ``next()`` would raise.
+            Exception: The error that ``next()`` would raise.
         """
         return self._in_some_epoch(lambda: self._iterator.peek(), self._note_position)
 
     def _note_position(self) -> None:
-        """Notes the state before `peek` moves the iterator to another epoch."""
+        """Saves the state before `peek` moves the iterator to another epoch."""
         if self._before_peek is None:
             with contextlib.suppress(ValueError):  # pipelines without states
                 self._before_peek = self._iterator.get_state()
 
     def skip(self, batches: int) -> int:
-        """Skips batches, from epoch to epoch; see `DALIGenericIterator.skip` for the cost.
+        """Skips batches across epochs; see `DALIGenericIterator.skip` for the cost.
 
         Returns:
             The number of batches.
 
         Raises:
-            ValueError: If the number is less than 0, or the stream has fewer batches; it does not
+            ValueError: If the number is negative, or the stream has fewer batches; it does not
                 move then.
-            EpochError: As ``next()``.
+            EpochError: As in ``next()``.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
         with self._iterator._opened(), self._moving():
-            left = self._left() if count else None
-            if left is None or count <= left:
-                left = self._skip_at_most(count)
-            if left < count:
+            remaining = self._remaining() if count else None
+            if remaining is None or count <= remaining:
+                remaining = self._skip_at_most(count)
+            if remaining < count:
                 raise ValueError(
-                    f"skip({count}): only {left} batches are left in the {self._num_epochs} epochs "
-                    "of the stream. Leave num_epochs out for a stream without an end"
+                    f"skip({count}): only {remaining} batches are left in the {self._num_epochs} "
+                    "epochs of the stream. Omit num_epochs for an endless stream"
                 )
         return count
 
     def seek_step(self, step: int) -> None:
-        """Moves to a global step: ``next()`` delivers what a new stream has after so many batches.
+        """Moves to a global step, so that ``next()`` returns batch ``step`` of a new stream.
 
-        It resumes training loops that save only their step::
+        It resumes training loops that save only the step::
 
             stream = train.stream(source=source, batch_size=256)
             stream.seek_step(start)
             for step, batch in zip(range(start, num_steps), stream):
                 ...
 
-        Over a source it takes constant time. DALI's readers read in order: every batch before the
-        step is produced (images are decoded) and dropped, from the beginning of the stream if the
-        step is behind the position. `set_state` takes no such time.
+        Over a source it takes constant time. DALI's readers read sequentially: all batches before
+        the step are produced (images are decoded) and dropped, from the beginning of the stream if
+        the step is before the position. `set_state` avoids this.
 
         Args:
-            step: The number of batches before it, from 0: delivered ones, and with
-                ``on_error="raise"`` also failed ones. They have the present batch size and begin
-                with epoch 0.
+            step: Number of batches before the position, in batches of the current size from epoch
+                0. Counts delivered batches, and with ``on_error="raise"`` also failed batches.
 
         Raises:
-            ValueError: If the number is less than 0, or more than the batches of the stream; over a
-                source with ``on_error="skip"``, since the number of batches that were skipped is
-                not known. The stream does not move then.
+            ValueError: If the number is negative or exceeds the stream; over a source with
+                ``on_error="skip"``, because the number of skipped batches is unknown. The stream
+                does not move then.
             RuntimeError: If every batch of an epoch fails, and the stream has no end.
         """
         step = whole_number("step", step, "a whole number of batches, 0 or more", 0)
@@ -185,7 +184,7 @@ class BatchStream:
                 raise self._beyond(step, total)
             if not self._iterator._seeks:
                 self._run_to(step)
-            elif step == total:  # the end of the last epoch, not the start of another one
+            elif step == total:  # the end of the last epoch, instead of the start of another epoch
                 self._iterator.seek_step(step - 1, self._first_epoch)
                 self._iterator.skip(1)
             else:
@@ -193,7 +192,7 @@ class BatchStream:
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Returns to the position if the block fails; else the position is the iterator's."""
+        """Returns to the position if the block fails."""
         before, self._before_peek = self._before_peek, None
         try:
             with self._iterator._returning():
@@ -205,11 +204,11 @@ class BatchStream:
     def _beyond(self, step: int, total: int) -> ValueError:
         return ValueError(
             f"seek_step({step}): with num_epochs={self._num_epochs} the stream has only {total} "
-            "batches. Leave num_epochs out for a stream without an end"
+            "batches. Omit num_epochs for an endless stream"
         )
 
     def _total(self) -> int | None:
-        """The stream's number of batches; None if it has no end, or only its source knows it."""
+        """Number of batches of the stream; None if it is endless, or unknown."""
         try:
             return len(self)
         except TypeError:
@@ -224,15 +223,15 @@ class BatchStream:
         if (moved := self._skip_at_most(step - at)) < step - at:
             raise self._beyond(step, at + moved)
 
-    def _left(self) -> int | None:
-        """The number of batches of a finite stream over a reader that are left, if known."""
-        if self._iterator._seeks:  # skipping costs nothing
+    def _remaining(self) -> int | None:
+        """Number of remaining batches of a finite stream over a reader, if known."""
+        if self._iterator._seeks:  # skipping is free, so that no check is needed in advance
             return None
         total, delivered = self._total(), self._delivered()
         return None if total is None or delivered is None else total - delivered
 
     def _delivered(self) -> int | None:
-        """The number of batches before the position; None if it is not known."""
+        """Number of batches before the position; None if unknown."""
         iterator = self._iterator
         if iterator.epoch == iterator.step == 0:
             return 0
@@ -240,34 +239,34 @@ class BatchStream:
             return None
         try:
             return iterator.total(iterator.epoch) + iterator.step
-        except TypeError:  # only the source knows where its epochs end
+        except TypeError:  # the lengths of epochs are unknown
             return None
 
     def _skip_at_most(self, batches: int) -> int:
-        """Skips batches, at most up to the end; returns the number of batches."""
-        count, done = whole_number("skip()'s argument", batches, COUNT, 0), 0
+        """Skips batches, at most up to the end; returns the number of skipped batches."""
+        count, skipped = whole_number("skip()'s argument", batches, COUNT, 0), 0
         with self._iterator._opened():
             if count:
                 self._before_peek = None
             errors = self._iterator.num_errors
-            while done < count:
-                moved = self._iterator._skip_at_most(count - done)
-                done += moved
+            while skipped < count:
+                moved = self._iterator._skip_at_most(count - skipped)
+                skipped += moved
                 if moved:
                     errors = self._iterator.num_errors
-                elif not self._go_on(errors, None):
+                elif not self._start_next_epoch(errors, None):
                     break
-        return done
+        return skipped
 
     def _in_some_epoch(
         self, call: Callable[[], Batch], before_move: Callable[[], None] = lambda: None
     ) -> Batch:
-        """Returns the batch that a call gives in this epoch, or in the next one that has a batch.
+        """Calls a function in this epoch, or in the next epoch that has a batch.
 
         Other threads see no state between the two epochs.
 
         Args:
-            call: The call.
+            call: Returns a batch of the current epoch.
             before_move: Called before the iterator moves to another epoch.
         """
         with self._iterator._opened():
@@ -284,13 +283,13 @@ class BatchStream:
                     if not self._has_next_epoch():
                         raise
                 before_move()
-                self._go_on(errors, failed)
+                self._start_next_epoch(errors, failed)
 
     def _has_next_epoch(self) -> bool:
-        """Returns whether the stream goes on after this epoch.
+        """Returns whether the stream has an epoch after this one.
 
         Raises:
-            ValueError: If the stream has no end and its epochs have no batch.
+            ValueError: If the stream is endless and its epochs have no batch.
         """
         iterator = self._iterator
         if self._num_epochs is not None:
@@ -298,31 +297,31 @@ class BatchStream:
         if iterator._plan is not None and len(iterator) == 0:
             raise ValueError(
                 f"no epoch has a batch: batch_size {iterator.batch_size} is more than the "
-                f"{iterator.size} samples of an epoch, and the rest is dropped. Use a "
-                "smaller batch, or keep the rest"
+                f"{iterator.size} samples of an epoch, and incomplete batches are dropped. Use a "
+                "smaller batch_size, or a last_batch_policy that keeps incomplete batches"
             )
         return True
 
-    def _go_on(self, errors: int, failed: EpochError | None) -> bool:
+    def _start_next_epoch(self, errors: int, failed: EpochError | None) -> bool:
         """Starts the next epoch; returns whether there is one.
 
         Args:
-            errors: The number of errors after the last batch that was delivered.
-            failed: The error of the epoch that ends, if all of its batches were left out.
+            errors: Number of errors after the last delivered batch.
+            failed: The error of the ending epoch, if all of its batches were skipped.
 
         Raises:
-            EpochError: If an infinite stream left out so many batches that none may follow.
+            EpochError: If an endless stream skipped so many batches that none may follow.
             ValueError: See `_has_next_epoch`.
         """
         if not self._has_next_epoch():
             return False
         try:
-            next(self._iterator)  # peek() does not move behind what was left out before the end
+            next(self._iterator)  # peek() does not move past batches skipped before the end
         except StopIteration:
             pass
         except EpochError as error:
             failed = error
-        # An epoch of few batches may fail as a whole, and the next one, in another order, not.
+        # A short epoch may fail as a whole while the next one, in another order, does not.
         many = self._iterator.num_errors - errors >= MOST_SKIPPED
         if failed is not None and self._num_epochs is None and many:
             raise failed
@@ -339,10 +338,10 @@ class BatchStream:
         """Number of batches of the whole stream, from its start.
 
         Raises:
-            TypeError: If it has no end.
+            TypeError: If it is endless.
         """
         if self._num_epochs is None:
-            raise TypeError("the stream has no end: it has no length. Pass num_epochs")
+            raise TypeError("the stream is endless, so it has no length. Pass num_epochs")
         return self._iterator.total(self._num_epochs)
 
     @property
@@ -363,11 +362,11 @@ class BatchStream:
             self._before_peek = None
 
     def _mark(self) -> StreamMark:
-        """The position and everything that belongs to it, for `_go_back`."""
+        """Returns the position, and everything that belongs to it, for `_go_back`."""
         return StreamMark(self._iterator._mark(), self._first_epoch)
 
     def _go_back(self, mark: StreamMark) -> bool:
-        """Returns to a mark; False if the pipelines can't be built to stand there."""
+        """Returns to a mark; False if the pipelines can't be rebuilt there."""
         self._first_epoch, self._before_peek = mark.first_epoch, None
         return self._iterator._go_back(mark.position)
 
@@ -375,7 +374,7 @@ class BatchStream:
         """Returns to the start of the first epoch, with a new iterator."""
         before = self._iterator
         with before._opened():
-            fresh = self._make()  # which builds nothing yet: an interrupted call keeps the old one
+            fresh = self._make()  # lazy: if the call is interrupted, the old iterator stays
             fresh._stats = before._stats
             fresh._engine.keep_seed(before._engine)
             if self._first_epoch:
@@ -389,13 +388,13 @@ class BatchStream:
         return self._iterator
 
     def watch(self) -> InputStats:
-        """Counts what is delivered from now on; see `DALIGenericIterator.watch`."""
+        """Starts counting deliveries; see `DALIGenericIterator.watch`."""
         return self._iterator.watch()
 
     def start_prefetch(self) -> None:
-        """Builds the pipelines and schedules runs; waits for none."""
+        """Builds the pipelines and schedules runs, without waiting for them."""
         self._iterator.start_prefetch()
 
     def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError."""
+        """Frees the pipelines; later calls of ``next()`` raise ValueError."""
         self._iterator.close()

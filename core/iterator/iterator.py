@@ -1,4 +1,4 @@
-"""`DALIGenericIterator`: the protocol that JAX code sees over pipelines at a position."""
+"""`DALIGenericIterator`: the public iterator over the batches of an engine."""
 
 from __future__ import annotations
 
@@ -31,65 +31,65 @@ from .engine import ReaderEngine
 from .step_loops import steps_left, warn_of_early_end
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # typing has it from Python 3.11 on
+    from typing_extensions import Unpack  # in typing since Python 3.11
 
-Self = TypeVar("Self", bound="DALIGenericIterator")  # typing has one from Python 3.11 on
-_MOST_TO_SKIP = 1 << 53  # more batches than any epoch has
+Self = TypeVar("Self", bound="DALIGenericIterator")  # typing.Self requires Python 3.11
+_MOST_TO_SKIP = 1 << 53  # exceeds the number of batches of any epoch
 
 
 class DALIGenericIterator:
     """Iterates over DALI pipelines; each batch is a dict of arrays.
 
-    Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in their order, so
-    that existing code changes its import line only, and ``mask`` and ``as_numpy``.
+    Takes the arguments of ``nvidia.dali.plugin.jax.DALIGenericIterator`` in their order, so that
+    existing code only changes its import, and in addition ``mask`` and ``as_numpy``.
+
+    If a source can't provide a batch, the batch is never skipped or counted: an exception of the
+    pipeline's own Python source, or a RuntimeError of a reader (e.g. a missing file), is raised at
+    each call until the source provides the batch.
+
+    States are JSON values: `get_state` returns the consumer's position, independent of peeked and
+    scheduled batches, and `set_state` resumes from it bit for bit, in this iterator, a new
+    iterator, or another process. All methods are thread-safe.
 
     Args:
-        pipelines: A Pipeline or a list of them, all of one batch size.
+        pipelines: A Pipeline or a list of Pipelines, all with the same batch size.
         output_map: A name for each output of the pipeline, in order.
-        size: Number of samples in an epoch (over all pipelines), where no reader says it.
-            -1 without ``reader_name``: the epoch ends where the pipeline's source raises
-            StopIteration; ``last_batch_policy`` then has no effect.
-        reader_name: Name of the reader that says the epoch's size, its shards and padding.
-        auto_reset: "yes" or True: raising StopIteration starts the next epoch. "no", False
-            or None: ``reset()`` does, or ``iter()`` at the end of an epoch.
-        last_batch_padded: Whether the source repeats its last sample to fill the last batch
-            (True) or runs on into the next epoch. With ``reader_name`` the reader says it.
-            None: False as in DALI; over ``source`` True, but for FILL without a mask, since rows
-            that run on and are cut off, dropped or masked would be lost to the next epoch.
-        last_batch_policy: FILL delivers every batch whole; DROP leaves out the last one
-            where it is not whole; PARTIAL cuts it to the samples of the epoch.
-        prepare_first_batch: Whether to schedule the first batches at once.
-        sharding: How to place the batches over devices; a PartitionSpec is of the mesh that
-            `jax.set_mesh` has set.
+        size: Number of samples in an epoch (over all pipelines), if there is no ``reader_name``.
+            -1: the epoch ends when the pipeline's source raises StopIteration, and
+            ``last_batch_policy`` has no effect.
+        reader_name: Name of the reader that determines the epoch's size, its shards and padding.
+        auto_reset: "yes" or True: raising StopIteration starts the next epoch. "no", False or
+            None: ``reset()`` starts it, or ``iter()`` at the end of an epoch.
+        last_batch_padded: Whether the source repeats its last sample to fill the last batch (True)
+            or runs on into the next epoch (False). With ``reader_name``, the reader determines it.
+            None: False as in DALI, but True over a ``source`` except for FILL without a mask,
+            because rows of the next epoch that are cut off, dropped or masked would be lost.
+        last_batch_policy: FILL delivers every batch in full; DROP skips an incomplete last batch;
+            PARTIAL cuts it to the samples of the epoch.
+        prepare_first_batch: Whether to schedule the first batches immediately.
+        sharding: Placement of the batches over devices; a PartitionSpec uses the mesh of
+            `jax.set_mesh`.
         pmap_compatible: Whether arrays have a leading device axis.
-        mask: A name: each batch then has a bool array of that name, shape [batch], True
-            where the sample belongs to the epoch and is no padding.
-        as_numpy: True: CPU outputs are NumPy arrays instead of jax.Arrays: read-only views
-            of DALI's buffers, valid for as long as they are referred to. GPU outputs are
-            jax.Arrays all the same.
-        on_error: What ``next()`` does with a batch that DALI fails to produce, at a corrupt
-            file say. "raise": a RuntimeError with what DALI says; the next call goes on with
-            the next batch. "skip": it is logged, listed in ``errors``, and the next batch is
-            delivered. Either way it counts as a batch of the epoch. DALI fails a whole
-            batch, never a single sample: "skip" loses the good samples beside a bad one.
-            The files are named (``files`` of the error, and of what ``errors`` lists) for the
-            first eight batches of an iterator of `data_iterator`: its reader is run again
-            alone, which takes as long as a restore, and pictures are decoded one by one.
-        check_processes: Whether processes that make a global batch together compare their
-            pipelines before the first batch; see `dalijax.data_iterator`.
-        batch_map: A function of (batch, key), or a list of them, applied to each placed batch; see
-            `dalijax.data_iterator`.
-
-    What a source can't give is never skipped nor counted: an exception of the pipeline's own
-    Python source, or a RuntimeError of a reader (a missing file), is raised by each call until
-    the source gives the batch.
-
-    States are plain JSON values: `get_state` is where the consumer stands, whatever was
-    peeked or scheduled, and `set_state` goes on from there bit for bit, on this iterator, a
-    new one, or in another process. All methods may be called from any thread.
+        mask: Name of an additional bool array [batch], which is True for samples of the epoch and
+            False for padding.
+        as_numpy: True: CPU outputs are NumPy arrays instead of jax.Arrays: read-only views of
+            DALI's buffers, which stay valid while they are referenced. GPU outputs are jax.Arrays
+            in any case.
+        on_error: Handling of a batch that DALI fails to produce, e.g. because of a corrupt file.
+            "raise": raises a RuntimeError with DALI's message; the following call returns the next
+            batch. "skip": logs the error, adds it to ``errors``, and returns the next batch. In
+            both cases the failed batch counts as a batch of the epoch. DALI fails whole batches, so
+            that "skip" also loses the good samples of the batch. Errors name the bad files
+            (``files``) for the first eight failures of an iterator of `data_iterator`: its reader
+            runs again alone, which takes as long as a restore, and images are decoded one by one.
+        check_processes: Whether processes that form global batches compare their pipelines before
+            the first batch; see `dalijax.data_iterator`.
+        batch_map: A function of (batch, key), or a list of functions, applied to each placed batch;
+            see `dalijax.data_iterator`.
 
     Raises:
-        ValueError, TypeError: For arguments that are wrong or exclude one another.
+        TypeError: If an argument is unknown or has the wrong type.
+        ValueError: If a value is invalid or two arguments exclude each other.
         RuntimeError: If the pipelines can't be built.
     """
 
@@ -115,13 +115,13 @@ class DALIGenericIterator:
         lazy: bool = False,
         checkpoints: Sequence[bytes] | None = None,
     ) -> DALIGenericIterator:
-        """An iterator whose pipelines are built by a source.
+        """Creates an iterator whose pipelines are built by a factory.
 
         Args:
-            source: The source of the pipelines, or a function that makes another engine.
-            config: The iterator's arguments.
-            lazy: Whether to build the pipelines only when they are first used.
-            checkpoints: What `checkpoints` of an iterator gave, to go on from.
+            source: The factory of the pipelines, or a function that creates another engine.
+            config: Arguments of the iterator.
+            lazy: Whether to build the pipelines only at their first use.
+            checkpoints: Result of `checkpoints` of an iterator, to resume from.
         """
         iterator = cls.__new__(cls)
         engine: EpochEngine[Any]
@@ -143,8 +143,9 @@ class DALIGenericIterator:
         self._engine = engine
         self._spec: dict[str, jax.ShapeDtypeStruct] | None = None
         self._stats: InputStats | None = None
-        self._has_ended = False  # once, with auto_reset
-        self._early_end: weakref.finalize[Any, Any] | None = None  # gives a warning
+        self._has_ended = False  # whether an epoch has ended, with auto_reset
+        # Warns when it is called, or when this iterator is freed.
+        self._early_end: weakref.finalize[Any, Any] | None = None
         if lazy:
             return
         if checkpoints is not None:
@@ -158,31 +159,31 @@ class DALIGenericIterator:
     # The protocol of an iterator
 
     def __iter__(self: Self) -> Self:
-        """Itself, in the next epoch where every batch of this one has been delivered.
+        """Returns itself, in the next epoch if all batches of this epoch were delivered.
 
-        In mid-epoch, and just after `set_state`, it goes on where it is. With ``auto_reset``
-        it never moves: raising StopIteration does.
+        In mid-epoch, and right after `set_state`, it does not move. With ``auto_reset`` it never
+        moves, because raising StopIteration does.
         """
         with self._opened(), self._engine.interruptible():
             stays = self._config.auto_reset or self._engine.stays
-            begun = self.step > 0 or self._engine.stopped  # an epoch may have no batch
-            if not stays and begun and self._engine.at_end():
+            has_begun = self.step > 0 or self._engine.stopped  # an epoch may have no batch
+            if not stays and has_begun and self._engine.at_end():
                 self._next_epoch()
             return self
 
     def __next__(self) -> Batch:
-        """The next batch: a dict of arrays of shape [batch, ...], by the outputs' names.
+        """Returns the next batch: a dict of arrays [batch, ...] by output name.
 
         Raises:
-            StopIteration: At the end of an epoch, on each call until ``reset()``; with
-                ``auto_reset`` only once, and the next epoch has begun.
+            StopIteration: At the end of an epoch, at each call until ``reset()``; with
+                ``auto_reset`` only once, and the next epoch begins.
             ValueError: If an output is ragged, or the iterator is closed.
             TypeError: If JAX would narrow an output's 64-bit dtype.
             RuntimeError: If DALI failed to produce the batch.
         """
         with self._opened(), self._engine.interruptible():
             self._engine.stays = False
-            if self._early_end is not None:  # another loop follows
+            if self._early_end is not None:  # another loop follows, so that there is no warning
                 self._early_end.detach()
                 self._early_end = None
             outcome = self._engine.deliver(self._stats)
@@ -194,29 +195,31 @@ class DALIGenericIterator:
             try:
                 return outcome.unwrap()
             finally:
-                del outcome  # an error's traceback has this frame: they would keep the batch
+                del (
+                    outcome
+                )  # a traceback refers to this frame: the cycle would keep the batch alive
 
     next = __next__  # as in DALI
 
     def _note_end(self) -> None:
         """Prepares a warning if the first end of an epoch ends a loop that counts steps.
 
-        The warning is given when the iterator is closed or freed, unless it is used again: a loop
-        may limit the steps of each epoch by a zip.
+        The warning is issued when the iterator is closed or freed, unless it is used again: a zip
+        may deliberately limit the steps of each epoch.
         """
         if self._has_ended:
             return
         self._has_ended = True
-        if left := steps_left(self):
+        if remaining := steps_left(self):
             name, epoch = self._engine.name, self.epoch
-            self._early_end = weakref.finalize(self, warn_of_early_end, name, epoch, left)
+            self._early_end = weakref.finalize(self, warn_of_early_end, name, epoch, remaining)
 
     def peek(self) -> Batch:
-        """The batch that ``next()`` will deliver, which stays the next one.
+        """Returns the batch that the following ``next()`` will return.
 
         Raises:
-            StopIteration: At the end of an epoch; nothing moves to the next one.
-            Exception: What ``next()`` would raise, which it then raises too.
+            StopIteration: At the end of an epoch; the iterator does not move.
+            Exception: The error that ``next()`` would raise, and will raise again.
         """
         with self._opened(), self._engine.interruptible():
             self._engine.checkpoint()
@@ -226,19 +229,19 @@ class DALIGenericIterator:
         """Number of batches that the current epoch delivers.
 
         Raises:
-            TypeError: If only the source knows where its epoch ends.
+            TypeError: If the end of the epoch is unknown.
         """
         with self._opened():
             total = self._length()
             if total is None:
                 raise TypeError(
-                    "the length is unknown: only the pipeline's source knows where its epoch "
+                    "the length is unknown, because the epoch ends when the pipeline's source "
                     "ends. Pass size or reader_name for an iterator with a length"
                 )
             return total
 
     def _length(self) -> int | None:
-        """Number of batches of the epoch, if known; builds the pipelines only if it must."""
+        """Number of batches of the epoch, if known; builds the pipelines only if necessary."""
         if self._engine.length() is None:
             self._engine.prepare()
         return self._engine.length()
@@ -257,7 +260,7 @@ class DALIGenericIterator:
             )
 
     def __repr__(self) -> str:
-        """Where the iterator stands; builds nothing, and waits for nothing."""
+        """Describes the position; builds nothing and does not wait."""
         engine = self._engine
         step = f"step {engine.step}"
         if (length := engine.length()) is not None:
@@ -276,17 +279,17 @@ class DALIGenericIterator:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{self!r} can't be pickled or copied: its pipelines run in this process. Pickle "
-            "the iterator function, its arguments and get_state(), and call set_state() of the "
-            "iterator that they make there"
+            f"{self!r} can't be pickled or copied, because its pipelines run in this process. "
+            "Pickle the iterator function, its arguments and get_state(), create an iterator from "
+            "them, and call its set_state()"
         )
 
     @property
     def size(self) -> int:
-        """Number of samples of the current epoch for each shard; -1 where it is unknown.
+        """Number of samples of the current epoch for each shard; -1 if it is unknown.
 
-        As in DALI: the size passed in, or what the reader says: the smallest shard's under
-        DROP, the largest's over a padded reader, else the samples of the epoch's batches.
+        As in DALI, this is the ``size`` argument, or determined by the reader: the smallest shard
+        under DROP, the largest shard of a padded reader, otherwise the samples of all batches.
         """
         plan = self._plan
         if plan is None or self._config.size > 0:
@@ -295,7 +298,7 @@ class DALIGenericIterator:
 
     @property
     def _plan(self) -> EpochPlan | None:
-        """The reader's epochs; None where only the source knows their end."""
+        """The reader's epochs; None if the end of an epoch is unknown."""
         with self._opened():
             self._engine.prepare()
             return self._engine.plan
@@ -316,7 +319,7 @@ class DALIGenericIterator:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the iterator was closed."""
         return self._engine.closed
 
     @property
@@ -326,39 +329,39 @@ class DALIGenericIterator:
 
     @property
     def _following_epoch(self) -> int:
-        """Number of the epoch after the consumer's: of the next one that has a batch of its own."""
+        """Number of the next epoch that has its own batch."""
         with self._opened():
             self._engine.prepare()
             return self._engine.following_epoch()
 
     @property
     def step(self) -> int:
-        """Number of batches of the epoch that are behind the consumer, failed ones included."""
+        """Number of batches of the epoch before the position, including failed batches."""
         return self._engine.step
 
     @property
     def errors(self) -> tuple[FailedBatch, ...]:
-        """The batches that ``on_error`` skipped, or masked records of, in this process.
+        """The batches of this process that ``on_error`` skipped, or in which it masked records.
 
-        These are the first 500 and the last 500; `num_errors` counts all of them.
+        Contains the first 500 and the last 500; `num_errors` counts all of them.
         """
         return tuple(self._engine.errors)
 
     @property
     def num_errors(self) -> int:
-        """Number of batches that ``on_error`` skipped, or masked records of, in this process."""
+        """Number of batches of this process that ``on_error`` skipped, or masked records of."""
         return self._engine.errors.total
 
     @property
     def _left_out(self) -> int:
-        """Number of batches behind the consumer that ``on_error="skip"`` left out."""
+        """Number of batches before the position that ``on_error="skip"`` skipped."""
         return self._engine.num_failed if self._config.on_error == "skip" else 0
 
     def total(self, num_epochs: int) -> int:
-        """Number of batches of the first epochs together.
+        """Total number of batches of the first epochs.
 
         Raises:
-            TypeError: If only the source knows where its epoch ends.
+            TypeError: If the end of an epoch is unknown.
         """
         with self._opened():
             total = len(self)
@@ -367,15 +370,14 @@ class DALIGenericIterator:
 
     @property
     def element_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a batch; under PARTIAL, of a whole one.
+        """Shape and dtype of each array of a batch; under PARTIAL, of a full batch.
 
-        With sharding or devices, shapes are global and the sharding is there, too.
-
-        Takes at most one batch, which ``next()`` then delivers; at the end of an epoch, where
-        there is none, one of pipelines that are built for it and freed again.
+        With sharding or devices, shapes are global and shardings are included. Takes at most one
+        batch, which ``next()`` then delivers; at the end of an epoch, builds temporary pipelines
+        to take one.
 
         Raises:
-            Exception: What ``next()`` would raise.
+            Exception: The error that ``next()`` would raise.
         """
         with self._opened():
             if self._spec is None:
@@ -385,7 +387,7 @@ class DALIGenericIterator:
             return dict(self._spec)
 
     def watch(self) -> InputStats:
-        """Counts what is delivered from now on; until it is called nothing is counted."""
+        """Starts counting deliveries; nothing is counted before the first call."""
         if self._stats is None:
             self._stats = InputStats()
         return self._stats
@@ -393,10 +395,10 @@ class DALIGenericIterator:
     # Position and lifecycle
 
     def reset(self) -> None:
-        """Starts the next epoch at the end of one, else goes back to the epoch's start.
+        """Starts the next epoch at the end of an epoch, otherwise returns to the epoch's start.
 
         Raises:
-            RuntimeError: If the pipelines can't go back: the message says the way out.
+            RuntimeError: If the pipelines can't return; the message explains the alternatives.
         """
         with self._opened(), self._engine.interruptible():
             self._engine.stays = False
@@ -407,7 +409,7 @@ class DALIGenericIterator:
             self._engine.moved()
 
     def _restart(self) -> None:
-        """Moves to the first batch of epoch 0; pipelines that read in order are built again."""
+        """Moves to the first batch of epoch 0, rebuilding pipelines that read sequentially."""
         with self._opened(), self._engine.interruptible():
             self._engine.restart()
             self._engine.moved()
@@ -415,7 +417,7 @@ class DALIGenericIterator:
 
     @contextlib.contextmanager
     def _returning(self) -> Iterator[None]:
-        """Returns to the position if the block fails or is interrupted, and pipelines can."""
+        """Returns to the position, if possible, when the block fails or is interrupted."""
         with self._opened():
             self._engine.roll_back()
             self._engine.checkpoint()
@@ -431,12 +433,12 @@ class DALIGenericIterator:
         self._engine.stopped = False
 
     def skip(self, batches: int) -> int:
-        """Skips batches of the current epoch, and never crosses its end.
+        """Skips batches of the current epoch, without crossing its end.
 
-        Over a source no batch is produced for it. DALI's readers produce the batches, images are
-        decoded, and the result is dropped. With ``on_error="raise"`` a batch that would fail
-        counts, since ``next()`` would raise for it. ``auto_reset`` changes nothing: after the last
-        batch of an epoch was skipped, ``next()`` raises StopIteration as if it was delivered.
+        Over a source, no batch is produced. DALI's readers produce the batches (images are
+        decoded), and the results are dropped. With ``on_error="raise"``, a batch that would fail
+        counts, because ``next()`` would raise for it. ``auto_reset`` has no effect: after skipping
+        the last batch of an epoch, ``next()`` raises StopIteration as if it had been delivered.
 
         Args:
             batches: The number of batches.
@@ -445,30 +447,30 @@ class DALIGenericIterator:
             The number of batches.
 
         Raises:
-            ValueError: If the number is less than 0, or the epoch has fewer batches. The iterator
-                does not move, unless it can't return: the message then says so.
-            Exception: What the pipelines' own source raised, or its reader.
+            ValueError: If the number is negative, or the epoch has fewer batches. The iterator does
+                not move, unless it can't return, as the message then states.
+            Exception: Any error of the pipelines' own source or reader.
         """
         count = whole_number("skip()'s argument", batches, COUNT, 0)
         with self._opened(), self._engine.interruptible():
             length, step = self._length() if count else None, self.step
             if length is not None and step + count > length:
                 raise self._beyond(count, length - step)
-            done = self._skip(count)
-            if done < count:  # the length was unknown, or failed batches were left out
+            skipped = self._skip(count)
+            if skipped < count:  # the length was unknown, or failed batches were skipped
                 self._engine.roll_back()
-                raise self._beyond(count, done, moved=self.step != step)
-            self._engine.moved()  # for 0, too: other processes may skip some
+                raise self._beyond(count, skipped, moved=self.step != step)
+            self._engine.moved()  # even for 0, because other processes may skip some
             self._engine.stays = self._engine.stays and count < 1
             return count
 
-    def _beyond(self, count: int, left: int, moved: bool = False) -> ValueError:
-        """The error of a skip beyond the end of the epoch."""
-        batches = f"{left} batch is" if left == 1 else f"{left} batches are"
+    def _beyond(self, count: int, remaining: int, moved: bool = False) -> ValueError:
+        """Creates the error of a skip beyond the end of the epoch."""
+        batches = f"{remaining} batch is" if remaining == 1 else f"{remaining} batches are"
         return ValueError(
             f"skip({count}): only {batches} left in epoch {self.epoch}, and an iterator "
             "does not skip into the next epoch. Use a stream, iterator_fn.stream(...), which "
-            "continues across epochs" + "; the iterator is at the end of the epoch now" * moved
+            "continues across epochs" + ". The iterator is now at the end of the epoch" * moved
         )
 
     def _skip_at_most(self, batches: int) -> int:
@@ -479,26 +481,26 @@ class DALIGenericIterator:
             return self._skip(count)
 
     def _skip(self, count: int) -> int:
-        done = self._engine.skip(count)
-        if done:
+        skipped = self._engine.skip(count)
+        if skipped:
             self._engine.moved()
-        return done
+        return skipped
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Goes to a batch of an iterator over a source, in constant time.
+        """Moves an iterator over a source to a batch, in constant time.
 
         Args:
             epoch: The epoch, from 0.
-            step: The batch in it, from 0. Both are counted from the start, in batches of the
-                present size.
+            step: Index of the batch in the epoch, from 0. Both are counted from the start, in
+                batches of the current size.
 
         Raises:
-            ValueError: If there is no such batch, or the iterator is over DALI's readers, which
-                go only where a state says.
+            ValueError: If there is no such batch, or the iterator is over a DALI reader, which can
+                only move to a saved state.
         """
-        what = "a whole number, 0 or more"
-        epoch = whole_number("epoch", without_fraction(epoch), what, 0)
-        step = whole_number("step", without_fraction(step), what, 0)
+        expected = "a whole number, 0 or more"
+        epoch = whole_number("epoch", without_fraction(epoch), expected, 0)
+        step = whole_number("step", without_fraction(step), expected, 0)
         with self._opened(), self._engine.interruptible():
             self._engine.seek(epoch, step)
             self._engine.moved()
@@ -506,11 +508,11 @@ class DALIGenericIterator:
 
     @property
     def _seeks(self) -> bool:
-        """Whether `seek` and `seek_step` move the iterator: over a source, and no reader."""
+        """Whether `seek` and `seek_step` are supported: over a source, but not over a reader."""
         return self._engine.locate(0) is not None
 
     def _begin_with(self, epoch: int) -> None:
-        """Makes an epoch of an iterator over a source the first one, and moves to its start."""
+        """Makes an epoch of a source the first epoch, and moves to its start."""
         with self._opened(), self._engine.interruptible():
             self._engine.begin_with(epoch)
             self._engine.stays = self._engine.stopped = False
@@ -518,17 +520,17 @@ class DALIGenericIterator:
     def seek_step(self, step: int, first_epoch: int = 0) -> None:
         """Moves an iterator over a source to a global step, in constant time.
 
-        ``next()`` then delivers the batch that a new iterator delivers after ``step`` batches, over
-        as many epochs as that takes. Training loops that save only their step resume by it.
+        ``next()`` then returns the batch that a new iterator returns after ``step`` batches, over
+        as many epochs as necessary. It resumes training loops that save only the step.
 
         Args:
-            step: The number of batches before it, from 0, in batches of the present size.
-            first_epoch: The epoch that step 0 begins.
+            step: Number of batches before the position, in batches of the current size.
+            first_epoch: The epoch of step 0.
 
         Raises:
-            ValueError: If the number is less than 0; over DALI's readers, whose `stream` has a
-                seek_step() that runs through the batches; with ``on_error="skip"``, since the
-                number of batches that were skipped is not known.
+            ValueError: If the number is negative; over DALI's readers, for which a `stream` has a
+                seek_step() that runs through the batches; with ``on_error="skip"``, because the
+                number of skipped batches is unknown.
         """
         step = whole_number(
             "step", without_fraction(step), "a whole number of batches, 0 or more", 0
@@ -537,9 +539,9 @@ class DALIGenericIterator:
             place = self._engine.locate(step)
             if place is None:
                 raise ValueError(
-                    f"seek_step({step}): DALI's readers read in order. Use a stream, "
+                    f"seek_step({step}): DALI's readers read sequentially. Use a stream, "
                     f"iterator_fn.stream(...), whose seek_step({step}) runs through the batches "
-                    "before it; or restore a state by set_state()"
+                    "before it, or restore a state by set_state()"
                 )
             self._engine.seek(first_epoch + place[0], place[1], first_epoch)
             self._engine.moved()
@@ -555,13 +557,13 @@ class DALIGenericIterator:
 
         It continues correctly after `set_state` and `seek_step`, with and without ``auto_reset``:
         the first pass has the remaining batches of the epoch, no pass is empty at the end of an
-        epoch, and there is no pass after the last epoch. If the loop over the batches is left
-        early and the next epoch is requested, the remaining batches are skipped (a reader
-        produces them). If both loops are left, a new call continues in the same epoch.
+        epoch, and there is no pass after the last epoch. If the inner loop is left early and the
+        next epoch is requested, the remaining batches are skipped (a reader produces them). If both
+        loops are left, a new call continues in the same epoch.
 
         Args:
-            num_epochs: The number of epochs of the whole training, including the ones before the
-                position; None for no end.
+            num_epochs: Number of epochs of the whole training, including those before the position;
+                None: no end.
 
         Returns:
             An iterator of pairs: the number of the epoch, from 0, and an iterator over its
@@ -571,8 +573,8 @@ class DALIGenericIterator:
             ValueError: If num_epochs is less than 1.
         """
         if num_epochs is not None:
-            what = "a whole number of epochs, 1 or more, or None for no end"
-            num_epochs = whole_number("num_epochs", num_epochs, what, 1)
+            expected = "a whole number of epochs, 1 or more, or None for no end"
+            num_epochs = whole_number("num_epochs", num_epochs, expected, 1)
         return self._epochs(num_epochs)
 
     def _epochs(self, num_epochs: int | None) -> Iterator[tuple[int, Iterator[Batch]]]:
@@ -588,10 +590,10 @@ class DALIGenericIterator:
         """Starts the next epoch if the current one has no further batch; False after the last."""
         with self._opened(), self._engine.interruptible():
             engine = self._engine
-            begun = self.step > 0 or engine.stopped
+            has_begun = self.step > 0 or engine.stopped
             engine.checkpoint()
-            # A look at the next batch: failed batches may be left out before the end.
-            if begun and engine.peek().ended:
+            # Peeks, because failed batches may be skipped before the end.
+            if has_begun and engine.peek().ended:
                 if num_epochs is not None and engine.following_epoch() >= num_epochs:
                     return False
                 engine.advance()
@@ -600,34 +602,34 @@ class DALIGenericIterator:
             return num_epochs is None or self.epoch < num_epochs
 
     def get_state(self) -> dict[str, Any]:
-        """Where the consumer stands, as a plain JSON value (dict of str, int and list of str).
+        """Returns the consumer's position as a JSON value.
 
-        It is the position behind the last batch that ``next()`` delivered, even if others were
-        peeked or scheduled since; its keys and types never change.
+        This is the position after the last batch that ``next()`` returned, independent of peeked
+        and scheduled batches. Its keys and types never change.
 
         Raises:
-            ValueError: If the pipelines can't be resumed: the message says why.
+            ValueError: If the state of the pipelines can't be saved.
         """
         with self._opened():
             self._engine.roll_back()
             return self._engine.get_state()
 
     def set_state(self, state: Mapping[str, Any] | str | bytes, allow: Sequence[str] = ()) -> None:
-        """Goes on where a state says, with new pipelines, which are built at once.
+        """Restores a state, with new pipelines, which are built immediately.
 
         Args:
-            state: What `get_state` of an iterator over the same data gave, or any adapter's
-                of the same function and arguments; JSON text and bytes of it, too. It is
-                neither kept nor changed.
-            allow: Names of differences to go on with, as errors have them: "operators.resize.size"
-                for an argument, "operators.resize" for an operator that came, went or changed,
-                "reader.files". What positions are counted in can't be waived: batch size, shards,
-                the epoch's size, policy and padding.
+            state: Result of `get_state` of an iterator over the same data, or of any adapter with
+                the same function and arguments; also as JSON text or bytes. It is neither kept nor
+                changed.
+            allow: Names of differences to ignore, as in errors: "operators.resize.size" for an
+                argument, "operators.resize" for an operator that was added, removed or changed,
+                "reader.files". Differences on which positions depend can't be ignored: batch size,
+                shards, epoch size, policy and padding.
 
         Raises:
-            ValueError: If it is no state, one of other data, or one whose part DALI refuses; if
-                ``allow`` has a name of nothing. Nothing has changed.
-            Exception: If the pipelines can't be built. Nothing has changed.
+            ValueError: If it is not a state, a state of different data, or DALI rejects its part;
+                if a name in ``allow`` does not exist. Nothing changes.
+            Exception: If the pipelines can't be built. Nothing changes.
         """
         names = difference_names(allow, "allow")
         with self._opened(), self._engine.interruptible():
@@ -636,43 +638,44 @@ class DALIGenericIterator:
             self._engine.stays, self._engine.stopped = True, False
 
     def _mark(self) -> Mark:
-        """The position, for `_go_back`."""
+        """Returns the position, for `_go_back`."""
         with self._opened():
             self._engine.roll_back()
             return self._engine.mark()
 
     def _go_back(self, mark: Mark) -> bool:
-        """Returns to a mark of this iterator, or of another one of the same function.
+        """Returns to a mark of this iterator, or of another iterator of the same function.
 
         Returns:
-            False if the pipelines can't be built to stand there; nothing has changed then.
+            False if the pipelines can't be rebuilt there; nothing changes then.
         """
         with self._opened():
             return self._engine.go_back(mark)
 
     def checkpoints(self) -> list[bytes]:
-        """The state as one piece of bytes for each pipeline, for ``checkpoints=``.
+        """Returns the state as one bytes object for each pipeline, for ``checkpoints=``.
 
         Raises:
-            ValueError: If the pipelines can't be resumed: the message says why.
+            ValueError: If the state of the pipelines can't be saved.
         """
         with self._opened():
             self._engine.roll_back()
             return self._engine.checkpoints()
 
     def _restore_checkpoints(self, pieces: Sequence[bytes]) -> None:
-        """Goes on where checkpoints of this package or DALI's plugin say."""
+        """Restores checkpoints of this package or of DALI's plugin."""
         if isinstance(pieces, (bytes, bytearray, str, Mapping)):
             raise TypeError(
-                "checkpoints must be a list of bytes, one for each pipeline, as checkpoints() of "
-                f"an iterator gives it, not {str(pieces)[:40]!r}; a state is for set_state()"
+                "checkpoints must be a list of bytes, one for each pipeline, as returned by "
+                f"checkpoints() of an iterator, not {str(pieces)[:40]!r}. Pass a state to "
+                "set_state()"
             )
         self._engine.set_checkpoints(pieces, self._config.allow_changes)
         self._engine.moved()
         self._engine.stays, self._engine.stopped = True, False
 
     def _start(self) -> None:
-        """Builds the pipelines, unless they are built: the first state says what they read."""
+        """Builds the pipelines, unless they are built, so that the first state has their data."""
         with self._opened():
             self._engine.roll_back()
             self._engine.start()
@@ -683,13 +686,13 @@ class DALIGenericIterator:
             self._engine.schedule()
 
     def _opened(self) -> threading.RLock:
-        """The lock, of an iterator that is not closed, nor of a parent process."""
+        """Returns the lock, after checking that the iterator is open and of this process."""
         if self._engine.closed:
             raise ValueError(CLOSED)
         return self._engine.lock
 
     def close(self) -> None:
-        """Frees the pipelines; ``next()`` then raises ValueError. May be called again."""
+        """Frees the pipelines; later calls of ``next()`` raise ValueError. May be called again."""
         self._engine.close()
         if self._early_end is not None:
             self._early_end()
@@ -702,9 +705,9 @@ class DALIGenericIterator:
 
 
 class _EpochBatches(Iterator[Batch]):
-    """The remaining batches of an epoch; none once the iterator is in another epoch.
+    """The remaining batches of an epoch; empty once the iterator is in another epoch.
 
-    It is no generator, which an error would end: after a batch that failed, the next one follows.
+    It is not a generator, because an error would end a generator, and the next batch may follow.
 
     Args:
         iterator: The iterator.

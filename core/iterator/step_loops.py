@@ -1,7 +1,7 @@
 """Detects loops that count steps over an iterator of epochs: ``zip(range(steps), iterator)``.
 
-Such a loop ends without an error when an epoch ends, although it asked for more steps. The
-iterator can't tell it from a loop over one epoch by its calls; the zip, which refers to it, can.
+Such a loop ends silently at the end of an epoch, although more steps were requested. The iterator's
+calls are the same as in a loop over an epoch, so that the zip is found among its referrers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _RANGES = (type(iter(range(0))), type(iter(range(1 << 70))))
 
 
 def steps_left(iterator: object) -> int:
-    """The number of steps that a zip with a range still asks an iterator for, as it ends.
+    """Counts the steps that a zip with a range still requests from an ending iterator.
 
-    It takes as long as a garbage collection, so it is called once for an iterator.
+    It takes as long as a garbage collection, so that it is called once per iterator.
 
     Args:
         iterator: The iterator, within its ``__next__``.
@@ -29,23 +29,23 @@ def steps_left(iterator: object) -> int:
             continue
         if not any(type(owner) is zip for owner in gc.get_referrers(items)):
             continue
-        own = next(place for place, item in enumerate(items) if item is iterator)
-        left = [
-            operator.length_hint(item) + (place < own)  # it has given the number of this step
+        own_place = next(place for place, item in enumerate(items) if item is iterator)
+        remaining = [
+            operator.length_hint(item) + (place < own_place)  # it has returned this step already
             for place, item in enumerate(items)
             if type(item) in _RANGES
         ]
-        return min(left)
+        return min(remaining)
     return 0
 
 
-def warn_of_early_end(name: str, epoch: int, left: int) -> None:
-    """Warns of a loop that an epoch ended, and after which the iterator was not used again."""
+def warn_of_early_end(name: str, epoch: int, remaining: int) -> None:
+    """Warns of a loop that the end of an epoch ended, if the iterator was not used afterwards."""
     warnings.warn(
         f"zip(range(...), iterator) over an iterator of {name} stopped at the end of epoch "
-        f"{epoch}, {left} steps early: also with auto_reset=True the end of an epoch raises "
+        f"{epoch}, {remaining} steps early: even with auto_reset=True the end of an epoch raises "
         "StopIteration. For a loop that counts steps use a stream, iterator_fn.stream(...), which "
-        "goes from epoch to epoch",
+        "continues across epochs",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -1,6 +1,6 @@
-"""DALI's pipelines: how they are made, how they run, and how their outputs become batches.
+"""Creation and execution of DALI pipelines, and conversion of their outputs to batches.
 
-Sources make pipelines (`pipeline_source`, of functions and of hand-made ones), `runner` runs them,
-`batch` makes what is delivered, `reader` reads epochs from DALI's metadata. The
-iterator, the records and the functions stand on it; it imports `core.state` and the pure modules.
+`pipeline_source` and `handmade_source` create pipelines, `runner` runs them, `batch` converts their
+outputs, and `reader` derives epochs from DALI's metadata. `engine` is the base class of the engines
+of iterators.
 """

@@ -1,4 +1,4 @@
-"""Finds the files that broke a reader's batch: reads it again, and decodes each file alone."""
+"""Finds the files that broke a reader's batch, by reading it again and decoding each file alone."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .dali_pipeline import operators
 from .pipeline_source import Define, PipelineSource
 from .runner import Outputs, Runner
 
-# Where DALI's own decoder, on the CPU, tells which sample another one of its operators refused.
+# Operators whose failures the CPU decoder can reproduce for single files.
 _DECODES_IMAGES = re.compile(
     r"operator `nvidia\.dali\.fn\.(experimental\.)?(decoders\.image|peek_)"
 )
-_READER = re.compile(r"_module: .*\bfn\.readers\b")  # as DALI prints an operator
+_READER = re.compile(r"_module: .*\bfn\.readers\b")  # in DALI's text of an operator
 _MOST_FILES = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One row of a reader's batch.
+    """A row of a reader's batch.
 
     Attributes:
-        file: Its source by DALI: a path, and within an archive the place in it.
-        data: Its first output, where that is on the CPU.
+        file: DALI's source info: a path, for an archive with the location in it.
+        data: The reader's first output, if it is on the CPU.
     """
 
     file: str
@@ -49,60 +49,62 @@ def name_files(
     data: Sequence[bytes],
     to_drop: int,
 ) -> BatchError:
-    """Adds the files of a failed batch to its error, as far as DALI names them.
+    """Adds the bad files of a failed batch to its error, as far as they can be determined.
 
-    The reader is built twice, and its shuffle buffer filled again.
+    This builds the reader twice, and fills its shuffle buffer again.
 
     Args:
         error: The error.
-        source: Where the pipelines come from.
-        reader: Name of their reader; None for the only one that they have.
+        source: The factory of the pipelines.
+        reader: Name of the reader; None: the only reader.
         data: A checkpoint of each pipeline, before the batch.
-        to_drop: Number of batches from there to it.
+        to_drop: Number of batches between the checkpoint and the batch.
     """
     try:
         with calls, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pairs = zip(source.definitions(), data)
             read = [read_alone(define, reader, checkpoint, to_drop) for define, checkpoint in pairs]
-            samples = [one for samples_read in read for one in samples_read if one.file]
+            samples = [sample for samples_read in read for sample in samples_read if sample.file]
             bad = _undecodable(samples) if _DECODES_IMAGES.search(str(error)) else []
-    except Exception:  # the error itself is what must be said
+    except Exception:  # must not replace the error of the batch
         return error
     files = tuple(dict.fromkeys(samples[i].file for i in bad))
-    every = list(dict.fromkeys(one.file for one in samples))
+    all_files = list(dict.fromkeys(sample.file for sample in samples))
     if files:
-        more = " and perhaps more" if len(bad) == _MOST_FILES else ""
-        what = f"What can't be decoded: {', '.join(map(printable, files))}{more}"
-    elif every:
-        more = f" and {len(every) - _MOST_FILES} more" if len(every) > _MOST_FILES else ""
-        what = f"The batch is of {', '.join(map(printable, every[:_MOST_FILES]))}{more}"
+        suffix = " and perhaps more" if len(bad) == _MOST_FILES else ""
+        description = f"Files that can't be decoded: {', '.join(map(printable, files))}{suffix}"
+    elif all_files:
+        suffix = f" and {len(all_files) - _MOST_FILES} more" if len(all_files) > _MOST_FILES else ""
+        description = (
+            f"The batch contains {', '.join(map(printable, all_files[:_MOST_FILES]))}{suffix}"
+        )
     else:
         return error
-    named = type(error)(f"{error}\n{what}")
+    named = type(error)(f"{error}\n{description}")
     named.files, named.__cause__ = files, error.__cause__
     named.unexplained = error.unexplained
     return named
 
 
 def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: int) -> list[Sample]:
-    """The samples of one batch of a graph's reader; nothing else of the graph is run.
+    """Reads one batch by a graph's reader, without running the rest of the graph.
 
     Args:
         define: Defines the graph, at a checkpoint or at its start.
-        reader: The reader's name; None for the only one that it has.
+        reader: Name of the reader; None: the only reader.
         checkpoint: DALI's checkpoint of the whole graph.
-        to_drop: Number of batches behind it.
+        to_drop: Number of batches between the checkpoint and the batch.
     """
     start = _alone(define(None), reader)
     if start is None:
         return []
     start.build()
-    there = _alone(define(for_operators(checkpoint, start.checkpoint())), reader)
-    if there is None:
+    at_batch = _alone(define(for_operators(checkpoint, start.checkpoint())), reader)
+    if at_batch is None:
         return []
-    there.build()
-    runner = Runner([there], to_drop, gradual=True)
+    at_batch.build()
+    runner = Runner([at_batch], to_drop, gradual=True)
     try:
         return runner.take(_samples)
     finally:
@@ -110,15 +112,16 @@ def read_alone(define: Define, reader: str | None, checkpoint: bytes, to_drop: i
 
 
 def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
-    """A pipeline that is not built, with the outputs of its reader alone; None without one."""
-    named = {one.name: one for one in operators(pipeline)}
-    readers = [one for one in named.values() if _READER.search(str(one.spec))]
+    """Returns an unbuilt pipeline with only the outputs of its reader; None if there is none."""
+    named = {operator.name: operator for operator in operators(pipeline)}
+    readers = [operator for operator in named.values() if _READER.search(str(operator.spec))]
     chosen = named.get(reader) if reader is not None else None
     if reader is None and len(readers) == 1:
         chosen = readers[0]
     if chosen is None:
         return None
-    pipeline._sinks = []  # operators without outputs, which would run, too
+    # Private in DALI: operators without outputs, which would also run.
+    pipeline._sinks = []
     pipeline.set_outputs(*chosen.outputs)
     return pipeline
 
@@ -126,12 +129,15 @@ def _alone(pipeline: Pipeline, reader: str | None) -> Pipeline | None:
 def _samples(outputs: Sequence[Outputs]) -> list[Sample]:
     tensors: Any = outputs[0][0]
     on_cpu = isinstance(tensors, TensorListCPU)
-    return [Sample(one.source_info(), np.array(one) if on_cpu else None) for one in iter(tensors)]
+    return [
+        Sample(tensor.source_info(), np.array(tensor) if on_cpu else None)
+        for tensor in iter(tensors)
+    ]
 
 
 def _undecodable(samples: Sequence[Sample]) -> list[int]:
-    """The first samples that fail by themselves."""
-    if any(one.data is None or one.data.dtype != np.uint8 for one in samples):
+    """Returns the indices of the first samples that fail when decoded alone."""
+    if any(sample.data is None or sample.data.dtype != np.uint8 for sample in samples):
         return []
     return failing(
         len(samples), lambda rows: _decodes([samples[i].data for i in rows]), most=_MOST_FILES
@@ -139,7 +145,7 @@ def _undecodable(samples: Sequence[Sample]) -> list[int]:
 
 
 def _decodes(images: Sequence[Any]) -> bool:
-    """Whether DALI decodes these files' contents."""
+    """Returns whether DALI can decode the contents of files."""
     batches = iter([images])
     pipeline = Pipeline(len(images), num_threads=2, device_id=None, prefetch_queue_depth=1)
     with pipeline:

@@ -1,4 +1,4 @@
-"""From the outputs of pipelines to the batch that JAX code gets."""
+"""Conversion of the outputs of pipelines to batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .runner import Outputs, TensorList
 
 Batch = dict[str, Any]
 
-_MOST_SHAPES = 8  # of samples, each of which compiles a step, until it is said
+_MOST_SHAPES = 8  # shapes of samples before a warning, because each compiles a step
 
 
 def choose_placement(config: IteratorConfig) -> GlobalPlacement | LocalPlacement:
-    """Where batches live, by the iterator's arguments."""
+    """Chooses the placement of batches from the iterator's arguments."""
     if config.sharding is not None:
         return GlobalPlacement(config.sharding, config.output_map)
     if config.devices is not None:
@@ -35,10 +35,10 @@ def choose_placement(config: IteratorConfig) -> GlobalPlacement | LocalPlacement
 
 
 class LocalPlacement:
-    """Batches where the pipelines left them; what several pipelines give is put together.
+    """Leaves batches on the devices of the pipelines, and joins the pieces of several pipelines.
 
     Args:
-        host: The CPU device for CPU outputs; None keeps them NumPy arrays.
+        host: CPU device for CPU outputs; None: they stay NumPy arrays.
     """
 
     shards: tuple[DataShard, ...] = ()
@@ -48,10 +48,10 @@ class LocalPlacement:
         self._is_first = host is not None and host == jax.local_devices()[0]
 
     def place(self, name: str, pieces: Sequence[Any]) -> Any:
-        """One array of the pieces that the pipelines decoded, along dimension 0.
+        """Joins the pieces that the pipelines decoded to one array, along dimension 0.
 
-        Pieces on different GPUs become one array over them, in place; pieces on one device
-        are concatenated there. On the host it is a NumPy array until `finish`.
+        Pieces on different GPUs become one array over them, without a copy; pieces on one device
+        are concatenated there. On the host, the result is a NumPy array until `finish`.
         """
         if len(pieces) == 1:
             return pieces[0]
@@ -63,24 +63,23 @@ class LocalPlacement:
         return over_devices(devices, [name]).place(name, pieces)
 
     def place_mask(self, name: str, pieces: Sequence[np.ndarray]) -> Any:
-        """The mask of the pieces, not committed: it goes along with any array's device."""
+        """Joins the pieces of the mask; uncommitted, so that it can be used on any device."""
         mask = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return mask if self._host is None or self._host_is_default() else jax.device_put(mask)
 
     def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch of what `place` gave, as jax.Arrays where there is a device for them.
+        """Converts the NumPy arrays of a batch to jax.Arrays, if a host device is set.
 
-        In place where they are aligned, read-only and kept alive, and in one call, which costs
-        less than one for each. (jnp.asarray costs less for small ones, but it is a computation:
-        it heeds transfer guards, meshes and jax_debug_nans.) Not committed: a step that takes it
-        compiles once, whether its parameters are fresh or come from a step, and may take arrays
-        of a GPU beside it.
+        Aligned, read-only arrays are not copied. One call for all arrays costs less than one for
+        each. (jnp.asarray is cheaper for small arrays, but it is a computation, subject to
+        transfer guards, meshes and jax_debug_nans.) The arrays are uncommitted, so that a step
+        compiles once for fresh and for computed parameters, and can also take GPU arrays.
         """
-        on_host = {k: one for k, one in batch.items() if isinstance(one, np.ndarray)}
+        on_host = {k: array for k, array in batch.items() if isinstance(array, np.ndarray)}
         if self._host is None or not on_host:
             return batch
         if self._host_is_default():
-            return batch | jax.device_put(on_host)  # the context below costs 10 to 100 us
+            return batch | jax.device_put(on_host)  # avoids the context, which costs 10 to 100 us
         with jax.default_device(self._host):
             return batch | jax.device_put(on_host)
 
@@ -90,11 +89,11 @@ class LocalPlacement:
 
 
 class BatchMaker:
-    """Makes batches of what the pipelines of one iterator give.
+    """Creates batches from the outputs of an iterator's pipelines.
 
     Args:
-        config: The iterator's arguments.
-        placement: Where batches live.
+        config: Arguments of the iterator.
+        placement: Placement of the batches.
     """
 
     def __init__(self, config: IteratorConfig, placement: GlobalPlacement | LocalPlacement):
@@ -103,7 +102,7 @@ class BatchMaker:
         self._mask = config.mask
         self._cut = config.last_batch_policy is LastBatchPolicy.PARTIAL
         self._as_numpy = bool(config.as_numpy)
-        self._shapes: dict[str, set[tuple[int, ...]]] = {}  # of samples, by output
+        self._shapes: dict[str, set[tuple[int, ...]]] = {}  # shapes of samples, by output
         self._device_axis = config.pmap_compatible
         if config.sharding is not None:
             self._device_axis = False
@@ -116,17 +115,17 @@ class BatchMaker:
         valid: Sequence[int | np.ndarray],
         copy: bool,
     ) -> Batch:
-        """The batch of one run.
+        """Creates the batch of one run.
 
         Args:
             outputs: The outputs of each pipeline.
-            valid: Number of samples at the head of each pipeline's batch that belong to the
-                epoch, or their mask.
-            copy: Whether the buffers are reused once they are released.
+            valid: Number of leading samples of each pipeline's batch that belong to the epoch, or
+                a mask.
+            copy: Whether DALI reuses the buffers once they are released.
         """
         axis = self._has_device_axis(len(outputs))
         cut = self._cut
-        kept = [
+        rows_kept = [
             n if cut and isinstance(n, int) else len(tensors[0])
             for n, tensors in zip(valid, outputs)
         ]
@@ -134,7 +133,7 @@ class BatchMaker:
         def pieces(k: int, name: str) -> list[Any]:
             return [
                 self._piece(tensors[k], name, number, n, copy, axis)
-                for number, (tensors, n) in enumerate(zip(outputs, kept))
+                for number, (tensors, n) in enumerate(zip(outputs, rows_kept))
             ]
 
         batch: Batch = {
@@ -142,7 +141,8 @@ class BatchMaker:
         }
         if self._mask is not None:
             masks = [
-                v if isinstance(v, np.ndarray) else np.arange(n) < v for n, v in zip(kept, valid)
+                v if isinstance(v, np.ndarray) else np.arange(n) < v
+                for n, v in zip(rows_kept, valid)
             ]
             batch[self._mask] = self._place_rows(self._mask, masks, axis)
         return self._placement.finish(batch)
@@ -154,23 +154,23 @@ class BatchMaker:
         rows: Sequence[int],
         column_of: Callable[[Sequence[Any], str], Any],
     ) -> None:
-        """Adds fields that pass the graph by; with a sharding, numbers are placed as outputs are.
+        """Adds fields that bypass the graph; with a sharding, numbers are placed like outputs.
 
         Args:
             batch: The batch of one run.
-            columns: For each name the values of all rows.
-            rows: Rows of each pipeline's batch.
+            columns: The values of all rows, by name.
+            rows: Number of rows of each pipeline's batch.
             column_of: Batches the values of a name.
 
         Raises:
-            ValueError: If the batch has the name already, or the values don't stack.
+            ValueError: If the batch already has the name, or the values can't be stacked.
             TypeError: If JAX would narrow 64-bit numbers.
         """
         for name, values in columns.items():
             if name in batch:
                 raise ValueError(
-                    f"the records' key {name!r} passes the graph by, and an output or the mask has "
-                    "that name, too: name the output otherwise"
+                    f"the records' key {name!r} bypasses the graph, but an output or the mask has "
+                    "the same name. Rename the output"
                 )
             column = column_of(values, name)
             numeric = isinstance(column, np.ndarray) and column.dtype.kind in "biufc"
@@ -180,18 +180,20 @@ class BatchMaker:
             batch[name] = column
 
     def _has_device_axis(self, pipelines: int) -> bool:
-        if self._device_axis is None:  # as DALI's plugin stacks pipelines without a sharding
+        if self._device_axis is None:  # like DALI's plugin, which stacks pipelines
             return pipelines > 1
         return self._device_axis
 
     def _place_rows(self, name: str, pieces: Sequence[np.ndarray], axis: bool) -> Any:
-        """Places host arrays of [rows, ...], one for each pipeline, as the mask is."""
-        return self._placement.place_mask(name, [one[None] for one in pieces] if axis else pieces)
+        """Places host arrays [rows, ...], one for each pipeline, like the mask."""
+        return self._placement.place_mask(
+            name, [piece[None] for piece in pieces] if axis else pieces
+        )
 
     def _piece(
-        self, tensors: TensorList, name: str, pipeline: int, kept: int, copy: bool, axis: bool
+        self, tensors: TensorList, name: str, pipeline: int, num_rows: int, copy: bool, axis: bool
     ) -> Any:
-        """One pipeline's output as an array of [kept, ...], or [1, kept, ...] for pmap."""
+        """Converts an output of a pipeline to [num_rows, ...], or [1, num_rows, ...] for pmap."""
         check_uniform(tensors, name, pipeline)
         on_gpu = isinstance(tensors, TensorListGPU)
         if tensors.dtype in WIDE and (on_gpu or not self._as_numpy):
@@ -199,33 +201,33 @@ class BatchMaker:
         view: Any = gpu_array if on_gpu else host_view
         array = view(tensors, copy, axis)
         self._note_shape(name, array.shape[1 + axis :])
-        if kept == len(tensors):
+        if num_rows == len(tensors):
             return array
-        return array[:, :kept] if axis else array[:kept]
+        return array[:, :num_rows] if axis else array[:num_rows]
 
     def _note_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Warns once where an output's samples have had more than a few shapes."""
+        """Warns once if the samples of an output have had many shapes."""
         shapes = self._shapes.setdefault(name, set())
         if shape in shapes or len(shapes) > _MOST_SHAPES:
             return
         shapes.add(shape)
         if len(shapes) > _MOST_SHAPES:
             warnings.warn(
-                f"samples of output {name!r} had {len(shapes)} different shapes so far, like "
-                f"{min(shapes)} and {max(shapes)}, one in each batch: a jitted step compiles anew "
-                "for each. Give fn.pad the greatest shape (shape=...), or steps of it (align=...)",
+                f"samples of output {name!r} have had {len(shapes)} different shapes, such as "
+                f"{min(shapes)} and {max(shapes)}, in different batches: a jitted step compiles "
+                "for each. Pass the largest shape (shape=...), or multiples (align=...), to fn.pad",
                 stacklevel=2,
             )
 
     def spec(
         self, batch: Batch, batch_size: int, plan: EpochPlan | None
     ) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a whole batch, by one that may be cut.
+        """Returns shape and dtype of each array of a full batch.
 
         Args:
-            batch: A batch.
+            batch: A batch, possibly cut.
             batch_size: Batch size of each pipeline.
-            plan: The epochs; None where the source may give smaller batches.
+            plan: The epochs; None if the source may return smaller batches.
         """
         specs = {}
         placed = isinstance(self._placement, GlobalPlacement)
@@ -235,40 +237,42 @@ class BatchMaker:
                 axis = 1 if self._device_axis else 0
                 shape = (*shape[:axis], batch_size, *shape[axis + 1 :])
             on_device = placed and isinstance(array, jax.Array)  # text stays on the host
-            where = array.sharding if on_device else None
-            specs[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
+            sharding = array.sharding if on_device else None
+            specs[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding)
         return specs
 
 
 def check_uniform(tensors: TensorList, name: str, pipeline: int) -> None:
-    """Raises RaggedError if the samples of an output of a pipeline differ in shape."""
+    """Raises RaggedError if the samples of a pipeline's output differ in shape."""
     if tensors.is_dense_tensor():
         return
     shapes = [tuple(shape) for shape in tensors.shape()]
-    other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), 0)
-    if other:
-        files = [tensors[row].source_info() for row in (0, other)]  # of DALI's own readers
+    row_of_other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), 0)
+    if row_of_other:
+        files = [tensors[row].source_info() for row in (0, row_of_other)]  # set by DALI's readers
         names = files if all(files) else ()
-        raise RaggedError(name, pipeline, (0, other), (shapes[0], shapes[other]), names)
+        raise RaggedError(
+            name, pipeline, (0, row_of_other), (shapes[0], shapes[row_of_other]), names
+        )
 
 
 def host_view(tensors: TensorListCPU, copy: bool, device_axis: bool) -> np.ndarray:
-    """A pipeline's CPU output as one NumPy array of shape [batch, ...], or [1, batch, ...].
+    """Converts a pipeline's CPU output to a NumPy array [batch, ...], or [1, batch, ...].
 
-    Read-only: a view that keeps the buffer alive, or a copy where the executor reuses the buffer.
+    The result is read-only: a view that keeps the buffer alive, or a copy if DALI reuses it.
     """
     view = np.asarray(tensors.as_tensor())
     if copy:
         view = view.copy()
-    # Views may alias the caller's own memory (external_source with no_copy) or each other.
+    # Views may share the caller's own memory (external_source with no_copy), or each other's.
     view.flags.writeable = False
     return view[None] if device_axis else view
 
 
 def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Array:
-    """A pipeline's GPU output as a jax.Array of shape [batch, ...], or [1, batch, ...], there.
+    """Converts a pipeline's GPU output to a jax.Array [batch, ...], or [1, batch, ...].
 
-    JAX copies asynchronously: it is waited for, since the executor reuses the buffer (DALI issue
+    JAX copies asynchronously, so that a copy is awaited before DALI reuses the buffer (DALI issue
     5617).
     """
     if device_axis:
@@ -280,10 +284,10 @@ def gpu_array(tensors: TensorListGPU, copy: bool, device_axis: bool) -> jax.Arra
 
 
 def writable(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch with copies for the NumPy arrays that are read-only views of DALI's buffers.
+    """Copies the NumPy arrays of a batch that are read-only views of DALI's buffers.
 
-    A buffer may be shared with another output, a constant of the graph or a file in memory, which
-    writing into it would change.
+    Other outputs, a constant of the graph or a file in memory may share the buffer, so that writing
+    to it would change them.
     """
     return {
         name: array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array

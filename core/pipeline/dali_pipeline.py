@@ -1,4 +1,4 @@
-"""DALI's pipelines, with cures in their errors: building, checkpoints, queues, operators."""
+"""Building DALI pipelines, with fixes in errors; checkpoints, queues and operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..state.operators import kind_of, operator_inputs
 from ..state.random_state import to_other_device
 from . import advice, function_notes
 
-# What DALI says of a checkpoint of another graph.
+# DALI's errors about a checkpoint of another graph.
 _OF_ANOTHER = re.compile(
     "might come from another pipeline|no checkpoint for operator|match the graph structure|"
     "superfluous operator states|Failed to deserialize|Philox state"
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def queue_depth(pipeline: Pipeline) -> int:
-    """Batches that DALI schedules ahead of the consumer."""
+    """Number of batches that DALI schedules ahead of the consumer."""
     if not pipeline.exec_pipelined:
         return 1
     if pipeline.exec_separated:
@@ -46,38 +46,39 @@ def queue_depth(pipeline: Pipeline) -> int:
     return depth
 
 
-# Pipelines that only the end of the process may free, in its main thread.
+# Pipelines that must not be freed before the exit of the process, in its main thread.
 kept_to_the_end: list[Pipeline] = []
 
 
 class FreedAnywhere(Pipeline):
-    """A pipeline that Python may collect in a thread of DALI's, which can't wait for its end.
+    """A pipeline that can be collected in any thread.
 
-    A Python function of a graph runs there, and so may Python's cyclic gc within it.
+    Python functions of a graph run in DALI's threads, where Python's garbage collector may free a
+    pipeline, but these threads can't wait for its end.
     """
 
     def _shutdown(self) -> None:
-        # Not public: the class of threads that Python did not start.
+        # Private in Python: the class of threads that Python did not start.
         if not isinstance(threading.current_thread(), threading._DummyThread):
             super()._shutdown()  # type: ignore[no-untyped-call]
             return
         try:
             threading.Thread(target=Pipeline._shutdown, args=(self,), daemon=True).start()
-        except RuntimeError:  # Python ends, and starts no thread any more
+        except RuntimeError:  # at exit, Python starts no threads
             kept_to_the_end.append(self)
 
 
 def defined_without_random(define: Callable[[], T], function: Any, name: str) -> T:
-    """Defines a graph, and refuses functions that draw from a generator meanwhile.
+    """Defines a graph, and rejects functions that draw from a random generator meanwhile.
 
-    The graph is defined a second time if a state has changed: a function that seeds the generator
-    itself, say to shuffle its files, leaves the same state and passes. Generators that change
-    without the function belong to other threads, and are ignored.
+    If the state of a generator has changed, the graph is defined a second time: a function that
+    seeds the generator itself, e.g. to shuffle its files, then leaves the same state and is
+    accepted. Generators that change without the function are used by other threads, and ignored.
 
     Args:
         define: Calls the function.
-        function: The function, whose global and outer variables may be generators, too.
-        name: What to call it.
+        function: The function, whose global and nonlocal variables may be generators, too.
+        name: Name of the function for errors.
 
     Raises:
         RuntimeError: If the function draws random numbers.
@@ -95,15 +96,15 @@ def defined_without_random(define: Callable[[], T], function: Any, name: str) ->
         if drawn:
             raise RuntimeError(
                 f"{name} draws from {', '.join(sorted(drawn))} while the graph is defined, which "
-                "happens once: every batch would get the same numbers. Use draw.uniform() and the "
-                "like over a source (docs/randomness.md), or nvidia.dali.fn.random. Lists, say of "
-                "files, are to be shuffled before the function is called"
+                "happens once: every batch would get the same numbers. Use draw.uniform() etc. "
+                "over a source (docs/randomness.md), or nvidia.dali.fn.random. Shuffle lists, e.g. "
+                "of files, before calling the function"
             )
     return result
 
 
 def _generators(function: Any) -> dict[str, Any]:
-    """Generators that a function refers to by global and outer variables."""
+    """Returns the generators that a function refers to by global and nonlocal variables."""
     function = inspect.unwrap(function)
     if not isinstance(function, FunctionType):
         return {}
@@ -114,23 +115,23 @@ def _generators(function: Any) -> dict[str, Any]:
 
 
 def random_states(generators: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """The states of NumPy's and Python's global generators, and of further ones."""
-    states: dict[str, Any] = {"numpy.random": _of_numpy(np.random.get_state(legacy=False))}
+    """Returns the states of the global generators of NumPy and Python, and of others."""
+    states: dict[str, Any] = {"numpy.random": _comparable(np.random.get_state(legacy=False))}
     states["random"] = random.getstate()
     for name, generator in generators.items():
         if isinstance(generator, np.random.Generator):
-            states[name] = _of_numpy(generator.bit_generator.state)
+            states[name] = _comparable(generator.bit_generator.state)
         elif isinstance(generator, np.random.RandomState):
-            states[name] = _of_numpy(generator.get_state(legacy=False))
+            states[name] = _comparable(generator.get_state(legacy=False))
         else:
             states[name] = generator.getstate()
     return states
 
 
-def _of_numpy(state: Any) -> Any:
-    """A state of NumPy as values that can be compared."""
+def _comparable(state: Any) -> Any:
+    """Converts a state of NumPy to values that can be compared."""
     if isinstance(state, Mapping):
-        return {key: _of_numpy(value) for key, value in state.items()}
+        return {key: _comparable(value) for key, value in state.items()}
     return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
@@ -140,11 +141,11 @@ def changed_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[s
 
 
 def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
-    """Builds a pipeline; errors with a known cause have the cure.
+    """Builds a pipeline; errors with a known cause include the fix.
 
     Args:
         pipeline: The pipeline.
-        name: What defined it, for messages.
+        name: Name of the function that defined it, for errors.
     """
     if pipeline.device_id is not None and backend.GetCUDADeviceCount() > 0:
         cuda_queues.warn_if_too_late()
@@ -160,9 +161,9 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
         text = str(error)
         if backend.GetCUDADeviceCount() == 0 and ("CUDA" in text or "GPU" in text):
             raise RuntimeError(
-                f"the pipeline needs a GPU (device_id={pipeline.device_id}) and DALI sees none "
-                "on this machine. For the CPU, use device='cpu' for its decoders, no .gpu(), "
-                f"and leave device_id out or pass None. DALI says: {text}"
+                f"the pipeline needs a GPU (device_id={pipeline.device_id}), but DALI finds none "
+                "on this machine. To use the CPU, pass device='cpu' to decoders, remove .gpu(), "
+                f"and omit device_id or pass None. DALI says: {text}"
             ) from error
         if cure := advice.of_workers(error) or advice.of_readers(error, pipeline):
             raise RuntimeError(f"{cure} DALI says: {text}") from error
@@ -170,25 +171,26 @@ def build_pipeline(pipeline: Pipeline, name: str = "the pipeline") -> None:
 
 
 def _forks_workers(pipeline: Pipeline) -> bool:
-    """Whether building a pipeline forks workers of ``fn.external_source(parallel=True)``."""
+    """Returns whether building forks workers of ``fn.external_source(parallel=True)``."""
     if pipeline.py_start_method != "fork" or getattr(pipeline, "_py_pool_started", False):
+        # Private in DALI: the pool of workers, and the groups of external sources.
         return False
     try:
         groups = [getattr(operator, "_group", None) for operator in operators(pipeline)]
-    except AttributeError:  # outputs that are none: building it says so
+    except AttributeError:  # invalid outputs, which building reports
         return False
     return any(getattr(group, "parallel", False) for group in groups)
 
 
 def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | None) -> Pipeline:
-    """A built pipeline that stands at a checkpoint, be it one of the same graph on another device.
+    """Builds a pipeline at a checkpoint, possibly of the same graph on another device.
 
     Args:
-        make: Builds one, at a checkpoint or at its start.
-        checkpoint: The checkpoint; None for the start.
+        make: Builds a pipeline, at a checkpoint or at its start.
+        checkpoint: The checkpoint; None: the start.
 
     Raises:
-        StateError: If the checkpoint is one of another graph.
+        StateError: If the checkpoint belongs to another graph.
     """
     try:
         return make(checkpoint)
@@ -198,30 +200,30 @@ def at_checkpoint(make: Callable[[bytes | None], Pipeline], checkpoint: bytes | 
             raise
     start = make(None)
     first = start.checkpoint()
-    del start  # a GPU may not have room for two
+    del start  # a GPU may not have memory for two
     try:
         return make(to_other_device(checkpoint, first))
     except (RuntimeError, ValueError) as error:
         if not isinstance(error, StateError) and not _OF_ANOTHER.search(str(error)):
             raise
         raise StateError(
-            f"the state is one of other operators: {error}. Make the iterator as it was when the "
-            f"state was saved. DALI says: {refusal}"
+            f"the state belongs to other operators: {error}. Recreate the iterator with its "
+            f"original graph. DALI says: {refusal}"
         ) from None
 
 
 def is_unmappable(error: Exception) -> bool:
-    """Whether DALI could not map a file that is there, as it can't an empty one."""
+    """Returns whether DALI could not map an existing file, e.g. because it is empty."""
     failed = _UNMAPPABLE.search(str(error))
     return failed is not None and os.path.exists(failed[1])
 
 
 def operators(pipeline: Pipeline) -> list[Any]:
-    """The operators of a pipeline that is not built, each behind what it depends on."""
-    # Not public: of a DALI without these nothing is known.
+    """Returns the operators of an unbuilt pipeline in topological order."""
+    # Private in DALI; without these attributes, no operators are found.
     ends = [*(getattr(pipeline, "_graph_out", None) or ()), *getattr(pipeline, "_sinks", ())]
     ordered: dict[int, Any] = {}
-    # An operator lies there twice: below its inputs, and again to be noted once they were.
+    # Each operator is pushed twice: below its inputs, and again to be added after them.
     todo = [(getattr(node, "source", None), False) for node in reversed(ends)]
     while todo:
         operator, ready = todo.pop()
@@ -231,45 +233,48 @@ def operators(pipeline: Pipeline) -> list[Any]:
             ordered[id(operator)] = operator
             continue
         inputs = [getattr(node, "source", None) for node in operator_inputs(operator)]
-        todo += [(operator, True), *((one, False) for one in reversed(inputs))]
+        todo += [
+            (operator, True),
+            *((operator_input, False) for operator_input in reversed(inputs)),
+        ]
     return list(ordered.values())
 
 
 def operator_name(operator: Any) -> str:
-    """An operator's name as users write it, "fn.decoders.image", or "function flip"."""
+    """Returns an operator's name as users write it, "fn.decoders.image", or "function flip"."""
     function = function_notes.name_of(operator)
     if function:
         return f"function {function}"
     kind = kind_of(operator)
-    return "indexing" if kind == "_tensor_subscript" else f"fn.{kind}"  # x[0], of a draw, too
+    return "indexing" if kind == "_tensor_subscript" else f"fn.{kind}"  # e.g. x[0], or a draw
 
 
 def runs_python(operator: Any) -> bool:
-    """Whether an operator calls Python: a function, or a source of its outputs."""
+    """Returns whether an operator calls Python: a function, or a source."""
     kind = kind_of(operator)
     return bool(function_notes.name_of(operator)) or "function" in kind or kind == "external_source"
 
 
 def graph_lines(pipelines: Sequence[Pipeline], batch_map: Sequence[str] = ()) -> list[str]:
-    """A line for each draw, operator and function of ``batch_map``, by which states know them."""
+    """Describes each draw, operator and function of ``batch_map``, as in states."""
     first = pipelines[0]
     drawn = draw_inputs(first)
-    known = fingerprint(pipelines, None, (), drawn=drawn, batch_map=batch_map)
+    description = fingerprint(pipelines, None, (), drawn=drawn, batch_map=batch_map)
     draws = [operator_line(*draw) for draw in described_draws(first)]
-    return [*draws, *known["operators"]]
+    return [*draws, *description["operators"]]
 
 
 def unmap_readers(pipeline: Pipeline) -> None:
-    """Has the readers of a pipeline that is not built read their files instead of mapping them."""
+    """Sets the readers of an unbuilt pipeline to read files instead of mapping them."""
     for instance in operators(pipeline):
         schema = getattr(getattr(instance, "_op", None), "schema_name", None)
         if schema and backend.GetSchema(schema).HasArgument("dont_use_mmap"):
-            with contextlib.suppress(RuntimeError):  # it is there: the graph's function says it
+            with contextlib.suppress(RuntimeError):  # the graph function has set it already
                 instance.spec.AddArg("dont_use_mmap", True)
 
 
 def can_checkpoint(pipeline: Pipeline) -> bool:
-    """Whether a built pipeline was made with enable_checkpointing; no property says it."""
+    """Returns whether a built pipeline has enable_checkpointing; no property tells it."""
     try:
         pipeline.checkpoint()
     except RuntimeError:
@@ -278,10 +283,10 @@ def can_checkpoint(pipeline: Pipeline) -> bool:
 
 
 def check_outputs(pipeline: Pipeline, output_map: Sequence[str]) -> None:
-    """Raises ValueError where a built pipeline has another number of outputs than names."""
+    """Raises ValueError if a built pipeline's number of outputs differs from that of names."""
     outputs = pipeline.num_outputs
     if outputs != len(output_map):
         raise ValueError(
             f"output_map names {len(output_map)} outputs, {list(output_map)}, "
-            f"but the pipeline has {outputs}: give each of them one name"
+            f"but the pipeline has {outputs}. Pass one name for each output"
         )

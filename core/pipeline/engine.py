@@ -1,4 +1,4 @@
-"""The base of engines: pipelines at the position of an iterator's consumer."""
+"""`Engine` and `EpochEngine`: base classes of pipelines at the position of a consumer."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from .traced import check_not_traced, trace_state_clean
 _log = logging.getLogger("dalijax")
 P = TypeVar("P")
 Mark = Mapping[str, Any]  # the attributes of an engine that make up its position, by name
-# What skip() takes.
+# Description of the argument of skip(), for errors.
 COUNT = "a whole number of batches, 0 or more (reset() and set_state() go back)"
 _UNCOUNTED = contextlib.nullcontext()
-CLOSED = "the iterator is closed: make a new one"
+CLOSED = "the iterator is closed. Create a new iterator"
 # Seconds that close() waits for a call in another thread.
 _PATIENCE = 5.0
 
 
 class NoReplica(Exception):
-    """No pipelines of the same graph can run beside an engine's own; the message says why."""
+    """The graph can't be replicated for profiling; the message tells why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome(Generic[P]):
-    """The result of a run, and the position behind it.
+    """The result of a run, and the position after it.
 
     Attributes:
-        after: The position behind the run; at the end of an epoch, that end.
-        batch: The batch, where there is one.
+        after: The position after the run; if the epoch has ended, its end.
+        batch: The batch, if any.
         error: An error that counts as a batch.
         ended: Whether the epoch has no further batch.
         mapped: The batch after ``batch_map``, once it was applied.
-        masked: A note of the records that are masked in the batch, if any.
-        failures: Number of batches that failed, those included that were left out before it.
+        masked: Describes the masked records of the batch, if any.
+        failures: Number of failed batches, including those that were skipped before it.
     """
 
     after: P
@@ -68,7 +68,7 @@ class Outcome(Generic[P]):
     failures: int = 0
 
     def unwrap(self) -> Batch:
-        """The batch.
+        """Returns the batch.
 
         Raises:
             StopIteration: If the epoch has no further batch.
@@ -78,38 +78,38 @@ class Outcome(Generic[P]):
             try:
                 raise self.error
             finally:
-                del self  # the error's traceback has this frame: together they would stay
+                del self  # the traceback refers to this frame: the cycle would keep them alive
         if self.ended or self.batch is None:
             raise StopIteration
         return self.batch if self.mapped is None else self.mapped
 
 
 def log_failure(verb: str, failed: FailedBatch) -> FailedBatch:
-    """Warns of a batch that was skipped, or has masked records; returns it."""
+    """Logs a warning about a skipped batch, or a batch with masked records; returns it."""
     _log.warning("%s: %s", verb, failed.message)
     return failed
 
 
 class Engine(abc.ABC, Generic[P]):
-    """The pipelines of one iterator, at the consumer's position; who calls it holds its lock.
+    """The pipelines of one iterator, at the consumer's position. Callers must hold its lock.
 
-    There is one position. A batch that was looked at is kept beside it, with the position behind
-    it, so that looking moves nothing.
+    There is a single position. A peeked batch is stored separately, together with the position
+    after it, so that peeking moves nothing.
 
     Args:
         start: The position of the first batch.
-        config: The iterator's arguments.
+        config: Arguments of the iterator.
 
     Attributes:
         position: The position of the next batch to deliver.
-        make_batch: Makes the batches of the pipelines' outputs.
-        errors: The batches that ``on_error="skip"`` left out, and those with masked records.
+        make_batch: Creates batches from the pipelines' outputs.
+        errors: The batches that were skipped by ``on_error="skip"``, or have masked records.
         closed: Whether `close` was called.
-        process: The process that built pipelines; 0 until one has.
+        process: Identifier of the process that built pipelines; 0 before that.
     """
 
-    # The attributes that a call may change together with the position. They are replaced, never
-    # changed in place, so that a mark stays what it was.
+    # Attributes that a call may change together with the position. They are replaced, never
+    # mutated, so that marks stay valid.
     _marked: ClassVar[tuple[str, ...]] = ("position", "_must_agree")
 
     def __init__(self, start: P, config: IteratorConfig):
@@ -117,45 +117,46 @@ class Engine(abc.ABC, Generic[P]):
         placement = choose_placement(config)
         self._placement = placement if isinstance(placement, GlobalPlacement) else None
         self.make_batch = BatchMaker(config, placement)
-        self._data_shards = placement.shards  # of each pipeline, where batches are placed by them
+        self._data_shards = placement.shards  # of each pipeline, if batches are placed by shards
         self._config = config
         self._batch_map_names = () if config.batch_map is None else config.batch_map.names
         self.errors = FailedBatches()
         self.closed = False
         self.process = 0
-        self._works = False  # whether a batch was made: the graph does not fail for every record
-        self._unexplained = 0  # batches that an operator failed for
+        self._works = False  # whether a batch succeeded, so that the graph can't be at fault
+        self._unexplained = 0  # number of batches that failed because of an operator
         self._outcome: Outcome[P] | None = None
-        self._interrupted: Mark | None = None  # where an interrupted call began
+        self._interrupted: Mark | None = None  # the start of an interrupted call
         self._lock = threading.RLock()
+        # Reentrant, because methods call each other. Serializes calls of several threads.
         self._agreement: Agreement | None = None
         self._must_agree = False
-        self._end_cure = ""  # if only the data tell where they end: the cure if ends differ
+        self._end_cure = ""  # if the number of batches is unknown: the fix if processes differ
         self._end: tuple[int, int] | None = None  # epoch and step of an end that was agreed on
-        self._calls = calls  # modules lose their names before the last iterators are freed
+        self._calls = calls  # a reference, because at exit module globals may be gone
         self._one_call = _Interruptible(self)
 
     @property
     def lock(self) -> threading.RLock:
-        """The lock of every call.
+        """The lock of all calls.
 
         Raises:
             RuntimeError: In a child that was forked from the process with the pipelines.
         """
-        if self.process not in (0, os.getpid()):  # whose threads may have held it
+        if self.process not in (0, os.getpid()):  # a thread of the parent may have held the lock
             raise RuntimeError(
-                f"the iterator's pipelines are those of process {self.process}, from which this "
-                f"one, {os.getpid()}, was forked: their threads are not here. Make the iterator "
-                "in the child (for a GPU, in a process that was not forked), start workers by "
-                "'spawn' or 'forkserver', or have Grain start them: ds.mp_prefetch(...)"
+                f"the iterator's pipelines belong to process {self.process}, from which process "
+                f"{os.getpid()} was forked without their threads. Create the iterator in the child "
+                "(for a GPU, in a process that was not forked), start workers by 'spawn' or "
+                "'forkserver', or let Grain start them: ds.mp_prefetch(...)"
             )
         return self._lock
 
     def peek(self) -> Outcome[P]:
-        """The next batch, an error that counts as one, or the end of the epoch.
+        """Returns the next batch, an error that counts as a batch, or the end of the epoch.
 
         Raises:
-            Exception: What the pipelines' own source raised; its batch stays the next one.
+            Exception: Any error of the pipelines' own source; its batch stays the next batch.
         """
         if self._outcome is None:
             self._outcome = self._next_outcome()
@@ -191,7 +192,7 @@ class Engine(abc.ABC, Generic[P]):
         """Returns the seed of ``batch_map``'s keys, the same in all processes."""
 
     def advance(self) -> None:
-        """Moves behind the batch that `peek` gives."""
+        """Moves past the batch that `peek` returns."""
         self.position = (self._outcome or self.peek()).after
         self._outcome = None
 
@@ -199,7 +200,7 @@ class Engine(abc.ABC, Generic[P]):
         """Delivers the next batch: counts it, if there are counters, and moves past it.
 
         Raises:
-            ProcessError: If the iterators of several processes differ; nothing has moved.
+            ProcessError: If the iterators of several processes differ; no position changes.
             RuntimeError: If JAX traces the caller.
         """
         if not trace_state_clean():
@@ -220,30 +221,30 @@ class Engine(abc.ABC, Generic[P]):
                 self.advance()
                 return outcome
             finally:
-                del outcome  # an error's traceback leads to this frame: they would keep the batch
+                del outcome  # a traceback refers to this frame: the cycle would keep the batch
 
     # Several processes
 
     def compare_processes(self, name: str, outline: Values) -> None:
-        """Has the first batch wait until all processes of the global batch have the same iterator.
+        """Makes the first batch wait until all processes of a global batch have equal iterators.
 
-        Only `deliver` waits: every process takes each batch of a global array, but one of them may
-        peek, or ask for element_spec, alone.
+        Only `deliver` waits: all processes take each batch of a global array, but a single process
+        may peek or request element_spec.
 
         Args:
             name: Name of the iterator, for errors.
-            outline: Those values that need no reading and no pipeline.
+            outline: Values to compare that are known without reading and without pipelines.
         """
         if self._config.sharding is not None or self._config.hosts[1] > 1:
             self._agreement = agreement_of(self._config, name, outline)
         self.moved()
 
     def moved(self) -> None:
-        """Has the next batch wait until all processes stand at the same position."""
+        """Makes the next batch wait until all processes are at the same position."""
         self._must_agree = self._agreement is not None
 
     def _agree_or_tell(self) -> None:
-        """As `_agree`; the other processes learn of an error at once."""
+        """Compares the processes; on an error, the other processes are notified immediately."""
         try:
             self._agree()
         except ProcessError:
@@ -254,16 +255,15 @@ class Engine(abc.ABC, Generic[P]):
             raise
 
     def _agree(self) -> None:
-        """Compares this process's iterator with those of the others."""
+        """Compares this process's iterator with those of the other processes."""
         if self._agreement is not None:
             self._agreement.settle(self._shared_values())
         self._must_agree = False
 
     def _agree_on_end(self, agreement: Agreement) -> None:
-        """Checks that all processes end after the same batch, if only the data tell the end.
+        """Checks that all processes end after the same batch, if the end is unknown in advance.
 
-        A process that has more batches waits for this one in its step, and never comes: better an
-        error than a loop that waits for ever.
+        Otherwise, a process with more batches would wait forever for this process in its step.
         """
         end = self.epoch, self.step
         if self._end_cure and self._end != end:
@@ -272,27 +272,27 @@ class Engine(abc.ABC, Generic[P]):
             self._end = end
 
     def _shared_values(self) -> Values:
-        """What must be equal in all processes; may build the pipelines."""
+        """Values that must be equal in all processes; may build the pipelines."""
         return {}
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager of a call that moves; a call that Ctrl-C interrupts moves nothing.
+        """Context manager that rolls back the position if the call is interrupted.
 
-        The next call rolls the position back, since a second Ctrl-C may interrupt any handler.
-        These contexts can't be nested.
+        The roll-back happens at the next call, because a second Ctrl-C may interrupt any handler.
+        The contexts can't be nested.
         """
         return self._one_call
 
     def mark(self) -> Mark:
-        """The position and everything that belongs to it, for `go_back`."""
-        own = vars(self)
-        return {name: own[name] for name in self._marked}
+        """Returns the position, and everything that belongs to it, for `go_back`."""
+        attributes = vars(self)
+        return {name: attributes[name] for name in self._marked}
 
     def go_back(self, mark: Mark) -> bool:
-        """Returns to a mark, which may be one of another engine of the same pipelines.
+        """Returns to a mark, possibly of another engine of the same pipelines.
 
         Returns:
-            False if the pipelines can't be built to stand there; nothing has changed then.
+            False if the pipelines can't be rebuilt there; nothing changes then.
         """
         self.roll_back()
         if all(vars(self)[name] is value for name, value in mark.items()):
@@ -304,16 +304,16 @@ class Engine(abc.ABC, Generic[P]):
         return possible
 
     def roll_back(self) -> None:
-        """Returns to the start of an interrupted call, if there is one."""
+        """Returns to the start of an interrupted call, if any."""
         before = self._interrupted
         if before is None:
             return
         if self._can_return_to(before):
             self._return_to(before)
-        self._interrupted = None  # last: a roll-back that is interrupted itself begins again
+        self._interrupted = None  # last, so that an interrupted roll-back is repeated
 
     def _can_return_to(self, mark: Mark) -> bool:
-        """Whether new pipelines can be built to stand at a mark."""
+        """Returns whether new pipelines can be built at a mark."""
         return self._can_stand_at(mark["position"])
 
     def _return_to(self, mark: Mark) -> None:
@@ -321,19 +321,19 @@ class Engine(abc.ABC, Generic[P]):
         vars(self).update(mark)
 
     def snapshot(self) -> P:
-        """The position, for any thread; the one before a call that is under way or interrupted."""
+        """Returns the position, in any thread; during a call, the position before it."""
         before = self._interrupted
         position: P = self.position if before is None else before["position"]
         return position
 
     def close(self) -> None:
-        """Frees the pipelines for good; may be called again, and without the lock.
+        """Frees the pipelines permanently. May be called again, and without the lock.
 
-        A call in another thread may wait for a disk or a network. If it does not end within five
-        seconds, it frees the pipelines when it ends.
+        A call in another thread may be waiting for a disk or a network. If it does not end within
+        five seconds, it frees the pipelines when it ends.
         """
         self.closed = True
-        if self._calls.lost(self.process):  # whoever has the lock may never give it back
+        if self._calls.lost(self.process):  # the lock may never be released
             return
         self._stop_waiting()
         if self._lock.acquire(timeout=_PATIENCE):
@@ -343,7 +343,7 @@ class Engine(abc.ABC, Generic[P]):
                 self._lock.release()
 
     def _stop_waiting(self) -> None:
-        """Has a call that waits for a source raise an error, if that is possible."""
+        """Makes a call that waits for a source raise an error, if possible."""
 
     @property
     @abc.abstractmethod
@@ -353,7 +353,7 @@ class Engine(abc.ABC, Generic[P]):
     @property
     @abc.abstractmethod
     def step(self) -> int:
-        """Number of batches of the epoch that are behind the consumer, failed ones included."""
+        """Number of batches of the epoch before the position, including failed batches."""
 
     @abc.abstractmethod
     def prepare(self) -> None:
@@ -365,14 +365,14 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def drop(self) -> None:
-        """Frees the pipelines and what was peeked; the next use builds them, at the position."""
+        """Frees the pipelines and a peeked batch; the next use builds pipelines at the position."""
 
     @abc.abstractmethod
     def count(self, stats: InputStats, outcome: Outcome[P]) -> None:
-        """Counts a batch that is delivered."""
+        """Counts a delivered batch."""
 
     def _fault_of_graph(self, error: Exception) -> GraphError | None:
-        """Counts an error that ``on_error="skip"`` leaves out.
+        """Counts an error that ``on_error="skip"`` would skip.
 
         Returns:
             An error to raise instead, if the graph has failed for every batch so far.
@@ -384,23 +384,23 @@ class Engine(abc.ABC, Generic[P]):
             return None
         return graph_error(error, self._unexplained)
 
-    def _left_out(self, epoch: int, step: int, error: Exception) -> FailedBatch:
-        """Logs and returns a batch that ``on_error="skip"`` leaves out."""
+    def _note_skipped(self, epoch: int, step: int, error: Exception) -> FailedBatch:
+        """Logs and returns a batch that ``on_error="skip"`` skips."""
         files = error.files if isinstance(error, BatchError) else ()
         return log_failure("skipped", FailedBatch(epoch, step, str(error), files))
 
-    def _behind_skipped(
+    def _after_skipped(
         self, outcome: Outcome[P], skipped: Sequence[FailedBatch], from_start: bool
     ) -> Outcome[P]:
-        """Returns the outcome after some batches that were left out, which `errors` then has.
+        """Adds skipped batches to `errors` and to the outcome after them.
 
         Args:
             outcome: The outcome.
-            skipped: The batches.
-            from_start: Whether they begin with the first batch of the epoch: if the epoch ends
-                after them, every batch of it failed, and that is an error.
+            skipped: The batches that were skipped before it.
+            from_start: Whether they start with the first batch of the epoch. If the epoch ends
+                after them, all of its batches failed, which is an error.
         """
-        if not skipped:  # also for the speed of next()
+        if not skipped:  # the usual case, for the speed of next()
             return outcome
         self.errors.extend(skipped)
         outcome = dataclasses.replace(outcome, failures=outcome.failures + len(skipped))
@@ -410,17 +410,17 @@ class Engine(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def _next_outcome(self) -> Outcome[P]:
-        """The first outcome from the position on that ``on_error`` does not leave out."""
+        """Returns the first outcome from the position that ``on_error`` does not skip."""
 
     def _can_stand_at(self, position: P) -> bool:
-        """Whether new pipelines can be built to stand at a position."""
+        """Returns whether new pipelines can be built at a position."""
         return True
 
 
 class EpochEngine(Engine[P]):
-    """An engine whose batches come in epochs, under an iterator of ours.
+    """An engine whose batches come in epochs, below `dalijax.DALIGenericIterator`.
 
-    DALI's readers and indexed sources are such engines; an iterator does not know which it has.
+    DALI's readers and indexed sources have such engines, which an iterator does not distinguish.
 
     Args:
         start, config: As for `Engine`.
@@ -428,10 +428,10 @@ class EpochEngine(Engine[P]):
     Attributes:
         name: The name of the pipelines.
         batch_size: Batch size of each pipeline; 0 until it is known.
-        plan: The epochs; None where only the source knows their end, and before the first build.
+        plan: The epochs; None if their end is unknown, and before the first build.
         shards: The shard of each pipeline in epoch 0.
         device_ids: The GPU of each pipeline, None for the CPU; empty until they are known.
-        stays: Whether the position was set last, so that ``iter()`` does not move.
+        stays: Whether the position was just set, so that ``iter()`` does not move.
         stopped: Whether StopIteration was raised in this epoch.
     """
 
@@ -449,7 +449,7 @@ class EpochEngine(Engine[P]):
     @property
     @abc.abstractmethod
     def num_failed(self) -> int:
-        """Number of batches behind the consumer that failed."""
+        """Number of failed batches before the position."""
 
     @abc.abstractmethod
     def length(self) -> int | None:
@@ -457,46 +457,46 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def following_epoch(self) -> int:
-        """Number of the next epoch that has a batch of its own."""
+        """Number of the next epoch that has its own batch."""
 
     @abc.abstractmethod
     def at_end(self) -> bool:
-        """Whether every batch of the epoch is behind the consumer."""
+        """Returns whether all batches of the epoch are before the position."""
 
     @abc.abstractmethod
     def next_epoch(self) -> None:
-        """Moves from the end of an epoch to the start of the next one."""
+        """Moves from the end of an epoch to the start of the next epoch."""
 
     @abc.abstractmethod
     def rewind(self) -> None:
         """Moves back to the start of the epoch.
 
         Raises:
-            RuntimeError: If the pipelines can't be built to stand there.
+            RuntimeError: If the pipelines can't be rebuilt there.
         """
 
     @abc.abstractmethod
     def skip(self, batches: int) -> int:
-        """Moves behind so many batches, or to the end of the epoch; returns their number."""
+        """Moves past up to ``batches`` batches of the epoch; returns how many."""
 
     @abc.abstractmethod
     def go_to(self, position: P) -> None:
         """Moves to a position."""
 
     def restart(self) -> None:
-        """Moves to the first batch of all, with new pipelines of a reader."""
+        """Moves to the first batch of the first epoch, rebuilding pipelines of a reader."""
         self.go_to(self._beginning)
 
     def begin_with(self, epoch: int) -> None:
-        """Makes an epoch the first one, and moves to its start; over a source alone.
+        """Makes an epoch the first epoch, and moves to its start; only over a source.
 
         Raises:
-            ValueError: If the pipelines read in order alone.
+            ValueError: If the pipelines can only read sequentially.
         """
         self.seek(epoch, 0)
 
     def locate(self, batch: int) -> tuple[int, int] | None:
-        """The epoch and the step of a batch counted over all epochs; None over a reader.
+        """Returns epoch and step of a batch counted over all epochs; None over a reader.
 
         Raises:
             ValueError: If the number does not determine the batch.
@@ -504,24 +504,24 @@ class EpochEngine(Engine[P]):
         return None
 
     def seek(self, epoch: int, step: int, first: int = 0) -> None:
-        """Moves to a batch of an epoch, counted from the start in batches of the present size.
+        """Moves to a batch of an epoch, counted from the start in batches of the current size.
 
         Raises:
-            ValueError: If there is no such batch, or the pipelines read in order alone.
+            ValueError: If there is no such batch, or the pipelines can only read sequentially.
         """
         raise ValueError(
-            f"seek({epoch}, {step}): a reader goes to where it has a state of alone. Use "
-            "set_state(), or a source of dalijax.sources, which goes anywhere"
+            f"seek({epoch}, {step}): a reader can only move to a saved state. Use set_state(), or "
+            "a source of dalijax.sources, which can move anywhere"
         )
 
     # States
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """The consumer's position, as a plain JSON value.
+        """Returns the consumer's position as a JSON value.
 
         Raises:
-            StateError: If the pipelines can't be resumed.
+            StateError: If the state of the pipelines can't be saved.
         """
 
     @abc.abstractmethod
@@ -531,58 +531,58 @@ class EpochEngine(Engine[P]):
         """Moves to the position of a state.
 
         Args:
-            state: What `get_state` gave.
-            allow: Names of differences to go on with.
-            named: Further ones, each of which must name something.
+            state: Result of `get_state`.
+            allow: Names of differences to ignore.
+            named: Further names, each of which must match a difference.
 
         Raises:
-            StateError: If it is no state, or one of other data; nothing has changed.
-            Exception: If no pipelines can be built at all; nothing has changed.
+            StateError: If it is not a state, or a state of different data; nothing changes.
+            Exception: If no pipelines can be built; nothing changes.
         """
 
     def checkpoint(self) -> None:
-        """Notes what a state of the position needs, before peeking moves the pipelines on."""
+        """Saves what a state of the position needs, before peeking advances the pipelines."""
 
     def stands_restored(self) -> bool:
-        """Takes the position of checkpoints that the pipelines were made at; False without any."""
+        """Adopts the checkpoint passed to the pipelines, if any; returns whether there was one."""
         return False
 
     @abc.abstractmethod
     def checkpoints(self) -> list[bytes]:
-        """The state as bytes for each pipeline.
+        """Returns the state as bytes for each pipeline.
 
         Raises:
-            StateError: If the pipelines can't be resumed.
+            StateError: If the state of the pipelines can't be saved.
         """
 
     @abc.abstractmethod
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves to the position of `checkpoints`; raises as `set_state`."""
+        """Moves to the position of `checkpoints`; raises the errors of `set_state`."""
 
     @abc.abstractmethod
     def keep_seed(self, other: Any) -> None:
-        """Takes the seed that a state brought to another engine of the same kind."""
+        """Adopts the restored seed of another engine of the same kind."""
 
     # Pipelines
 
     def start(self) -> None:
-        """Builds the pipelines at once, so that the first state says what they read."""
+        """Builds the pipelines immediately, so that the first state has their data."""
         self.prepare()
 
     @abc.abstractmethod
     def replicas(self) -> contextlib.AbstractContextManager[tuple[list[Pipeline], str]]:
-        """Pipelines of the same graph, to run beside these, which stay as they are.
+        """Creates pipelines of the same graph, to run in addition to these, without moving them.
 
         Returns:
-            A context with the pipelines, not built, and the name of what feeds them ("" where a
-            reader or another operator of theirs does). They run within it alone.
+            A context with the unbuilt pipelines, which may only run within it, and the name of what
+            feeds them ("" if they read data themselves).
 
         Raises:
-            NoReplica: If there are none: the message says why.
+            NoReplica: If the graph can't be replicated; the message tells why.
         """
 
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of a whole batch; takes at most one, which stays next."""
+        """Shape and dtype of each array of a full batch; takes at most one, which stays next."""
         outcome = self.peek()
         outcome = dataclasses.replace(outcome, mapped=None)
         batch = self._sample() if outcome.ended else outcome.unwrap()
@@ -593,17 +593,17 @@ class EpochEngine(Engine[P]):
 
     @abc.abstractmethod
     def _sample(self) -> Batch:
-        """A batch for `spec` at the end of an epoch; the position stays."""
+        """Returns a batch for `spec` at the end of an epoch, without moving."""
 
 
 class _Interruptible:
     """The context manager of `Engine.interruptible`.
 
-    It is a class, since a generator costs 3 us for each batch.
+    A class, because a generator would cost 3 us for each batch.
     """
 
     def __init__(self, engine: Engine[Any]):
-        # Weak: else engines, and their pipelines, would be freed by Python's cyclic gc alone.
+        # Weak, so that engines and their pipelines are freed without the garbage collector.
         self._engine = weakref.ref(engine)
 
     def __enter__(self) -> None:
@@ -623,5 +623,5 @@ class _Interruptible:
             engine.drop()
 
 
-# Makes the engine of a new iterator, if it is not that of DALI's readers.
+# Creates the engine of a new iterator, unless it is that of DALI's readers.
 MakeEngine = Callable[[IteratorConfig], EpochEngine[Any]]

@@ -1,4 +1,4 @@
-"""The list of the batches that failed, in bounded memory."""
+"""`FailedBatches`: a memory-bounded list of failed batches."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 
 from ..state.position import FailedBatch
 
-_MOST = 500  # of the first ones, and of the last ones
+_MOST = 500  # number of first batches, and of last batches, in the list
 
 
 @dataclasses.dataclass(eq=False)
 class FailedBatches:
-    """The first and the last batches that failed, and the number of all of them.
+    """The first and the last failed batches, and the total number.
 
     Attributes:
-        total: The number of all batches that failed.
+        total: Number of all failed batches.
     """
 
     total: int = 0

@@ -1,4 +1,4 @@
-"""Pipelines that the caller made, and others built like them."""
+"""`HandmadeSource`: pipelines created by the caller, and rebuilt pipelines of the same graph."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .pipeline_source import PipelineSource
 
 
 class HandmadeSource(PipelineSource):
-    """Pipelines that the caller made; one or a list of them.
+    """A factory that returns the caller's pipelines first, and then pipelines like them.
 
-    Those made with ``checkpoint=`` start where the iterator stood that gave it. All are built
-    again from what DALI serialises of them, which leaves out Python sources and functions;
-    those made without enable_checkpointing at once.
+    Pipelines with ``checkpoint=`` start at the position of the iterator that returned it. All are
+    rebuilt from DALI's serialization, which excludes Python sources and functions; pipelines
+    without enable_checkpointing are rebuilt immediately.
 
     Raises:
-        TypeError: If one of them is no `nvidia.dali.Pipeline`.
-        ValueError: If there is none, or their batch sizes differ.
+        TypeError: If an element is not a `nvidia.dali.Pipeline`.
+        ValueError: If there is no pipeline, or their batch sizes differ.
     """
 
     def __init__(self, pipelines: Pipeline | Sequence[Pipeline]):
@@ -32,34 +32,34 @@ class HandmadeSource(PipelineSource):
             kind = ", a function" if callable(pipelines) else ""
             raise TypeError(
                 f"pipelines must be a nvidia.dali.Pipeline or a list of them, not {pipelines!r}"
-                f"{kind}: decorate a graph's function with dalijax.data_iterator and call it, "
-                "or pass what one of nvidia.dali.pipeline_def returns, pipe(batch_size=...)"
+                f"{kind}. Decorate a graph function with dalijax.data_iterator and call it, or "
+                "pass the result of calling a nvidia.dali.pipeline_def, pipe(batch_size=...)"
             )
         handmade = [pipelines] if isinstance(pipelines, Pipeline) else list(pipelines)
         if not handmade:
-            raise ValueError("pipelines is empty: pass a Pipeline or a list of them")
+            raise ValueError("pipelines is empty. Pass a Pipeline or a list of them")
         for pipeline in handmade:
             if not isinstance(pipeline, Pipeline):
-                raise TypeError(f"pipelines must hold nvidia.dali.Pipeline, not {pipeline!r}")
+                raise TypeError(f"pipelines must contain nvidia.dali.Pipeline, not {pipeline!r}")
         sizes = [pipeline.max_batch_size for pipeline in handmade]
         if len(set(sizes)) > 1:
-            raise ValueError(f"all pipelines must have one batch_size, not {sizes}")
+            raise ValueError(f"all pipelines must have the same batch_size, not {sizes}")
         super().__init__("a pipeline" if len(handmade) == 1 else f"{len(handmade)} pipelines")
         self.rebuildable = self.owned = False
         self._handmade = handmade  # until they are built
         self._arguments: list[dict[str, Any]] = []
 
     def build(self, checkpoints: Sequence[bytes] | None = None) -> list[Pipeline]:
-        """The caller's pipelines at first, then new ones like them."""
+        """Returns the caller's pipelines at the first call, then new pipelines like them."""
         if self._handmade:
             pipelines, self._handmade = self._handmade, []
             for pipeline in pipelines:
                 build_pipeline(pipeline)
-            # Not public: where a DALI doesn't keep it, the position can't be told, and it is
-            # as if the pipelines stood at their start, as in DALI's own iterator.
+            # Private in DALI: without the checkpoint the position is unknown, and counts as the
+            # start, as in DALI's own iterator.
             restored = [p for p in pipelines if p.is_restored_from_checkpoint]
-            kept = [getattr(pipeline, "_checkpoint", None) for pipeline in restored]
-            self.restored = [checkpoint for checkpoint in kept if checkpoint]
+            passed = [getattr(pipeline, "_checkpoint", None) for pipeline in restored]
+            self.restored = [checkpoint for checkpoint in passed if checkpoint]
             self._keep_definitions(pipelines)
             self._add(pipelines)
             if all(can_checkpoint(pipeline) for pipeline in pipelines):
@@ -69,7 +69,7 @@ class HandmadeSource(PipelineSource):
                 return pipelines
         if not self.rebuildable:
             raise RuntimeError(
-                "these pipelines can't be built again: DALI does not serialise their Python "
+                "these pipelines can't be rebuilt, because DALI does not serialize their Python "
                 "sources or functions. Use dalijax.data_iterator, which builds pipelines from "
                 "their function"
             )
@@ -77,7 +77,7 @@ class HandmadeSource(PipelineSource):
         chosen: Sequence[bytes | None] = checkpoints or [None] * len(self.serialized)
         with calls:
             return [
-                at_checkpoint(functools.partial(self._again, arguments, definition), checkpoint)
+                at_checkpoint(functools.partial(self._rebuilt, arguments, definition), checkpoint)
                 for arguments, definition, checkpoint in zip(
                     self._arguments, self.serialized, chosen, strict=True
                 )
@@ -86,7 +86,7 @@ class HandmadeSource(PipelineSource):
     def _keep_definitions(self, pipelines: Sequence[Pipeline]) -> None:
         try:
             self.serialized = [pipeline.serialize() for pipeline in pipelines]
-        except (RuntimeError, NotImplementedError):  # Python functions; already deserialised
+        except (RuntimeError, NotImplementedError):  # Python functions, or deserialized already
             return
         kinds = {kind for text in self.serialized for kind, _, _ in serialized_operators(text)}
         self.rebuildable = "external_source" not in kinds
@@ -110,7 +110,7 @@ class HandmadeSource(PipelineSource):
         ]
 
     @staticmethod
-    def _again(
+    def _rebuilt(
         arguments: Mapping[str, Any], definition: bytes, checkpoint: bytes | None
     ) -> Pipeline:
         pipeline = Pipeline(**arguments, enable_checkpointing=True, checkpoint=checkpoint)

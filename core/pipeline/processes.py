@@ -1,16 +1,16 @@
-"""Exchanges the descriptions of iterators between the processes of `jax.distributed`.
+"""Agreement between the processes of `jax.distributed` on the descriptions of their iterators.
 
-It uses the key-value store of JAX's coordination service, and no device: a collective would need
-the same order as the user's own in every process, and could deadlock with a step that another
-thread runs. The lowest process of a sharding compares, so that the number of calls grows with the
-number of processes and not with its square::
+It uses the key-value store of JAX's coordination service and no device: a collective would have to
+be called in the same order as the user's own in every process, and might deadlock with a step in
+another thread. The lowest process of a sharding compares, so that the number of calls is linear in
+the number of processes::
 
     each process   dalijax/GROUP/offers/PROCESS/NUMBER     the description
-    the lowest     dalijax/GROUP/verdicts/PROCESS/NUMBER   for each: agreed, or the error
+    the lowest     dalijax/GROUP/verdicts/PROCESS/NUMBER   for each process: agreed, or the error
 
-A process that can't come tells the others, which then don't wait for it::
+A process that can't take part notifies the others, so that they do not wait for it::
 
-    a next() that raised    dalijax/GROUP/failures/PROCESS/FROM/NUMBER   for each: the error
+    a next() that raised    dalijax/GROUP/failures/PROCESS/FROM/NUMBER   for each process: the error
     the end of a program    dalijax/ends/FROM
 """
 
@@ -45,70 +45,71 @@ from ..state.envelope import digest
 
 __all__ = ["Agreement", "agreement_of", "is_one_of_several"]
 
-_SECONDS = 300.0  # as jax.distributed.initialize waits
-_SLICE = 1.0  # of a wait, after which Ctrl-C is heard
-_PAUSES = (0.0005, 0.25)  # between two looks of the process that compares, from and to
+_SECONDS = 300.0  # the default timeout of jax.distributed.initialize
+_SLICE = 1.0  # seconds between checks for Ctrl-C while waiting
+_PAUSES = (0.0005, 0.25)  # shortest and longest pause of the comparing process between checks
 # Seconds after which an offer without an equal offer in this process counts as a difference:
 # another thread of this process may be about to make the equal offer. The second number is for
 # offers with the outline of an iterator of this process that has not delivered a batch.
 _PATIENCE = (1.0, 60.0)
-_LOOKS = 0.25  # seconds between two looks for processes that can't come
-_LATER = 5.0  # seconds that the others wait longer than the process that compares
-
-_LONGEST = 2000  # characters of an error that is told
+_LOOKS = 0.25  # seconds between checks for processes that can't take part
+_LATER = 5.0  # additional seconds that the other processes wait for the comparing process
+_LONGEST = 2000  # characters of an error sent to other processes
 
 _numbers = itertools.count()
-_comparing = threading.Lock()  # of the threads of this process, each for an iterator
+_comparing = threading.Lock()  # one comparison at a time: threads may compare several iterators
+# Weak, so that it does not keep iterators alive.
 _made: weakref.WeakSet[Agreement] = weakref.WeakSet()
 _ends = "dalijax/ends"
-_listing = threading.Lock()  # of the set, which must not grow while a thread looks through it
+_listing = threading.Lock()  # guards `_made`, which must not change while it is iterated
 
 
 def _client() -> Any:
-    """The client of JAX's coordination service; None without one."""
-    # Not public; jax.experimental.multihost_utils offers collectives alone.
+    """Returns the client of JAX's coordination service; None without one."""
+    # Private in JAX; jax.experimental.multihost_utils only offers collectives.
     from jax._src import distributed
 
     return getattr(getattr(distributed, "global_state", None), "client", None)
 
 
 def is_one_of_several() -> bool:
-    """Whether there are other processes of `jax.distributed`; it starts no devices to know."""
-    started = getattr(jax.distributed, "is_initialized", lambda: False)  # of jax 0.4.36 and later
+    """Returns whether `jax.distributed` has several processes, without initializing devices."""
+    started = getattr(jax.distributed, "is_initialized", lambda: False)  # since JAX 0.4.36
     return (started() or _client() is not None) and jax.process_count() > 1
 
 
-@atexit.register  # after jax's own function, and so called before it
+@atexit.register  # registered after JAX's handler, so that it runs earlier
 def _tell_end() -> None:
-    """Tells the other processes that this one ends, and comes to no batch any more."""
+    """Notifies the other processes that this process ends, and will take no further batch."""
     from jax._src import distributed
+    # Private in JAX: the identifier of this process in the service.
 
     client, process = _client(), getattr(distributed.global_state, "process_id", None)
     if client is not None and process is not None:
-        with contextlib.suppress(Exception):  # the service has ended before
+        with contextlib.suppress(Exception):  # the service may have ended already
             client.key_value_set(f"{_ends}/{process}", "", allow_overwrite=True)
 
 
 def _processes_of(config: IteratorConfig) -> tuple[int, ...]:
-    """The processes that make a global batch together; none if this one makes it alone."""
+    """Returns the processes of a global batch; empty if it belongs to this process alone."""
     if config.over_processes:
-        every = config.sharding
-        shardings = every.values() if isinstance(every, Mapping) else [every]
+        sharding = config.sharding
+        shardings = sharding.values() if isinstance(sharding, Mapping) else [sharding]
         devices: set[Any] = {d for s in shardings if isinstance(s, Sharding) for d in s.device_set}
         return tuple(sorted({device.process_index for device in devices}))
-    # For another number of hosts, the process of each host is unknown.
+    # For another number of hosts, the process of a host is unknown.
     if config.hosts[1] > 1 and is_one_of_several() and config.hosts[1] == jax.process_count():
         return tuple(range(config.hosts[1]))
     return ()
 
 
 def agreement_of(config: IteratorConfig, name: str, outline: Values) -> Agreement | None:
-    """Makes the `Agreement` of an iterator; None without other processes, or without a check.
+    """Creates the `Agreement` of an iterator; None without other processes, or if disabled.
 
     Args:
-        config: The iterator's arguments.
-        name: Its name, for errors.
-        outline: Those values to compare that need no reading and no pipeline.
+        config: Arguments of the iterator.
+        name: Name of the iterator, for errors.
+        outline: Values to compare that are known without reading and without pipelines.
     """
     seconds = _SECONDS if config.check_processes is True else float(config.check_processes)
     if not seconds:
@@ -120,16 +121,16 @@ def agreement_of(config: IteratorConfig, name: str, outline: Values) -> Agreemen
 
 
 class Agreement:
-    """Compares an iterator of this process with its counterparts in others.
+    """Compares an iterator of this process with its counterparts in other processes.
 
     Args:
         name: Name of the iterator.
         processes: The processes, including this process.
-        seconds: The time to wait for the others.
+        seconds: Seconds to wait for the others.
         outline: As for `agreement_of`.
 
     Attributes:
-        outline: The same.
+        outline: As for `agreement_of`.
     """
 
     def __init__(self, name: str, processes: Sequence[int], seconds: float, outline: Values):
@@ -138,7 +139,7 @@ class Agreement:
         self._seconds = seconds
         self.outline = outline
         self._asked = False
-        self._told: list[str] = []  # keys of failures
+        self._told: list[str] = []  # keys of errors sent to other processes
         group = "-".join(map(str, processes))
         self._prefix = f"dalijax/{digest(group.encode())}"
         with _listing:
@@ -151,23 +152,23 @@ class Agreement:
         batches: Batches | None = None,
         cure: str = "",
     ) -> dict[int, Batches | None]:
-        """Waits until every process has come here, and compares.
+        """Waits until all processes have reached this point, and compares their values.
 
         Args:
             values: The values that must be equal.
             goal: The point that the processes must reach, for errors.
             batches: The batches of this process.
-            cure: What to do about a difference, for errors.
+            cure: The fix for a difference, for errors.
 
         Returns:
             ``batches`` of each process.
 
         Raises:
-            ProcessError: In every process, if values differ, a process does not come in time, or
-                it can't come.
+            ProcessError: In every process, if values differ, or a process is late or can't take
+                part.
         """
         client = _client()
-        for failure in self._told:  # this process comes after all
+        for failure in self._told:  # this process takes part after all
             client.key_value_delete(failure)
         self._told.clear()
         own = Offer(jax.process_index(), next(_numbers), values, batches)
@@ -182,15 +183,18 @@ class Agreement:
                 verdict = self._wait(client, own, goal, cure)
             settled = bool(verdict["batches"])
         finally:
-            if not settled:  # after Ctrl-C, say, no process must find the offer
+            if not settled:  # e.g. after Ctrl-C: other processes must not find the offer
                 client.key_value_delete(f"{self._prefix}/offers/{key}")
         if verdict["error"]:
             raise ProcessError(verdict["error"])
-        every = verdict["batches"].items()
-        return {int(process): found and Batches(*found) for process, found in every}
+        batches_by_process = verdict["batches"].items()
+        return {
+            int(process): batch_values and Batches(*batch_values)
+            for process, batch_values in batches_by_process
+        }
 
     def tell(self, error: BaseException) -> None:
-        """Tells the other processes that this one does not come, because of an error."""
+        """Notifies the other processes that this process can't take part because of an error."""
         client, own = _client(), jax.process_index()
         if client is None:
             return
@@ -203,7 +207,7 @@ class Agreement:
                 self._told.append(key)
 
     def _departed(self, client: Any, own: Offer, goal: str) -> str:
-        """The error if a process can't come; "" if none has said so."""
+        """Returns the error if a process has notified that it can't take part; otherwise ""."""
         texts = {}
         for key, text in client.key_value_dir_get(f"{self._prefix}/failures/{own.process}/"):
             outline, error = json.loads(text)
@@ -217,13 +221,13 @@ class Agreement:
         return departure_text(self._name, goal, texts) if texts else ""
 
     def _offers(self, client: Any) -> list[Offer]:
-        """All offers that wait."""
-        found = client.key_value_dir_get(f"{self._prefix}/offers/")
-        keys = [(*map(int, key.split("/")[-2:]), text) for key, text in found]
+        """Returns all pending offers."""
+        entries = client.key_value_dir_get(f"{self._prefix}/offers/")
+        keys = [(*map(int, key.split("/")[-2:]), text) for key, text in entries]
         return [Offer.from_json(*key) for key in keys]
 
     def _compare(self, client: Any, own: Offer, goal: str, cure: str) -> dict[str, Any]:
-        """The verdict, by the process that compares."""
+        """Compares the offers, in the lowest process; returns the verdict."""
         deadline = time.monotonic() + self._seconds
         pause, longest = _PAUSES
         looks = time.monotonic() + _LOOKS
@@ -232,15 +236,17 @@ class Agreement:
             now = time.monotonic()
             with _comparing:
                 offers = self._offers(client)
-                found = counterparts(own, offers, self._processes)
-                stuck = [since.setdefault((o.process, o.number), now) for o in found.other.values()]
-                waits = [self._patience(offer.values) for offer in found.other.values()]
-                certain = all(now - begun >= wait for begun, wait in zip(stuck, waits))
+                matching = counterparts(own, offers, self._processes)
+                stuck = [
+                    since.setdefault((o.process, o.number), now) for o in matching.other.values()
+                ]
+                waits = [self._patience(offer.values) for offer in matching.other.values()]
+                certain = all(now - start >= wait for start, wait in zip(stuck, waits))
                 late = now >= deadline
-                if late or (certain and not found.absent):
-                    error = self._error(found, offers, goal, cure)
-                    return self._conclude(client, found, error)
-            if found.absent and now >= looks:
+                if late or (certain and not matching.absent):
+                    error = self._error(matching, offers, goal, cure)
+                    return self._conclude(client, matching, error)
+            if matching.absent and now >= looks:
                 looks = now + _LOOKS
                 if error := self._departed(client, own, goal):
                     return {"error": error, "batches": {}}
@@ -248,7 +254,7 @@ class Agreement:
             pause = min(2 * pause, longest)
 
     def _patience(self, values: Values) -> float:
-        """The seconds after which an offer without an equal offer counts as a difference."""
+        """Seconds after which an offer without an equal offer counts as a difference."""
         with _listing:
             agreements = list(_made)
         expected = any(
@@ -258,18 +264,20 @@ class Agreement:
         )
         return _PATIENCE[expected]
 
-    def _error(self, found: Round, offers: Sequence[Offer], goal: str, cure: str) -> str:
-        """The error of a round; "" if all agree."""
+    def _error(self, matching: Round, offers: Sequence[Offer], goal: str, cure: str) -> str:
+        """Returns the error of a comparison; "" if all agree."""
         texts = []
-        if found.absent:
-            texts.append(absence_text(self._name, goal, found.absent, offers, self._seconds, cure))
-        if found.other:
-            texts.append(difference_text(self._name, found.offers, cure))
+        if matching.absent:
+            texts.append(
+                absence_text(self._name, goal, matching.absent, offers, self._seconds, cure)
+            )
+        if matching.other:
+            texts.append(difference_text(self._name, matching.offers, cure))
         return ". ".join(texts)
 
-    def _conclude(self, client: Any, found: Round, error: str) -> dict[str, Any]:
-        """Gives each process of a round the verdict."""
-        offers: Iterable[Offer] = found.offers.values()
+    def _conclude(self, client: Any, matching: Round, error: str) -> dict[str, Any]:
+        """Sends the verdict to each process."""
+        offers: Iterable[Offer] = matching.offers.values()
         verdict = {"error": error, "batches": {o.process: o.batches for o in offers}}
         text = json.dumps(verdict)
         for offer in offers:
@@ -281,13 +289,15 @@ class Agreement:
         return result
 
     def _wait(self, client: Any, own: Offer, goal: str, cure: str) -> dict[str, Any]:
-        """The verdict, by a process that waits for it."""
+        """Waits for the verdict of the lowest process."""
         key = f"{self._prefix}/verdicts/{own.process}/{own.number}"
         deadline = time.monotonic() + self._seconds + _LATER
-        while (left := deadline - time.monotonic()) > 0:
+        while (remaining := deadline - time.monotonic()) > 0:
             try:
-                text = client.blocking_key_value_get(key, max(1, int(1000 * min(left, _SLICE))))
-            except RuntimeError as error:  # JaxRuntimeError, of the service
+                text = client.blocking_key_value_get(
+                    key, max(1, int(1000 * min(remaining, _SLICE)))
+                )
+            except RuntimeError as error:  # JaxRuntimeError of the service
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
                 if departed := self._departed(client, own, goal):
@@ -297,9 +307,9 @@ class Agreement:
             verdict: dict[str, Any] = json.loads(text)
             return verdict
         offers = self._offers(client)
-        found = counterparts(own, offers, self._processes)
-        # The process that compares has not come: it would have given a verdict.
-        absent = sorted({self._processes[0], *found.absent})
+        matching = counterparts(own, offers, self._processes)
+        # The comparing process is absent, otherwise it would have sent a verdict.
+        absent = sorted({self._processes[0], *matching.absent})
         return {
             "error": absence_text(self._name, goal, absent, offers, self._seconds, cure),
             "batches": {},

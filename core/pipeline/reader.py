@@ -1,4 +1,4 @@
-"""Epochs and shards of built pipelines, by the metadata of their readers."""
+"""Epochs and shards of built pipelines, from the metadata of their readers."""
 
 from __future__ import annotations
 
@@ -18,52 +18,51 @@ from .pipeline_source import PipelineSource
 
 
 def reader_meta(pipelines: Sequence[Pipeline], name: str) -> list[dict[str, Any]]:
-    """DALI's metadata of one reader in each of the pipelines.
+    """Returns DALI's metadata of one reader in each of the pipelines.
 
     Raises:
-        ValueError: If a pipeline has no such reader (the message lists those that it has),
-            or the readers disagree on what must be alike.
+        ValueError: If a pipeline has no such reader (the message lists its readers), or the
+            readers differ in values that must be equal.
     """
     metas = []
     for pipeline in pipelines:
-        known = sorted(pipeline.reader_meta())
-        if name not in known:
+        names = sorted(pipeline.reader_meta())
+        if name not in names:
             raise ValueError(
-                f"reader_name={name!r} is not in the pipeline: its readers are {known}. "
-                "Give the reader operator that name, e.g. fn.readers.file(..., name="
-                f"{name!r})"
+                f"reader_name={name!r} is not in the pipeline, whose readers are {names}. Pass "
+                f"this name to the reader operator, e.g. fn.readers.file(..., name={name!r})"
             )
         metas.append(pipeline.reader_meta(name))
     for key in ("epoch_size", "number_of_shards", "pad_last_batch", "stick_to_shard"):
         values = [meta[key] for meta in metas]
         if len(set(values)) > 1:
-            raise ValueError(f"reader {name!r} has another {key} in each pipeline: {values}")
+            raise ValueError(f"reader {name!r} has a different {key} in each pipeline: {values}")
     return metas
 
 
 def epochs_of(
     built: Sequence[Pipeline], config: IteratorConfig, data_shards: Sequence[DataShard]
 ) -> tuple[EpochPlan | None, tuple[int, ...]]:
-    """The epochs of an iterator's pipelines, and the shard of each in epoch 0.
+    """Determines the epochs of an iterator's pipelines, and the shard of each in epoch 0.
 
     Args:
         built: Built pipelines.
-        config: The iterator's arguments.
-        data_shards: The data shard of each pipeline, where batches are placed by shards.
+        config: Arguments of the iterator.
+        data_shards: The data shard of each pipeline, if batches are placed by shards.
 
     Returns:
-        The epochs, None where only the source knows their end; and the shards.
+        The epochs, None if their end is unknown; and the shards.
 
     Raises:
-        ValueError: If the arguments do not fit the pipelines, or the reader.
+        ValueError: If the arguments do not match the pipelines or the reader.
     """
     samples, shards, padded, stick = config.size, len(built), bool(config.last_batch_padded), False
     shard_ids = tuple(range(shards))
     if data_shards:
         if len(data_shards) != shards:
             raise ValueError(
-                f"the sharding has {len(data_shards)} data shards on this process, and "
-                f"there is {shards} pipeline{'s' * (shards > 1)}: pass one for each"
+                f"the sharding has {len(data_shards)} data shards on this process, but there is "
+                f"{shards} pipeline{'s' * (shards > 1)}. Pass one pipeline for each data shard"
             )
         shards = data_shards[0].num_shards
         shard_ids = tuple(shard.shard_id for shard in data_shards)
@@ -75,12 +74,12 @@ def epochs_of(
         if config.last_batch_padded and not padded:
             raise ValueError(
                 f"last_batch_padded=True, but reader {config.reader_name!r} has "
-                "pad_last_batch=False: leave last_batch_padded out, the reader says it"
+                "pad_last_batch=False. Omit last_batch_padded, which the reader determines"
             )
     elif samples < 0 and len(built) > 1:
         raise ValueError(
             f"{len(built)} pipelines without reader_name or size: only a single pipeline can "
-            "end its epoch by StopIteration. Pass reader_name, or size"
+            "end its epoch by StopIteration. Pass reader_name or size"
         )
     rules, plan = config.epoch_rules, None
     per_shard = rules is not None and rules.per_shard and not data_shards
@@ -104,65 +103,65 @@ def check_shards(
     data_shards: Sequence[DataShard],
     source: PipelineSource,
 ) -> None:
-    """Checks that the readers of each pipeline read the shard that it was built for.
+    """Checks that the readers of each pipeline read the shard for which it was built.
 
     Args:
         built: Built pipelines.
-        config: The iterator's arguments.
-        data_shards: The data shard of each pipeline, where batches are placed by shards.
-        source: Where the pipelines come from.
+        config: Arguments of the iterator.
+        data_shards: The data shard of each pipeline, if batches are placed by shards.
+        source: The factory of the pipelines.
 
     Raises:
-        ValueError: If one reads another shard, or two of them read the same one.
+        ValueError: If a reader reads a different shard, or two readers read the same shard.
     """
-    wanted: list[Shard | None] = [(one.shard_id, one.num_shards) for one in data_shards]
+    wanted: list[Shard | None] = [(shard.shard_id, shard.num_shards) for shard in data_shards]
     wanted = wanted or source.shards()
-    # A sharding of one of several hosts may say a part of what their reader is split into.
-    apart = bool(data_shards) and not config.over_processes and jax.process_count() > 1
+    # A sharding of one of several hosts may be a part of the shards of their reader.
+    is_part = bool(data_shards) and not config.over_processes and jax.process_count() > 1
     for name in _readers_of_batches(built[0], config.reader_name):
         metas = [pipeline.reader_meta().get(name) for pipeline in built]
         read = [(m["shard_id"], m["number_of_shards"]) for m in metas if m is not None]
-        problem = _not_of(read, wanted, apart) if len(read) == len(wanted) else None
+        problem = _mismatch(read, wanted, is_part) if len(read) == len(wanted) else None
         if problem is None and len(set(read)) < len(read):
             problem = f"shard {read[0][0]} of {read[0][1]} in each of {len(read)} pipelines"
         if problem is not None and not _reads_own_files(built, name, read, source):
             raise ValueError(
-                f"reader {name!r} reads {problem}, so that samples come twice, or never: have the "
-                "pipeline function hand on both, fn.readers.file(..., shard_id=shard_id, "
+                f"reader {name!r} reads {problem}, so that samples are duplicated or missing. Pass "
+                "both arguments to the reader: fn.readers.file(..., shard_id=shard_id, "
                 "num_shards=num_shards)"
             )
 
 
-Shard = tuple[int, int]  # its number, and the number of shards
+Shard = tuple[int, int]  # index of the shard, and number of shards
 
 
 def _readers_of_batches(pipeline: Pipeline, reader_name: str | None) -> list[str]:
-    """Readers of the samples of batches; a reader beside them may have other data."""
+    """Names of the readers of the batches' samples; other readers may have other data."""
     metas = pipeline.reader_meta()
     size = metas[reader_name]["epoch_size"] if reader_name is not None else None
     return sorted(name for name, meta in metas.items() if size in (None, meta["epoch_size"]))
 
 
-def _not_of(read: Sequence[Shard], wanted: Sequence[Shard | None], apart: bool) -> str | None:
-    """The first shard read where another is wanted, in words; pipelines may change places."""
+def _mismatch(read: Sequence[Shard], wanted: Sequence[Shard | None], is_part: bool) -> str | None:
+    """Describes the first shard that differs from the wanted shard; their order is irrelevant."""
 
     def fits(actual: Shard, expected: Shard) -> bool:
         if actual == expected or expected[1] == 1:
             return True
-        parts, rest = divmod(actual[1], expected[1])
-        if not apart or rest:
+        parts, remainder = divmod(actual[1], expected[1])
+        if not is_part or remainder:
             return False
-        # A part of the shard, whether parts are dealt out in turns or in runs.
+        # A part of the shard, whether parts are assigned round-robin or contiguously.
         return actual[0] % expected[1] == expected[0] or actual[0] // parts == expected[0]
 
-    known = [expected for expected in wanted if expected is not None]
-    if sorted(read) == sorted(known):
+    expected_shards = [expected for expected in wanted if expected is not None]
+    if sorted(read) == sorted(expected_shards):
         return None
     for actual, expected in zip(read, wanted):
         if expected is not None and not fits(actual, expected):
             return (
-                f"shard {actual[0]} of {actual[1]} in the pipeline that was made for shard "
-                f"{expected[0]} of {expected[1]}"
+                f"shard {actual[0]} of {actual[1]} in the pipeline for shard {expected[0]} of "
+                f"{expected[1]}"
             )
     return None
 
@@ -170,45 +169,45 @@ def _not_of(read: Sequence[Shard], wanted: Sequence[Shard | None], apart: bool) 
 def _reads_own_files(
     built: Sequence[Pipeline], name: str, read: Sequence[Shard], source: PipelineSource
 ) -> bool:
-    """Whether a reader that is not sharded gets other files for each shard."""
+    """Returns whether an unsharded reader reads different files for each shard."""
     if set(read) != {(0, 1)}:
         return False
     graphs = [_operators(pipeline, source, k) for k, pipeline in enumerate(built)]
-    other = source.of_another_shard() if len(built) == 1 else None
-    if other is not None:
-        graphs.append(operators_of(other))
+    other_shard = source.define_other_shard() if len(built) == 1 else None
+    if other_shard is not None:
+        graphs.append(operators_of(other_shard))
     files = [_paths(graph, name) for graph in graphs]
     return len(files) > 1 and len(set(files)) == len(files)
 
 
 def _operators(pipeline: Pipeline, source: PipelineSource, index: int) -> list[Operator]:
-    if source.serialized:  # such a pipeline may have been made of it, and not say it itself
+    if source.serialized:  # a deserialized pipeline does not know its operators
         return list(serialized_operators(source.serialized[index]))
     return operators_of(pipeline)
 
 
 def _paths(graph: Sequence[Operator], reader: str) -> tuple[str, ...]:
-    """The paths and lists of a reader, as text."""
+    """Returns the paths and lists among a reader's arguments, as text."""
     arguments = next(arguments for _, name, arguments in graph if name == reader)
     names = sorted(k for k, v in arguments.items() if isinstance(v, (str, list)) and k[0] != "_")
     return tuple(f"{k}={arguments[k]}" for k in names)
 
 
 def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: PipelineSource) -> None:
-    """Checks an iterator that nothing but its source tells where an epoch ends.
+    """Checks an iterator whose epochs have an unknown end.
 
-    Where readers are all that it reads, its epochs never end; that is said as a warning.
+    If it reads only from DALI's readers, its epochs never end, which causes a warning.
 
     Args:
         built: Built pipelines.
-        config: The iterator's arguments, without reader_name and size.
-        source: Where the pipelines come from.
+        config: Arguments of the iterator, without reader_name and size.
+        source: The factory of the pipelines.
 
     Raises:
-        ValueError: If a mask is asked for, and there is no epoch that it could be of.
+        ValueError: If a mask is requested, but no epoch is defined.
     """
     kinds = {kind for kind, _, _ in _operators(built[0], source, 0)}
-    # A source that raises StopIteration ends an epoch, all of whose samples belong to it.
+    # A source that raises StopIteration ends an epoch, to which all of its samples belong.
     if not kinds or "external_source" in kinds:
         return
     names = sorted(built[0].reader_meta())
@@ -221,13 +220,13 @@ def check_epochs(built: Sequence[Pipeline], config: IteratorConfig, source: Pipe
         cure = "pass size, the number of samples of an epoch"
     if config.mask is not None:
         raise ValueError(
-            f"mask={config.mask!r} without an epoch that samples could belong to, so that it "
-            f"would be all True: {cure}"
+            f"mask={config.mask!r} requires an epoch to which samples can belong; otherwise it "
+            f"would be all True. To define one, {cure}"
         )
     if names:
         warnings.warn(
-            f"the graph's readers are {names}, and without reader_name the iterator knows no "
-            f"epoch: it never raises StopIteration, and has no len(). To end epochs, {cure}",
+            f"the graph's readers are {names}, but without reader_name the iterator has no epochs: "
+            f"it never raises StopIteration, and has no len(). To end epochs, {cure}",
             UserWarning,
             stacklevel=2,
         )

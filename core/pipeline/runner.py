@@ -34,44 +34,45 @@ class SourceError(Exception):
 
 
 class _PipelineQueue:
-    """One pipeline and its scheduled runs."""
+    """A pipeline and its scheduled runs."""
 
     def __init__(self, pipeline: Pipeline, gradual: bool):
         self.pipeline = pipeline
         self.depth = queue_depth(pipeline)
-        # Not public: without it DALI fills the queue in its first run.
+        # Private in DALI: without it, DALI fills the queue at its first run.
         self._gradual = gradual and hasattr(pipeline, "_first_iter")
         self._scheduled = 0
         self._fresh = True
         self.error: Exception | None = None
 
     def schedule(self, most: int = _ALL, up_to: int = _ALL) -> None:
-        """Schedules runs, without waiting for any of them.
+        """Schedules runs without waiting for them.
 
         Args:
-            most: The most runs.
-            up_to: The most batches scheduled afterwards; never more than the queue holds.
+            most: Maximum number of runs.
+            up_to: Maximum number of batches scheduled afterwards; the queue's depth is a limit,
+                too.
         """
         while self._scheduled < min(up_to, self.depth) and most > 0 and self.error is None:
             if self._fresh and self._gradual:
                 self.pipeline._first_iter, self._fresh = False, False
-            # DALI's first run after a build or a reset fills the whole queue by itself.
+            # DALI's first run after a build or reset fills the whole queue.
             runs, self._fresh = (self.depth if self._fresh else 1), False
             try:
                 self.pipeline.schedule_run()
-            except Exception as error:  # the source's own: said when its batch is due
+            except Exception as error:  # of the source; raised when its batch is due
                 self.error = error
                 return
-            # Where the source has ended nothing more is scheduled: empty() tells the truth.
+            # If the source has ended, nothing more is scheduled, which empty() shows.
             self._scheduled += runs
             most -= 1
 
     def empty(self) -> bool:
-        """Whether no scheduled batch is left to take."""
+        """Returns whether there is no scheduled batch to take."""
         return self.pipeline.empty()
 
     def require(self) -> None:
-        """Raises SourceEnded or SourceError where there is no batch to take."""
+        """Raises SourceEnded or SourceError if there is no batch to take."""
         if self.empty():
             if self.error is not None:
                 error, self.error = self.error, None
@@ -80,7 +81,7 @@ class _PipelineQueue:
             raise SourceEnded
 
     def share(self) -> Outputs:
-        """The next outputs, which must be there; they belong to the caller until `release`."""
+        """Returns the next outputs, which must exist; they belong to the caller until `release`."""
         self._scheduled -= 1
         with span("dalijax.wait"):
             try:
@@ -89,14 +90,14 @@ class _PipelineQueue:
                 raise RuntimeError(os.fsdecode(error.object)) from None
 
     def release(self, runs: int) -> None:
-        """Gives the outputs back to DALI, and schedules at most so many runs."""
+        """Returns the outputs to DALI, and schedules at most ``runs`` runs."""
         self.pipeline.release_outputs()
         self.schedule(runs)
 
     def drain(self) -> None:
-        """Drops the batches that are scheduled."""
+        """Drops the scheduled batches."""
         while not self.empty():
-            with contextlib.suppress(Exception):  # a batch that failed is dropped, too
+            with contextlib.suppress(Exception):  # failed batches are dropped, too
                 self.share()
             self.release(0)
 
@@ -108,18 +109,18 @@ class _PipelineQueue:
 
 
 class Runner:
-    """Built pipelines, run in step: batch k of all of them is taken together.
+    """Runs built pipelines in step: batch k of all pipelines is taken together.
 
     Args:
-        pipelines: Built pipelines, none of whose runs has been scheduled.
-        to_drop: Number of batches to drop before the first that is taken.
-        owned: Whether `close` may free the pipelines; else the caller does.
-        gradual: Whether the first batch is taken before the source is asked for what comes next,
-            and the queue is filled in the calls that follow: for sources that may be slow.
+        pipelines: Built pipelines without scheduled runs.
+        to_drop: Number of batches to drop before the first batch that is taken.
+        owned: Whether `close` may free the pipelines; otherwise the caller does.
+        gradual: Whether to take the first batch before requesting further batches from the source,
+            and to fill the queue during later calls; for sources that may be slow.
 
     Attributes:
-        stopped: Whether a run has failed after which no other runs: DALI's older executor, without
-            ``exec_dynamic``, never goes on.
+        stopped: Whether a run has failed after which no other can run: DALI's older executor,
+            without ``exec_dynamic``, never continues.
     """
 
     def __init__(
@@ -130,25 +131,25 @@ class Runner:
         gradual: bool = False,
     ):
         self._owned = owned
-        self._ahead = 0 if gradual else _ALL  # batches to schedule behind the one that is taken
+        self._ahead = 0 if gradual else _ALL  # batches to schedule after the taken batch
         self.pipelines = tuple(pipelines)
         self.dynamic = all(pipeline.exec_dynamic for pipeline in pipelines)
         self.to_drop = to_drop
         self.stopped = False
         self._queues = [_PipelineQueue(pipeline, gradual) for pipeline in pipelines]
         self._depth = max((queue.depth for queue in self._queues), default=0)
-        # Modules lose their names before the last iterators are freed.
+        # References, because at exit module globals may be gone before the last iterators.
         self._process, self._calls, self._kept = os.getpid(), calls, kept_to_the_end
         self._can_checkpoint = all(can_checkpoint(pipeline) for pipeline in pipelines)
 
     def schedule(self, most: int = _ALL) -> None:
-        """Fills the queues by at most ``most`` runs, without waiting for a result."""
+        """Fills the queues by at most ``most`` runs, without waiting for results."""
         with self._calls:
             for queue in self._queues:
                 queue.schedule(most)
 
     def ended(self) -> bool:
-        """Whether the source has no further batch in this epoch.
+        """Returns whether the source has no further batch in this epoch.
 
         Waits only for batches that are to be dropped.
         """
@@ -161,58 +162,58 @@ class Runner:
             return any(queue.empty() and queue.error is None for queue in self._queues)
 
     def restart(self, to_drop: int = 0) -> None:
-        """Starts the next epoch of sources that have ended; readers run on by themselves.
+        """Starts the next epoch of sources that have ended; readers continue by themselves.
 
         Args:
-            to_drop: Number of its batches to drop.
+            to_drop: Number of batches to drop at its start.
         """
         self.to_drop = to_drop
         with self._calls:
             for queue in self._queues:
-                queue.drain()  # it has more than another one, whose source has ended
+                queue.drain()  # may have batches left, if the source of another pipeline ended
             for queue in self._queues:
                 queue.restart()
 
     def source_failed(self) -> bool:
-        """Whether a pipeline's own source has raised, which is said when its batch is due."""
+        """Returns whether a pipeline's own source has raised, to be reported with its batch."""
         return any(queue.error is not None for queue in self._queues)
 
     def drain(self) -> None:
-        """Drops the batches that are scheduled, in all pipelines."""
+        """Drops the scheduled batches of all pipelines."""
         with self._calls:
             for queue in self._queues:
                 queue.drain()
 
     def take(self, convert: Callable[[Sequence[Outputs]], T]) -> T:
-        """Takes one batch, drops ``to_drop`` batches before it, and schedules what comes next.
+        """Takes one batch, after dropping ``to_drop`` batches, and schedules further runs.
 
         Args:
-            convert: Makes the caller's value of the outputs of each pipeline, before their
-                buffers are given back to DALI.
+            convert: Converts the outputs of the pipelines, before their buffers are returned to
+                DALI.
 
         Raises:
-            SourceEnded: If the source has no further batch; nothing was taken.
-            SourceError: If the source failed; nothing was taken.
-            RuntimeError, SystemExit: If Python ends; see `dalijax.core.pipeline.calls.Calls`.
-            Exception: What DALI or ``convert`` raised. The batch is then used up, in all
-                pipelines, and the next call takes the next one.
+            SourceEnded: If the source has no further batch; no batch was taken.
+            SourceError: If the source failed; no batch was taken.
+            RuntimeError, SystemExit: If Python exits; see `dalijax.core.pipeline.calls.Calls`.
+            Exception: Any error of DALI or ``convert``. All pipelines have moved past the batch,
+                and the following call takes the next batch.
         """
         with self._calls:
             for queue in self._queues:
                 queue.schedule(up_to=1 + self._ahead)
             dropped = self.to_drop > 0
             self._drop_batches()
-            behind = _ALL if self._ahead >= self._depth else 0
+            runs = _ALL if self._ahead >= self._depth else 0
             self._ahead += 1
-            # One run for each batch taken: what was dropped is made up by the next call, so that
-            # no restore runs more than the queue and one batch.
-            return self._share(convert, 1 - self._schedule_if_empty() if dropped else behind)
+            # One run for each taken batch. Dropped batches are replaced by the next call, so that
+            # a restore runs no more than the queue and one batch.
+            return self._share(convert, 1 - self._schedule_if_empty() if dropped else runs)
 
     def run_alone(self) -> None:
-        """Runs one batch with none beside it, and discards it; for gradual runners without `take`.
+        """Runs a single batch and discards it; for gradual runners, instead of `take`.
 
         Raises:
-            SourceEnded, SourceError, Exception: As `take`.
+            SourceEnded, SourceError, Exception: As in `take`.
         """
         with self._calls:
             self.schedule(1)
@@ -230,15 +231,15 @@ class Runner:
             self.to_drop -= 1
 
     def _schedule_if_empty(self) -> int:
-        """Schedules one run where nothing is left to take; returns how many it scheduled."""
+        """Schedules a run if a queue is empty; returns the number of scheduled runs."""
         if not any(queue.empty() for queue in self._queues):
             return 0
         self.schedule(1)
         return 1
 
     def _share(self, convert: Callable[[Sequence[Outputs]], T], runs: int = 0) -> T:
-        """Takes one batch and schedules at most so many runs of each pipeline after it."""
-        for queue in self._queues:  # before any of them gives its batch away
+        """Takes one batch, and schedules at most ``runs`` runs of each pipeline after it."""
+        for queue in self._queues:  # checked before any of them returns its batch
             queue.require()
         outputs: list[Outputs] = []
         failure: Exception | None = None
@@ -254,29 +255,29 @@ class Runner:
                     self.stopped = not self.dynamic
                     continue
                 if early:
-                    # Its outputs stay valid for as long as they are referred to, so that it goes
-                    # on while the others are waited for, and while the batch is placed. (A single
-                    # one has further runs scheduled, and would only take the time of this
-                    # thread's calls of CUDA.)
+                    # Released early: with the dynamic executor, outputs stay valid while they are
+                    # referenced. The pipeline continues while the others are awaited and the batch
+                    # is placed. (A single pipeline has further scheduled runs, so that releasing it
+                    # early would only delay this thread's CUDA calls.)
                     shared.pop().release(runs)
             if failure is not None:
                 raise failure
             with span("dalijax.place"):
                 return convert(outputs)
         finally:
-            failure = None  # its traceback has this frame: together they would keep the batch
+            failure = None  # its traceback refers to this frame: the cycle would keep the batch
             for queue in shared:
                 queue.release(runs)
 
     def close(self) -> None:
-        """Frees the pipelines and their threads now; arrays made of their outputs stay valid."""
-        if self._calls.ended:  # a destructor here would wait for threads that need Python
+        """Frees the pipelines and their threads; arrays of their outputs stay valid."""
+        if self._calls.ended:  # a destructor would wait for threads that need the GIL
             self._kept.extend(self.pipelines)
-        if self._calls.lost(self._process):  # DALI ends them, or the process that built them
+        if self._calls.lost(self._process):  # DALI or the process that built them frees them
             return
         with self._calls:
             for pipeline in self.pipelines if self._owned else ():
-                # Not public: without it they are freed when Python collects their cycles.
+                # Private in DALI: without it, they are freed when Python collects their cycles.
                 getattr(pipeline, "_shutdown", lambda: None)()
                 release(pipeline)
             self.pipelines = ()
@@ -287,7 +288,7 @@ class Runner:
             self.close()
 
     def checkpoints(self) -> tuple[bytes, ...] | None:
-        """DALI's checkpoint of each pipeline at the batch taken last; None if disabled."""
+        """Returns DALI's checkpoint of each pipeline at the last batch; None if disabled."""
         if not self._can_checkpoint:
             return None
         with self._calls:

@@ -1,4 +1,4 @@
-"""Detects calls within a function that JAX traces."""
+"""Detection of calls within functions that JAX traces."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-try:  # not public; without it calls within traced functions are not detected
+try:  # private in JAX; without it, calls within traced functions are not detected
     from jax._src.core import trace_state_clean as trace_state_clean
 except ImportError:
     trace_state_clean: Callable[[], bool] = lambda: True  # type: ignore[no-redef]  # noqa: E731
 
 
 def check_not_traced() -> None:
-    """Raises RuntimeError within jax.jit, scan and the like, where a batch would be a constant.
+    """Raises RuntimeError within jax.jit, scan etc., where a batch would become a constant.
 
-    Within grad or vmap alone, each call runs the Python code again. Computing a number tells them
-    apart; it takes longer than `trace_state_clean`, which is False in all of them.
+    Within grad or vmap alone, each call runs the Python code again. Computing a number
+    distinguishes them, but takes longer than `trace_state_clean`, which is False in all of them.
     """
     if isinstance(jnp.negative(np.float32(0)), jax.core.Tracer):
         raise RuntimeError(
             "next() was called while JAX traces a function (jax.jit, lax.scan): every call of the "
-            "compiled function would get this one batch. Call next() outside, and pass the batch "
+            "compiled function would get this same batch. Call next() outside, and pass the batch "
             "as an argument"
         )

@@ -1,4 +1,4 @@
-"""Arguments of the commands of this package: ``module:name`` and ``--arg NAME=VALUE``."""
+"""Arguments of the commands: ``module:name`` and ``--arg NAME=VALUE``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..replacements import for_path
 
 
 def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool) -> None:
-    """Adds ``target``, ``--batch-size`` and ``--arg`` to a command.
+    """Adds ``target``, ``--batch-size``, ``--arg`` and ``--source`` to a command.
 
     Args:
-        parser: The command's.
-        target: The help on the target.
-        batch_size: Whether the batch size must be passed.
+        parser: Parser of the command.
+        target: Help text of the target.
+        batch_size: Whether the batch size is required.
     """
     parser.add_argument("target", metavar="module:name", help=target)
     parser.add_argument("--batch-size", type=int, required=batch_size)
@@ -31,39 +31,39 @@ def add_arguments(parser: argparse.ArgumentParser, target: str, batch_size: bool
         default=[],
         type=_argument,
         metavar="NAME=VALUE",
-        help="an argument of the function, a Python literal or else a text (without quotes of its "
-        "own); may be repeated",
+        help="an argument of the function: a Python literal, or a string (without quotes); may be "
+        "repeated",
     )
     parser.add_argument(
         "--source",
         metavar="PATH",
-        help="the folder that sources.Files reads for the function; or module:name, a source or a "
-        "function that returns one",
+        help="the directory that sources.Files reads for the function; or module:name, a source or "
+        "a function that returns a source",
     )
 
 
-def arguments_of(options: argparse.Namespace, of_folder: Callable[[str], Any]) -> dict[str, Any]:
+def arguments_of(options: argparse.Namespace, open_folder: Callable[[str], Any]) -> dict[str, Any]:
     """Returns the arguments that ``--arg`` and ``--source`` pass to the iterator function.
 
     Args:
-        options: The options of the command.
-        of_folder: Opens a folder, as a source.
+        options: Options of the command.
+        open_folder: Creates a source from a directory.
 
     Raises:
         SystemExit: If the source can't be opened.
     """
     call = dict(options.arg)
     if options.source is not None:
-        call["source"] = _source(options.source, of_folder)
+        call["source"] = _source(options.source, open_folder)
     return call
 
 
-def _source(text: str, of_folder: Callable[[str], Any]) -> Any:
+def _source(text: str, open_folder: Callable[[str], Any]) -> Any:
     if ":" in text and "://" not in text and not os.path.exists(text):
         source = load(text)
         return source() if inspect.isroutine(source) else source
     try:
-        return of_folder(text)
+        return open_folder(text)
     except (OSError, TypeError, ValueError) as error:
         raise SystemExit(
             f"--source {text}: {error}. For another source pass module:name, where the module has "
@@ -72,10 +72,10 @@ def _source(text: str, of_folder: Callable[[str], Any]) -> Any:
 
 
 def load(text: str) -> Any:
-    """Loads ``module:name``; the module may be in the present folder, too.
+    """Loads ``module:name``; the module may also be in the current directory.
 
     Raises:
-        SystemExit: If it can't be loaded, with what to write instead.
+        SystemExit: If it can't be loaded; the message explains what to write.
     """
     module, _, name = text.partition(":")
     if not name:
@@ -91,17 +91,17 @@ def load(text: str) -> Any:
 
 
 def check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> None:
-    """Ends the command where an argument that only the user knows is missing.
+    """Ends the command if a required argument of the iterator function is missing.
 
     Raises:
-        SystemExit: With what to pass.
+        SystemExit: The message explains what to pass.
     """
-    if iterator_fn._has_source(call):  # whose fields are arguments, too
+    if iterator_fn._has_source(call):  # its fields are arguments, too
         return
-    others = {"hw_decoder_load", "shard_id", "num_shards", *call}
+    supplied = {"hw_decoder_load", "shard_id", "num_shards", *call}
     parameters = inspect.signature(iterator_fn.pipeline_fn).parameters.values()
     named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-    if missing := [p.name for p in named if p.default is p.empty and p.name not in others]:
+    if missing := [p.name for p in named if p.default is p.empty and p.name not in supplied]:
         passed = " ".join(f"--arg {name}=VALUE" for name in missing)
         raise SystemExit(
             f"{iterator_fn.__name__}() needs more arguments: pass {passed}, or --source PATH "
@@ -110,7 +110,7 @@ def check_complete(iterator_fn: IteratorFunction, call: Mapping[str, Any]) -> No
 
 
 def write(text: str, file: Any = None) -> None:
-    """Writes a line to the standard output, or another file."""
+    """Writes a line to the standard output, or to another file."""
     (file or sys.stdout).write(text + "\n")
 
 

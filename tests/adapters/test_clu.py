@@ -277,7 +277,7 @@ def test_elements_are_numpy_or_jax(jpegs_many):
     assert all(isinstance(a, jax.Array) for a in placed.values())
     with pytest.raises(ValueError, match="element must be 'numpy' or 'jax', not 'torch'"):
         make(jpegs_many, element="torch")
-    with pytest.raises(TypeError, match="decorate it with dalijax.data_iterator"):
+    with pytest.raises(TypeError, match="Decorate it with dalijax.data_iterator"):
         DALIDatasetIterator(numbers)
 
 

@@ -348,7 +348,7 @@ def test_files_are_exchanged_with_grain(tmp_path):
 def test_iterators_with_states_of_one_process_are_refused(arguments):
     for kind in ("transform", "dataset"):
         iterator = iterators([])[kind]()
-        with pytest.raises(TypeError, match="no iterator of a DALIDataLoader.*CheckpointSave"):
+        with pytest.raises(TypeError, match="not an iterator of a DALIDataLoader.*CheckpointSave"):
             arguments(iterator)
 
 

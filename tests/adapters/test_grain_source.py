@@ -278,15 +278,15 @@ def test_arguments_that_exclude_one_another_are_refused_at_once(jpegs_many):
     two, four = rows_over(2), rows_over(4)
     for options, message in (
         ({"pad": "zeros"}, "pad must be None or 'mask'"),
-        ({"pad": "mask", "drop_remainder": True}, "leave one out"),
+        ({"pad": "mask", "drop_remainder": True}, "Omit one"),
         ({"num_epochs": 0}, "num_epochs must be at least 1"),
         ({"sharding": two}, "drop_remainder=True.*pad='mask'"),
-        ({"sharding": two, "pad": "mask", "shard_options": Shard(0, 2)}, "leave one out"),
+        ({"sharding": two, "pad": "mask", "shard_options": Shard(0, 2)}, "Omit one"),
         ({"iterator_fn": numbers}, "output_map= and reader_name="),
-        (made(last_batch_policy=LastBatchPolicy.DROP), "last_batch_policy.*leave it out"),
-        (made(auto_reset=True), "auto_reset=True.*leave it out"),
-        ({**made(mask="m"), "pad": "mask"}, "mask='m'.*leave it out"),
-        ({**made(sharding=four), "pad": "mask", "sharding": two}, "sharding=.*leave it out"),
+        (made(last_batch_policy=LastBatchPolicy.DROP), "last_batch_policy.*Omit it"),
+        (made(auto_reset=True), "auto_reset=True.*Omit it"),
+        ({**made(mask="m"), "pad": "mask"}, "mask='m'.*Omit it"),
+        ({**made(sharding=four), "pad": "mask", "sharding": two}, "sharding=.*Omit it"),
     ):
         with pytest.raises(ValueError, match=message):
             source(jpegs_many, **options)
@@ -294,12 +294,12 @@ def test_arguments_that_exclude_one_another_are_refused_at_once(jpegs_many):
 
 def test_an_unsuitable_reader_is_refused_with_the_missing_arguments(jpegs_many):
     for options, message in (
-        ({"padded": False}, "pass pad_last_batch=True"),
-        ({"padded": False, "pad": "mask"}, "pass pad_last_batch=True"),
+        ({"padded": False}, "Pass pad_last_batch=True"),
+        ({"padded": False, "pad": "mask"}, "Pass pad_last_batch=True"),
         ({"stick": False, "shard_options": Shard(0, 2)}, "Pass stick_to_shard=True"),
         ({"shard_options": Shard(0, 2, drop_remainder=True)}, "2 shards do not divide the 11"),
-        ({"shard_options": Shard(0, 2), "shard_id": 1}, "shard_options: leave them out"),
-        ({"iterator_fn": UNSHARDED, "shard_options": Shard(0, 2)}, "add shard_id=0 and num_sh"),
+        ({"shard_options": Shard(0, 2), "shard_id": 1}, "shard_options. Omit them"),
+        ({"iterator_fn": UNSHARDED, "shard_options": Shard(0, 2)}, "Add shard_id=0 and num_sh"),
     ):
         with pytest.raises(ValueError, match=message):
             next(iter(source(jpegs_many, **options)))
@@ -341,7 +341,7 @@ def test_checkpoints_under_multithread_prefetch(jpegs_many):
     assert sorted(merge_rows(walk(ds))) == sorted([*range(N)] * 2)
     check_checkpoints(ds)
     placed = source(jpegs_many, sharding=rows_over(2), pad="mask")
-    with pytest.raises(ValueError, match="DALI has threads of its own"):
+    with pytest.raises(ValueError, match="DALI has its own threads"):
         toolbox.multithread_prefetch(placed, 2, 1)
 
 

@@ -154,7 +154,7 @@ def test_an_empty_dataset_has_no_batches():
 
 WRONG = [
     (dict(pad="x"), "pad must be None or 'mask', not 'x'"),
-    (dict(pad="mask", drop_remainder=True), "nothing is left to pad, leave one out"),
+    (dict(pad="mask", drop_remainder=True), "there is nothing to pad. Omit one"),
     (dict(batch_size=0), "batch_size must be a whole number of records, 1 or more, not 0"),
     (dict(prefetch=0), "prefetch must be a whole number of batches, 1 or more, not 0"),
     (dict(output_map=[]), "output_map is empty. Name each output"),
@@ -294,7 +294,7 @@ def test_a_state_of_another_number_of_workers_is_refused_without_effect(now):
     refusal = (
         f"(?s)Grain interleaves .num_workers of mp_prefetch.: 2 -> {now}.*Recreate the iterator"
     )
-    with pytest.raises(ValueError, match=refusal if now else "parent refuses|2 -> 0"):
+    with pytest.raises(ValueError, match=refusal if now else "parent rejects|2 -> 0"):
         iterator.set_state(state)
     assert iterator.get_state() == before
     fresh = iter(interleaved(now).pipe(transform()))

@@ -105,10 +105,10 @@ def test_unsuitable_settings_are_refused(jpegs_many):
     with pytest.raises(ValueError, match="batch_size=8 .* not divisible by the 3 hosts"):
         made(DatasetConfig(), 0, 3, None)
     plain = data_iterator(lambda files: numbers(files), ["x", "u"], reader_name="reader")
-    with pytest.raises(ValueError, match="add shard_id=0 and num_shards=1"):
+    with pytest.raises(ValueError, match="Add shard_id=0 and num_shards=1"):
         get_dataset_fn(plain, files=jpegs_many)(DatasetConfig(), 0, 2, None)
     made(DatasetConfig(), 0, 1, None, continue_from_last_checkpoint=True)
-    with pytest.raises(TypeError, match=r"masked='x' must be a list.*pass masked=\['x'\]"):
+    with pytest.raises(TypeError, match=r"masked='x' must be a list.*Pass masked=\['x'\]"):
         eval_get_dataset_fn(NUMBERS, masked="x", files=jpegs_many)
     leaves_out = eval_get_dataset_fn(NUMBERS, masked=(), files=jpegs_many, on_error="skip")
     with pytest.raises(ValueError, match="which wait for it"):
@@ -119,11 +119,11 @@ def test_unsuitable_settings_are_refused(jpegs_many):
 @pytest.mark.parametrize("make", (get_dataset_fn, eval_get_dataset_fn))
 def test_settings_of_t5x_are_refused_in_the_function(make, jpegs_many):
     for name in ("batch_size", "seed", "shard_id", "num_shards"):
-        with pytest.raises(ValueError, match=f"'{name}'.*T5X says them.*DatasetConfig"):
+        with pytest.raises(ValueError, match=f"'{name}'.*T5X sets them.*DatasetConfig"):
             make(TOKENS, files=jpegs_many, **{name: 5})
     with pytest.raises(ValueError, match="partitioner"):
         make(TOKENS, files=jpegs_many, devices=jax.local_devices())
-    with pytest.raises(TypeError, match="not an iterator function: decorate it with dalijax"):
+    with pytest.raises(TypeError, match="not an iterator function. Decorate it with dalijax"):
         make(tokens, files=jpegs_many)
 
 
@@ -233,7 +233,7 @@ def test_two_processes_train_on_global_arrays(jpegs_many, tmp_path, airio):
     options = {"packages": str(airio), "folder": str(tmp_path), "shape": [2, 1]}
     first, second = started(WORKER, tmp_path, options | {"files": jpegs_many})
     assert first["refused"] == second["refused"]
-    assert "2 processes and no partitioner" in first["refused"]
+    assert "2 processes without a partitioner" in first["refused"]
     assert first["drawn"] == second["drawn"]
     assert first["sums"] == second["sums"] == first["resumed"] == second["resumed"]
     for a, b in zip(first["rows"], second["rows"], strict=True):

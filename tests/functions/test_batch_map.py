@@ -392,7 +392,7 @@ def test_wrong_arguments_are_refused():
         of_source(keyless)
     with pytest.raises(ValueError, match="given both to data_iterator and to the call"):
         of_source()(**CALL, batch_map=noisy)
-    with pytest.raises(ValueError, match="use DALITransform or DALIDataLoader"):
+    with pytest.raises(ValueError, match="Use DALITransform or DALIDataLoader"):
         DALIBatch(over_source, 4, ["x"], batch_map=noisy)
 
 

@@ -163,7 +163,7 @@ def test_arguments_of_the_call_and_of_wrong_types(jpegs):
 
 
 def test_an_iterator_function_is_not_an_iterator():
-    cure = ("graph is an iterator function: call it for an iterator",)
+    cure = ("graph is an iterator function. Call it for an iterator",)
     for use in (iter, list, next):
         refused(lambda use=use: use(train), TypeError, *cure)
     for name in ("reset", "get_state", "set_state", "peek", "next", "size"):
@@ -312,7 +312,7 @@ GRAPHS = [
     (misspelt, TypeError, r'"shap" is not defined', "Did you mean 'shape'", "'range'"),
     (bfloat16, AttributeError, r"bfloat16\(\)", "no bfloat16: cast to types.FLOAT", "in the step"),
     (seven_inputs, ValueError, "7 inputs", "1 to 6", "fn.cat or fn.stack"),
-    (on_gpu, RuntimeError, "needs a GPU", r"sees none", r"no \.gpu\(\)", "leave device_id out"),
+    (on_gpu, RuntimeError, "needs a GPU", r"finds none", r"remove \.gpu\(\)", "omit device_id"),
     (gpu_operator, RuntimeError, "needs a GPU", "device='cpu'"),
 ]
 
@@ -457,7 +457,7 @@ def test_invalid_graphs_of_grains_records(jpegs):
 def test_invalid_iterator_functions(jpegs, adapter):
     refused(lambda: adapter(graph, batch_size=2), TypeError, "graph", "dalijax.data_iterator")
     iterator = train(jpegs, batch_size=2)
-    refused(lambda: adapter(iterator), TypeError, "is an iterator already", "that made it")
+    refused(lambda: adapter(iterator), TypeError, "is an iterator", "that created it")
 
 
 EXTRAS = [

@@ -169,7 +169,7 @@ def test_files_of_the_batch_are_named_if_they_cannot_be_distinguished(broken):
     with pytest.raises(RuntimeError) as caught:
         next(iterator)
     assert caught.value.files == ()
-    assert str(caught.value).endswith(f"The batch is of {', '.join(paths[:5])} and 1 more")
+    assert str(caught.value).endswith(f"The batch contains {', '.join(paths[:5])} and 1 more")
 
 
 @pytest.mark.parametrize("broken", [(1,)], indirect=True)

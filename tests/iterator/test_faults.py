@@ -409,7 +409,7 @@ def test_an_empty_file_if_the_user_enabled_mapping(emptied, by_hand):
         iterator_fn = data_iterator(pipe, ["data", "x"], reader_name="reader")
         iterator = iterator_fn(batch_size=2, device_id=None)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="(?s)pass dont_use_mmap=True.*" + paths[2]):
+        with pytest.raises(RuntimeError, match="(?s)Pass dont_use_mmap=True.*" + paths[2]):
             while True:
                 iterator.skip(1)
 

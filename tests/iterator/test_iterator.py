@@ -181,7 +181,7 @@ def test_an_exhausted_source_is_an_error_not_an_empty_epoch():
     iterator = data_iterator(lambda: fn.external_source(source=once), ["x"])(batch_size=2)
     assert len(list(iterator)) == 1
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="gives no batch in epoch 1.*cycle='raise'"):
+        with pytest.raises(RuntimeError, match="exhausted in epoch 1.*cycle='raise'"):
             next(iter(iterator))
 
 
@@ -192,7 +192,7 @@ def test_smaller_batches_of_a_source_are_delivered_if_the_size_is_unknown():
     assert [len(b["mask"]) for b in iterator_fn(batch_size=3)] == sizes
     sized = data_iterator(lambda: fn.external_source(source=data), ["x"], size=6)(batch_size=3)
     next(sized)
-    with pytest.raises(ValueError, match=r"batches of \[2\] samples, not of 3"):
+    with pytest.raises(ValueError, match=r"batches of \[2\] samples instead of 3"):
         next(sized)
 
 
@@ -227,7 +227,7 @@ def test_reset_in_mid_epoch_of_a_source_that_cannot_rewind():
     iterator.reset()  # epoch 0 starts at the pipelines' position
     assert [numbers(b) for b in iterator] == [[0, 0], [1, 1], [2, 2]]
     next(iterator)
-    with pytest.raises(RuntimeError, match=r"reset\(\) at batch 1 of epoch 1 can't go back"):
+    with pytest.raises(RuntimeError, match=r"reset\(\) at batch 1 of epoch 1 can't return"):
         iterator.reset()
     assert numbers(next(iterator)) == [1, 1]  # the refused reset had no effect
 

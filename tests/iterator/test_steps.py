@@ -265,7 +265,9 @@ def test_iterators_of_epochs_over_a_source():
 def test_iterators_of_epochs_over_a_reader_name_the_stream(jpegs):
     made = data_iterator(reading, ["x", "u"], reader_name="reader")
     iterator = made(jpegs, batch_size=2, num_threads=1)
-    with pytest.raises(ValueError, match=r"seek_step\(3\): DALI's readers read in order.*stream"):
+    with pytest.raises(
+        ValueError, match=r"seek_step\(3\): DALI's readers read sequentially.*stream"
+    ):
         iterator.seek_step(3)
 
 
@@ -277,7 +279,7 @@ def test_a_stream_shows_its_position_and_is_closed(jpegs):
         assert (stream.epoch, stream.step, stream.errors, stream.closed) == (1, 2, (), False)
     assert stream.closed
     made = data_iterator(reading, ["x", "u"], reader_name="reader")
-    with pytest.raises(TypeError, match="graph function's arguments come after it, or by keyword"):
+    with pytest.raises(TypeError, match="arguments of the graph function after it, or by keyword"):
         made.stream("train", batch_size=2)
 
 

@@ -137,7 +137,7 @@ def test_failing_current_settings_are_an_error(jpegs):
     )
     with pytest.raises(ValueError, match="hw_decoder_load=3"):
         tune(wrong, batch_size=4, seconds=0.1, files=jpegs)
-    with pytest.raises(TypeError, match="decorate it with dalijax.data_iterator"):
+    with pytest.raises(TypeError, match="Decorate it with dalijax.data_iterator"):
         tune(pictures, batch_size=4)
 
 
@@ -322,7 +322,7 @@ def train(folder, side=8):
     for wrong, words in (
         ("my_data", "write module:function"),
         ("my_data:nothing", f"can't be loaded from {tmp_path}"),
-        ("my_data:fn", "decorate it with dalijax.data_iterator"),
+        ("my_data:fn", "Decorate it with dalijax.data_iterator"),
     ):
         failed = run_python(*command[:2], wrong, *command[3:], cwd=tmp_path, code=1)
         assert words in failed.stderr

@@ -273,7 +273,7 @@ def test_more_batches_than_the_epoch_are_warned_of(jpegs_many, caplog):
         epoch(data)
         assert not caplog.records
         evaluation(jpegs_many, eval_loop_num_batches=4).get_next()
-    assert "eval_loop_num_batches=4, but the epoch of input 'data' has 3 batches" in caplog.text
+    assert "eval_loop_num_batches=4, but an epoch of input 'data' has only 3 batches" in caplog.text
 
 
 def unresumable():
@@ -287,7 +287,7 @@ def test_a_source_without_a_state_is_refused_only_where_states_are_kept():
             pax_fiddle.Config(DALIInput, input_checkpointing_enabled=enabled, **own)
         )
         data.get_next()
-        with pytest.raises(error, match="no state to resume from"):
+        with pytest.raises(error, match="state of the pipelines can't be saved"):
             data.get_state()
     assert data.peek_padded() is not None  # as Pax looks at it if it stores no states
 
@@ -377,17 +377,17 @@ def test_what_jax_would_narrow_is_refused():
     "fields,words",
     [
         ({"eval_loop_num_batches": -1}, "reset_for_eval=True"),
-        ({"iterator_fn": graph}, "decorate it with dalijax.data_iterator"),
+        ({"iterator_fn": graph}, "Decorate it with dalijax.data_iterator"),
         ({"element": "torch"}, "'numpy' or 'jax', not 'torch'"),
         ({"arguments": {"batch_size": 3}}, "batch_size"),
         ({"arguments": {"shard_id": 0}}, "infeed_host_index"),
-        ({"arguments": {"seed": 1}, "input_random_seed": 2}, "give one of them"),
+        ({"arguments": {"seed": 1}, "input_random_seed": 2}, "Set only one"),
         ({"arguments": {"last_batch_policy": LastBatchPolicy.PARTIAL}}, "FILL"),
-        ({"arguments": {"devices": jax.devices()[:1]}}, "by its mesh"),
+        ({"arguments": {"devices": jax.devices()[:1]}}, "by Pax's mesh"),
         ({"weights": "x"}, "name of an output"),
         ({"arguments": {"flies": 1}}, r"no argument \['flies'\]"),
-        ({"arguments": {"pmap_compatible": True}}, "by its mesh"),
-        ({"element": "jax", "arguments": {"as_numpy": True}}, "leave as_numpy out"),
+        ({"arguments": {"pmap_compatible": True}}, "by Pax's mesh"),
+        ({"element": "jax", "arguments": {"as_numpy": True}}, "Omit as_numpy"),
         ({"weights": "items"}, "'items' can't be a name in a NestedMap"),
         ({"batch_size": 0.5}, r"batch_size must be a whole number of samples, .*not 0\.5"),
         (
@@ -411,7 +411,7 @@ def test_one_shard_of_a_function_that_takes_none():
         return fn.readers.file(files=files, name="reader")[1], fn.random.uniform()
 
     own = data_iterator(plain, ["x", "u"], reader_name="reader")
-    with pytest.raises(ValueError, match="add shard_id=0 and num_shards=1"):
+    with pytest.raises(ValueError, match="Add shard_id=0 and num_shards=1"):
         made([], iterator_fn=own, num_infeed_hosts=2)
     made([], iterator_fn=own)
 

@@ -288,7 +288,7 @@ WRONG = [
         [{"x": 1, "k": [1]}, {"x": 1, "k": [1, 2]}],
         "'k' passes the graph by.*several",
     ),
-    ([{"x": 1, "y": 1}, {"x": 1, "y": 1}], "key 'y' passes the graph by, and an output"),
+    ([{"x": 1, "y": 1}, {"x": 1, "y": 1}], "key 'y' bypasses the graph, but an output"),
     ([{"x": 1, "k": 1}, {"x": 1}], "k"),
     ([{"x": np.complex64(1)}], "nothing that a pipeline takes"),
 ]

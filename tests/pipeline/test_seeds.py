@@ -92,7 +92,7 @@ def test_each_shard_draws_as_a_pipeline_of_its_seed(jpegs_many, seed):
 
 def test_host_1_of_a_seed_differs_from_host_0_of_the_next_seed(jpegs_many):
     def host(shard, seed):
-        call = READ._of_shard(shard, 2, seed)
+        call = READ._shard_arguments(shard, 2, seed)
         return draws(READ(jpegs_many, **call, batch_size=4, num_threads=1))
 
     drawn = [tuple(host(shard, seed)) for shard in (0, 1) for seed in (0, 1, 2)]
@@ -122,12 +122,12 @@ def clu(files, **seed):
 
 
 def host(files, **seed):
-    call = READ._of_shard(1, 2, seed.get("seed"))
+    call = READ._shard_arguments(1, 2, seed.get("seed"))
     return DALIDatasetIterator(READ, files=files, batch_size=3, num_threads=1, **call)
 
 
 def drawn(files, **seed):
-    call = READ._of_shard(1, 2, ShardSeed(seed.get("seed", 9), 0, is_default=not seed))
+    call = READ._shard_arguments(1, 2, ShardSeed(seed.get("seed", 9), 0, is_default=not seed))
     return DALIDatasetIterator(READ, files=files, batch_size=3, num_threads=1, **call)
 
 

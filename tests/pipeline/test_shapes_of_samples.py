@@ -50,7 +50,7 @@ def test_more_than_a_few_shapes_are_warned_of_once(make, options):
     ((number, text),) = warned
     assert number == 8
     assert text.startswith(
-        "samples of output 'x' had 9 different shapes so far, like (1,) and (9,)"
+        "samples of output 'x' have had 9 different shapes, such as (1,) and (9,)"
     )
 
 

@@ -106,7 +106,7 @@ def host_arguments(graph):
 @pytest.mark.parametrize("way", list(host_arguments(handed_on)))
 def test_a_shard_of_hosts(jpegs_many, way):
     for graph, read in WRONG:
-        with pytest.raises(ValueError, match=rf"reads {read}.* made for shard 1 of 2.*{LINE}"):
+        with pytest.raises(ValueError, match=rf"reads {read}.* for shard 1 of 2.*{LINE}"):
             next(host_arguments(graph)[way](jpegs_many))
     for graph, first in ((handed_on, [16, 17, 18, 19]), (sliced, [0, 1, 2, 3])):
         batch = next(host_arguments(graph)[way](jpegs_many))
@@ -206,15 +206,15 @@ def test_a_known_epoch_does_not_warn(jpegs_many):
 def test_a_mask_without_an_epoch_is_refused(jpegs_many, graph):
     make = data_iterator(graph, ["x"], mask="mask")
     cure = "reader_name='reader'" if graph is handed_on else "pass size"
-    with pytest.raises(ValueError, match=f"mask='mask' without an epoch.*{cure}"):
+    with pytest.raises(ValueError, match=f"mask='mask' requires an epoch.*{cure}"):
         make(jpegs_many, batch_size=4)
-    with pytest.raises(ValueError, match=f"mask='mask' without an epoch.*{cure}"):
+    with pytest.raises(ValueError, match=f"mask='mask' requires an epoch.*{cure}"):
         DALIGenericIterator(
             pipeline_def(graph)(jpegs_many, batch_size=4, num_threads=1, device_id=None),
             ["x"],
             mask="mask",
         )
-    with pytest.raises(ValueError, match=f"mask='mask' without an epoch.*{cure}"):
+    with pytest.raises(ValueError, match=f"mask='mask' requires an epoch.*{cure}"):
         next(DALIDatasetIterator(make, files=jpegs_many, batch_size=4))
 
 

@@ -359,7 +359,7 @@ def test_pipelines_made_by_hand(pictures):
             TypeError,
             "3 is not an iterator function, iterator, dataset, source or batch",
         ),
-        (dict(data=iter([1])), TypeError, "no way back to where it stands: pass a batch of it"),
+        (dict(data=iter([1])), TypeError, "can't return to its position. Pass one of its batches"),
         (dict(data={}, batch_size=3), TypeError, "batch_size.* are for an iterator function"),
         (dict(data={"x": 1}, classes={"z": "ab"}), ValueError, r"\['z'\] is no output"),
         (dict(data={"x": 1}, mask="m"), ValueError, r"\['m'\] is no output"),

@@ -347,7 +347,7 @@ def test_closing_ends_a_search_that_waits_for_a_read(monkeypatch):
         thread.join(30)
     finally:
         gate.set()
-    assert errors == ["the iterator is closed: make a new one"]
+    assert errors == ["the iterator is closed. Create a new iterator"]
     assert iterator.errors == ()
 
 

@@ -357,7 +357,7 @@ def test_hand_made_pipelines_that_have_no_state_say_so():
     next(saving)
     saving.get_state()
     next(saving)
-    with pytest.raises(RuntimeError, match="can't be built again.*data_iterator"):
+    with pytest.raises(RuntimeError, match="can't be rebuilt.*data_iterator"):
         saving.reset()
     assert int(next(saving)["x"][0, 0]) == 2
 
@@ -377,7 +377,7 @@ def test_hand_made_pipelines_refuse_a_state_before_anything_changes():
     state, checkpoints = iterator.get_state(), iterator.checkpoints()
     iterator.set_state(state)  # where it stands
     second = next(iterator)
-    with pytest.raises(ValueError, match="can't be built.*data_iterator.*restores this state"):
+    with pytest.raises(ValueError, match="can't be rebuilt.*data_iterator.*can restore this state"):
         iterator.set_state(state)
     assert next(iterator)["x"].tolist() == [[4], [5]] and iterator.step == 3
     # Its states are for those who can: the function's iterator, and new pipelines made there.

@@ -305,7 +305,7 @@ PROGRAMS = {
         TypeError,
         "source dalijax.sources.Arrays(",
     ),
-    "a folder": (
+    "a directory": (
         lambda d: open_numbers(source=d.folder),
         TypeError,
         "source pictures dalijax.sources.Files(",
@@ -391,7 +391,7 @@ PROGRAMS = {
             d.files, batch_size=BATCH
         ),
         ValueError,
-        "batch_size parameter rename",
+        "batch_size parameter Rename",
     ),
     "an undecorated function": (
         lambda d: next(iter(tune_module.tune(same, batch_size=2))),

@@ -147,16 +147,16 @@ def test_a_source_that_raises_stop_iteration(tmp_path, jpegs_many):
         assert report["epochs"] == [[[[start, start + 1]] for start in own]] * 2
         assert report["sums"] == [[2 * (2 * start + 1) + 200 for start in starts]] * 2
         assert report["pipelines"] == 1
-        assert "a batch of 1 samples, not of 2: over several processes" in report["short"]
-        shard = f"made for shard {process} of 2"
+        assert "a batch of 1 samples instead of 2. Over several processes" in report["short"]
+        shard = f"for shard {process} of 2"
         assert process == 0 or shard in report["forgotten"]
         assert "reads shard 0 of 1 in the pipeline" in report["forgotten"]
         assert report["sliced"] == [[[process, 2 + process]], [[4 + process, 6 + process]]]
         assert report["own"] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
-        assert "nothing slices" in report["unsliced"]
+        assert "is not sliced" in report["unsliced"]
         # In the first process a part looks like its slice, and it waits for the other process.
         absent = "process 1 has not come to the number of batches of <lambda> within 2 s"
-        assert ("nothing slices" if process else absent) in report["part"]
+        assert ("is not sliced" if process else absent) in report["part"]
         assert [text[:45] for text in report["warned"]] == [
             "several processes and no sharding over them: "
         ]

@@ -1,6 +1,6 @@
-"""Whether a training loop waits for its input, and for which part of it.
+"""Measures whether a training loop waits for its input, and for which part of it.
 
-`dalijax.profile` is the public name. `loop` is about the loop's own times, `replay` runs the graph
-alone and cut behind its operators, `verdict` puts both into words, and `profile` is the block that
-the loop runs in. It uses the iterator as any caller would, and nothing below imports it.
+`dalijax.profile` is the public name. `loop` measures the loop, `replay` runs the graph alone and
+truncated after its operators, `verdict` expresses both in words, and `profile` is the context
+manager around the loop.
 """

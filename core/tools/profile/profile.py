@@ -1,4 +1,4 @@
-"""`profile`: a block in which a training loop runs, and what it waited for."""
+"""`profile`: measures what a training loop in its block waits for."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ from .verdict import Verdict, verdict
 
 
 class Report:
-    """What `profile` found; ``str()`` of it says it in words, once the block was left.
+    """The result of `profile`, after the end of its block; ``str()`` describes it in words.
 
     Attributes:
-        input_bound: Whether the loop waits for its input: ``next()`` takes a tenth of its time, or
-            more. None where it took no batch.
+        input_bound: Whether the loop waits for its input: ``next()`` takes at least a tenth of its
+            time. None if it took no batch.
         input: The part of the input that it waits for: an operator ("fn.decoders.image"), a source
-            ("source Files"), "placing" or "function NAME"; "" where that is not known.
-        steps: Number of the steps that count: the first ones, which compile, do not.
-        steps_per_second: Of these steps.
+            ("source Files"), "placing" or "function NAME"; "" if unknown.
+        steps: Number of measured steps, without the first steps, which compile.
+        steps_per_second: Rate of these steps.
         loop_rate: Samples per second of the loop, in this process.
-        unblocked_rate: Samples per second that it would take if ``next()`` took no time.
-        wait_share: Share of the loop's time that ``next()`` took.
-        waits: The same by what it was for: "pipelines", "placing", "function NAME" (of the placed
-            batch).
-        pipeline_rate: Samples per second of the graph alone; None where it could not be replayed.
-        stages: Share of the graph's time by its operators, in order; empty where it could not be
-            replayed.
-        unknown: Why it could not be; "" where it was.
+        unblocked_rate: Samples per second of the loop if ``next()`` took no time.
+        wait_share: Share of the loop's time spent in ``next()``.
+        waits: The same by purpose: "pipelines", "placing", "function NAME" (of the placed batch).
+        pipeline_rate: Samples per second of the graph alone; None if it could not be replayed.
+        stages: Share of the graph's time by operator, in order; empty if it could not be replayed.
+        unknown: Why it could not be replayed; "" if it was.
     """
 
     def __init__(self) -> None:
         self._set(LoopTimes(0, 0.0, 0.0, {}), None, "the block has not ended", None)
 
     def _set(
-        self, loop: LoopTimes, alone: Replay | None, unknown: str, said: Verdict | None
+        self, loop: LoopTimes, alone: Replay | None, unknown: str, outcome: Verdict | None
     ) -> None:
-        self.input_bound = said.input_bound if said else None
-        self.input = said.input if said else ""
+        self.input_bound = outcome.input_bound if outcome else None
+        self.input = outcome.input if outcome else ""
         self.steps = loop.steps
         self.steps_per_second = loop.steps / loop.seconds if loop.seconds else 0.0
         self.loop_rate = loop.rate
@@ -53,7 +51,7 @@ class Report:
         self.pipeline_rate = loop.samples / alone.seconds if alone else None
         self.stages = alone.shares if alone else {}
         self.unknown = unknown
-        self._text = said.text if said else f"no verdict: {unknown}"
+        self._text = outcome.text if outcome else f"no verdict: {unknown}"
 
     def __str__(self) -> str:
         return self._text
@@ -64,38 +62,37 @@ class Report:
 
 @contextlib.contextmanager
 def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
-    """Says whether a training loop waits for its input, and for which part of it.
+    """Measures whether a training loop waits for its input, and for which part of it.
 
         with profile(iterator) as report:
             for batch in itertools.islice(iterator, 100):
                 step(batch)
         print(report)    # input-bound: ...; input: fn.decoders.image takes 71 % of ...
 
-    Once the block was left, pipelines of the same graph run without the loop, whole and cut behind
-    their operators, which says how fast the graph is and which part takes how long. They are
-    pipelines of their own: the iterator stays where it is. Let the block have twenty steps or more;
-    a loop that never waits for its results measures how fast it starts them.
+    After the block, separate pipelines of the same graph run without the loop, complete and
+    truncated after their operators, which shows the speed of the graph and of its parts. The
+    iterator does not move. The block should have at least twenty steps. A loop that never waits for
+    its results only measures how fast it dispatches them.
 
     Args:
-        iterator: An iterator of `dalijax.data_iterator` or `DALIGenericIterator`, or that of a
-            ``DALIDatasetIterator`` of CLU, a ``DALIDataset`` or a ``DALIIterDataset``. Of any other
-            that has ``watch()``, as a ``DALITransform``'s, the loop's times are known, and not
-            which part of the graph takes how long.
-        seconds: About as long the graph runs alone; building its pipelines comes on top. 0: it
-            does not run.
+        iterator: An iterator of `dalijax.data_iterator` or `DALIGenericIterator`, or of a CLU
+            ``DALIDatasetIterator``, a ``DALIDataset`` or a ``DALIIterDataset``. For other iterators
+            with ``watch()``, such as a ``DALITransform``'s, only the times of the loop are known.
+        seconds: Approximate time of running the graph alone, in addition to building its pipelines.
+            0: it does not run.
 
     Yields:
-        A `Report`, which has all numbers once the block was left.
+        A `Report`, which is complete after the block.
 
     Raises:
-        TypeError: If it is no such iterator.
-        RuntimeError: If it is profiled already.
+        TypeError: If it is not such an iterator.
+        RuntimeError: If it is already being profiled.
     """
     if not hasattr(iterator, "watch"):
         raise TypeError(
-            f"{iterator!r:.80} does not count its batches: pass the iterator of "
-            "dalijax.data_iterator, or of an adapter, that the loop takes its batches of, not the "
-            "dataset, and nothing that goes around it"
+            f"{iterator!r:.80} does not count its batches. Pass the iterator of "
+            "dalijax.data_iterator, or of an adapter, that the loop takes its batches from, "
+            "instead of the dataset or a wrapper"
         )
     report = Report()
     core = _core(iterator)
@@ -107,7 +104,7 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
             yield report
             end = time.perf_counter()
     finally:
-        core = _core(iterator)  # another one, where a stream began again
+        core = _core(iterator)  # may be another iterator, if a stream was reset
         if core is not None and unwatched:
             core._stats = None
     counted = stats.since(before)
@@ -116,7 +113,7 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
     alone: Replay | None = None
     unknown = ""
     if core is None:
-        unknown = "its records come from outside of the graph (a trace of jax.profiler shows both)"
+        unknown = "its records come from outside the graph (a trace of jax.profiler shows both)"
     elif not seconds:
         unknown = "seconds=0 was passed"
     elif loop.steps:
@@ -129,7 +126,7 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
 
 
 def _core(iterator: Any) -> DALIGenericIterator | None:
-    """The core's iterator of an adapter's, where it has one."""
+    """Returns the core iterator of an adapter's iterator, if it has one."""
     if not isinstance(iterator, DALIGenericIterator):
         iterator = getattr(iterator, "_core", None)
     return iterator if isinstance(iterator, DALIGenericIterator) else None

@@ -1,10 +1,9 @@
-"""The graph alone, and cut behind its operators: how fast it is, and which part takes how long.
+"""Measures the graph alone, and truncated after its operators.
 
-DALI has no times of operators. So pipelines of the same graph are built with other outputs, those
-of the first operators alone, and the difference that one more operator makes is its time. These
-run one batch after the other, since operators of batches that overlap hide one another, with a
-pause between them in which readers read ahead, which then don't count; what the readers take is
-measured of them alone.
+DALI does not report times of operators. So pipelines of the same graph are built with the outputs
+of the first operators only, and the time of an operator is the difference that it makes. The
+pipelines run one batch at a time, because operators of overlapping batches hide each other, with a
+pause in which readers read ahead, so that reading does not count. Readers are measured alone.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from ...pipeline.engine import NoReplica
 from ...pipeline.runner import Runner, SourceEnded, SourceError, discard
 from ...state.operators import kind_of, operator_inputs
 
-_CONSTANT = "fn.constant"  # which DALI makes of an argument, say, and takes no time
+_CONSTANT = "fn.constant"  # created by DALI, e.g. from an argument; takes no time
 _INPUT, _CPU, _GPU = "input", "cpu", "gpu"
-_SMALLEST = 0.05  # shares of the graph's time that are not looked into
+_SMALLEST = 0.05  # parts with a smaller share of the graph's time are not divided further
 _FEWEST, _MOST = 4, 50  # batches of a measurement
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """An operator of a graph, or some that follow one another.
+    """An operator of a graph, or several successive operators.
 
     Attributes:
-        name: As users write it: "fn.decoders.image", "function flip".
-        lane: "input", "cpu" or "gpu": each works on another batch at the same time.
-        seconds: Of a batch.
+        name: Name as users write it: "fn.decoders.image", "function flip".
+        lane: "input", "cpu" or "gpu", each of which processes another batch at the same time.
+        seconds: Time for a batch.
     """
 
     name: str
@@ -51,13 +50,13 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What a graph does alone.
+    """The speed of a graph that runs alone.
 
     Attributes:
-        seconds: Of a batch, with as many prepared ahead as for the loop.
-        stages: Its parts in order; none where the time was over.
-        num_threads: DALI's threads for each pipeline.
-        pipelines: Number of its pipelines.
+        seconds: Time for a batch, with the same prefetching as in the loop.
+        stages: Its parts in order; empty if there was no time to measure them.
+        num_threads: Number of DALI threads of each pipeline.
+        pipelines: Number of pipelines.
     """
 
     seconds: float
@@ -67,39 +66,39 @@ class Replay:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each stage in the time of all."""
+        """Share of each stage in the total time."""
         total = sum(stage.seconds for stage in self.stages)
         return {stage.name: stage.seconds / total for stage in self.stages} if total else {}
 
     @property
     def slowest(self) -> Stage | None:
-        """The longest stage of the lane that takes longest."""
+        """The longest stage of the slowest lane."""
         lanes: Counter[str] = Counter()
         for stage in self.stages:
             lanes[stage.lane] += stage.seconds  # type: ignore[assignment]
         if not lanes:
             return None
         lane = max(lanes, key=lambda name: lanes[name])
-        own = [stage for stage in self.stages if stage.lane == lane]
-        return max(own, key=lambda stage: stage.seconds)
+        lane_stages = [stage for stage in self.stages if stage.lane == lane]
+        return max(lane_stages, key=lambda stage: stage.seconds)
 
 
 def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
-    """Runs pipelines of an iterator's graph, which stays where it is.
+    """Runs pipelines of an iterator's graph, without moving the iterator.
 
     Args:
         iterator: The iterator.
-        seconds: About as long it takes; building pipelines comes on top.
+        seconds: Approximate duration, in addition to building pipelines.
 
     Raises:
-        NoReplica: If there are no pipelines to run, or they fail.
+        NoReplica: If the graph can't be replicated, or the pipelines fail.
     """
     end = time.perf_counter() + seconds
     try:
         with _running(iterator) as (runner, names, lanes):
             first, count = runner.pipelines[0], len(runner.pipelines)
-            taken = _throughput(runner, seconds / 6)
-            alone = Replay(taken, (), first.num_threads, count)
+            batch_seconds = _throughput(runner, seconds / 6)
+            alone = Replay(batch_seconds, (), first.num_threads, count)
         inputs = lanes.count(_INPUT)
         read = 0.0
         if inputs:
@@ -111,14 +110,14 @@ def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
                 return _latency(runner, read, seconds / 12)
 
         cuts = _cuts(names, inputs)
-        known = measured(cuts, latency, lambda: time.perf_counter() < end)
+        latencies = measured(cuts, latency, lambda: time.perf_counter() < end)
     except NoReplica:
         raise
     except (Exception, SourceError) as error:
         cause = error.__cause__ if isinstance(error, SourceError) else None
-        raise NoReplica(f"its graph fails where it runs alone: {cause or error}") from error
+        raise NoReplica(f"its graph fails when it runs alone: {cause or error}") from error
     stages = [Stage(_joined(names[:inputs]), _INPUT, read)] if inputs else []
-    for (start, before), (stop, after) in pairwise(sorted(known.items())):
+    for (start, before), (stop, after) in pairwise(sorted(latencies.items())):
         costly = _costly(names, start, stop) or [start]
         name = _joined([names[k] for k in costly])
         stages.append(Stage(name, lanes[costly[-1]], after - before))
@@ -128,47 +127,50 @@ def replay(iterator: DALIGenericIterator, seconds: float) -> Replay:
 def measured(
     cuts: Sequence[int], latency: Callable[[int], float], going_on: Callable[[], bool]
 ) -> dict[int, float]:
-    """Seconds of a graph that is cut behind some of its operators, the slowest parts in detail.
+    """Measures a graph truncated after some of its operators; refines the slowest parts.
 
     Args:
-        cuts: Numbers of operators behind which it may be cut, in order: that of its inputs first,
-            that of all last.
-        latency: Measures the graph cut behind so many operators; raises RuntimeError where it
-            can't be cut there.
-        going_on: Whether there is time for more than the slowest part.
+        cuts: Increasing numbers of operators after which the graph may be truncated: first that of
+            its inputs, last that of all operators.
+        latency: Measures the graph with the given number of operators; raises RuntimeError if it
+            can't be truncated there.
+        going_on: Returns whether there is time for more than the slowest part.
+
+    Returns:
+        Seconds by number of operators.
     """
     first, last = cuts[0], cuts[-1]
-    known = {first: latency(first) if first else 0.0}
+    latencies = {first: latency(first) if first else 0.0}
     if last > first:
-        known[last] = max(known[first], latency(last))
-    left = {*cuts[1:-1]}
+        latencies[last] = max(latencies[first], latency(last))
+    remaining = {*cuts[1:-1]}
     while True:
         parts = [
-            (after - before, [cut for cut in left if start < cut < stop], before, after)
-            for (start, before), (stop, after) in pairwise(sorted(known.items()))
+            (after - before, [cut for cut in remaining if start < cut < stop], before, after)
+            for (start, before), (stop, after) in pairwise(sorted(latencies.items()))
         ]
         longest = max((part[0] for part in parts), default=0.0)
         parts = [part for part in parts if part[1]]
         if not parts or (max(parts, key=lambda part: part[0])[0] < longest and not going_on()):
             break
         seconds, within, before, after = max(parts, key=lambda part: part[0])
-        if seconds < _SMALLEST * known[last]:
+        if seconds < _SMALLEST * latencies[last]:
             break
         cut = sorted(within)[len(within) // 2]
-        left.remove(cut)
+        remaining.remove(cut)
         with contextlib.suppress(RuntimeError):
-            known[cut] = min(max(latency(cut), before), after)
-    return known
+            latencies[cut] = min(max(latency(cut), before), after)
+    return latencies
 
 
 def _cuts(names: Sequence[str], inputs: int) -> list[int]:
-    """Where to cut a graph, so that each part but the first has an operator that takes time."""
+    """Chooses where to truncate a graph, so that each part has an operator that takes time."""
     costly = _costly(names, inputs, len(names))
     return sorted({inputs, *(k + 1 for k in costly[:-1]), len(names)})
 
 
 def _costly(names: Sequence[str], start: int, stop: int) -> list[int]:
-    """Which of some operators take time."""
+    """Returns the indices of operators that take time."""
     return [k for k in range(start, stop) if names[k] != _CONSTANT]
 
 
@@ -176,20 +178,20 @@ def _costly(names: Sequence[str], start: int, stop: int) -> list[int]:
 def _running(
     iterator: DALIGenericIterator, cut: int | None = None
 ) -> Iterator[tuple[Runner, list[str], list[str]]]:
-    """Built pipelines, with the names and the lanes of their operators, inputs first.
+    """Builds pipelines, and yields them with names and lanes of their operators, inputs first.
 
     Args:
         iterator: The iterator.
-        cut: Number of operators; None for the graph as it is, and batches ahead.
+        cut: Number of operators; None: the whole graph, with prefetching.
     """
     with warnings.catch_warnings(), iterator._engine.replicas() as (pipelines, feeder):
-        warnings.simplefilter("ignore")  # of records' fields that nothing uses, say
+        warnings.simplefilter("ignore")  # e.g. about unused fields of records
         ordered = _ordered(pipelines[0])
         names = [
-            feeder if feeder and kind_of(one) == "external_source" else operator_name(one)
-            for one in ordered
+            feeder if feeder and kind_of(operator) == "external_source" else operator_name(operator)
+            for operator in ordered
         ]
-        lanes = [_lane(one) for one in ordered]
+        lanes = [_lane(operator) for operator in ordered]
         with calls:
             for pipeline in pipelines:
                 if cut is not None:
@@ -203,7 +205,7 @@ def _running(
 
 
 def _ordered(pipeline: Pipeline) -> list[Any]:
-    return sorted(operators(pipeline), key=lambda one: _lane(one) != _INPUT)
+    return sorted(operators(pipeline), key=lambda operator: _lane(operator) != _INPUT)
 
 
 def _lane(operator: Any) -> str:
@@ -214,43 +216,47 @@ def _lane(operator: Any) -> str:
 
 
 def _cut(pipeline: Pipeline, count: int) -> None:
-    """Leaves the first operators of a pipeline that is not built."""
-    kept = _ordered(pipeline)[:count]
-    used = {id(node.source) for one in kept for node in operator_inputs(one)}
-    outputs = [node for one in kept if id(one) not in used for node in one.outputs]
-    kept_ids = {id(one) for one in kept}
-    # Not public: operators without outputs.
-    sinks = [sink for sink in getattr(pipeline, "_sinks", ()) if id(sink.source) in kept_ids]
+    """Truncates an unbuilt pipeline to its first operators."""
+    remaining = _ordered(pipeline)[:count]
+    used = {id(node.source) for operator in remaining for node in operator_inputs(operator)}
+    outputs = [
+        node for operator in remaining if id(operator) not in used for node in operator.outputs
+    ]
+    remaining_ids = {id(operator) for operator in remaining}
+    # Private in DALI: operators without outputs.
+    sinks = [sink for sink in getattr(pipeline, "_sinks", ()) if id(sink.source) in remaining_ids]
     pipeline._sinks = sinks
-    pipeline.set_outputs(*(outputs or [node for one in kept for node in one.outputs]))
+    pipeline.set_outputs(
+        *(outputs or [node for operator in remaining for node in operator.outputs])
+    )
 
 
 def _throughput(runner: Runner, seconds: float) -> float:
-    """Seconds of a batch, once those that were prepared ahead are used up."""
+    """Measures the seconds per batch, once prefetched batches are used up."""
     for _ in range(1 + max(map(queue_depth, runner.pipelines))):
-        _again(runner, lambda: runner.take(discard))
-    begin = now = time.perf_counter()
+        _run_batch(runner, lambda: runner.take(discard))
+    start = now = time.perf_counter()
     count = 0
-    while (now - begin < seconds or count < 2) and count < 10 * _MOST:
-        _again(runner, lambda: runner.take(discard))
+    while (now - start < seconds or count < 2) and count < 10 * _MOST:
+        _run_batch(runner, lambda: runner.take(discard))
         count, now = count + 1, time.perf_counter()
-    return (now - begin) / count
+    return (now - start) / count
 
 
 def _latency(runner: Runner, pause: float, seconds: float) -> float:
-    """Seconds of a batch that runs alone, after a pause in which readers read ahead."""
+    """Measures the seconds of a batch that runs alone, after a pause for readers to read ahead."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < _FEWEST or (time.perf_counter() < end and len(times) < _MOST):
         time.sleep(pause)
         start = time.perf_counter()
-        _again(runner, runner.run_alone)
+        _run_batch(runner, runner.run_alone)
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])  # the first one has the reader fill its buffer
+    return statistics.median(times[1:])  # during the first batch, the reader fills its buffer
 
 
-def _again(runner: Runner, run: Callable[[], Any]) -> None:
-    """Runs a batch, of the next epoch where the source's has ended."""
+def _run_batch(runner: Runner, run: Callable[[], Any]) -> None:
+    """Runs a batch, in the next epoch if the source has ended."""
     try:
         run()
     except SourceEnded:
@@ -259,13 +265,13 @@ def _again(runner: Runner, run: Callable[[], Any]) -> None:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """The name of operators that follow one another."""
-    each = list(dict.fromkeys(names))
-    return " and ".join(each) if len(each) < 3 else f"{each[0]} to {each[-1]}"
+    """Returns a common name of successive operators."""
+    distinct = list(dict.fromkeys(names))
+    return " and ".join(distinct) if len(distinct) < 3 else f"{distinct[0]} to {distinct[-1]}"
 
 
 def _distinct(stages: Sequence[Stage]) -> Iterator[Stage]:
-    """The stages with numbers behind names that come again."""
+    """Appends numbers to repeated names of stages."""
     seen: Counter[str] = Counter()
     for stage in stages:
         seen[stage.name] += 1

@@ -1,4 +1,4 @@
-"""What a loop's times and the replay of its graph say, in words; a function of numbers alone."""
+"""Expresses the times of a loop and of its graph in words, as a pure function."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from .loop import PIPELINES, PLACING, LoopTimes
 from .replay import Replay, Stage
 
 BOUND, NOT_BOUND = "input-bound", "not input-bound"
-_LEAST = 0.1  # share of next() in the loop's time from which on the loop is input-bound
-_ALIKE = 1.5  # times as fast alone as beside the loop: a busy machine
+_LEAST = 0.1  # minimum share of next() in the time of an input-bound loop
+_ALIKE = 1.5  # maximum speed-up of the graph alone; above it, the machine is busy
 _TUNE = "python -m dalijax.tune"
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What is to be said of a loop.
+    """The conclusion about a loop.
 
     Attributes:
-        input_bound: Whether it waits for its input; None where it took no batch.
+        input_bound: Whether it waits for its input; None if it took no batch.
         input: The part of the input that it waits for: "fn.decoders.image", "placing",
-            "function flip"; "" where that is not known, and where it does not wait.
-        text: The whole in words.
+            "function flip"; "" if unknown, or if it does not wait.
+        text: The conclusion in words.
     """
 
     input_bound: bool | None
@@ -30,14 +30,14 @@ class Verdict:
 
 
 def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) -> Verdict:
-    """Says whether a loop waits for its input, and for what.
+    """Concludes whether a loop waits for its input, and for which part.
 
-    The loop's own times decide; the replay says why.
+    The loop's own times decide; the replay explains them.
 
     Args:
         loop: The loop's times.
-        replay: What its graph does alone; None where it could not be replayed.
-        unknown: Why not.
+        replay: The speed of its graph alone; None if it could not be replayed.
+        unknown: Why it could not be replayed.
         cores: Number of cores that this process may use.
     """
     if not loop.steps:
@@ -49,26 +49,26 @@ def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) ->
         return Verdict(
             False, "", _sentence(f"{NOT_BOUND}: {spent}", f"it takes {_rate(loop.rate)}", graph)
         )
-    what = max(loop.waits, key=lambda name: loop.waits[name])
+    purpose = max(loop.waits, key=lambda name: loop.waits[name])
     unblocked = f"the loop takes {_rate(loop.rate)}, and {_rate(loop.unblocked_rate)} if it waited "
     parts = [f"{BOUND}: {spent}", f"{unblocked}for nothing", graph]
-    if what != PIPELINES:
-        share = _percent(loop.waits[what] / loop.seconds)
+    if purpose != PIPELINES:
+        share = _percent(loop.waits[purpose] / loop.seconds)
         parts += [
-            f"input: {what} takes {share} of the loop's time",
-            _OF_PLACING if what == PLACING else _OF_FUNCTIONS,
+            f"input: {purpose} takes {share} of the loop's time",
+            _PLACING_CURE if purpose == PLACING else _FUNCTION_CURE,
         ]
-        return Verdict(True, what, _sentence(*parts))
+        return Verdict(True, purpose, _sentence(*parts))
     stage = replay.slowest if replay else None
     if replay is None or stage is None:
-        why = unknown or "there was no time to replay its parts, pass more seconds"
-        parts.append(f"input: the pipelines, of which no part can be named: {why}")
+        reason = unknown or "there was no time to replay its parts. Pass more seconds"
+        parts.append(f"input: the pipelines, but the part is unknown: {reason}")
         return Verdict(True, "", _sentence(*parts))
     faster = loop.samples / replay.seconds / loop.rate
     if faster > _ALIKE:
         parts.append(
-            f"beside the loop it gives 1/{faster:.1f} of that: the loop takes cores from it, or "
-            "its files were in memory when it ran alone"
+            f"in the loop it reaches 1/{faster:.1f} of that: the loop uses cores that it needs, or "
+            "its files were cached when it ran alone"
         )
     parts += [
         f"input: {stage.name} takes {_percent(replay.shares[stage.name])} of the graph's time",
@@ -77,16 +77,16 @@ def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) ->
     return Verdict(True, stage.name, _sentence(*parts))
 
 
-_OF_PLACING = "arrays of fewer bytes are placed faster: uint8, or float16"
-_OF_FUNCTIONS = "it is called on one batch after the other: jit it, or do it in the training step"
-_OF_INPUTS = "what is read takes its time: files nearby, or fewer and larger ones"
+_PLACING_CURE = "arrays of fewer bytes are placed faster: uint8, or float16"
+_FUNCTION_CURE = "it is called on one batch after the other: jit it, or do it in the training step"
+_INPUT_CURE = "what is read takes its time: files nearby, or fewer and larger ones"
 
 
 def _cure(stage: Stage, replay: Replay, cores: int) -> str:
     if stage.name.startswith("function "):
-        return _OF_FUNCTIONS
+        return _FUNCTION_CURE
     if stage.lane == "input":
-        return _OF_INPUTS
+        return _INPUT_CURE
     threads = max(1, cores // replay.pipelines)
     if stage.lane == "cpu" and replay.num_threads < threads:
         return f"try num_threads={threads} ({_TUNE})"

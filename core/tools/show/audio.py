@@ -1,4 +1,4 @@
-"""Sounds as pictures: the envelope of a waveform, and a spectrogram."""
+"""Sounds as images: envelopes of waveforms, and spectrograms."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WINDOW, _HOP = 256, 64  # samples
-_DECIBELS = 80.0  # below the loudest: black
+_DECIBELS = 80.0  # below the loudest value: drawn black
 # From quiet to loud: black, violet, red, yellow, white.
 _COLORS = np.array([(0, 0, 8), (80, 18, 123), (214, 69, 65), (252, 193, 80), (255, 255, 230)])
 
 
 def envelope(sound: NDArray[Any], columns: int) -> NDArray[np.float64]:
-    """The least and the greatest value in each of some columns of equal width.
+    """Computes the minimum and maximum in columns of equal width.
 
     Args:
-        sound: Shape [time]; what is not finite counts as 0.
-        columns: Number of columns; as many as there are samples at most.
+        sound: Samples, [time]; non-finite values count as 0.
+        columns: Number of columns, at most the number of samples.
 
     Returns:
-        Shape [columns, 2].
+        An array [columns, 2].
     """
     values = np.where(np.isfinite(sound), sound, 0).astype(np.float64)
     edges = np.linspace(0, len(values), min(columns, len(values)) + 1).astype(int)[:-1]
@@ -29,13 +29,13 @@ def envelope(sound: NDArray[Any], columns: int) -> NDArray[np.float64]:
 
 
 def spectrogram(sound: NDArray[Any]) -> NDArray[np.float64]:
-    """Power of a sound in decibels below its loudest, of windows of 256 samples every 64.
+    """Computes the power of a sound relative to its maximum, in windows of 256 samples every 64.
 
     Args:
-        sound: Shape [time]; filled up with zeros to a window.
+        sound: Samples, [time]; padded with zeros to a window.
 
     Returns:
-        Shape [129, windows], from -80 to 0; the lowest frequency comes first.
+        Decibels from -80 to 0, [129, windows], with the lowest frequency first.
     """
     values = np.where(np.isfinite(sound), sound, 0).astype(np.float64)
     values = np.pad(values, (0, max(0, _WINDOW - len(values))))
@@ -48,7 +48,7 @@ def spectrogram(sound: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def spectrogram_picture(sound: NDArray[Any]) -> NDArray[np.uint8]:
-    """A spectrogram in colors, high frequencies above: uint8 of shape [129, windows, 3]."""
+    """Draws a spectrogram in colors, high frequencies above: uint8 [129, windows, 3]."""
     loudness = spectrogram(sound)[::-1] / _DECIBELS + 1
     stops = np.linspace(0, 1, len(_COLORS))
     colors = [np.interp(loudness, stops, _COLORS[:, k]) for k in range(3)]

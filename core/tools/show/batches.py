@@ -1,4 +1,4 @@
-"""Batches of what the user has, which stays where it stands."""
+"""Takes batches from iterators and other objects, without moving them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST_NAMED = 10
 
 @dataclasses.dataclass
 class Taken:
-    """Batches, and what failed beside them.
+    """Batches to show, and failures.
 
     Attributes:
-        batches: A title and the batch of each.
-        failures: What failed, in words.
-        mask: The name of the mask, where it is known.
-        device_axis: Whether batches are of pmap's layout.
+        batches: Pairs of a title and a batch.
+        failures: Descriptions of failures.
+        mask: Name of the mask, if known.
+        device_axis: Whether batches have pmap's layout.
     """
 
     batches: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
@@ -47,14 +47,14 @@ class Taken:
             except StopIteration:
                 if not number:
                     self.failures.append(
-                        "it is at the end of its epoch, and has no batch: call reset() or iter()"
+                        "the iterator is at the end of its epoch. Call reset() or iter()"
                     )
                 return
-            except Exception as error:  # whatever a graph, a function or a file system raises
+            except Exception as error:  # any error of a graph, a function or a file system
                 self.failures.append(f"{title}: {described(error)}")
 
     def learn(self, iterator: Any) -> None:
-        """Notes what an iterator says of its batches and of what was skipped."""
+        """Reads the settings of an iterator, and its skipped batches."""
         for failed in tuple(getattr(iterator, "errors", ()))[-_MOST_NAMED:]:
             text = str(getattr(failed, "message", failed))
             if hasattr(failed, "step"):
@@ -70,7 +70,7 @@ class Taken:
 
 
 def described(error: Exception) -> str:
-    """An error in words, with the files that it names."""
+    """Describes an error, with the files that it names."""
     return printable_lines(f"{type(error).__name__}: {error}") + _files(error)
 
 
@@ -82,7 +82,7 @@ def _files(error: Any) -> str:
 
 
 def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
-    """Takes batches.
+    """Takes batches to show.
 
     Args:
         data: An iterator function, an iterator, a dataset, a source or a batch.
@@ -91,13 +91,13 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
         samples: Number of records of a source.
 
     Raises:
-        TypeError: If it is none of them, or batches can't be had of an iterator without moving it.
-        Exception: What an iterator function raises when it is called.
+        TypeError: If it is none of these, or an iterator can't return to its position.
+        Exception: Any error of calling an iterator function.
     """
     taken = Taken()
     if isinstance(data, (str, bytes, os.PathLike)):
         raise TypeError(
-            f"{data!r:.80} is a path: show its records by show(dalijax.{for_path(data)}), or the "
+            f"{data!r:.80} is a path. Show its records by show(dalijax.{for_path(data)}), or the "
             "batches of a graph by an iterator function and its arguments"
         )
     if isinstance(data, IteratorFunction):
@@ -117,7 +117,7 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
         taken.learn(iterator)
         getattr(iterator, "close", lambda: None)()
     else:
-        cure = ": decorate it with dalijax.data_iterator" if callable(data) else ""
+        cure = ". Decorate it with dalijax.data_iterator" if callable(data) else ""
         raise TypeError(
             f"{data!r:.80} is not an iterator function, iterator, dataset, source or batch{cure}"
         )
@@ -125,7 +125,7 @@ def take(data: Any, count: int, call: Mapping[str, Any], samples: int) -> Taken:
 
 
 def _from_iterator(taken: Taken, iterator: Any, count: int) -> None:
-    """Takes batches of an iterator, which then stands where it stood."""
+    """Takes batches from an iterator, and returns it to its position."""
     if count == 1 and hasattr(iterator, "peek"):
         taken.take(iterator, 1, iterator.peek)
     elif hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
@@ -137,15 +137,15 @@ def _from_iterator(taken: Taken, iterator: Any, count: int) -> None:
                 iterator.set_state(state)
     else:
         raise TypeError(
-            f"{iterator!r:.80} has no way back to where it stands: pass a batch of it, as by "
-            "show(next(iterator)), or what made it"
+            f"{iterator!r:.80} can't return to its position. Pass one of its batches, by "
+            "show(next(iterator)), or the object that created it"
         )
     taken.learn(iterator)
 
 
 @contextlib.contextmanager
 def _uncounted(iterator: Any) -> Iterator[None]:
-    """Has an iterator that is watched count nothing meanwhile."""
+    """Disables the counters of an iterator during a block."""
     if not isinstance(iterator, DALIGenericIterator):
         yield
         return
@@ -157,7 +157,7 @@ def _uncounted(iterator: Any) -> Iterator[None]:
 
 
 def _records(source: Source, indices: Any) -> dict[str, Any]:
-    """Records of a source, with the content of files whose paths they have."""
+    """Reads records of a source; reads the contents of files given by paths."""
     columns = source.read(indices, list(source.fields))
     batch: dict[str, Any] = {}
     for name, values in columns.items():

@@ -1,4 +1,4 @@
-"""What a batch has: its outputs, their figures, and the samples to draw."""
+"""The contents of a batch: its outputs, their statistics, and samples to draw."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .layouts import OTHERS, PICTURES, VIDEOS, as_text, guess_layout
 from .pixels import Brightness, brightness
 
 _BINS = 32
-_MOST_NUMBERS = 8  # of a sample's that are written down
+_MOST_NUMBERS = 8  # numbers of a sample in a caption
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What is known of the numbers of an output.
+    """Statistics of the numbers of an output.
 
     Attributes:
-        least: The least finite value.
-        most: The greatest finite value.
+        least: Minimum finite value.
+        most: Maximum finite value.
         mean: Mean of the finite values.
-        deviation: Their standard deviation.
+        deviation: Standard deviation of the finite values.
         nans: Number of NaNs.
         infinities: Number of infinities.
         counts: Number of finite values in each bin of a histogram.
-        edges: The bins' edges, one more than counts.
+        edges: Edges of the bins, one more than counts.
     """
 
     least: float
@@ -44,14 +44,14 @@ class Figures:
 
 
 def figures_of(values: NDArray[Any]) -> Figures | None:
-    """The figures of an array of numbers or bools; None where no value is finite."""
+    """Computes statistics of an array of numbers or bools; None if no value is finite."""
     flat: NDArray[Any] = values.astype(np.float64).ravel()
     finite: NDArray[Any] = flat[np.isfinite(flat)]
     if not finite.size:
         return None
     bins: Any = _BINS
-    whole = values.dtype.kind in "biu"
-    if whole and finite.max() - finite.min() < _BINS:  # a bin for each value
+    is_integer = values.dtype.kind in "biu"
+    if is_integer and finite.max() - finite.min() < _BINS:  # a bin for each value
         bins = np.arange(finite.min(), finite.max() + 2) - 0.5
     counts, edges = np.histogram(finite, bins)
     nans = int(np.isnan(flat).sum())
@@ -69,19 +69,19 @@ def figures_of(values: NDArray[Any]) -> Figures | None:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One output of a batch.
+    """An output of a batch.
 
     Attributes:
-        name: Its name.
-        shape: Shape of the whole array, over all processes.
-        dtype: Its dtype.
-        device: Where it is.
-        sharding: How it is laid out over devices; "" where there is no sharding.
-        samples: A NumPy array, or text or bytes, for each sample of this process.
-        layout: What a sample is; one of `dalijax.core.tools.show.layouts.LAYOUTS`.
-        figures: Of the numbers of this process; None where there are none.
-        brightness: How pictures are drawn.
-        classes: Names of what its numbers stand for.
+        name: The name.
+        shape: Shape of the global array.
+        dtype: The dtype.
+        device: The devices.
+        sharding: The sharding; "" if there is none.
+        samples: A NumPy array, text or bytes for each sample of this process.
+        layout: Layout of a sample; one of `LAYOUTS`.
+        figures: Statistics of the numbers of this process; None if there are none.
+        brightness: Mapping of values to pixels.
+        classes: Names of the classes that its numbers represent.
     """
 
     name: str
@@ -97,13 +97,13 @@ class Output:
 
     @property
     def is_label(self) -> bool:
-        """Whether it says something of a sample in a word: what stands below pictures."""
+        """Whether a sample is a short description, to be written below images."""
         first = self.samples[0] if len(self.samples) else None
         scalar = isinstance(first, np.ndarray) and first.size == 1
         return scalar or bool(self.classes) or self.layout == "text"
 
     def caption(self, row: int) -> str:
-        """What the sample of a row is in words."""
+        """Describes the sample of a row in words."""
         sample = self.samples[row]
         if not isinstance(sample, np.ndarray) or self.layout == "text":
             text = as_text(sample)
@@ -116,19 +116,19 @@ class Output:
             shares = sorted(zip(flat.tolist(), self.classes), reverse=True)
             return " + ".join(f"{share:.2f} {name}" for share, name in shares if share > 0)
         numbers = [_number(value) for value in flat[:_MOST_NUMBERS].tolist()]
-        more = f" and {flat.size - _MOST_NUMBERS:,} more" if flat.size > _MOST_NUMBERS else ""
-        return " ".join(numbers) + more
+        suffix = f" and {flat.size - _MOST_NUMBERS:,} more" if flat.size > _MOST_NUMBERS else ""
+        return " ".join(numbers) + suffix
 
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What one batch has.
+    """The contents of a batch.
 
     Attributes:
-        title: What it is the batch of.
+        title: Title of the batch.
         outputs: Its outputs.
-        valid: Whether each sample belongs to the epoch; None where nothing says it.
-        mask: The name of the output that says it.
+        valid: Whether each sample belongs to the epoch; None if unknown.
+        mask: Name of the output that tells it.
     """
 
     title: str
@@ -137,15 +137,15 @@ class Contents:
     mask: str = ""
 
     def is_padding(self, row: int) -> bool:
-        """Whether a sample is padding."""
+        """Returns whether a sample is padding."""
         return self.valid is not None and row < len(self.valid) and not self.valid[row]
 
     def caption(self, row: int) -> list[str]:
-        """The labels of the sample of a row: "name: value"."""
+        """Returns the labels of the sample of a row, in the form "name: value"."""
         return [
-            f"{one.name}: {one.caption(row)}"
-            for one in self.outputs
-            if one.is_label and one.name != self.mask and row < len(one.samples)
+            f"{output.name}: {output.caption(row)}"
+            for output in self.outputs
+            if output.is_label and output.name != self.mask and row < len(output.samples)
         ]
 
 
@@ -188,9 +188,9 @@ def contents_of(
 
 
 def _leaves(batch: Any, prefix: str = "") -> dict[str, Any]:
-    """The arrays of a batch by name, "image" or "image/pixels", in the batch's order.
+    """Returns the arrays of a batch by name, "image" or "image/pixels", in the batch's order.
 
-    Lists are samples, and no branches of a tree.
+    Lists are samples, not branches of a tree.
     """
     branches: Any = None
     if isinstance(batch, Mapping):
@@ -238,14 +238,14 @@ def _output(name: str, array: Any, classes: Sequence[str], device_axis: bool) ->
 
 
 def _place(array: Any) -> tuple[str, str]:
-    """The devices of an array, and how it is laid out over them."""
+    """Returns the devices of an array, and its sharding."""
     if not isinstance(array, jax.Array):
         return "host (NumPy)", ""
-    devices = [str(one) for one in sorted(array.sharding.device_set, key=_number_of)]
+    devices = [str(device) for device in sorted(array.sharding.device_set, key=_number_of)]
     if len(devices) == 1:
         return devices[0], "one device"
-    more = f" and {len(devices) - 4} more" if len(devices) > 4 else ""
-    return ", ".join(devices[:4]) + more, str(array.sharding)
+    suffix = f" and {len(devices) - 4} more" if len(devices) > 4 else ""
+    return ", ".join(devices[:4]) + suffix, str(array.sharding)
 
 
 def _number_of(device: Any) -> int:
@@ -253,7 +253,7 @@ def _number_of(device: Any) -> int:
 
 
 def _plain(row: Any) -> Any:
-    """A sample that is no number: text or bytes as they are, an array, or its text."""
+    """Returns text, bytes and numeric arrays unchanged, and other samples as text."""
     if isinstance(row, (str, bytes)):
         return row
     if isinstance(row, np.ndarray) and row.dtype.kind in "biuf":
@@ -262,22 +262,22 @@ def _plain(row: Any) -> Any:
 
 
 def _local(array: Any) -> NDArray[Any]:
-    """The rows of an array that are in this process, of a dtype that NumPy knows."""
+    """Returns the rows of an array that are in this process, in a dtype that NumPy supports."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         pieces = {str(shard.index): shard for shard in array.addressable_shards}  # no replicas
         ordered = sorted(pieces.values(), key=lambda s: [part.start or 0 for part in s.index])
-        first = ordered[0].index[1:]  # of an output that is split on another axis, too, a part
+        first = ordered[0].index[1:]  # if another axis is split, too, only its first part
         parts = [np.asarray(s.data) for s in ordered if s.index[1:] == first]
         values = np.concatenate(parts) if array.ndim else parts[0]
     elif isinstance(array, list):
         values = np.empty(len(array), object)
-        for row, sample in enumerate(array):  # at once, NumPy would look into them
+        for row, sample in enumerate(array):  # NumPy would convert sequences in a single assignment
             values[row] = sample
     else:
         values = np.asarray(array)
-    for family, known in ((jnp.floating, np.float32), (jnp.integer, np.int32)):
+    for family, supported in ((jnp.floating, np.float32), (jnp.integer, np.int32)):
         if values.dtype.kind == "V" and jnp.issubdtype(values.dtype, family):
-            values = values.astype(known)  # bfloat16, int4 and the like
+            values = values.astype(supported)  # bfloat16, int4 etc.
     return values
 
 
@@ -286,5 +286,5 @@ def _number(value: Any) -> str:
 
 
 def is_drawn(output: Output) -> bool:
-    """Whether the samples of an output are drawn, and not only written."""
+    """Returns whether the samples of an output are drawn, instead of only described."""
     return output.layout not in OTHERS or output.layout == "encoded"

@@ -1,4 +1,4 @@
-"""The page: HTML that needs no network, no script and no other file."""
+"""The page: self-contained HTML without scripts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ figure.padding { background: repeating-linear-gradient(45deg, #c026a030 0 3px,
   padding: .7rem 1rem; margin: .8rem 0; }
 .failures li { white-space: pre-wrap; }
 """
-_SMALL = 100  # pixels: pictures up to this are enlarged without smoothing
+_SMALL = 100  # pixels; images up to this size are enlarged without smoothing
 
 
 def page(
@@ -92,12 +92,12 @@ def page(
 
 
 def _escaped(text: str) -> str:
-    """Text of a page: neither a tag nor a control character."""
+    """Escapes text: removes tags and control characters."""
     return html.escape(printable_lines(text))
 
 
 def frame(text: str) -> str:
-    """A page as an element of a notebook, whose styles it does not touch."""
+    """Wraps a page in an element for notebooks, isolating its styles."""
     return (
         f'<iframe srcdoc="{html.escape(text)}" style="width:100%;height:40rem;border:0" '
         'title="batches"></iframe>'
@@ -141,7 +141,7 @@ def _figure(contents: Contents, output: Output, row: int) -> str:
     drawn, caption = "", [output.caption(row)]
     if is_drawn(output):
         caption = contents.caption(row)
-        pictures = [_picture(one) for one in pixels_of(output, row)]
+        pictures = [_picture(pixels) for pixels in pixels_of(output, row)]
         if output.layout in SOUNDS:  # each channel's spectrogram below its waveform
             pairs = zip(map(_waveform, waveforms_of(output, row)), pictures)
             drawn = f"<div class='drawn sound'>{''.join(map(''.join, pairs))}</div>"
@@ -161,7 +161,7 @@ def _picture(pixels: NDArray[np.uint8]) -> str:
 
 
 def _waveform(columns: NDArray[np.float64]) -> str:
-    """An envelope as a filled outline: the greatest values forth, the least ones back."""
+    """Draws an envelope as a filled outline: maxima left to right, minima right to left."""
     above = [f"{x},{-high:.3f}" for x, (_, high) in enumerate(columns)]
     below = [f"{x},{-low:.3f}" for x, (low, _) in reversed([*enumerate(columns)])]
     return (
@@ -172,7 +172,7 @@ def _waveform(columns: NDArray[np.float64]) -> str:
 
 
 def _histogram(figures: Figures) -> str:
-    """Bars between the least and the greatest value, and these two numbers below."""
+    """Draws a histogram, with the minimum and maximum below."""
     heights = 70 * figures.counts / max(1, figures.counts.max())
     width = 240 / len(heights)
     bars = "".join(

@@ -1,4 +1,4 @@
-"""Numbers as pixels: how bright a value is drawn."""
+"""Mapping of numbers to pixels."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 NOT_FINITE = (255, 0, 255)  # magenta
 
-_OVERSHOOT = 0.05  # of a range: what interpolation may go beyond it
-_DARK = 16  # floats up to 255 that don't go beyond it are more likely normalised
+_OVERSHOOT = 0.05  # share of a range by which interpolation may exceed it
+_DARK = 16  # floats up to 255 that do not exceed this are more likely normalized
 
 
 @dataclasses.dataclass(frozen=True)
 class Brightness:
-    """The values that are drawn black and white, with all between in proportion.
+    """A linear mapping of values to brightness.
 
     Attributes:
-        black: The value that is drawn as 0.
-        white: The value that is drawn as 255.
-        rule: What the choice follows from, in words.
+        black: The value drawn as 0.
+        white: The value drawn as 255.
+        rule: The reason for the choice, in words.
     """
 
     black: float
@@ -30,14 +30,14 @@ class Brightness:
 
 
 def brightness(dtype: Any, least: float, most: float, channels: bool = True) -> Brightness:
-    """How the pictures of an output are drawn: all alike, so that they can be compared.
+    """Chooses a common brightness of an output's images, so that they can be compared.
 
     Args:
         dtype: Their dtype.
-        least: Their least finite value.
-        most: Their greatest one.
-        channels: Whether they have a dimension of channels; whole numbers without one are often
-            classes, of which the few there are would all be black.
+        least: Their minimum finite value.
+        most: Their maximum finite value.
+        channels: Whether they have a channel dimension. Integers without channels are often
+            classes, whose small values would all look black.
     """
     kind = np.dtype(dtype).kind
     if kind == "b":
@@ -57,15 +57,15 @@ def brightness(dtype: Any, least: float, most: float, channels: bool = True) -> 
 
 
 def to_rgb(picture: NDArray[Any], how: Brightness) -> NDArray[np.uint8]:
-    """A picture as bytes of red, green and blue; NaN and infinities are magenta.
+    """Converts an image to RGB bytes; NaN and infinities become magenta.
 
     Args:
-        picture: An array of shape [height, width, channels] of 1 to 4 channels; the fourth is left
-            out, and of two the third is 0.
-        how: Which values are black and white.
+        picture: An array [height, width, channels] with 1 to 4 channels. A fourth channel is
+            ignored; with two channels, the third is 0.
+        how: The brightness.
 
     Returns:
-        uint8 of shape [height, width, 3].
+        uint8 [height, width, 3].
     """
     values = picture[..., :3].astype(np.float64)
     finite = np.isfinite(values)
@@ -80,5 +80,5 @@ def to_rgb(picture: NDArray[Any], how: Brightness) -> NDArray[np.uint8]:
 
 
 def chosen_frames(count: int, most: int) -> list[int]:
-    """Numbers of at most so many frames, evenly spaced, with the first and the last."""
+    """Returns the indices of at most ``most`` evenly spaced frames, including first and last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()

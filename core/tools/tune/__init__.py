@@ -1,5 +1,4 @@
-"""The search for the fastest settings of an iterator on this machine.
+"""Search for the fastest settings of an iterator on this machine.
 
-`dalijax.tune` has the public names: `tune` measures, `command` is ``python -m dalijax.tune``. It
-uses the iterator as any caller would, and nothing below imports it.
+`dalijax.tune` has the public names: `tune` measures, `command` is ``python -m dalijax.tune``.
 """

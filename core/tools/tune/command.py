@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments; those of the command line by default.
     """
     options = _parser().parse_args(arguments)
-    if options.plot:  # else the error would come after all measurements
+    if options.plot:  # checked now, instead of after all measurements
         try:
             figure_class()
         except ImportError as error:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     iterator_fn = load(options.target)
     if not isinstance(iterator_fn, IteratorFunction):
         raise SystemExit(
-            f"{options.target!r} is {iterator_fn!r}: decorate it with dalijax.data_iterator"
+            f"{options.target!r} is {iterator_fn!r}. Decorate it with dalijax.data_iterator"
         )
     check_complete(iterator_fn, call)
     tuned = tune(
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _numbers(text: str) -> list[Any]:
-    return [ast.literal_eval(one) for one in text.split(",")]
+    return [ast.literal_eval(item) for item in text.split(",")]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,9 +107,12 @@ def _report(tuned: Tuned) -> str:
 
 def _plain(tuned: Tuned) -> dict[str, Any]:
     plain = {key: value for key, value in vars(tuned).items() if key != "name"}
-    rates = {name: list(map(list, each.items())) for name, each in tuned.measured.items()}
+    rates = {
+        name: list(map(list, rates_by_value.items()))
+        for name, rates_by_value in tuned.measured.items()
+    }
     memory = {
-        name: [[value, dataclasses.asdict(one)] for value, one in each.items()]
-        for name, each in tuned.memory.items()
+        name: [[value, dataclasses.asdict(memory)] for value, memory in memory_by_value.items()]
+        for name, memory_by_value in tuned.memory.items()
     }
     return plain | {"measured": rates, "memory": memory}

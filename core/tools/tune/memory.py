@@ -29,21 +29,21 @@ class Memory:
 
     @classmethod
     def now(cls) -> Memory:
-        """The memory in use now."""
+        """Measures the memory in use."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return cls(pages * _PAGE / _MEBIBYTE, _gpu_memory())
 
     @classmethod
     def unused(cls) -> Memory:
-        """The memory in use now, once freed memory is given back, which pipelines would reuse."""
-        gc.collect()  # DALI's pipelines, even closed ones, are in cycles, with their last outputs
-        backend.ReleaseUnusedMemory()  # of DALI's pools
+        """Measures the memory in use after releasing freed memory that pipelines would reuse."""
+        gc.collect()  # frees DALI's pipelines, which are in reference cycles even if closed
+        backend.ReleaseUnusedMemory()  # of DALI's memory pools
         with contextlib.suppress(AttributeError):  # a C library other than glibc
             ctypes.CDLL(None).malloc_trim(0)
         return cls.now()
 
     def since(self, before: Memory) -> Memory:
-        """The memory that was added; 0 if there is less."""
+        """Returns the additional memory, at least 0."""
         gpu = None
         if self.gpu is not None:
             gpu = max(0.0, self.gpu - (before.gpu or 0.0))
@@ -55,8 +55,8 @@ class Memory:
 
 
 def _gpu_memory() -> float | None:
-    """MiB in use on the first GPU, by the driver: JAX does not count DALI's memory."""
-    try:  # only a driver that DALI or JAX has loaded: on a CPU there is none
+    """Returns MiB in use on the first GPU by the driver, since JAX does not count DALI's memory."""
+    try:  # only a driver that DALI or JAX has loaded; there is none on a CPU
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
         if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0):

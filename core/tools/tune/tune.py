@@ -1,9 +1,9 @@
-"""The fastest settings for a pipeline: measured on this machine, with the user's own pipeline.
+"""Search for the fastest settings of a pipeline, measured with the user's pipeline.
 
-One setting after the other is varied, with the best values of the earlier ones: threads, the
-hardware decoder's load (if the graph takes it as an argument), the depth of prefetching, the batch.
-The values of a setting take turns, round by round: other load on the machine then disturbs all of
-them. Of the values that can't be told from the fastest, the cheapest is chosen.
+The settings are varied in sequence, with the best values of earlier settings: threads, the load of
+the hardware decoder (if the graph takes it as an argument), the prefetch depth, the batch size. The
+values of a setting are measured in alternating rounds, so that other load on the machine affects
+all of them. Of the values that can't be distinguished from the fastest, the cheapest is chosen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...iterator.epoch_stream import BatchStream
 from ...pipeline.pipeline_source import DEFAULT_NUM_THREADS
 from .memory import Memory
 
-_SMALLEST = 0.03  # shares of the rate below which candidates are alike
+_SMALLEST = 0.03  # relative difference of rates below which values count as equal
 _TOO_NOISY = 0.15
 _ROUNDS = 3
 _LOADS = (0.0, 0.65, 0.8, 0.9, 1.0)
@@ -40,13 +40,13 @@ _DEFAULTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The value to choose for one setting.
+    """The chosen value of a setting.
 
     Attributes:
         value: The value.
-        rate: Its median, in samples per second.
-        tolerance: Share of the rate within which values can't be told apart.
-        clear: False if the machine was too noisy to tell it from the value before.
+        rate: Median rate, in samples per second.
+        tolerance: Relative difference of rates below which values can't be distinguished.
+        clear: False if the machine was too noisy to distinguish it from the previous value.
     """
 
     value: Any
@@ -56,11 +56,11 @@ class Choice:
 
 
 def choose(rates: Mapping[Any, Sequence[float]], before: Any) -> Choice:
-    """The cheapest of the fastest values.
+    """Chooses the cheapest of the fastest values.
 
     Args:
         rates: Samples per second of each value, in each round; cheaper values come first.
-        before: The value to keep if the values can't be told apart; one of them.
+        before: The current value, which is kept if the values can't be distinguished.
     """
     medians = {value: statistics.median(rounds) for value, rounds in rates.items()}
     spreads = [(max(rounds) - min(rounds)) / medians[value] for value, rounds in rates.items()]
@@ -78,17 +78,16 @@ class Tuned:
 
     Attributes:
         name: Name of the iterator function.
-        settings: The settings to pass.
+        settings: The chosen settings.
         rate: Samples per second with them.
         before: Samples per second with the settings in `began`: `rate` divided by the gain of each
-            choice in its own rounds, since a machine's speed changes from minute to minute.
+            choice in its own rounds, because a machine's speed varies over minutes.
         measured: For each setting and value, samples per second in each round.
-        memory: For each setting and value, the memory of its pipelines with a full queue of
-            prefetched batches, about.
-        kept: Settings that stay as they were, since the machine was too noisy to choose, or the
-            time was over.
-        failures: Messages on values that could not be measured.
-        began: The first settings of the measurements: from the call, or the defaults.
+        memory: For each setting and value, the approximate memory of its pipelines with a full
+            prefetch queue.
+        kept: Settings that are unchanged, because the machine was too noisy, or time was over.
+        failures: Messages about values that could not be measured.
+        began: The initial settings: from the call, or the defaults.
         interrupted: Whether Ctrl-C ended the measurements early.
     """
 
@@ -116,7 +115,7 @@ class Tuned:
 
     @property
     def summary(self) -> str:
-        """The speed with the chosen settings, in a sentence."""
+        """The speed with the chosen settings, as a sentence."""
         if not self.measured:
             return "Nothing was measured: pass more max_seconds."
         rate, percent = f"{self.rate:,.0f} samples/s", 100 * (self.rate / self.before - 1)
@@ -126,8 +125,10 @@ class Tuned:
             return f"{rate}, with the settings that were there."
         if abs(percent) < 100 * _SMALLEST:
             return f"{rate}, as fast as with {began}."
-        more = "more" if percent > 0 else "less"
-        return f"{rate}, {abs(percent):.0f} % {more} than the {self.before:,.0f} with {began}."
+        comparison = "more" if percent > 0 else "less"
+        return (
+            f"{rate}, {abs(percent):.0f} % {comparison} than the {self.before:,.0f} with {began}."
+        )
 
     def table(self) -> str:
         """A Markdown table of all measurements; chosen values are bold."""
@@ -137,18 +138,19 @@ class Tuned:
                 shown = str(value)
                 if self.settings[name] == value:
                     shown = f"{value} (kept)" if name in self.kept else f"**{value}**"
-                each = ", ".join(f"{rate:,.0f}" for rate in rounds)
+                round_rates = ", ".join(f"{rate:,.0f}" for rate in rounds)
                 memory = self.memory[name][value]
                 rows.append(
-                    f"{name} | {shown} | {statistics.median(rounds):,.0f} | {memory} | {each}"
+                    f"{name} | {shown} | {statistics.median(rounds):,.0f} | {memory} | "
+                    f"{round_rates}"
                 )
         return "\n".join(f"| {row} |" for row in rows)
 
     def save_plot(self, path: str | os.PathLike[str]) -> None:
-        """Writes a picture of samples per second against each setting.
+        """Plots samples per second against each setting.
 
         Raises:
-            ImportError: If there is no matplotlib.
+            ImportError: If matplotlib is not installed.
         """
         figure = figure_class()(figsize=(4.2 * max(1, len(self.measured)), 4.2))
         figure.suptitle(f"{self.name}: {self.summary}", fontsize=10)
@@ -159,9 +161,9 @@ class Tuned:
                 label = None if position else "each round"
                 ax.plot([position] * len(rounds), rounds, "o", color="0.7", label=label)
             ax.plot(range(len(rates)), medians, "o-", label="median")
-            taken = list(rates).index(self.settings[name])
-            what = f"{'kept' if name in self.kept else 'chosen'}: {self.settings[name]}"
-            ax.plot(taken, medians[taken], "*", markersize=16, color="tab:red", label=what)
+            chosen = list(rates).index(self.settings[name])
+            label = f"{'kept' if name in self.kept else 'chosen'}: {self.settings[name]}"
+            ax.plot(chosen, medians[chosen], "*", markersize=16, color="tab:red", label=label)
             ax.set_xticks(range(len(rates)), [str(value) for value in rates])
             highest = max(max(rounds) for rounds in rates.values())
             ax.set(xlabel=name, ylabel="samples/s", ylim=(0, 1.1 * highest))
@@ -171,10 +173,10 @@ class Tuned:
 
 
 def figure_class() -> Any:
-    """The class of matplotlib's figures.
+    """Returns matplotlib's class of figures.
 
     Raises:
-        ImportError: If there is no matplotlib.
+        ImportError: If matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -183,12 +185,12 @@ def figure_class() -> Any:
     return Figure
 
 
-def progress_bar(done: int, total: int, what: str) -> None:
-    """Writes a bar to the standard error, with the name of the next measurement."""
+def progress_bar(finished: int, total: int, label: str) -> None:
+    """Writes a progress bar to the standard error, with the name of the next measurement."""
     width = 30
-    bar = "#" * (width * done // total)
-    end = "\n" if done == total else ""
-    sys.stderr.write(f"\r[{bar:<{width}}] {done}/{total} {what:<32}{end}")
+    bar = "#" * (width * finished // total)
+    end = "\n" if finished == total else ""
+    sys.stderr.write(f"\r[{bar:<{width}}] {finished}/{total} {label:<32}{end}")
     sys.stderr.flush()
 
 
@@ -211,29 +213,29 @@ def tune(
     progress: Callable[[int, int, str], None] | None = progress_bar,
     **call: Any,
 ) -> Tuned:
-    """Measures an iterator function with other settings, on this machine.
+    """Measures an iterator function with different settings, on this machine.
 
     Args:
-        iterator_fn: An iterator function, as `dalijax.data_iterator` returns it.
-        batch_size: Its batch size; the global one, with sharding.
-        seconds: Total time of the measurements, about; building the pipelines comes on top.
-        max_seconds: Time after which nothing new begins; the result lists settings that were not
-            tried. Twice ``seconds`` by default.
-        num_threads: Threads of each pipeline to try: powers of two up to the cores by default.
-        hw_decoder_load: Loads of the hardware JPEG decoder to try. By default 0 to 1 if the
-            graph function has an argument of this name (to pass to its decoder).
-        prefetch_queue_depth: Depths to try; 2, 3 and 4 by default.
-        batch_sizes: Batch sizes to try, too; none by default, since the model decides.
-        progress: Called with the number of measurements done and of all, and the next one's name;
-            a bar by default, None for nothing.
-        **call: Further arguments of the iterator function. The measurements begin with the settings
-            among them, else with the function's own defaults.
+        iterator_fn: An iterator function, from `dalijax.data_iterator`.
+        batch_size: Its batch size; with sharding the global batch size.
+        seconds: Approximate total time of the measurements, in addition to building pipelines.
+        max_seconds: Time after which no measurement starts; the result lists settings that were not
+            tried. None: twice ``seconds``.
+        num_threads: Numbers of threads of each pipeline to try; None: powers of two up to the
+            number of cores.
+        hw_decoder_load: Loads of the hardware JPEG decoder to try. None: 0 to 1 if the graph
+            function has an argument of this name (to pass to its decoder).
+        prefetch_queue_depth: Depths to try; None: 2, 3 and 4.
+        batch_sizes: Batch sizes to try; by default only ``batch_size``, because the model decides.
+        progress: Called with the number of finished measurements, the total number, and the name of
+            the next measurement; a bar by default, None for none.
+        **call: Further arguments of the iterator function. They may include initial settings.
 
     Raises:
-        TypeError: If ``iterator_fn`` is no iterator function.
-        Exception: Any error of the iterator with the first settings.
-        KeyboardInterrupt: If Ctrl-C comes before anything was measured. Later it ends the
-            measurements, and the result has those that were made.
+        TypeError: If ``iterator_fn`` is not an iterator function.
+        Exception: Any error of the iterator with the initial settings.
+        KeyboardInterrupt: If Ctrl-C is pressed before the first measurement. Later, Ctrl-C ends the
+            measurements, and the result contains the completed ones.
     """
     iterator_function(iterator_fn)
     if num_threads is None:
@@ -253,19 +255,19 @@ def tune(
     for name, values in candidates.items():
         candidates[name] = sorted({*values, settings[name]})
     open_stream = functools.partial(iterator_fn.stream, None, **call)
-    # Loads libraries and starts CUDA, whose memory belongs to no value.
+    # Loads libraries and initializes CUDA, whose memory should not count for the first value.
     with contextlib.closing(open_stream(**settings)) as stream:
         next(stream)
     total = _ROUNDS * sum(len(values) for values in candidates.values())
     end = time.perf_counter() + (2 * seconds if max_seconds is None else max_seconds)
     tuned = Tuned(iterator_fn.__name__, settings, began=dict(settings))
-    gain, done = 1.0, 0
+    gain, finished = 1.0, 0
 
-    def show_next(what: str) -> None:
-        nonlocal done
+    def show_next(label: str) -> None:
+        nonlocal finished
         if progress is not None:
-            progress(done, total, what)
-        done += 1
+            progress(finished, total, label)
+        finished += 1
 
     for name, values in candidates.items():
         if tuned.interrupted:
@@ -282,7 +284,7 @@ def tune(
         if measured.interrupted:
             tuned.interrupted = True
             tuned.kept.append(name)
-            if before not in measured.rates:  # there is nothing to compare with
+            if before not in measured.rates:  # there is no reference to compare with
                 tuned.failures.append(f"{name} was not tried: interrupted")
                 continue
             tuned.failures.append(f"{name} was interrupted")
@@ -321,21 +323,21 @@ def _measure(
     end: float,
     show_next: Callable[[str], None],
 ) -> _Measured:
-    """Measures the values of one setting, in turns.
+    """Measures the values of one setting in alternating rounds.
 
     Args:
         name: The setting.
         values: Its values.
-        settings: All settings; the setting's own value must not fail.
-        open_stream: Opens a stream with the settings that it is called with.
-        seconds: Time of each measurement.
-        end: Time after which no further round begins.
+        settings: All settings; the current value must not fail.
+        open_stream: Opens a stream with the given settings.
+        seconds: Duration of each measurement.
+        end: Time after which no further round starts.
         show_next: Called before each measurement with its name.
     """
     rates: dict[Any, list[float]] = {value: [] for value in values}
     memory: dict[Any, Memory] = {}
     failures: dict[Any, str] = {}
-    streams: dict[Any, BatchStream] = {}  # each is built once: that takes long on a GPU
+    streams: dict[Any, BatchStream] = {}  # built once, because building is slow on a GPU
     interrupted = False
     with contextlib.ExitStack() as opened:
         try:
@@ -358,21 +360,21 @@ def _measure(
                         if value == settings[name]:
                             raise
                         failures[value] = f"{name}={value}: {error}"
-        except KeyboardInterrupt:  # what was measured is kept
+        except KeyboardInterrupt:  # keeps the measurements made so far
             interrupted = True
-    known = {v: rounds for v, rounds in rates.items() if rounds and v not in failures}
-    return _Measured(known, memory, list(failures.values()), interrupted)
+    complete = {v: rounds for v, rounds in rates.items() if rounds and v not in failures}
+    return _Measured(complete, memory, list(failures.values()), interrupted)
 
 
 def _default(function: Callable[..., Any], name: str, otherwise: Any) -> Any:
-    """The default of a function's argument; otherwise a given one, also in place of None."""
+    """Returns the default of a function's argument, or ``otherwise`` if it is None or missing."""
     parameter = inspect.signature(function).parameters.get(name)
     default = None if parameter is None else parameter.default
     return otherwise if default in (None, inspect.Parameter.empty) else default
 
 
 def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> Memory:
-    """The memory of a stream with a full queue: holds as many batches as the queue is deep."""
+    """Measures the memory of a stream with a full queue, by holding that many batches."""
     held = [next(stream) for _ in range(settings["prefetch_queue_depth"])]
     memory = Memory.now().since(free)
     del held
@@ -380,13 +382,13 @@ def _memory(stream: BatchStream, settings: Mapping[str, Any], free: Memory) -> M
 
 
 def _rate(stream: BatchStream, settings: Mapping[str, Any], seconds: float) -> float:
-    """Samples per second of a stream, measured once its prefetched batches are used up."""
+    """Measures samples per second of a stream, once its prefetched batches are used up."""
     for _ in range(max(3, settings["prefetch_queue_depth"] + 1)):
         next(stream)
-    begin = now = time.perf_counter()
+    start = now = time.perf_counter()
     count = 0
-    while now - begin < seconds or count < 3:
+    while now - start < seconds or count < 3:
         next(stream)
         count += 1
         now = time.perf_counter()
-    return float(count * settings["batch_size"] / (now - begin))
+    return float(count * settings["batch_size"] / (now - start))
