@@ -37,16 +37,15 @@ def bind(
     Args:
         source: The source.
         function: The graph's function.
-        args: Positional arguments, of which there may be none.
+        args: Positional arguments; an error if there are any.
         call: Settings of the function, and arguments of ``nvidia.dali.pipeline_def``.
         config: The iterator's arguments.
         hosts: Number of this process and of all, where each makes a slice of the global batch.
 
     Raises:
-        TypeError: For an argument that nobody takes, a parameter that nothing fills, or a number
-            of threads that is none.
-        ValueError: For one that belongs to readers, a missing batch_size, or a source without
-            threads.
+        TypeError: For an unknown argument, a parameter without a value, or a ``read_threads`` that
+            is not a number.
+        ValueError: For an argument of readers, a missing batch_size, or a source without threads.
     """
     name, parameters = name_of(function), function_parameters(function)
     if args:

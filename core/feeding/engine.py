@@ -73,7 +73,7 @@ class FedEngine(Engine[P]):
         each: Sequence[Mapping[str, Any]],
         seed: int | None,
     ) -> None:
-        """Sets what the pipelines are made of.
+        """Sets the parts of the pipelines.
 
         Args:
             function: The caller's function of the graph.
@@ -97,7 +97,7 @@ class FedEngine(Engine[P]):
         # Operators of ``fn.random``, once pipelines were built.
         self._random: list[str] = []
 
-    # What subclasses know
+    # Positions, supplies and graphs of subclasses
 
     @abc.abstractmethod
     def _open_supply(self) -> RowSupply[P]:
@@ -225,7 +225,7 @@ class FedEngine(Engine[P]):
     def _pipelines(
         self, rows_of: RowsOf, each: Sequence[Mapping[str, Any]], **options: Any
     ) -> FunctionSource:
-        """Returns what builds pipelines that are fed with some rows."""
+        """Returns the factory of pipelines that are fed with some rows."""
         graph: Any = functools.partial(self._define, rows_of)
         graph.__name__ = getattr(self._function, "__name__", repr(self._function))  # for errors
         call = {**self._call, **options}
@@ -256,7 +256,7 @@ class FedEngine(Engine[P]):
                     return self._after_skipped(outcome, skipped, from_start=False)
                 here = outcome.after
         except BaseException:
-            if here is not self.position:  # what was skipped comes again
+            if here is not self.position:  # the next call delivers skipped batches again
                 self.drop()
             raise
 
@@ -291,7 +291,7 @@ class FedEngine(Engine[P]):
                 return outcome
 
     def _run_at(self, here: P) -> Outcome[P] | None:
-        """As `_outcome_at`; None if the run has to be repeated, with other records in some rows."""
+        """As `_outcome_at`; None if the run must be repeated with stand-ins in some rows."""
         runner, feed = self._runner_at(here)
         batch: Batch | None = None
         error: Exception | None = None
@@ -307,7 +307,7 @@ class FedEngine(Engine[P]):
         except RaggedError as failed:
             rows = feed.rows(run, failed.pipeline)
             error = failed.named({row: rows.name(row) for row in failed.rows})
-        except Exception as failed:  # no array can be made of it
+        except Exception as failed:  # the outputs don't fit into arrays
             error = failed
         masked: FailedBatch | None = None
         if error is None:
@@ -500,7 +500,7 @@ class FedEngine(Engine[P]):
         """Runs some samples in a pipeline of their own; returns the failure.
 
         Raises:
-            EnvironmentFailure: If it says nothing about the samples.
+            EnvironmentFailure: If the environment failed, and not the samples.
         """
         rows = feed.alone(samples)
         each = {**self._each[0], "batch_size": len(samples)}

@@ -31,7 +31,7 @@ class FedGraph:
         function: The function.
         inputs: The inputs that it takes, by name.
         passed: Names of values that bypass the graph, such as text.
-        call: Calls the function with the nodes of the inputs, and with ``draw`` if there is one.
+        call: Calls the function with the nodes of the inputs, and with ``draw`` or None.
         draws: Whether numbers are drawn for the records, also the keys of functions in the graph.
         stacked: Makes a column of the batch of the values that bypass the graph.
         no_copy: Whether DALI may read the fed memory later, since it is not written to again.
@@ -185,11 +185,11 @@ def record_graph(
     Args:
         function: The function.
         record: The first record.
-        spec: The structure of a record, if the first one does not show it; None if it does.
+        spec: The structure of a record, if the first record does not show it; else None.
         settings: The function's other arguments.
 
     Raises:
-        TypeError: If the function can't be called with such records.
+        TypeError: If the function can't be called with these records.
     """
     like = record if spec is None else spec
     unset = function_parameters(function) - {*settings}

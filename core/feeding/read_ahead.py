@@ -31,8 +31,8 @@ class RowRange:
     """Rows of each global batch that one pipeline makes.
 
     Attributes:
-        first: The first.
-        last: The row behind the last.
+        first: The first row.
+        last: The row after the last row.
     """
 
     first: int
@@ -46,8 +46,8 @@ class Rows:
         feed: The supply.
         samples: The sample of the stream in each row, shape [rows].
         valid: Whether it belongs to the consumer's epoch, shape [rows].
-        batch: Returns the samples of the whole global batch; by default these are all.
-        first: The row of the global batch that the first of these rows is.
+        batch: Returns the samples of the global batch; by default those of these rows.
+        first: The first of these rows in the global batch.
 
     Attributes:
         valid: As above.
@@ -79,14 +79,14 @@ class Rows:
     def _submit_chunks(self) -> None:
         feed = self._feed
         records, epochs = feed.wanted.order(self._samples)
-        # By number: a task reads of few files, or parts of a mixture, and onwards in each.
+        # Sorted by number, so that each task reads few files, or parts of a mixture, in order.
         order = np.argsort(records, kind="stable")
         starts = range(0, len(records), CHUNK)
         chunks: list[Chunk | BaseException | None] = [None] * len(starts)
         ends = itertools.count(1)
 
         def read(number: int, start: int) -> None:
-            """Reads a chunk; the thread with the last one makes the rows, and none waits."""
+            """Reads a chunk; the thread that reads the last chunk creates the rows."""
             try:
                 chunks[number] = read_chunk(feed.wanted, records[order[start : start + CHUNK]])
             except BaseException as error:
@@ -113,45 +113,45 @@ class Rows:
             feed.submit(read, number, start)
 
     def end(self) -> None:
-        """Has threads that wait for the rows get an error, if they are not read yet."""
+        """Raises an error in threads that wait for the rows, unless these were read."""
         self._result.fail(self._feed.ended)
 
     @property
     def read(self) -> ReadRows:
-        """The records, once they are there.
+        """Waits for the records, and returns them.
 
         Raises:
-            Exception: What the source raised where it fails.
+            Exception: The error of the source.
         """
         if self._read is None:
-            with calls.suspended():  # it may wait as long as a disk likes
+            with calls.suspended():  # a read may take any time
                 self._read = self._feed.wait_for(self._result)
         return self._read
 
     @property
     def samples(self) -> Indices:
-        """The sample in each row; for a bad record, that of its stand-in."""
+        """Returns the sample in each row; for a bad record, that of its stand-in."""
         return self.read.samples
 
     @property
     def errors(self) -> Mapping[int, Exception]:
-        """The error of each row whose record can't be used."""
+        """Returns the error of each row whose record can't be used."""
         return self.read.errors
 
     def inputs(self, name: str) -> TensorListCPU:
-        """A field of the records, as DALI takes it."""
+        """Returns a field of the records, as DALI takes it."""
         return self.read.inputs(name)
 
     def column(self, name: str) -> Values:
-        """A field of the records."""
+        """Returns a field of the records."""
         return self.read.column(name)
 
     def draw_rows(self) -> DrawRows:
-        """What numbers are drawn for."""
+        """Returns what ``draw`` needs to draw the numbers of the rows."""
         return self.read.draw_rows()
 
     def name(self, row: int) -> str:
-        """The name of a row's own record."""
+        """Returns the name of a row's own record."""
         return self.read.name(row)
 
 
@@ -172,15 +172,15 @@ class SourceSupply:
         parts: The rows of each pipeline.
         names: The fields that the graph takes.
         seed: The seed.
-        shuffle: Whether each epoch has an order of its own.
-        depth: Runs that are read ahead of the one that DALI asks for next.
+        shuffle: Whether each epoch has its own order.
+        depth: Number of runs that are read before DALI asks for them.
         pictures: The fields that the graph's decoders decode, once it is built.
         known: The samples and records that DALI could not process before.
 
     Attributes:
         next_run: The run that DALI asks for next.
-        wanted: What is read of each record.
-        ended: The error of threads that wait for rows when the feed is closed.
+        wanted: The settings of the reading threads.
+        ended: The error of threads that wait for rows when the supply is closed.
     """
 
     def __init__(
@@ -207,9 +207,10 @@ class SourceSupply:
             reuse,
             pictures,
         )
-        # Referred to from here alone: its threads end when it is freed.
+        # The only reference, so that the threads end with the supply.
         self._workers = Workers(source.read_threads, "dalijax-read")
-        self.ended = WorkersEnded()  # now: modules lose their names before the last feed is freed
+        # Created here, since modules lose their names before the last supply is freed.
+        self.ended = WorkersEnded()
         self.next_run = 0
         self._plan = plan
         self._parts = list(parts)
@@ -218,7 +219,7 @@ class SourceSupply:
         self._rows: dict[tuple[int, int], Rows] = {}
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Has a thread call a function.
+        """Calls a function in a thread.
 
         Raises:
             WorkersEnded: If the threads were ended.
@@ -239,7 +240,7 @@ class SourceSupply:
         self._positions = {self.next_run: position}
 
     def position(self, run: int) -> SamplePosition:
-        """Where a run begins, which is none of those that were forgotten."""
+        """Returns the position at which a run begins; the run must not be forgotten."""
         for last in range(max(self._positions), run):
             behind = self._plan.skip(self._positions[last], 1)
             self._positions[last + 1] = self._plan.run_from(behind)
@@ -250,14 +251,14 @@ class SourceSupply:
         return self.position(run) == position
 
     def rows(self, run: int, part: int) -> Rows:
-        """The rows of a pipeline in a run."""
+        """Returns the rows of a pipeline in a run."""
         self.next_run = max(self.next_run, run + 1)
         if (run, part) not in self._rows:
             self._read_from(run)
         return self._rows[run, part]
 
     def _read_from(self, first: int) -> None:
-        """Starts to read a run and those behind it, of all pipelines, where nobody has."""
+        """Starts to read a run and the following runs, for all pipelines, unless this has begun."""
         runs = range(first, first + 1 + self._depth)
         for run, part in itertools.product(runs, range(len(self._parts))):
             if (run, part) not in self._rows:
@@ -270,13 +271,12 @@ class SourceSupply:
                 self._rows[run, part] = Rows(self, rows.samples, rows.valid, batch, span.first)
 
     def forget(self, run: int) -> None:
-        """Drops what was read for a run and those before it, and reads further ahead.
+        """Drops the rows of a run and of those before it, and reads further ahead.
 
-        Called once a batch is made: before that the threads that read would take turns with the
-        one that makes it.
+        It is called after a batch was created, since the reading threads contend for the GIL.
         """
         taken = [self._rows.pop(key) for key in list(self._rows) if key[0] <= run]
-        self.submit(taken.clear)  # to free hundreds of buffers takes most of a millisecond
+        self.submit(taken.clear)  # freeing hundreds of buffers takes most of a millisecond
         self.position(run + 1)
         for old in [old for old in self._positions if old <= run]:
             del self._positions[old]
@@ -313,9 +313,9 @@ class SourceSupply:
         )
 
     def close(self) -> None:
-        """Ends the threads, and drops what was read; threads that wait for it get an error.
+        """Ends the threads and drops all rows; threads that wait for rows get an error.
 
-        It takes no lock and waits for nothing, however long a read takes.
+        It takes no lock, and does not wait for a read.
         """
         self._workers.end()
         for rows in list(self._rows.values()):

@@ -1,4 +1,4 @@
-"""Reading the records of a run, and making what a pipeline asks for of them, in threads."""
+"""Reads the records of a run and prepares them for a pipeline, in threads."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ CHUNK = 64  # records of a task
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What is read of each record, and what is made of it.
+    """The settings by which threads read and prepare records.
 
     Attributes:
         source: The source.
         names: The fields.
         order: The record and the epoch of each of some samples of the stream.
         pictures: The fields that the graph's decoders decode, once it is built.
-        reuse: Checks the memory of what is read; None where the source gives new arrays by itself.
-        whole: The records whose pictures have a whole header, by field: they are looked at once.
+        reuse: Detects reused buffers; None if the source returns new arrays.
+        whole: The records whose images have a complete header, by field; they are checked once.
         known: The samples and records that DALI could not process before.
         seed, num_samples: The seed, and the number of samples of an epoch.
-        sized: The fields of pictures whose sizes the graph has asked for.
-        draws: What the graph has drawn, by name.
+        sized: The fields of images whose sizes the graph has asked for.
+        draws: The functions of the graph's draws, by name.
     """
 
     source: Source
@@ -58,7 +58,7 @@ class Wanted:
 
     @property
     def taken(self) -> list[str]:
-        """The fields that DALI takes."""
+        """Returns the fields that DALI takes."""
         return [name for name in self.names if self.source.fields[name].dtype is not None]
 
 
@@ -67,10 +67,10 @@ class Chunk:
     """Records that one task has read.
 
     Attributes:
-        columns: For each field the values of the records, None where one can't be read.
-        errors: What the reading of a record raised, by its place.
-        inputs: What DALI is handed of the fields whose values differ in size.
-        sizes: Heights and widths of pictures, by field, where they are wanted.
+        columns: For each field the values of the records; None for a record that can't be read.
+        errors: The exception of each record that can't be read, by its place.
+        inputs: DALI's tensors of the fields whose values differ in size.
+        sizes: Heights and widths of images, by field, if the graph needs them.
     """
 
     columns: dict[str, Values]
@@ -80,11 +80,10 @@ class Chunk:
 
 
 def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> dict[str, Values]:
-    """The fields that a source has read.
+    """Checks the return value of a source's ``read``.
 
     Raises:
-        TypeError, ValueError: If they are not what was asked for: a mistake of the source, and no
-            bad record.
+        TypeError, ValueError: If the source has a bug; these are not errors of a record.
     """
 
     def call() -> str:
@@ -104,7 +103,7 @@ def _checked(source: Source, count: int, names: Sequence[str], columns: Any) -> 
 
 
 def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Exception]:
-    """An error for each record with a file that was cut off, by its place."""
+    """Returns an error for each record with a truncated file, by its place."""
     errors: dict[int, Exception] = {}
     for name, values in columns.items():
         field = source.fields[name]
@@ -117,7 +116,7 @@ def _cut_off(source: Source, columns: Mapping[str, Values]) -> dict[int, Excepti
 
 
 def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Exception]:
-    """An error for each record that was read, and has no picture where the graph decodes one."""
+    """Returns an error for each record without an image in a field that the graph decodes."""
     errors: dict[int, Exception] = {}
     for name, picture in list(wanted.pictures.items()):
         table = wanted.whole.get(name)
@@ -142,17 +141,17 @@ def _no_pictures(wanted: Wanted, records: Indices, chunk: Chunk) -> dict[int, Ex
 
 
 def _sizes_of(wanted: Wanted, records: Indices, name: str, values: Values) -> NDArray[np.int32]:
-    """As `Source.sizes`, which takes a field for paths only where it says so itself."""
+    """Returns `Source.sizes`, also if the graph reads the paths in a field itself."""
     if wanted.pictures.get(name, Picture()).is_path and not wanted.source.fields[name].is_path:
         return picture_sizes(values, are_paths=True)
     return wanted.source.sizes(records, name, values)
 
 
 def _read(source: Source, records: Indices, names: Sequence[str]) -> Chunk:
-    """Reads records, and each alone if they can't be read together.
+    """Reads records, one by one if they can't be read together.
 
     Raises:
-        Exception: If not a record failed, but the environment, and retries failed, too.
+        Exception: If the environment failed, and so did the retries.
     """
     try:
         columns = with_retries(lambda: source.read(records, names))
@@ -209,29 +208,28 @@ def read_chunk(wanted: Wanted, records: Indices) -> Chunk:
 
 
 class ReadRows:
-    """The records of a run, with what a pipeline is handed of them.
+    """The records of a run, prepared for a pipeline.
 
-    Made in a thread that reads: the loop has a model's steps to start, and would wait for it.
+    A reading thread creates it, so that the training loop does not wait.
 
     Args:
-        wanted: What is read, and what is made of it.
+        wanted: The settings.
         samples: The sample of the stream in each row.
-        records, epochs: Their records, and the epochs of these.
+        records, epochs: The records of the samples, and their epochs.
         order: The rows in the order in which they are read.
         chunks: The records that the tasks have read, in that order.
         batch: Returns the samples of the whole global batch.
-        first: The row of the global batch that the first of these rows is.
+        first: The first of these rows in the global batch.
 
     Attributes:
         samples: The sample in each row; for a bad record, the sample that stands in for it.
-        own_records: The number of the record of each row, bad ones included.
+        own_records: The number of the record of each row, including bad records.
         records: The number of the record in each row, stand-ins included.
         errors: The error of each row whose record can't be used.
 
     Raises:
-        NoStandIn: If no record can stand in for bad ones, and the records can be read.
-        Exception: The first record's error, if no record can be read: the source fails, and the
-            batch is not lost.
+        NoStandIn: If no record can stand in for bad records, although records can be read.
+        Exception: The first record's error, if no record can be read. The batch is not lost.
     """
 
     def __init__(
@@ -265,7 +263,7 @@ class ReadRows:
         self._drawn = {name: self._draw(one) for name, one in list(wanted.draws.items())}
 
     def name(self, row: int) -> str:
-        """The name of a row's own record, even if its source looks into the record for it."""
+        """Returns the name of a row's own record; its number if the source can't name it."""
         record = int(self.own_records[row])
         try:
             return self._wanted.source.name(record)
@@ -273,24 +271,24 @@ class ReadRows:
             return f"record {record}"
 
     def column(self, name: str) -> Values:
-        """A field of the records."""
+        """Returns a field of the records."""
         if name not in self._columns:
             self._columns[name] = self._joined([chunk.columns[name] for chunk in self._chunks])
         return self._columns[name]
 
     def inputs(self, name: str) -> TensorListCPU:
-        """A field of the records, as DALI takes it."""
+        """Returns a field of the records, as DALI takes it."""
         return self._inputs[name]
 
     def draw_rows(self) -> DrawRows:
-        """What numbers are drawn for."""
+        """Returns what ``draw`` needs to draw the numbers of the rows."""
         return DrawRows(self._hashes, self._sizes, self._refuse, self._drawn_before)
 
     def _drawn_before(self, name: str, function: DrawFunction) -> list[TensorListCPU]:
-        """What a draw gives; from now on threads call its function."""
+        """Returns the values of a draw; from now on threads call its function."""
         if name not in self._drawn:
             self._drawn[name] = self._draw(function)
-        self._wanted.draws[name] = function  # which was checked by its first call
+        self._wanted.draws[name] = function  # its first call has checked it
         return self._drawn[name]
 
     def _draw(self, function: DrawFunction) -> list[TensorListCPU]:
@@ -298,15 +296,15 @@ class ReadRows:
         return [TensorListCPU(array) for array in function(rows)]
 
     def _refuse(self, row: int, error: Exception) -> None:
-        """Has a row's record count as one that can't be read, if nothing was wrong before."""
+        """Notes that a row's record can't be augmented, unless the row has an error."""
         self.errors.setdefault(row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
-        """Heights and widths of a field's pictures, int32 [rows, 2].
+        """Returns heights and widths of a field's images, int32 [rows, 2].
 
-        A picture whose header can't be read counts as a record that can't be; 1 x 1 stands there.
+        A record whose image header can't be read is refused, with the size 1 x 1.
         """
-        self._wanted.sized.add(name)  # from now on they are looked up as records are read
+        self._wanted.sized.add(name)  # from now on threads look them up
         if not self.errors and all(name in chunk.sizes for chunk in self._chunks):
             sizes = np.asarray(self._joined([chunk.sizes[name] for chunk in self._chunks]))
         else:
@@ -331,7 +329,7 @@ class ReadRows:
         return tensors
 
     def _joined(self, values: Sequence[Values]) -> Values:
-        """The values of all tasks in the order of the rows: an array where they are arrays."""
+        """Returns the values of all tasks in the order of the rows; an array if they are arrays."""
         if all(isinstance(value, np.ndarray) for value in values):
             array = np.concatenate(values)
             rows = np.empty_like(array)
@@ -343,17 +341,17 @@ class ReadRows:
         return result
 
     def _replace(self, batch: Sequence[int], first: int) -> None:
-        """Puts the nearest good record of the global batch into each row with a bad one.
+        """Replaces each bad record by the nearest good record of the global batch.
 
-        Rows of other pipelines and processes are read again here: so the contents of these rows
-        do not depend on the layout.
+        Rows of other pipelines and processes are read here, too, so that the stand-ins do not
+        depend on the layout.
         """
         wanted = self._wanted
         own = {int(sample): row for row, sample in enumerate(self.samples)}
         read: dict[int, Chunk] = {}  # of other rows
 
         def values_of(sample: int) -> tuple[Mapping[str, Values], int] | None:
-            """The columns with a sample's record and its place there, if it is a good one."""
+            """Returns the columns with a sample's record and its place; None for a bad record."""
             row = own.get(sample)
             if row is not None:
                 return None if row in self.errors else (columns, row)

@@ -24,7 +24,7 @@ from .schema import Schema, described, values_of
 from .stand_ins import BadSamples, NoStandIn, UnusableRecord, choose, digest_of, nearest
 
 _LOOK_AHEAD = 8  # batches that are searched for a record that can be decoded
-_SEED = 0  # of remembered samples, whose numbers follow from one seed
+_SEED = 0  # of remembered samples, which are forgotten if the numbers change
 
 Bind = Callable[[Any], tuple[FedGraph, Schema]]
 
@@ -67,7 +67,7 @@ class RecordRows:
         supply: The supply.
         prepared: The batch.
         first: The first of its rows.
-        last: The row after the last one.
+        last: The row after the last row.
     """
 
     def __init__(self, supply: RecordSupply, prepared: _Prepared, first: int, last: int):
@@ -79,31 +79,31 @@ class RecordRows:
 
     @property
     def errors(self) -> Mapping[int, Exception]:
-        """The error of each row whose record can't be used."""
+        """Returns the error of each row whose record can't be used."""
         errors, first, last = self._prepared.errors, self._first, self._last
         if not errors:  # as nearly always: next() asks several times
             return {}
         return {row - first: error for row, error in errors.items() if first <= row < last}
 
     def inputs(self, name: str) -> Any:
-        """An input of the graph, as DALI takes it."""
+        """Returns an input of the graph, as DALI takes it."""
         columns = self._prepared.columns
         if name not in columns:  # the operators of the graph could not be read
             columns[name] = self._supply.column(name, self._prepared.records)[0]
         return self._own(columns[name])
 
     def column(self, name: str) -> list[Any]:
-        """Values that bypass the graph."""
+        """Returns values that bypass the graph."""
         return values_of(self._own(self._prepared.records), name, "", self._first)
 
     def draw_rows(self) -> DrawRows:
-        """What ``draw`` needs to draw the numbers of the rows."""
+        """Returns what ``draw`` needs to draw the numbers of the rows."""
         numbers = self._prepared.numbers
         own = None if numbers is None else self._own(numbers)
         return DrawRows(fold(self._supply.seed, 0, own), self._sizes, self._refuse)
 
     def name(self, row: int) -> str:
-        """The name of a row's own record, and its values in short."""
+        """Returns the name of a row's own record, with its values in short."""
         batch, row = self._prepared.batch, self._first + row
         return f"{batch.name(row)} ({described(batch.records[row])})"
 
@@ -118,7 +118,7 @@ class RecordRows:
         self._prepared.errors.setdefault(self._first + row, error)
 
     def _sizes(self, name: str) -> NDArray[np.int32]:
-        """Heights and widths of an input's images, int32 [rows, 2].
+        """Returns heights and widths of an input's images, int32 [rows, 2].
 
         A record whose size can't be read from the header is refused; 1 x 1 stands for it.
         """
@@ -145,7 +145,7 @@ class RecordSupply:
         rows: Rows of each pipeline's batch.
         numbers: Gives the numbers of the rows of a step; None if they are unknown.
         seed: The seed of ``draw``.
-        bind: Binds the graph's function to records, by the first one.
+        bind: Binds the graph's function to records, given the first record.
 
     Attributes:
         next_run: The run that DALI asks for next.
@@ -194,7 +194,7 @@ class RecordSupply:
         for read in self._batches:
             read.rows = None  # other records may be known to be bad now
         self._first = self.next_run
-        self.ended = False  # it may have one now
+        self.ended = False  # it may have a batch now
 
     def moved_to(self, position: RecordPosition) -> None:
         """Notes that the reader was moved to a position."""
@@ -241,7 +241,7 @@ class RecordSupply:
         Raises:
             StopIteration: If there is no record.
             ReadError: If the reading of the first record raised.
-            TypeError: If the graph's function can't be called with such records.
+            TypeError: If the graph's function can't be called with these records.
         """
         if self.graph is None:
             first = self._read(0).batch
@@ -408,7 +408,7 @@ class RecordSupply:
             first: The place of the first of them in the batch, for errors.
 
         Raises:
-            ValueError, TypeError: If a record has no such value, or no image there.
+            ValueError, TypeError: If a record lacks the value, or the value isn't an image.
         """
         schema, graph = self._schema, self.graph
         if schema is None or graph is None:
@@ -451,9 +451,9 @@ class RecordSupply:
         return np.array([numbers[step][row] for step, row in pairs], np.int64)
 
     def _candidates(self, place: int, row: int, count: int) -> Iterator[int]:
-        """Yields the samples that may stand in for a row: of its batch, then of those after it.
+        """Yields the samples that may stand in for a row, of its batch and of later batches.
 
-        Not of those before it, which a resumed run never saw.
+        Earlier batches are left out, since a resumed run has not read them.
         """
         base = self._base()
         yield from (base + place * self._rows_all + other for other in nearest(row, count))

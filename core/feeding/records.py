@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 
 class ReadError(Exception):
-    """The reading of a record raised ``__cause__``; the next read goes on behind it.
+    """The reading of a record raised ``__cause__``; the next read continues after the record.
 
     Args:
-        after: As `RecordBatch.after`, behind the record.
+        after: As `RecordBatch.after`, for the position after the record.
     """
 
     def __init__(self, after: Any):
@@ -29,8 +29,8 @@ class Restored:
     Attributes:
         random: The random state at the restored position; see `StreamEngine.random_state`.
         operators: A line for each operator of the state's graph.
-        seed: The seed of the pipelines; None for their own.
-        draw_seed: The seed of ``draw``; None for the pipelines'.
+        seed: The seed of the pipelines; None for the configured seed.
+        draw_seed: The seed of ``draw``; None for that of the pipelines.
         note: The part of the state that only the adapter reads.
     """
 
@@ -47,7 +47,7 @@ class RecordPosition:
 
     Attributes:
         step: Number of batches before it.
-        after: `RecordBatch.after` of the last of them; None at the start.
+        after: `RecordBatch.after` of the last batch; None at the start.
         checkpoints: DALI's checkpoint of each pipeline; None for the start, and for positions that
             the step or ``restored`` describes.
         restored: The parts of the state that was restored last.
@@ -64,10 +64,10 @@ class RecordBatch:
     """The records of one batch.
 
     Attributes:
-        records: One for each row.
-        after: The reader's own description of the position behind them.
-        name: Gives the name of a row's record for errors, e.g. its index and key.
-        valid: Which rows are no padding; None for all.
+        records: The record in each row.
+        after: The reader's own description of the position after the batch.
+        name: Returns the name of a row's record for errors, such as its index and key.
+        valid: False for padding; None if all rows are valid.
     """
 
     records: Sequence[Any]
@@ -76,7 +76,7 @@ class RecordBatch:
     valid: np.ndarray | None = None
 
     def padded(self, rows: int) -> RecordBatch:
-        """The batch with its last record repeated up to so many rows."""
+        """Returns the batch, padded with its last record to a number of rows."""
         missing = rows - len(self.records)
         if missing <= 0:
             return self
@@ -92,18 +92,18 @@ Numbers = Callable[[int], NDArray[np.int64]]
 
 
 class RecordReader(Protocol):
-    """A reader of the records of a stream, batch after batch."""
+    """Reads the records of a stream in batches."""
 
     def next_records(self) -> RecordBatch:
-        """The next batch, for all pipelines of this process together.
+        """Returns the next batch, for all pipelines of this process.
 
         Raises:
             StopIteration: At the end.
-            ReadError: If the reading of a record raised, which the next call leaves out.
-            Exception: If nothing was read; the next call tries again.
+            ReadError: If the reading of a record raised; the next call skips the record.
+            Exception: If no record was read; the next call tries again.
         """
         ...
 
     def seek(self, position: RecordPosition) -> None:
-        """Goes to the batch behind a position."""
+        """Moves to the batch after a position."""
         ...

@@ -1,4 +1,4 @@
-"""Whether a source gives memory again that is still read: wrong data, without a word."""
+"""Detects sources that reuse a buffer which is still in use."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from ..order.shuffle import Indices
 from ..sources.source import Source, Values
 
-_ENOUGH = 64  # pairs of records with one memory and equal values: the memory is a constant
+_ENOUGH = 64  # pairs of records with equal values in the same memory: it is a constant
 
 
 class ReuseCheck:
-    """Compares the memory of what a source reads with that of arrays still in use.
+    """Compares the memory of the arrays that a source returns with that of arrays still in use.
 
-    Reading runs ahead, and DALI takes arrays without a copy. So a source that fills one buffer for
-    record after record delivers the last one's values for all. Arrays that are alive at once have
-    memory of their own; where two records have the same, both are read again: a constant that they
-    share has equal values.
+    Threads read ahead, and DALI takes arrays without a copy. If a source fills the same buffer for
+    several records, all of them get the values of the last record. If two records have the same
+    memory, both are read again, since a shared constant is allowed.
 
     Args:
         source: The source.
@@ -30,17 +29,17 @@ class ReuseCheck:
 
     def __init__(self, source: Source):
         self._source = source
-        # By address and field. Weak: an array that nobody reads may give its memory to another.
+        # By address and field. Weak, since the memory of a freed array may be used again.
         self._alive: dict[tuple[int, str], tuple[weakref.ref[NDArray[Any]], int]] = {}
-        self._most = 1024  # entries, from which on those of freed arrays are dropped
+        self._most = 1024  # entries, after which those of freed arrays are dropped
         self._equal = 0
         self._lock = threading.Lock()  # several threads read
 
     def check(self, records: Indices, columns: Mapping[str, Values]) -> None:
-        """Checks what was read of some records.
+        """Checks the arrays of some records.
 
         Raises:
-            ValueError: If a record's array lies in the memory of another one's, which is in use.
+            ValueError: If the array of a record is in memory that another record still uses.
         """
         if self._equal >= _ENOUGH:
             return
@@ -61,7 +60,7 @@ class ReuseCheck:
                 self._most = 2 * len(self._alive) + 1024  # so that each entry is looked at twice
 
     def _compare(self, name: str, first: int, second: int) -> None:
-        """Raises ValueError where two records of one memory have other values."""
+        """Raises ValueError if two records in the same memory have different values."""
         one, other = (
             np.array(self._source.read(np.array([record]), [name])[name][0])
             for record in (first, second)
@@ -76,7 +75,7 @@ class ReuseCheck:
 
 
 def _arrays(records: Indices, values: Values) -> Iterator[tuple[int, NDArray[Any]]]:
-    """The arrays that may be written to, with their record; of a whole column, the first."""
+    """Yields the writable arrays with their record; of a whole column, the first."""
     whole: Sequence[object] = [values] if isinstance(values, np.ndarray) else values
     for record, value in zip(records.tolist(), whole):
         if isinstance(value, np.ndarray) and value.size and value.flags.writeable:

@@ -133,7 +133,7 @@ def values_of(records: Sequence[Any], key: str, label: str = "", first: int = 0)
         first: The place of the first record in the batch, for errors.
 
     Raises:
-        ValueError: If one has no such key; the message names its place in the batch.
+        ValueError: If a record lacks the key; the message names its place in the batch.
     """
     try:
         return [record[key] for record in records]
@@ -159,12 +159,12 @@ def learn(
         record: The first record.
         pipeline_fn: The graph's function: its parameters are the record's keys, or its only
             parameter without an argument is the record.
-        arguments: What the caller passed it.
+        arguments: The arguments that the caller passed to it.
         spec: The structure of a record, with objects that have ``shape`` and ``dtype``, if the
             first record does not show it.
 
     Raises:
-        TypeError: If the function can't be called with such records.
+        TypeError: If the function can't be called with these records.
     """
     name = getattr(pipeline_fn, "__name__", repr(pipeline_fn))
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -1,4 +1,4 @@
-"""The engine of an indexed source: pipelines that are fed with the rows of a position."""
+"""The engine of sources: epochs, positions and states of pipelines fed with numbered records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _READ_AHEAD = 2  # runs that are read before DALI asks for them
 
 
 def _warn_of_repeats(plan: SamplePlan) -> None:
-    """Warns of batches that have every record more than twice."""
+    """Warns if each batch contains every record more than twice."""
     if plan.batch_size > 2 * plan.num_samples:
         warnings.warn(
             f"batch_size={plan.batch_size} is more than twice the {plan.num_samples} records of "
@@ -52,7 +52,7 @@ def _warn_of_repeats(plan: SamplePlan) -> None:
 
 
 def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
-    """The warning of a last batch with records of the next epoch, without shuffling."""
+    """Returns the warning about a last batch with records of the next epoch, if not shuffled."""
     rows = position.sample - plan.end(position)
     return (
         f"the last batch of epoch {position.epoch} has {rows} records of the next epoch, since "
@@ -66,15 +66,15 @@ def _mixed(plan: SamplePlan, position: SamplePosition) -> str:
 class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     """Pipelines that are fed with the rows of a source; see `Engine`.
 
-    A run of the pipelines follows from its position alone, so that the pipelines go anywhere: the
-    batches that DALI has prepared are dropped, and the next ones are those of the new position.
+    The rows of a run depend only on its position. To move, the engine drops the batches that DALI
+    has prepared, and feeds the rows of the new position.
 
     Args:
         source: The source.
         graph: The graph's function over the source's fields.
-        call: Arguments of ``nvidia.dali.pipeline_def``; ``batch_size`` is the global one with a
-            sharding, else that of this process.
-        hosts: Number of this process and of all, where each makes a slice of the global batch.
+        call: Arguments of ``nvidia.dali.pipeline_def``; with a sharding, ``batch_size`` is that of
+            the global batch, else that of this process.
+        hosts: Index and number of the processes, if each makes a slice of the global batch.
         config: The iterator's arguments.
     """
 
@@ -148,13 +148,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._num_failed = 0  # batches that were not delivered, or have masked records
         self._known = BadSamples()
         self._operators: tuple[str, ...] = ()
-        # A first state stays what it was before the pipelines were built.
+        # A first state is the same before and after the pipelines are built.
         self._graph_in_state = False
         self._resumed = False  # whether a state or a seek set the position
         self.compare_processes(graph.__name__, self._outline())
 
     def _outline(self) -> dict[str, Any]:
-        """What processes must have in common, as far as it is known without a record."""
+        """Returns the values that processes must share, as far as they need no record."""
         config, plan = self._config, self._samples
         return {
             "function": self.name,
@@ -176,7 +176,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.prepare()
         try:
             identity = stated_identity(self._source)[:16]
-        except StateError:  # a record can't be read, which is said when its batch is due
+        except StateError:  # a record can't be read; its batch raises the error
             identity = "unreadable"
         here = self.position
         return {
@@ -195,7 +195,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     @property
     def step(self) -> int:
-        """Number of batches of the epoch behind the consumer, in batches of the present size."""
+        """Number of batches of the epoch that were delivered, in batches of the present size."""
         return self._samples.step(self.position)
 
     @property
@@ -204,22 +204,22 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         return self._num_failed
 
     def length(self) -> int:
-        """Number of batches of the epoch: those behind the consumer, and those to come."""
+        """Returns the number of batches of the epoch."""
         return self._samples.length(self.position)
 
     def following_epoch(self) -> int:
-        """Number of the next epoch that has a batch of its own."""
+        """Returns the number of the next epoch with a batch."""
         end = self._samples.skip(self.position, self._samples.remaining(self.position))
         return self._samples.next_epoch(end).epoch
 
     def skip(self, batches: int) -> int:
-        """Moves behind so many batches, or to the end of the epoch; returns their number."""
+        """Skips batches, at most to the end of the epoch; returns their number."""
         count = min(batches, self._samples.remaining(self.position))
         self.go_to(self._samples.skip(self.position, count))
         return count
 
     def at_end(self) -> bool:
-        """Whether every batch of the epoch is behind the consumer."""
+        """Returns whether every batch of the epoch was delivered."""
         return self._samples.remaining(self.position) == 0
 
     def next_epoch(self) -> None:
@@ -231,7 +231,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.go_to(dataclasses.replace(self.position, sample=self.position.start))
 
     def locate(self, batch: int) -> tuple[int, int]:
-        """The epoch and the step of a batch counted over all epochs; see `EpochEngine`."""
+        """Returns epoch and step of a batch counted over all epochs; see `EpochEngine`."""
         if batch and self._config.on_error == "skip":
             raise ValueError(
                 f"seek_step({batch}) with on_error='skip': a step counts delivered batches, and "
@@ -246,7 +246,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         Raises:
             ValueError: If there is no such batch.
             StateError: If the graph draws numbers by ``fn.random``, and the batch is neither the
-                next one nor the first one.
+                next batch nor the first batch.
         """
         position = self._samples.seek(epoch, step, first)
         runs = [self._samples.run_from(here) for here in (self._beginning, self.position)]
@@ -268,7 +268,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             self._graph_in_state = bool(self._operators)
 
     def advance(self) -> None:
-        """Moves behind the batch that `peek` gives."""
+        """Moves past the batch that `peek` returns."""
         outcome = self.peek()
         if self._may_mix_epochs and self._samples.mixes_epochs(outcome.after):
             self._may_mix_epochs = False  # before it, in case warnings are errors
@@ -280,7 +280,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
     # States
 
     def get_state(self) -> dict[str, Any]:
-        """The consumer's position, as a plain JSON value.
+        """Returns the position as a JSON value.
 
         Raises:
             StateError: If the graph draws numbers by ``fn.random``.
@@ -310,11 +310,11 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self._graph_in_state = bool(stream.operators)
 
     def checkpoints(self) -> list[bytes]:
-        """The state as bytes, one piece for all pipelines."""
+        """Returns the state as bytes, in a single piece for all pipelines."""
         return [json.dumps(self.get_state()).encode()]
 
     def set_checkpoints(self, pieces: Sequence[bytes], allow: Sequence[str]) -> None:
-        """Moves where `checkpoints` said; see `Engine`."""
+        """Moves to the position of `checkpoints`; see `Engine`."""
         if len(pieces) != 1:
             raise StateError(
                 f"{len(pieces)} checkpoints, where an iterator over a source has one: pass what "
@@ -323,7 +323,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         self.set_state(pieces[0], allow, ())
 
     def keep_seed(self, other: SourceEngine) -> None:
-        """Takes the seed that a state brought to another engine; nothing is built yet."""
+        """Takes the seed of a state that another engine restored; no pipeline is built yet."""
         self._seed = other._seed
 
     def _stream(self) -> states.Stream:
@@ -342,13 +342,13 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
 
     @contextlib.contextmanager
     def replicas(self) -> Iterator[tuple[list[Pipeline], str]]:
-        """Pipelines of the same graph, to run beside these; see `Engine`."""
+        """Returns a context with further pipelines of the same graph; see `Engine`."""
         feed = self._open_supply()
         feed.seek(self._samples.run_from(self.position))
-        kept = 1  # runs that one pipeline may be ahead of another
+        kept = 1  # runs by which a pipeline may be ahead of the others
 
         def rows_of(run: int, part: int) -> Rows:
-            """Returns the rows of a run; forgets those of runs that every pipeline has taken."""
+            """Returns the rows of a run; forgets runs that every pipeline has taken."""
             if run > kept:
                 feed.forget(run - kept - 1)
             return feed.rows(run, part)
@@ -362,7 +362,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
             feed.close()
 
     def _sample(self) -> Batch:
-        """The next epoch's first batch without an error, which is prepared anyway."""
+        """Returns the next epoch's first batch without an error, which DALI prepares anyway."""
         here = self._samples.next_epoch(self.position)
         for _ in range(MOST_SKIPPED):
             outcome = self._outcome_at(self._samples.run_from(here))
@@ -387,7 +387,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         errors = self.num_failed + outcome.failures
         stats.delivered(*self._number(outcome), *counts, errors)
 
-    # What the engine of fed pipelines asks
+    # Positions, supply and graph
 
     def _open_supply(self) -> SourceSupply:
         graph = self._fields

@@ -26,7 +26,7 @@ class UnusableRecord(ValueError):
 
     Attributes:
         failure: The failure.
-        text: DALI's whole error, for the message; "" if it says no more.
+        text: The complete error of DALI, for the message; "" without an error.
     """
 
     def __init__(self, failure: Failure, text: str = ""):
@@ -55,7 +55,7 @@ def choose(
 
     Args:
         bad: The rows.
-        candidates: Returns the candidates for a row, the best one first.
+        candidates: Returns the candidates for a row, the best first.
         load: Returns the record of a candidate; None if it is bad, too.
 
     Returns:
@@ -152,10 +152,10 @@ def digest_of(fields: Mapping[str, Field], columns: Mapping[str, Any], place: in
 
 
 def stand_ins(batch: Sequence[int], row: int, num_samples: int) -> Iterator[int]:
-    """Yields the samples that may stand in for a row of a batch, the best one first.
+    """Yields the samples that may stand in for a row of a batch, the best first.
 
-    They are those of the nearest rows, then some after the batch, then some across its epoch. So
-    they follow from the global batch alone, and every process chooses the same sample.
+    The order is: the nearest rows, some samples after the batch, some samples across its epoch. It
+    depends only on the global batch, so that every process chooses the same sample.
 
     Args:
         batch: The sample of each row of the global batch.

@@ -28,7 +28,8 @@ from .stand_ins import NoStandIn, UnusableRecord
 from .stream_part import PartReader, StreamPart
 from .supply import RowSupply
 
-# Batches that a process reads before it tells the others how many it has, if nothing else tells.
+# Batches that a process reads before it tells the others its number of batches, if only reading
+# tells the number.
 _HELD = 2
 ON_ERROR = ("raise", "skip", "mask")
 
@@ -79,8 +80,8 @@ class StreamEngine(FedEngine[RecordPosition]):
         draw_seed: The seed of ``draw``.
         on_error: Handling of records that DALI can't decode: "raise", "skip" (the whole batch) or
             "mask" (another record stands in, masked out).
-        spec: The structure of a record, if the first one does not show it.
-        by_step: Whether the random state follows from the step alone, for whole batches.
+        spec: The structure of a record, if the first record does not show it.
+        by_step: Whether the random state depends only on the step, for whole batches.
         part: This process's part of the stream, if several processes make its batches together.
 
     Attributes:
@@ -182,7 +183,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return self._reader.batches(read)
 
     def _shared_values(self) -> Values:
-        """What must be equal in all processes; see `Engine`."""
+        """Returns the values that must be equal in all processes; see `Engine`."""
         graph, operators = "no record", list[str]()
         if not self._reader.is_behind_end(self.step):
             with contextlib.suppress(StopIteration):
@@ -199,7 +200,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         Raises:
             StopIteration: At the end.
             RecordError: If DALI can't decode a record; the next call gives the next batch.
-            Exception: What the reader raised.
+            Exception: An error of the reader.
         """
         with self.lock, self.interruptible():
             outcome = self.deliver(self.stats)
@@ -224,13 +225,13 @@ class StreamEngine(FedEngine[RecordPosition]):
     def count(self, stats: InputStats, outcome: Outcome[RecordPosition]) -> None:
         """Counts a batch that is delivered."""
         batch = self._peeked
-        if batch is None:  # a record's reading raised: no batch is behind it
+        if batch is None:  # the reading of a record raised
             return
         rows = len(batch.records)
         valid = rows if batch.valid is None else int(batch.valid.sum())
         stats.delivered(*self._number(outcome), valid, rows - valid, self.errors.total)
 
-    # What the engine of fed pipelines asks
+    # Positions, supply and graph
 
     def _open_supply(self) -> RecordSupply:
         return self._supply
@@ -300,7 +301,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return Outcome(here, ended=True)
 
     def _unread(self, here: RecordPosition, error: ReadError) -> Outcome[RecordPosition]:
-        """The outcome of a record whose reading raised; the next batch begins after it."""
+        """Returns the outcome of a record whose reading raised; the next batch begins after it."""
         self._supply.pass_over(error)
         cause = error.__cause__ or error
         if isinstance(cause, StopIteration):  # which would look like the end
@@ -330,7 +331,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             super().schedule()
 
     def restart(self) -> None:
-        """Goes on after the reader had no batch, if it may have one now."""
+        """Continues after the reader had no batch, if it may have a batch now."""
         if self._runner is not None and self._supply.ended:
             self._runner.restart()  # DALI numbers the runs from 0 again
             self._taken = self._supply.next_run = 0
@@ -338,7 +339,7 @@ class StreamEngine(FedEngine[RecordPosition]):
 
     def drop(self) -> None:
         """Frees the pipelines and what was read; the next use builds them, at the position."""
-        self._supply.close()  # first: what is dropped can't be used any more
+        self._supply.close()  # first, in case of an interrupt
         self._peeked = None
         super().drop()
 
@@ -376,7 +377,7 @@ class StreamEngine(FedEngine[RecordPosition]):
         return runner
 
     def _checkpoints_at(self, here: RecordPosition) -> tuple[bytes, ...]:
-        """Where the pipelines, which were built once, stand at a position."""
+        """Returns the checkpoints of the pipelines at a position."""
         first = self._first[self._seed]
         if here.checkpoints:
             return here.checkpoints
@@ -432,8 +433,8 @@ class StreamEngine(FedEngine[RecordPosition]):
 
         Args:
             runs: Number of runs.
-            rows: Rows like those that are run, which show how far each run moves on.
-            start: Where the runs begin; at the start of the pipelines by default.
+            rows: Rows that show by how much each run changes the checkpoints.
+            start: The checkpoints before the runs; by default those of new pipelines.
 
         Raises:
             StateError: If the operators' states are not known to move on evenly.
@@ -455,17 +456,17 @@ class StreamEngine(FedEngine[RecordPosition]):
     # States
 
     def random_state(self, position: RecordPosition) -> str:
-        """The random state at a position as a short text; "" where no operator has one.
+        """Returns the random state at a position as text; "" if no operator has a state.
 
-        It is "" before the pipelines were built, too.
+        It is also "" before the pipelines were built.
 
         Raises:
-            StateError: If the graph can't be resumed: the message says why.
+            StateError: If the graph can't be resumed.
         """
         check_resumable(self._main)
         if not position.checkpoints:
             return position.restored.random
-        if not self.stateful():  # nothing of the state belongs to these devices
+        if not self.stateful():  # the state does not depend on the devices
             return ""
         first = self._first.get(position.restored.seed, ())
         pieces = map(random_state.without_counts, position.checkpoints, first)
@@ -477,11 +478,11 @@ class StreamEngine(FedEngine[RecordPosition]):
         return (present or saved) if saved or position.step else ()
 
     def stateful(self) -> list[str]:
-        """Names of the operators that have a state, once the pipelines were built."""
+        """Returns names of the operators with a state, once the pipelines were built."""
         return self._random
 
     def was_built(self, position: RecordPosition) -> bool:
-        """Whether pipelines were ever built with the seed of a position."""
+        """Returns whether pipelines were built with the seed of a position."""
         return bool(self._first.get(position.restored.seed))
 
     def check(self, restored: Restored) -> None:

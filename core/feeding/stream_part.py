@@ -17,7 +17,7 @@ class StreamPart:
     """The part of a process.
 
     Attributes:
-        values: What must be equal in all processes, by names for errors.
+        values: Values that must be equal in all processes, by names for errors.
         batches: Number of batches that this process has by itself; None if only reading tells.
         agreed: Whether the number is the same in all processes because of ``values``.
         pads: Whether processes with fewer batches add batches of padding; else all stop after the
@@ -36,7 +36,7 @@ class PartReader:
     """Reads as many batches in every process; see `RecordReader`.
 
     If the number of batches is not known before they are read, the processes exchange how many they
-    have read, again and again: none delivers a batch before every process has it, or can pad.
+    have read, repeatedly. A process delivers a batch once every process has it, or can pad.
 
     Args:
         reader: Reads the batches of this process.

@@ -93,7 +93,7 @@ class RowSupply(Protocol[P]):
         Args:
             sample: The sample.
             reason: The reason.
-            replace: Whether another sample stands in for it from now on.
+            replace: Whether another sample replaces it from now on.
         """
         ...
 
