@@ -263,7 +263,8 @@ def eval_get_dataset_fn(
             f"masked={masked!r} must be a list of names, not a string. Pass masked=[{masked!r}]"
         )
     unknown = sorted(set(masked) - set(outputs))
-    if unknown:
+    adds_arrays = call.get("batch_map", iterator_fn._config.batch_map) is not None
+    if unknown and not adds_arrays:
         raise ValueError(
             f"masked={masked!r}, but the outputs of {iterator_fn.__name__}() are {list(outputs)}. "
             "T5X's losses exclude padding only by decoder_loss_weights [batch, length]. Add that "

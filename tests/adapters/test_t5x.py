@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from clu.data import dataset_iterator
@@ -360,6 +361,16 @@ def test_outputs_without_a_padding_mask_are_refused_for_evaluation(jpegs_many):
     for options in ({}, {"masked": ["y"]}):
         with pytest.raises(ValueError, match=r"outputs of numbers\(\) are \['x', 'u'\].*add that"):
             eval_get_dataset_fn(NUMBERS, files=jpegs_many, **options)
+
+
+def test_masked_arrays_may_be_results_of_batch_map(jpegs_many):
+    def add_weights(batch, key):
+        return {**batch, "decoder_loss_weights": jnp.ones(batch["x"].shape)}
+
+    call = {"files": jpegs_many, "num_threads": 1, "batch_map": add_weights}
+    dataset = eval_get_dataset_fn(NUMBERS, **call)(DatasetConfig(4), 0, 1)["numbers"]
+    weights = np.concatenate([batch["decoder_loss_weights"] for batch in dataset])
+    assert weights.shape == (12, 1) and weights.sum() == N
 
 
 def test_a_missing_seed_differs_between_runs(jpegs_many):

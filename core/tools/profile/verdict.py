@@ -56,7 +56,7 @@ def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) ->
         share = _percent(loop.waits[purpose] / loop.seconds)
         parts += [
             f"input: {purpose} takes {share} of the loop's time",
-            _PLACING_CURE if purpose == PLACING else _FUNCTION_CURE,
+            _PLACING_CURE if purpose == PLACING else _BATCH_MAP_CURE,
         ]
         return Verdict(True, purpose, _sentence(*parts))
     stage = replay.slowest if replay else None
@@ -79,6 +79,7 @@ def verdict(loop: LoopTimes, replay: Replay | None, unknown: str, cores: int) ->
 
 _PLACING_CURE = "arrays of fewer bytes are placed faster: uint8, or float16"
 _FUNCTION_CURE = "it is called on one batch after the other: jit it, or do it in the training step"
+_BATCH_MAP_CURE = "batch_map runs before each step: apply it in the training step"
 _INPUT_CURE = "what is read takes its time: files nearby, or fewer and larger ones"
 
 
