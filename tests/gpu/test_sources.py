@@ -118,5 +118,5 @@ def test_moves_flush_what_a_gpu_has_prepared(photos):
     [("records", "empty"), ("files", "text"), ("record paths", "cut"), ("grain", "gif")],
 )
 def test_a_record_that_is_no_picture_is_masked_in_a_large_batch(how, bad):
-    done = run_python(pathlib.Path(picture_worker.__file__), how, bad, "mixed")
+    done = run_python(pathlib.Path(picture_worker.__file__), f"{how}:{bad}", "mixed")
     assert json.loads(done.stdout) == picture_worker.MASKS

@@ -105,16 +105,14 @@ two_policies = pytest.mark.parametrize(
 @three_policies
 def test_a_corrupt_file_at_every_position(pictures, policy, padded):
     case = Case(N, 1, 2, policy, padded, False)
-    checked = 0
-    for position in range(N):
+    positions = range(N) if FULL or policy == "FILL" else (0, N // 2, N - 1)
+    for position in positions:
         for depth in (1, 2, 3) if FULL else (1 + (position + len(policy)) % 3,):
             expected = failing(case, {position}, epochs=2)
             failures = sum(batch is None for epoch in expected for batch in epoch)
             # DROP never delivers the last file if it is padded, as it is not in epoch 0.
             assert failures > 0 or (policy == "DROP" and position == N - 1)
             check(maker(pictures({position}), case, depth), Expected(expected))
-            checked += 1
-    assert checked == (3 * N if FULL else N)
 
 
 @two_policies

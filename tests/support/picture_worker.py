@@ -1,8 +1,9 @@
 """A program that decodes batches of 64 images with a single invalid image, which could crash DALI.
 
-python picture_worker.py HOW BAD [DEVICE]
+python picture_worker.py HOW:BAD[,HOW:BAD...] [DEVICE]
 
-DEVICE is the device of DALI's decoders. Prints which rows of the batches are valid, as JSON.
+DEVICE is the device of DALI's decoders. Prints which rows of the batches are valid, as a line of
+JSON for each case.
 """
 
 import io
@@ -107,9 +108,7 @@ HOWS = {
 }
 
 
-def main(how, bad, device_="cpu"):
-    global device
-    device = device_
+def masks_of(how, bad):
     contents = [GOOD] * COUNT
     contents[WRONG] = BAD[bad]
     with tempfile.TemporaryDirectory() as folder:
@@ -117,8 +116,15 @@ def main(how, bad, device_="cpu"):
         for path, data in zip(paths, contents):
             pathlib.Path(path).write_bytes(data)
         iterator = HOWS[how](contents, paths)
-        masks = [np.asarray(batch["mask"]).tolist() for batch in iterator]
-    sys.stdout.write(json.dumps(masks))
+        return [np.asarray(batch["mask"]).tolist() for batch in iterator]
+
+
+def main(cases, device_="cpu"):
+    global device
+    device = device_
+    for case in cases.split(","):
+        sys.stdout.write(json.dumps(masks_of(*case.split(":"))) + "\n")
+        sys.stdout.flush()  # before the next case could crash
 
 
 if __name__ == "__main__":
