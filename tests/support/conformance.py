@@ -110,7 +110,8 @@ def do(iterator: Any, call: str) -> Result:
         result = "stop"
     except RuntimeError as error:
         # Only an iterator's first failures name files; failures after a lazy checkpoint do not.
-        result = "failed: " + re.split("\nWhat can't be decoded|\nThe batch is of", str(error))[0]
+        names = "\nFiles that can't be decoded|\nThe batch contains"
+        result = "failed: " + re.split(names, str(error))[0]
     try:
         length: Any = len(iterator)
     except TypeError:
