@@ -411,7 +411,7 @@ def test_a_reader_without_padding_is_refused_for_evaluation(jpegs_many):
         files=jpegs_many,
         name="numbers",
     )
-    with pytest.raises(ValueError, match="pass pad_last_batch=True"):
+    with pytest.raises(ValueError, match="Pass pad_last_batch=True"):
         list(made(DatasetConfig(batch_size=4), 0, 1, None, None)["numbers"])
 
 

@@ -72,4 +72,7 @@ def test_states_detect_different_settings(function, change):
     for more in ({}, {}, change):
         run(lambda x, d: graph(x, d, **more), pictures(RECORDS[:2]))
     assert seen[0] == seen[1] != seen[2]
-    assert all(len(lines) == 1 and lines[0].startswith("draw draw.it ") for lines in seen)
+    assert all(
+        len(lines) == 1 and lines[0][:2] == (f"augment.{function.__name__}", "draw.it")
+        for lines in seen
+    )

@@ -219,7 +219,8 @@ def check_properties(
         assert _same_type(state, states[0])
         # flax and Orbax restore into the tree of a fresh state.
         assert jax.tree.structure(state) == jax.tree.structure(states[0])
-        assert len(json.dumps(state)) <= expected.state_bytes * expected.pipelines
+        size = len(json.dumps(state))
+        assert size <= expected.state_bytes * expected.pipelines, size
 
     def compare(other: Any, at: int, to: int, how: str) -> None:
         for k in range(at, min(to, len(calls))):

@@ -70,6 +70,14 @@ def decorated(files: list[str], case: Case, mesh: Any = None, **config: Any) -> 
     return iterator_fn(files, case, batch_size=case.batch * case.shards, num_threads=1)
 
 
+def stream(files: list[str], case: Case, num_epochs: int) -> Any:
+    policy = LastBatchPolicy[case.policy]
+    make = data_iterator(
+        graph, ["x", "u"], reader_name="reader", mask="mask", last_batch_policy=policy
+    )
+    return make.stream(num_epochs, files, case, batch_size=case.batch, num_threads=1)
+
+
 def hand_made(files: list[str], case: Case, kind: Any = DALIGenericIterator) -> Any:
     pipelines = [
         pipeline_def(graph)(
@@ -253,6 +261,12 @@ ROWS: dict[str, dict[str, Row]] = {
         "sized source": (lambda f: by_source(f, True), of_source(True)),
         "source that ends": (lambda f: by_source(f, False), of_source(False)),
     },
+    "BatchStream": {
+        "of three epochs": (
+            lambda f: stream(f, PADDED, 3),
+            dataclasses.replace(expected_of_case(PADDED).as_stream(4096), sized=True),
+        ),
+    },
     "DALIGenericIterator": {
         "one pipeline": (lambda f: hand_made(f, PADDED), expected_of_case(PADDED)),
         "two pipelines": (lambda f: hand_made(f, TWO), expected_of_case(TWO, 2, axis=True)),
@@ -359,7 +373,11 @@ def public_iterators() -> set[str]:
             )
             iterates = iterates and not issubclass(one, tuple)  # data
             makes = isinstance(one, type) and name.startswith("DALI")
-            if (iterates and name != "LastBatchPolicy") or makes or name == "data_iterator":
+            if (
+                (iterates and name not in ("IteratorFunction", "LastBatchPolicy"))
+                or makes
+                or name == "data_iterator"
+            ):
                 found.add(name)
     return found
 
