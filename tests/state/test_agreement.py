@@ -1,4 +1,4 @@
-"""Descriptions of iterators: their counterparts in other processes, and what differs."""
+"""Descriptions of iterators: their counterparts in other processes, and their differences."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ def offer(process, number=0, **values):
 
 
 def test_counterparts_do_not_depend_on_the_order_of_iterators():
-    """Each process has made the same iterators, in an order of its own."""
+    """Each process has created the same iterators in its own order."""
     for orders in itertools.product(itertools.permutations("abc"), repeat=3):
         offers = [
             offer(p, k, records=name)
@@ -32,20 +32,20 @@ def test_counterparts_do_not_depend_on_the_order_of_iterators():
             assert {o.values["records"] for o in found.offers.values()} == {own.values["records"]}
 
 
-def test_one_that_equals_another_of_this_process_is_not_a_counterpart():
+def test_an_iterator_that_equals_another_of_this_process_is_not_a_counterpart():
     train, evaluation = offer(0, records=20), offer(0, 1, records=5)
     found = counterparts(train, [train, evaluation, offer(1, records=5)], range(2))
     assert found.absent == (1,) and not found.other
 
 
-def test_the_closest_one_is_the_counterpart():
+def test_the_closest_iterator_is_the_counterpart():
     own = offer(0, records=20, seed=1, batch=4)
     close = offer(1, 7, records=19, seed=1, batch=4)
     found = counterparts(own, [own, offer(1, 3, records=5, seed=2, batch=4), close], range(3))
     assert found.other == {1: close} and found.absent == (2,)
 
 
-def test_equal_ones_are_taken_in_order():
+def test_equal_iterators_are_matched_in_order():
     own, later = offer(0, 4), offer(0, 9)
     found = counterparts(own, [later, own, offer(1, 8), offer(1, 2)], range(2))
     assert found.equal[1].number == 2
@@ -71,7 +71,7 @@ def test_many_differences_are_cut():
     assert len(lines) == 13 and lines[-1] == "and 17 more"
 
 
-def test_processes_that_are_absent_are_named_with_what_they_wait_for():
+def test_absent_processes_are_named():
     text = absence_text("train", "the next batch", [1, 2], [Offer(2, 0, {"function": "eval"})], 5)
     assert text.startswith(
         "processes 1, 2 have not come to the next batch of train within 5 s (process 2 waits for "

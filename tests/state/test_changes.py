@@ -1,4 +1,4 @@
-"""States that go on in spite of differences that the caller names."""
+"""States that resume despite differences that the caller names."""
 
 import ast
 import pathlib
@@ -48,7 +48,7 @@ def seen(iterator, count=3):
 
 
 def advised(error):
-    """The names that an error says to pass."""
+    """Returns the names that an error suggests."""
     return ast.literal_eval(re.search(r"allow=(\[.*\]) to set_state", str(error.value))[1])
 
 
@@ -67,7 +67,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("lazy", (False, True))
 @pytest.mark.parametrize("before,now,names", CHANGES, ids=str)
-def test_what_is_named_may_change_and_the_rest_goes_on(jpegs, before, now, names, lazy):
+def test_named_settings_may_change_and_others_resume(jpegs, before, now, names, lazy):
     saved = make(jpegs, **before)
     seen(saved, 2)
     state = saved.get_state()
@@ -92,16 +92,16 @@ def test_what_is_named_may_change_and_the_rest_goes_on(jpegs, before, now, names
     again.set_state(state)
     assert again.get_state() == other.get_state()
     assert seen(other) == want
-    # What it saves then is a state like any other.
+    # The state that it saves is complete.
     plain = make(jpegs, **now)
     plain.set_state(other.get_state())
     assert seen(plain, 1) == seen(other, 1)
-    # An epoch's start, too.
+    # The start of an epoch, too.
     again.reset()
     assert seen(again, 2) == seen(make(jpegs, **before), 2)
 
 
-def test_pixels_are_those_of_the_graph_as_it_is_now(jpegs):
+def test_pixels_come_from_the_current_graph(jpegs):
     saved = make(jpegs)
     next(saved)
     other = make(jpegs, size=12)
@@ -120,7 +120,7 @@ FIXED = [
 
 
 @pytest.mark.parametrize("change,name", FIXED, ids=str)
-def test_what_positions_are_counted_in_stays_refused(jpegs, change, name):
+def test_units_of_positions_must_not_change(jpegs, change, name):
     state = make(jpegs).get_state()
     everything = ["batch_size", "num_shards", "padded", "reader", "epoch_size", "operators"]
     other = make(jpegs, {"allow_changes": everything}, **change)
@@ -131,7 +131,7 @@ def test_what_positions_are_counted_in_stays_refused(jpegs, change, name):
     assert seen(other) == seen(make(jpegs, **change))
 
 
-def test_a_reader_that_comes_or_goes_is_refused(jpegs):
+def test_an_added_or_removed_reader_is_refused(jpegs):
     def two(files, more):
         x = fn.readers.file(files=files, name="reader")[1]
         return x, fn.readers.file(files=files)[1] if more else x + 0
@@ -165,12 +165,12 @@ def test_names_are_checked(jpegs):
         iterator.set_state(state, allow="a")
     with pytest.raises(TypeError, match="must hold names, not 3"):
         make(jpegs, {"allow_changes": [3]})
-    # A run that was restarted after the change has nothing of that name left.
+    # A run that restarts after the change stores no names.
     make(jpegs, {"allow_changes": ["operators.flip"]}).set_state(state)
     iterator.set_state(state, allow=["operators.resize.size", "seed", "outputs", "reader"])
 
 
-def test_adapters_take_what_data_iterator_was_told(jpegs, tmp_path):
+def test_adapters_use_the_names_of_data_iterator(jpegs, tmp_path):
     names = ["operators.resize.size"]
     plain = data_iterator(graph, ["images", "x", "u"], reader_name="reader")
     call = dict(files=jpegs, batch_size=2, reader=dict(pad_last_batch=True))
@@ -221,7 +221,7 @@ def test_arguments_of_a_graph_over_grains_records(jpegs, loader, built):
     words = r"operators.resize.size: \[8.0,8.0\] -> \[12.0,12.0\].*allow_changes=\['operators"
     with pytest.raises(ValueError, match=f"(?s){words}"):
         refusing.set_state(state)
-        next(refusing)  # the first record says what the graph is
+        next(refusing)  # the first record determines the graph
     other.set_state(state)
     batch = next(other)
     assert batch["images"].shape == (2, 12, 12, 3) and np.array_equal(batch["u"], want)

@@ -1,4 +1,4 @@
-"""checkpoints() and checkpoints=: this package's own, and those of DALI's plugin."""
+"""checkpoints() and checkpoints=, of this package and of DALI's plugin."""
 
 import itertools
 
@@ -45,7 +45,7 @@ def theirs(files, cell, checkpoints=None, **config):
 
 
 def walk(iterator, batches):
-    """So many batches over epochs, and 'stop' where an epoch ends."""
+    """Returns some batches over epochs, and 'stop' at the end of an epoch."""
     out = []
     while len(out) < batches:
         try:
@@ -62,7 +62,7 @@ CASES = [
 ] + [Case(7, 1, 3, "DROP", padded, False) for padded in (False, True)]
 
 
-def test_our_own_resume_everywhere(jpegs_many):
+def test_our_checkpoints_resume_everywhere(jpegs_many):
     cell = Cell(Case(7, 1, 3, "PARTIAL", False, False))
     whole = walk(ours(jpegs_many, cell), 12)
     for at in range(8):
@@ -76,7 +76,7 @@ def test_our_own_resume_everywhere(jpegs_many):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_those_of_dalis_plugin(jpegs_many, case):
+def test_checkpoints_of_dalis_plugin(jpegs_many, case):
     cell = Cell(case)
     iterator = theirs(jpegs_many, cell, auto_reset=False)
     reference = walk(ours(jpegs_many, cell), 20)
@@ -86,13 +86,13 @@ def test_those_of_dalis_plugin(jpegs_many, case):
         assert walk(again, 5) == reference[at : at + 5], at
         compared += 1
         if walk(iterator, 1) != reference[at : at + 1]:
-            break  # a defect of DALI's own epochs of DROP
+            break  # a defect of DALI's DROP epochs
     assert compared >= 3
 
 
 @pytest.mark.parametrize("stick", (False, True))
 @pytest.mark.parametrize("padded", (False, True))
-def test_those_of_dalis_plugin_over_shards(jpegs_many, padded, stick):
+def test_checkpoints_of_dalis_plugin_over_shards(jpegs_many, padded, stick):
     for n, stream in itertools.product((6, 7, 8), (0, 1, 2)):
         cell = Cell(Case(n, 3, 2, "FILL", padded, stick), stream)
         iterator, reference = theirs(jpegs_many, cell), walk(ours(jpegs_many, cell), 30)
@@ -102,7 +102,7 @@ def test_those_of_dalis_plugin_over_shards(jpegs_many, padded, stick):
             assert walk(iterator, 1) == reference[at : at + 1], (n, stream, at)
 
 
-def test_what_is_refused(jpegs_many):
+def test_invalid_checkpoints_are_refused(jpegs_many):
     cell = Cell(Case(7, 1, 3, "FILL", True, False))
     ours_saved = ours(jpegs_many, cell).checkpoints()
     dalis = theirs(jpegs_many, cell)

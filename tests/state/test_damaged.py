@@ -1,4 +1,4 @@
-"""Damaged and crafted states of every kind: a StateError with a cure, and nothing has changed."""
+"""Damaged and crafted states of every kind raise a StateError with a fix, and have no effect."""
 
 import base64
 import copy
@@ -57,7 +57,7 @@ def function(**config):
 
 
 def changes(value):
-    """A dict, with each of its values, at any depth, left out or another one."""
+    """Yields a dict with each of its values, at any depth, removed or replaced."""
     for key in value:
         yield {k: v for k, v in value.items() if k != key}
         for other in VALUES:
@@ -81,7 +81,7 @@ def plain(batch):
 
 
 def refused(iterator, state):
-    """Whether an iterator refuses a state, by StateError alone."""
+    """Whether an iterator rejects a state, with StateError only."""
     try:
         iterator.set_state(state)
     except StateError:
@@ -126,7 +126,7 @@ def loader(files):
 
 
 # The form of each kind, an iterator, and the fields that may have another value: the position, a
-# seed that was not given, what is not compared, lists with an item twice.
+# seed that was not given, uncompared fields, lists with an item twice.
 KINDS = {
     "reader": (
         *(reader_state.FORM, reader, {"epoch", "step", "errors", "to_drop", "epoch_to_drop"}),
@@ -134,7 +134,7 @@ KINDS = {
     ),
     "source": (source_state.FORM, source, {"epoch", "start", "sample", "seed"}, {"operators"}),
     "chain": (stepped_stream.FORM, chain, {"stream"}, set()),
-    # The graph is known once there was a record.
+    # The graph is known after the first record.
     "transform": (
         *(transform_module.FORM, transform, {"step", "records", "parent", "skip", "failed"}),
         {"random", "operators"},
@@ -161,7 +161,7 @@ def test_each_field(jpegs_many, kind, built):
         with pytest.raises(StateError, match=CURE):
             other.set_state(damaged)
         count += 1
-    # With a digest that matches, the types and ranges decide; a position is as good as any other.
+    # With a matching digest, types and ranges decide; any valid position is accepted.
     head, data = opened(form, state)
     others = [(mutant, data) for mutant in changes(head)]
     others += [(head, mutant) for mutant in changes(data)]
@@ -186,7 +186,7 @@ def _flat(fields):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_that_is_no_state(jpegs_many, kind):
+def test_text_that_is_not_a_state(jpegs_many, kind):
     form, make, *_ = KINDS[kind]
     iterator = make(jpegs_many)
     next(iterator)
@@ -276,7 +276,7 @@ def again(iterator_fn, call, state):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_flipped_bits_of_dalis_checkpoints(jpegs_many, seed):
-    """What is not refused goes on, and never waits for ever."""
+    """Accepted states resume, and never hang."""
     rng = random.Random(seed)
     iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
     saved = iterator_fn(**call)
@@ -315,7 +315,7 @@ def test_the_reader_s_part_of_a_checkpoint(jpegs_many):
     digits = checkpoint[start + 6 : start + 16]
     assert digits.isdigit()
     bad = [
-        checkpoint.replace(digits, b"0" * 10),  # its generator would give 0 for ever
+        checkpoint.replace(digits, b"0" * 10),  # its generator would return 0 forever
         checkpoint.replace(digits, b"x" + digits[1:]),
         checkpoint[: start + 4] + b"\x12" + checkpoint[start + 5 :],  # no generator
         checkpoint[:start] + b"\x32" + checkpoint[start + 1 :],  # no state
@@ -334,7 +334,7 @@ def test_the_reader_s_part_of_a_checkpoint(jpegs_many):
 
 
 @pytest.mark.parametrize("where", ("checkpoints", "epoch_start"))
-def test_what_dali_can_not_read_is_refused_before_a_reset_needs_it(jpegs_many, where):
+def test_unreadable_checkpoints_are_refused_before_a_reset_needs_them(jpegs_many, where):
     iterator_fn, call = function(), dict(files=jpegs_many[:10], batch_size=3)
     saved = iterator_fn(**call)
     next(saved)
@@ -375,7 +375,7 @@ def test_checkpoints_as_bytes(jpegs_many):
     bad += [DEEP_TEXT.encode(), b"{", b"[]", b"3"]
     dali = {"_counter": 0, "_counter_per_gpu": [0], "_shard_sizes_per_gpu": [10], "_shards_id": [0]}
     for own in changes(dali):
-        # A whole number more is what another iterator may have saved.
+        # Another iterator may have saved a larger integer.
         if _is_json(own) and any(type(own.get(k)) is not type(v) for k, v in dali.items()):
             bad.append(json.dumps(own).encode())
     for content in bad:
@@ -395,8 +395,8 @@ def _is_json(value):
     return True
 
 
-def test_a_drop_of_dalis_own_is_behind_what_it_drops(jpegs_many):
-    """The only lag below 0, at the end of an epoch."""
+def test_dalis_drop_is_ahead_of_the_delivered_batches(jpegs_many):
+    """The only negative lag, at the end of an epoch."""
     from nvidia.dali.plugin.jax import data_iterator as dali_data_iterator
 
     options = dict(reader_name="reader", last_batch_policy=LastBatchPolicy.DROP)
@@ -415,7 +415,7 @@ def test_a_drop_of_dalis_own_is_behind_what_it_drops(jpegs_many):
     other = ours.stream(None, jpegs_many[:10], batch_size=4)
     other.set_state(state)
     assert other.get_state() == state
-    if state["step"]:  # it stands at the end
+    if state["step"]:  # it is at the end
         with pytest.raises(StateError, match="batches to drop"):
             other.set_state(crafted(reader_state.FORM, state, step=1, to_drop=-1))
     iterator.reset()
@@ -438,7 +438,7 @@ def test_files_of_clu(jpegs_many, tmp_path):
 
 
 def test_a_restore_before_the_first_batch_refuses_at_once(jpegs_many, tmp_path):
-    """And leaves an iterator without pipelines, which delivers what it would have delivered."""
+    """The iterator, still without pipelines, then delivers the same batches as before."""
     builds = []
 
     def counted(files, size):

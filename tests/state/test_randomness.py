@@ -1,4 +1,4 @@
-"""Random state: told at any step without running to it, short, and resumed bit by bit."""
+"""Random states: computed for any step without running, short, and resumed bit for bit."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def plain(image):
 
 
 def built(graph, checkpoint=None, sizes=None, **call):
-    """A pipeline as plain DALI makes it; ``sizes`` are those of its batches, over and over."""
+    """Builds a plain DALI pipeline; ``sizes`` are its batch sizes, repeated."""
     call = {"batch_size": BATCH, "num_threads": 1, "device_id": None, "seed": 0, **call}
     sizes = sizes or [call["batch_size"]]
 
@@ -81,12 +81,12 @@ def alike(a, b):
         np.testing.assert_array_equal(one, other)
 
 
-# The checkpoint after so many runs
+# The checkpoint after some runs
 
 
 @pytest.mark.parametrize("depth", (1, 3))
 @pytest.mark.parametrize("runs", STEPS)
-def test_the_checkpoint_after_runs_goes_on_as_a_pipeline_that_ran(runs, depth):
+def test_the_checkpoint_after_runs_resumes_like_a_pipeline_that_ran(runs, depth):
     told = after_runs(runs, *checkpoints(many, 2))
     ran = built(many, prefetch_queue_depth=depth)
     for _ in range(runs):
@@ -96,7 +96,7 @@ def test_the_checkpoint_after_runs_goes_on_as_a_pipeline_that_ran(runs, depth):
         alike(outputs(restored), outputs(ran))
 
 
-def test_all_numbers_of_the_checkpoint_after_runs_are_dali_s():
+def test_all_numbers_of_the_checkpoint_after_runs_equal_dalis():
     real = checkpoints(many, 40)
     number = re.compile(rb"[0-9A-F]{16}:[0-9A-F]{16}")
     for runs, own in enumerate(real):
@@ -131,14 +131,14 @@ UNEVEN = {
 
 
 @pytest.mark.parametrize("change", UNEVEN.values(), ids=UNEVEN)
-def test_what_does_not_advance_evenly_is_refused_with_the_cure(change):
+def test_operators_that_advance_unevenly_are_refused_with_the_fix(change):
     zero, one, two = checkpoints(lambda image: fn.random.uniform(), 2)
     assert change(two) != two
     with pytest.raises(StateError, match="is unknown, so.*RandomInputs"):
         after_runs(3, zero, one, change(two))
 
 
-def test_batches_of_several_sizes_are_no_even_advance():
+def test_batches_of_several_sizes_advance_unevenly():
     real = checkpoints(lambda image: (image, fn.random.uniform()), 2, sizes=[3, 2])
     with pytest.raises(StateError, match="of a random operator .* is unknown"):
         after_runs(3, *real)
@@ -150,7 +150,7 @@ def test_a_number_that_goes_down_is_refused():
         after_runs(3, *texts)
 
 
-def test_operators_are_told_apart_by_whether_they_have_a_state():
+def test_operators_with_and_without_a_state_are_distinguished():
     assert not any(operators(checkpoints(plain, 0)[0]).values())
     found = operators(checkpoints(many, 0)[0])
     drawing = [name for name, has in found.items() if has]
@@ -161,7 +161,7 @@ def test_operators_are_told_apart_by_whether_they_have_a_state():
 # On other devices
 
 
-def test_a_checkpoint_moves_to_operators_that_copy_elsewhere():
+def test_a_checkpoint_moves_to_operators_that_copy_to_another_device():
     start, *_, real = checkpoints(many, 3)
     elsewhere = real.replace(b"__MakeContiguous_CpuToCpu_", b"__MakeContiguous_GpuToCpu_")
     assert elsewhere != real
@@ -186,7 +186,7 @@ def test_a_checkpoint_moves_to_no_graph_of_other_operators_with_a_state():
     )
     known = dict(protobuf.fields(next(c for n, c in protobuf.fields(real) if b"__Uniform_1" in c)))
     without = protobuf.message([(1, protobuf.message([(1, known[1]), (2, b"")]))])
-    # What comes last of a name counts.
+    # The last occurrence of a name counts.
     with pytest.raises(StateError, match="__Uniform_1 is, or has a state, in one"):
         to_other_device(real + without, start)
     assert to_other_device(real, start + without) == real
@@ -211,7 +211,7 @@ def test_a_checkpoint_moves_to_no_other_output_of_its_operators():
 @pytest.mark.parametrize(
     "odd", (b"junk", b"\x08\x01", b"\x0a\x02\x12\x00", b"\x0a\x03\x0a\x01\xff")
 )
-def test_bytes_that_are_no_checkpoint_are_refused(odd):
+def test_bytes_that_are_not_a_checkpoint_are_refused(odd):
     start = checkpoints(plain, 0)[0]
     with pytest.raises(StateError, match="has an unknown format"):
         to_other_device(start + odd, start)
@@ -222,12 +222,12 @@ def test_bytes_that_are_no_checkpoint_are_refused(odd):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.binary(max_size=99), st.binary(max_size=99)), max_size=4))
-def test_a_difference_gives_the_checkpoints_back(pairs):
+def test_a_difference_restores_the_checkpoints(pairs):
     first, now = [a for a, _ in pairs], [b for _, b in pairs]
     assert expand(compress(now, first), first) == now
 
 
-def test_a_difference_of_real_checkpoints_is_short_and_of_them_only():
+def test_a_difference_of_real_checkpoints_is_short():
     real = checkpoints(many, 3)
     text = compress([real[3]], [real[0]])
     assert expand(text, [real[0]]) == [real[3]]
@@ -243,7 +243,7 @@ def test_a_difference_of_real_checkpoints_is_short_and_of_them_only():
 
 
 @pytest.mark.parametrize("text", ("", "x", "~~~", "\x00", "é", "c$" * 40))
-def test_no_difference_is_refused(text):
+def test_a_missing_difference_is_refused(text):
     with pytest.raises(StateError):
         expand(text, [b"first"])
 
@@ -252,7 +252,7 @@ def test_no_difference_is_refused(text):
 
 
 def dataset(ds_seed=None, depth=2, graph=many, names=MANY, **options):
-    """Batches of 4, 4 and 2 images, over and over."""
+    """Repeated batches of 4, 4 and 2 images."""
     ds = grain.MapDataset.source([{"image": IMAGE, "i": np.int32(k)} for k in range(10)])
     ds = ds if ds_seed is None else ds.seed(ds_seed)
     options = {"batch_size": 4, "num_threads": 1, "output_map": names, **options}
@@ -270,7 +270,7 @@ def same(a, b):
         alike(one, other)
 
 
-def test_the_numbers_are_those_of_plain_dali_over_the_same_batches():
+def test_the_numbers_equal_plain_dalis_over_the_same_batches():
     pipeline = built(many, batch_size=4, sizes=[4, 4, 2], prefetch_queue_depth=1)
     got = taken(dataset())
     assert len(got) == 9
@@ -280,7 +280,7 @@ def test_the_numbers_are_those_of_plain_dali_over_the_same_batches():
 
 @pytest.mark.parametrize("options", ({}, {"exec_dynamic": False}), ids=("dynamic", "pipelined"))
 @pytest.mark.parametrize("depth", range(1, 6))
-def test_random_operators_resume_bit_by_bit_at_every_position(depth, options):
+def test_random_operators_resume_bit_for_bit_at_every_position(depth, options):
     whole = taken(dataset(depth=1))
     ds = dataset(depth=depth, **options)
     iterator = iter(ds)
@@ -290,7 +290,7 @@ def test_random_operators_resume_bit_by_bit_at_every_position(depth, options):
         again.set_state(state)
         assert again.get_state() == state
         same(taken(again), whole[step:])
-        # And at another depth than it was saved with.
+        # With another depth than the saved one.
         other = iter(dataset(depth=6 - depth, **options))
         other.set_state(state)
         same(taken([next(other)] if step < 9 else []), whole[step : step + 1])
@@ -312,7 +312,7 @@ def test_a_state_of_dozens_of_operators_stays_short():
         assert len(json.dumps(state)) < 1500 + len(json.dumps(state["parent"]))
 
 
-def test_the_dataset_s_seed_changes_the_numbers_and_an_own_one_overrides_it():
+def test_the_datasets_seed_changes_the_numbers_and_a_seed_of_the_transform_overrides_it():
     def first(ds_seed=None, **options):
         ds = dataset(ds_seed=ds_seed, graph=own, names=["u"], **options)
         return next(iter(ds))["u"].tolist()
@@ -332,7 +332,7 @@ class Listed(list):
 
 
 def drawn(size, shards=None):
-    """The numbers of each record: through an unchanged DataLoader, or on each of some shards."""
+    """Returns the numbers of each record, through an unchanged DataLoader or on each shard."""
     inputs = RandomInputs(a=(-1.0, 1.0), b=lambda rng: rng.integers(1000, size=2))
     data = Listed({"i": k} for k in range(12))
     sampler = grain.samplers.IndexSampler(12, num_epochs=1, shuffle=True, seed=3)
@@ -381,7 +381,7 @@ def test_random_inputs_follow_the_record_whatever_the_batch_or_the_shards():
             assert [record["a"] for record in ds[shard::shards]] == whole[shard::shards]
 
 
-def test_random_inputs_say_what_does_not_fit():
+def test_mismatched_random_inputs_are_refused():
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match=r"\['i'\] already: name the random inputs otherwise"):
         RandomInputs(i=(0, 1)).random_map({"i": 1}, rng)

@@ -1,4 +1,4 @@
-"""What readers' path arguments are compared by: their content, wherever it lies."""
+"""Path arguments of readers are compared by their content, in any folder."""
 
 import io
 import json
@@ -20,7 +20,7 @@ SAMPLES = 8
 
 
 def dali_readers():
-    """Each reader of DALI's, as users write it, with its schema."""
+    """Returns each DALI reader, as users write it, with its schema."""
     modules = {"": fn, "readers.": fn.readers, "experimental.readers.": fn.experimental.readers}
     for prefix, module in modules.items():
         for name, function in vars(module).items():
@@ -29,7 +29,7 @@ def dali_readers():
                 yield prefix + name, {"readers__TFRecord": "readers___TFRecord"}.get(schema, schema)
 
 
-# Arguments that are texts and no paths.
+# Arguments that are text but not paths.
 VALUES = {
     *("dir_filters", "enable_frame_num", "ext", "feature_names", "file_filter", "file_filters"),
     *("file_list_format", "file_list_rounding", "images", "missing_component_behavior", "mode"),
@@ -38,7 +38,7 @@ VALUES = {
 
 
 def texts_of_readers():
-    """The reader and the name of each argument of DALI's readers that is text."""
+    """Yields the reader and the name of each text argument of DALI's readers."""
     for kind, schema in dali_readers():
         own = backend.GetSchema(backend.GetSchema(schema).DeprecatedInFavorOf() or schema)
         for name in own.GetArgumentNames():
@@ -51,14 +51,14 @@ def test_every_path_of_every_reader_that_dali_has_is_known():
     assert {reader for reader, _ in seen} == READERS
     assert {name for _, name in seen} == PATHS | reader_files.IGNORED | VALUES
     assert not (PATHS | reader_files.IGNORED) & VALUES
-    # What is registered, whatever its name, is reachable by a function of DALI's, or is TFRecord.
+    # Every registered reader is reachable through a function of DALI, or is TFRecord.
     registered = {*backend.RegisteredCPUOps(), *backend.RegisteredGPUOps()}
     registered |= {*backend.RegisteredMixedOps()}
     schemas = {schema for _, schema in dali_readers()} | {"readers___TFRecord", "_TFRecordReader"}
     assert {name for name in registered if "eader" in name} <= schemas
 
 
-def test_what_is_no_reader_is_none():
+def test_other_operators_are_not_readers():
     kinds = ("resize", "readers", "external_source", "experimental.inputs.video", "io.file.read")
     assert [reader_of(kind) for kind in kinds] == [""] * len(kinds)
     assert reader_of("video_reader_resize") == "video_resize"
@@ -72,7 +72,7 @@ def write(root, names, content=b"%d"):
 
 
 def argument(root, reader, name, how):
-    """A reader's arguments over new data in a folder, and the file that a change is made in."""
+    """Returns a reader's arguments over new data in a folder, and the file to change."""
     root = pathlib.Path(root)
     files = [f"class{i % 2}/{i}.{'npy' if reader == 'numpy' else 'jpg'}" for i in range(SAMPLES)]
     if reader == "fits":
@@ -112,13 +112,13 @@ ARGUMENTS = sorted(
 
 
 @pytest.mark.parametrize("reader,name,how", ARGUMENTS, ids=lambda x: str(x))
-def test_each_argument_is_alike_for_a_copy_and_differs_after_a_change(tmp_path, reader, name, how):
+def test_each_argument_is_equal_for_a_copy_and_differs_after_a_change(tmp_path, reader, name, how):
     before = described(reader, argument(tmp_path / "one", reader, name, how)[0])
     elsewhere = tmp_path / "far" / "from" / "there"
     arguments, changed = argument(elsewhere, reader, name, how)
     assert set(before) == {name}
     assert described(reader, arguments) == before
-    os.utime(changed, (1, 1))  # times are no part of it
+    os.utime(changed, (1, 1))  # times are not compared
     assert described(reader, arguments) == before
     data = changed.read_bytes()
     if how == "list":
@@ -132,7 +132,7 @@ def test_each_argument_is_alike_for_a_copy_and_differs_after_a_change(tmp_path, 
         )
     else:
         changed.write_bytes(data + b"more")
-        os.utime(changed.parent)  # another process would see it in any case
+        os.utime(changed.parent)  # another process would detect it in any case
     assert described(reader, arguments) != before
 
 
@@ -149,7 +149,7 @@ def test_names_are_compared_below_the_common_root(tmp_path, monkeypatch):
     assert len({described("file", {"file_root": root})["file_root"] for root in roots}) == 1
 
 
-def test_what_a_reader_would_not_take_of_a_folder_is_not_compared(tmp_path):
+def test_files_that_a_reader_ignores_are_not_compared(tmp_path):
     write(tmp_path, ["a/1.jpg", "b/2.jpg"])
     before = described("file", {"file_root": str(tmp_path)})
     write(tmp_path, ["a/README.md", ".DS_Store"])
@@ -158,7 +158,7 @@ def test_what_a_reader_would_not_take_of_a_folder_is_not_compared(tmp_path):
     assert described("file", {"file_root": str(tmp_path)}) != before
 
 
-def test_what_is_not_there_is_compared_by_its_name(tmp_path):
+def test_missing_files_are_compared_by_name(tmp_path):
     for reader, name, _ in ARGUMENTS:
         one, other = (described(reader, {name: [f"{tmp_path}/{x}/no"]})[name] for x in "ab")
         assert "not read" in one and one == other
@@ -185,8 +185,8 @@ def test_of_equal_names_and_sizes_contents_are_compared(tmp_path):
     assert all(a != b for a, b in zip(after, before))
 
 
-def test_a_list_is_alike_only_below_its_own_root(tmp_path):
-    """The list of training files is not that of as many evaluation files."""
+def test_a_list_is_equal_only_below_its_own_root(tmp_path):
+    """A list of training files differs from a list of as many evaluation files."""
     write(tmp_path, [f"{part}/{i}.jpg" for part in ("train", "val") for i in range(6)])
     texts = []
     for part in ("train", "val"):
@@ -204,7 +204,7 @@ def rest(iterator):
 
 
 def check(make, change, words, copies=()):
-    """A state of an iterator is taken by those over copies, and refused after a change."""
+    """Checks that a state is accepted over copies, and refused after a change."""
     iterator = make()
     next(iterator)
     state, want = iterator.get_state(), None
@@ -221,7 +221,7 @@ def check(make, change, words, copies=()):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Six files in two folders, a list of them, and a copy of all of it elsewhere."""
+    """Six files in two folders, a list of them, and a copy of everything in another place."""
     root = tmp_path / "one"
     files = [f"class{i % 2}/{i}.jpg" for i in range(SAMPLES)]
     write(root, files)
@@ -350,7 +350,7 @@ def test_archives_of_webdataset_are_compared_by_samples_of_their_content(tmp_pat
     )
 
 
-def test_readers_beside_python_functions_are_compared_alike(folder):
+def test_readers_next_to_python_functions_are_compared_equally(folder):
     def make(root):
         @data_iterator(output_map=["x"], reader_name="reader")
         def graph():

@@ -1,4 +1,4 @@
-"""States: what is refused and why, sizes, hand-made pipelines, threads."""
+"""States: refusals and their reasons, sizes, hand-made pipelines, threads."""
 
 import dataclasses
 import json
@@ -69,11 +69,11 @@ def test_each_field_is_compared_by_itself(jpegs_many, change, words):
         iterator.set_state(saved)
     told = str(caught.value)
     lines = [line for line in told.splitlines() if line.startswith("  ")]
-    # The field that changed, beside the reader's argument of the same meaning, and no other.
+    # Only the changed field, and the reader's argument of the same meaning.
     assert len(lines) == {"epoch_size": 3, "num_shards": 2, "padded": 2, "stick": 2}.get(
         words.split(":")[0], 1
     ), lines
-    # A refused restore changes nothing: the same iterator made afresh goes on alike.
+    # A refused restore has no effect: it continues like a new iterator.
     assert iterator.get_state() == before
     reference = make(files, *args, **change.get("changed", {}))
     names = [k for k in first if k != "mask"]
@@ -94,7 +94,7 @@ def test_shuffle_after_epoch_and_shard_ids_are_compared(jpegs_many):
 
 
 def elsewhere(state, name=b"__MakeContiguous_CpuToCpu_", other=b"__MakeContiguous_GpuToCpu_"):
-    """The state of a pipeline whose outputs are on a GPU: DALI's copies have other names."""
+    """Returns the state of a pipeline on a GPU, where DALI's copies have other names."""
     saved = reader_state.decode(state)
     position = saved.position
     marks = [
@@ -108,7 +108,7 @@ def elsewhere(state, name=b"__MakeContiguous_CpuToCpu_", other=b"__MakeContiguou
 
 @pytest.mark.parametrize("count", (1, 4, 7))
 @pytest.mark.parametrize("built", (False, True))
-def test_a_state_goes_on_where_dali_copies_its_outputs_otherwise(jpegs_many, count, built):
+def test_a_state_resumes_if_dali_copies_outputs_differently(jpegs_many, count, built):
     iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader")
     call = {**BASE, "shuffle": True, "batch_size": 3}
     ours, other = (iterator_fn.stream(None, jpegs_many, **call) for _ in range(2))
@@ -125,7 +125,7 @@ def test_a_state_goes_on_where_dali_copies_its_outputs_otherwise(jpegs_many, cou
 
 
 def kind(files, operator):
-    """A graph with an operator of one name and another kind."""
+    """A graph with an operator of the same name and another kind."""
     label = fn.readers.file(files=files, name="reader", pad_last_batch=True)[1]
     if operator == "reader":
         return label, fn.readers.file(files=files, name="own", pad_last_batch=True)[1]
@@ -135,7 +135,7 @@ def kind(files, operator):
 
 @pytest.mark.parametrize("saved", ("uniform", "flip", "copy", "reader"))
 @pytest.mark.parametrize("now", ("uniform", "flip", "copy", "reader"))
-def test_a_lazy_state_of_another_graph_is_refused_and_another_taken(jpegs_many, saved, now):
+def test_a_lazy_state_of_another_graph_is_refused_and_the_next_accepted(jpegs_many, saved, now):
     iterator_fn = data_iterator(kind, ["x", "u"], reader_name="reader")
     bad, good = (iterator_fn(jpegs_many[:10], of, batch_size=3) for of in (saved, now))
     next(bad), next(good)
@@ -153,7 +153,7 @@ def test_a_lazy_state_of_another_graph_is_refused_and_another_taken(jpegs_many, 
 
 
 @pytest.mark.parametrize("tried", (False, True))
-def test_states_at_one_position_of_two_graphs_are_told_apart(jpegs_many, tried):
+def test_states_of_two_graphs_at_the_same_position_are_distinguished(jpegs_many, tried):
     def stream(gain):
         iterator_fn = data_iterator(graph, ["x", "u"], reader_name="reader")
         return iterator_fn.stream(None, jpegs_many, **{**BASE, "gain": gain, "batch_size": 3})
@@ -183,7 +183,7 @@ def test_a_state_over_a_graph_without_checkpoints_is_refused_by_name(jpegs_many)
     assert numbers_and_draws(next(other)) == numbers_and_draws(next(make(jpegs_many)))
 
 
-def test_the_word_checkpoint_in_a_path_means_nothing(tmp_path):
+def test_the_word_checkpoint_in_a_path_has_no_effect(tmp_path):
     root = tmp_path / "checkpoint_root"
 
     @data_iterator(output_map=["x"], reader_name="reader", auto_reset=True)
@@ -203,7 +203,7 @@ def test_the_word_checkpoint_in_a_path_means_nothing(tmp_path):
     assert [int(next(other)["x"][0, 0]) for _ in range(3)] == [1, 2, 0]
 
 
-def test_errors_of_the_graph_stay_what_they_are(jpegs_many):
+def test_errors_of_the_graph_are_unchanged(jpegs_many):
     builds = []
 
     @data_iterator(output_map=["x"], reader_name="reader")
@@ -216,14 +216,14 @@ def test_errors_of_the_graph_stay_what_they_are(jpegs_many):
     iterator = failing(batch_size=3)
     next(iterator)
     state = iterator.get_state()
-    with pytest.raises(RuntimeError, match="no space left"):  # while it is moved
+    with pytest.raises(RuntimeError, match="no space left"):  # while it moves
         iterator.set_state(elsewhere(state))
     assert iterator.get_state() == state
     iterator.set_state(elsewhere(state))
     assert next(iterator)["x"].ravel().tolist() == [3, 4, 5]
 
 
-def test_pipelines_made_by_hand_go_on_where_dali_copies_their_outputs_otherwise(jpegs_many):
+def test_hand_made_pipelines_resume_if_dali_copies_outputs_differently(jpegs_many):
     def given():
         @pipeline_def(batch_size=3, num_threads=1, device_id=None, seed=0)
         def definition():
@@ -263,7 +263,7 @@ def test_operators_are_compared_but_not_their_devices(jpegs_many):
     assert flip[2]["inputs"] == [["__Image_1", ""], ["__CoinFlip_0", "horizontal"]]
 
 
-def test_a_folder_is_compared_by_what_it_lists(tmp_path):
+def test_a_folder_is_compared_by_its_files(tmp_path):
     folder = tmp_path / "data" / "class"
     folder.mkdir(parents=True)
     for name in ("a.jpg", "b.jpg"):
@@ -338,7 +338,7 @@ def test_hand_made_pipelines_start_at_the_checkpoint_they_were_given(jpegs_many)
         assert all(np.array_equal(a[k], b[k]) for k in a)
 
 
-def test_hand_made_pipelines_that_have_no_state_say_so():
+def test_hand_made_pipelines_without_a_state_raise():
     def source(info):
         return [np.array([info], np.int32)] * 2
 
@@ -375,12 +375,12 @@ def test_hand_made_pipelines_refuse_a_state_before_anything_changes():
     iterator = hand_made()
     next(iterator)
     state, checkpoints = iterator.get_state(), iterator.checkpoints()
-    iterator.set_state(state)  # where it stands
+    iterator.set_state(state)  # at its position
     second = next(iterator)
     with pytest.raises(ValueError, match="can't be rebuilt.*data_iterator.*can restore this state"):
         iterator.set_state(state)
     assert next(iterator)["x"].tolist() == [[4], [5]] and iterator.step == 3
-    # Its states are for those who can: the function's iterator, and new pipelines made there.
+    # Its states are for the function's iterator, and for new pipelines created there.
     by_function = data_iterator(pipe, ["x", "u"], 20, as_numpy=True)(batch_size=2, num_threads=1)
     by_function.set_state(state)
     for other in (by_function, hand_made(checkpoint=checkpoints[0])):
@@ -413,7 +413,7 @@ def test_element_spec(jpegs_many):
             "mask": ((3,), "bool"),
         }
         assert numbers_and_draws(next(iterator))[0] == [0, 1, 2]
-        # At the end of an epoch, too, without moving on.
+        # At the end of an epoch, too, without moving.
         ended = make(jpegs_many, config=dict(last_batch_policy=policy))
         again = make(jpegs_many, config=dict(last_batch_policy=policy))
         left = list(ended)
@@ -441,7 +441,7 @@ def test_any_thread_may_call(jpegs_many):
 
     def take():
         for _ in range(100):
-            with lock:  # so that the order of the list is that of the calls
+            with lock:  # so that the order of the list matches the calls
                 got.append(next(iterator, "stop"))
 
     lock = threading.Lock()
@@ -477,7 +477,7 @@ def test_states_over_100_000_files_are_small(tmp_path, shuffle):
         return read_files([str(file)] * count, random_shuffle=shuffle, initial_fill=1000)[1]
 
     iterator = many(batch_size=64)
-    iterator.get_state()  # the first one reads the graph
+    iterator.get_state()  # the first state reads the graph
     sizes = []
     for _ in range(50):
         next(iterator)
@@ -491,8 +491,8 @@ def test_states_over_100_000_files_are_small(tmp_path, shuffle):
     TALLY.notes.append(f"state of {count:,} files, random_shuffle={shuffle}: {max(sizes)} bytes")
 
 
-def test_states_of_dozens_of_operators_are_small_and_say_what_differs(jpegs_many):
-    """4 KiB for a pipeline of 60 operators, half of which have a state of their own."""
+def test_states_of_dozens_of_operators_are_small_and_name_differences(jpegs_many):
+    """At most 4 KiB for a pipeline of 60 operators, half of them with a state."""
 
     def many(last):
         x = read_files(jpegs_many[:10], pad_last_batch=True)[1]
@@ -517,8 +517,8 @@ def test_states_of_dozens_of_operators_are_small_and_say_what_differs(jpegs_many
     assert again.get_state() == iterator.get_state()
 
 
-@pytest.mark.parametrize("python", [False, True])  # a graph that doesn't serialise
-def test_graphs_that_are_connected_otherwise_are_refused(jpegs_many, python):
+@pytest.mark.parametrize("python", [False, True])  # a graph that doesn't serialize
+def test_graphs_with_different_connections_are_refused(jpegs_many, python):
     def graph(swap, turn):
         number = read_files(jpegs_many[:10])[1]
         if python:
@@ -541,7 +541,7 @@ def test_graphs_that_are_connected_otherwise_are_refused(jpegs_many, python):
     np.testing.assert_array_equal(next(again)["x"], next(iterator)["x"])
 
 
-def test_a_deserialised_pipeline_has_states(jpegs_many):
+def test_a_deserialized_pipeline_has_states(jpegs_many):
     @pipeline_def(batch_size=2, num_threads=1, device_id=None, enable_checkpointing=True)
     def graph():
         return read_files(jpegs_many[:10])[1]

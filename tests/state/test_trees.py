@@ -74,7 +74,7 @@ KINDS = {
 
 
 def walked(make, files):
-    """The states of an iterator before and after some calls."""
+    """Returns the states of an iterator before and after some calls."""
     iterator = make(files)
     states = [iterator.get_state()]
     for _ in range(6):
