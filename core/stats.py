@@ -101,7 +101,6 @@ class InputStats:
             nanoseconds.
         epoch: Epoch of the last batch.
         step: Index of the last batch in its epoch, from 0.
-        calls: The last calls of ``next()`` while a profiler runs; otherwise None.
     """
 
     batches: int = 0
@@ -112,26 +111,29 @@ class InputStats:
     wait_counts: list[int] = dataclasses.field(default_factory=lambda: [0] * 65)
     epoch: int = 0
     step: int = 0
-    calls: deque[Call] | None = dataclasses.field(default=None, repr=False, compare=False)
+    # The last calls of next() while a profiler runs.
+    _calls: deque[Call] | None = dataclasses.field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def _waiting(self) -> Iterator[None]:
         """Counts the duration of a block as waiting."""
         start = time.perf_counter_ns()
-        if self.calls is not None:
+        if self._calls is not None:
             _thread.call = Call(1e-9 * start)
         try:
             yield
         finally:
             duration = time.perf_counter_ns() - start
             call, _thread.call = _thread.call, None
-            if call is not None and self.calls is not None:
+            if call is not None and self._calls is not None:
                 call.end = call.start + 1e-9 * duration
-                self.calls.append(call)
+                self._calls.append(call)
             self.wait_seconds += 1e-9 * duration
             self.wait_counts[duration.bit_length()] += 1
 
-    def delivered(self, epoch: int, step: int, examples: int, padding: int, errors: int) -> None:
+    def _delivered(self, epoch: int, step: int, examples: int, padding: int, errors: int) -> None:
         """Counts a delivered batch."""
         self.batches += 1
         if _thread.call is not None:
@@ -141,19 +143,19 @@ class InputStats:
         self.errors, self.epoch, self.step = errors, epoch, step
 
     @contextlib.contextmanager
-    def logging(self) -> Iterator[deque[Call]]:
+    def _logging(self) -> Iterator[deque[Call]]:
         """Logs the last 10,000 calls of ``next()`` during a block.
 
         Raises:
             RuntimeError: If they are already being logged.
         """
-        if self.calls is not None:
+        if self._calls is not None:
             raise RuntimeError("the iterator is already being profiled. Leave that block first")
-        self.calls = calls = deque[Call](maxlen=_MOST_CALLS)
+        self._calls = calls = deque[Call](maxlen=_MOST_CALLS)
         try:
             yield calls
         finally:
-            self.calls = None
+            self._calls = None
 
     def copy(self) -> InputStats:
         """Copies the counters."""

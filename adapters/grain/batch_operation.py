@@ -110,7 +110,7 @@ class _Decode:
 
     def _decoded(self, batch: RecordBatch) -> dict[str, Any]:
         if self._engine is None:
-            self._engine = self._transform.engine(self._reader, DEFAULT_SEED, None)
+            self._engine = self._transform._engine(self._reader, DEFAULT_SEED, None)
         engine = self._engine
         self._reader.batch = batch
         engine.restart()
@@ -121,7 +121,7 @@ class _Decode:
                 f"the operators {drawing} draw random numbers, which DALIBatch can't restore. Draw "
                 "numbers for each record by RandomInputs, or use DALITransform or DALIDataLoader"
             )
-        return self._transform.delivered(engine.next())
+        return self._transform._delivered(engine.next())
 
     def __reduce__(self) -> Any:
         return _Decode, (self._transform,)

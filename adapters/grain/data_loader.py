@@ -123,10 +123,10 @@ class DALIDataLoader:
         sharding = over_current_mesh(sharding)
         batch_size = operator.index(batch_size)
         local_batch_size = batch_size // parts
-        self.skips = call.get("on_error") == "skip"
-        self.takes_seed = call.get("seed") is None
-        self.seed = operator.index(call.get("seed") or DEFAULT_SEED)
-        call["seed"] = shard_seed(self.seed, index)  # shards draw different numbers
+        self._skips = call.get("on_error") == "skip"
+        self._takes_seed = call.get("seed") is None
+        self._seed = operator.index(call.get("seed") or DEFAULT_SEED)
+        call["seed"] = shard_seed(self._seed, index)  # shards draw different numbers
         self._transform = DALITransform(
             pipeline_fn,
             batch_size=local_batch_size,
@@ -135,11 +135,11 @@ class DALIDataLoader:
             pad=pad,
             sharding=sharding,
             **call,
-        ).for_host(index, parts)
-        shards = self._transform.shards()
-        self.num_shards = shards[0].num_shards if shards else parts
-        self.shard = index
-        self._rows = index * local_batch_size + self._transform.rows()
+        )._for_host(index, parts)
+        shards = self._transform._shards()
+        self._num_shards = shards[0].num_shards if shards else parts
+        self._shard = index
+        self._rows = index * local_batch_size + self._transform._rows()
         self._batch_size = batch_size
         self._steps = Steps(
             data_source,
@@ -152,9 +152,9 @@ class DALIDataLoader:
         )
         self._workers = grain.MultiprocessingOptions(worker_count, worker_buffer_size)
         self._read = read_options or READ_OPTIONS
-        self.other_randomness = other_randomness
-        self.allow_changes = self._transform.allow_changes
-        self.described = {
+        self._other_randomness = other_randomness
+        self._allow_changes = self._transform._allow_changes
+        self._described = {
             "outputs": list(output_map),
             "batch_size": batch_size,
             "sampler": _short(repr(sampler)),
@@ -169,11 +169,11 @@ class DALIDataLoader:
         """Number of global batches."""
         return len(self._steps)
 
-    def part(self) -> StreamPart:
+    def _part(self) -> StreamPart:
         """Describes this process's part of the batches, for agreement with other processes."""
         values = describe(
             loader="DALIDataLoader",
-            sampler=self.described["sampler"],
+            sampler=self._described["sampler"],
             number_of_records=self._steps.records,
             batches=self.num_steps,
             global_batch=self._batch_size,
@@ -181,12 +181,12 @@ class DALIDataLoader:
         )
         return StreamPart(values, self.num_steps, agreed=True)
 
-    def numbers(self) -> Numbers:
+    def _numbers(self) -> Numbers:
         """Returns a function that maps a step to the indices of this process's records."""
         rows, batch_size = self._rows, self._batch_size
         return lambda step: step * batch_size + rows
 
-    def records(self, step: int) -> grain.DatasetIterator:
+    def _records(self, step: int) -> grain.DatasetIterator:
         """Returns an iterator over the records of the batches from a step."""
         steps = self._steps[step:] if step else self._steps
         workers = self._workers.num_workers
@@ -234,7 +234,7 @@ class _StepReader:
     def next_records(self) -> RecordBatch:
         """Returns the records of the next step."""
         if self._records is None:
-            self._records = self._loader.records(self._step)
+            self._records = self._loader._records(self._step)
         try:
             element, valid = next(self._records)
             rows = unpacked(element)
@@ -268,10 +268,10 @@ class DALIDataLoaderIterator(RecordIterator):
         super().__init__()
         self._loader = loader
         self._reader = _StepReader(loader)
-        self._engine = transform.engine(
-            self._reader, 0, loader.numbers(), loader.seed, by_step=True, part=loader.part()
+        self._engine = transform._engine(
+            self._reader, 0, loader._numbers(), loader._seed, by_step=True, part=loader._part()
         )
-        self._deliver = transform.delivered
+        self._deliver = transform._delivered
 
     def get_state(self) -> dict[str, Any]:
         """Returns the global step and a description of the data, equal in all processes."""
@@ -286,16 +286,16 @@ class DALIDataLoaderIterator(RecordIterator):
             **{**fingerprint, "seed": self._seed(position)},
             step=position.step,
             random=random,
-            shards=self._loader.num_shards,
+            shards=self._loader._num_shards,
         )
 
     def _seed(self, position: RecordPosition) -> int:
         seed = position.restored.draw_seed
-        return self._loader.seed if seed is None else seed
+        return self._loader._seed if seed is None else seed
 
     def _fingerprint(self, position: RecordPosition) -> Fingerprint:
         return {
-            **self._loader.described,
+            **self._loader._described,
             "seed": str(self._seed(position)),
             "operators": list(self._engine.operators(position)),
         }
@@ -313,13 +313,13 @@ class DALIDataLoaderIterator(RecordIterator):
     def _restore(self, state: Mapping[str, Any]) -> None:
         seed = draw_seed = None
         saved, now = state["seed"], self._fingerprint(self._engine.snapshot())
-        if saved != self._loader.seed:
+        if saved != self._loader._seed:
             draw_seed = saved
-            seed = shard_seed(saved, self._loader.shard)
-        if self._loader.takes_seed and 0 <= saved < 1 << 63:
+            seed = shard_seed(saved, self._loader._shard)
+        if self._loader._takes_seed and 0 <= saved < 1 << 63:
             now["seed"] = str(saved)
         fingerprint = {**{name: state[name] for name in now}, "seed": str(saved)}
-        differences.check(fingerprint, now, self._loader.allow_changes)
+        differences.check(fingerprint, now, self._loader._allow_changes)
         restored = Restored("", tuple(state["operators"]), seed, draw_seed, state["random"])
         self._engine.check(restored)
         if state["step"] > self._loader.num_steps:
@@ -327,8 +327,8 @@ class DALIDataLoaderIterator(RecordIterator):
                 f"step: {state['step']} -> at most {self._loader.num_steps} (saved -> now). Create "
                 "the loader with its original number of epochs, or start without the state"
             )
-        before, after = state["shards"], self._loader.num_shards
-        if before != after and state["random"] == 1 and not self._loader.other_randomness:
+        before, after = state["shards"], self._loader._num_shards
+        if before != after and state["random"] == 1 and not self._loader._other_randomness:
             raise StateError(
                 f"shards: {before} -> {after} (saved -> now), for which the graph's random "
                 "operators draw different numbers. Draw numbers for each record (by draw.uniform() "
@@ -355,7 +355,7 @@ class DALIDataLoaderIterator(RecordIterator):
             raise ValueError(
                 f"seek_step({step}): the loader has only {self._loader.num_steps} batches"
             )
-        if step and self._loader.skips:
+        if step and self._loader._skips:
             raise ValueError(
                 f"seek_step({step}) with on_error='skip': a step counts delivered batches, but the "
                 "number of skipped batches before it is unknown. Restore a state by set_state(), "

@@ -225,7 +225,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
                 "ds[jax.process_index()::jax.process_count()] before the transform, or pass "
                 "own_records=True if each process has other records"
             )
-        rows, records = self.local_rows(), number_of_records(ds)
+        rows, records = self._local_rows(), number_of_records(ds)
         batches = None
         if records is not None:
             batches = records // rows if self.drop_remainder else -(-records // rows)
@@ -242,7 +242,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         specs = [isinstance(value, PartitionSpec) for value in shardings]
         return not any(specs) or any(isinstance(value, NamedSharding) for value in shardings)
 
-    def placed(self) -> DALITransform:
+    def _placed(self) -> DALITransform:
         """Returns a copy that uses the current mesh for PartitionSpecs.
 
         Raises:
@@ -250,7 +250,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         """
         return self if self._is_placed() else self._with(self._config.placed())
 
-    def for_host(self, index: int, count: int) -> DALITransform:
+    def _for_host(self, index: int, count: int) -> DALITransform:
         """Returns a copy for this host's rows of a global batch without a sharding."""
         return self._with(dataclasses.replace(self._config, hosts=(index, count)))
 
@@ -265,7 +265,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             function=getattr(self._fn, "__name__", "the graph"),
             outputs=", ".join(self._config.output_map),
             global_batch=self.batch_size,
-            last_batch=self.last_batch,
+            last_batch=self._last_batch,
             on_error=self._on_error,
             records=type(ds).__name__ if self._own_records else _lineage(ds),
         )
@@ -279,62 +279,62 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         raise TypeError(f"a DALITransform can't transform single records: {_PIPE}")
 
     @property
-    def over_processes(self) -> bool:
+    def _over_processes(self) -> bool:
         """Whether batches are placed over devices of several processes."""
         return self._config.over_processes
 
-    def shards(self) -> Sequence[DataShard]:
+    def _shards(self) -> Sequence[DataShard]:
         """Returns the data shards of this process; empty without a sharding."""
         return () if self._config.sharding is None else choose_placement(self._config).shards
 
-    def local_rows(self) -> int:
+    def _local_rows(self) -> int:
         """Returns the number of records that this process feeds for a batch."""
-        shard_arguments = shard_pipelines(self.shards(), self.batch_size, self._call)
+        shard_arguments = shard_pipelines(self._shards(), self.batch_size, self._call)
         return sum(arguments["batch_size"] for arguments in shard_arguments)
 
-    def rows(self) -> NDArray[np.int64]:
+    def _rows(self) -> NDArray[np.int64]:
         """Returns the rows of a batch that this process feeds, in the order of its pipelines."""
-        shards = self.shards()
+        shards = self._shards()
         if not shards:
             return np.arange(self.batch_size)
         size = shards[0].batch_size(self.batch_size)
         return np.concatenate([shard.shard_id * size + np.arange(size) for shard in shards])
 
-    def seed(self, default: int) -> int:
+    def _seed(self, default: int) -> int:
         """Returns the seed of the graph's random operators, by default the dataset's."""
         seed = self._call.get("seed")
         return default if seed is None else int(seed)
 
-    def takes_seed(self, default: int) -> bool:
+    def _takes_seed(self, default: int) -> bool:
         """Returns whether neither call nor dataset has a seed, so that a state's seed is used."""
         left_out = isinstance(default, ShardSeed) and default.is_default
         return left_out and self._call.get("seed") is None
 
     @property
-    def last_batch(self) -> str:
+    def _last_batch(self) -> str:
         """Handling of an incomplete last batch."""
         return "drop" if self.drop_remainder else self.pad or "keep"
 
     @property
-    def outputs(self) -> list[str]:
+    def _outputs(self) -> list[str]:
         """Names of the outputs of the graph."""
         return list(self._config.output_map)
 
     @property
-    def allow_changes(self) -> Sequence[str]:
+    def _allow_changes(self) -> Sequence[str]:
         """Names of the differences that a restore ignores."""
         return self._config.allow_changes
 
-    def delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _delivered(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Converts a batch to the delivered form."""
         return writable(batch) if self.writable else batch
 
-    def numbers(self) -> Numbers:
+    def _numbers(self) -> Numbers:
         """Returns a function that maps a step to the indices of this process's records."""
-        rows = self.rows()
+        rows = self._rows()
         return lambda step: step * self.batch_size + rows
 
-    def engine(
+    def _engine(
         self,
         reader: RecordReader,
         seed: int,
@@ -355,14 +355,14 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
         Raises:
             RuntimeError: If a GPU pipeline would run in a worker process of Grain.
         """
-        call, config = {**self._call, "seed": self.seed(seed)}, self._config
+        call, config = {**self._call, "seed": self._seed(seed)}, self._config
         if config.sharding is None:
             config = dataclasses.replace(config, as_numpy=not choose_device(call))
-        shard_arguments = shard_pipelines(self.shards(), self.batch_size, call)
+        shard_arguments = shard_pipelines(self._shards(), self.batch_size, call)
         for name in shard_arguments[0]:
             call.pop(name, None)
         if part is not None:
-            common_seed = int(self.seed(seed)) if draw_seed is None else draw_seed
+            common_seed = int(self._seed(seed)) if draw_seed is None else draw_seed
             part = dataclasses.replace(part, values={**part.values, "seed": common_seed})
         return StreamEngine(
             self._fn,
@@ -372,7 +372,7 @@ class DALITransform(grain.transforms.Map):  # a Map, so that ds.map() and ds.app
             shard_arguments[0]["batch_size"],
             reader,
             numbers,
-            int(self.seed(seed)) if draw_seed is None else draw_seed,
+            int(self._seed(seed)) if draw_seed is None else draw_seed,
             self._on_error,
             self._spec,
             by_step,
@@ -444,7 +444,7 @@ class _UnplacedDataset(grain.IterDataset):
         self._transform = transform
 
     def _placed(self) -> grain.IterDataset:
-        return self._transform.placed()(self._parents[0])
+        return self._transform._placed()(self._parents[0])
 
     def __iter__(self) -> grain.DatasetIterator:
         return self._placed().__iter__()
@@ -562,19 +562,19 @@ class DecodedIterator(RecordIterator):
         part: StreamPart | None,
     ):
         super().__init__(parent)
-        self._rows = transform.local_rows()
+        self._rows = transform._local_rows()
         self._transform = transform
         # A MapDataset's position counts lists, an IterDataset's records.
         self._reads = "lists" if lists else "records"
-        self._seed = transform.seed(seed)
-        self._takes_seed = transform.takes_seed(seed)
+        self._seed = transform._seed(seed)
+        self._takes_seed = transform._takes_seed(seed)
         pads = bool(transform.pad)
-        longer = transform.over_processes and pads
+        longer = transform._over_processes and pads
         self._reader = Reader(parent, self._rows, lists, transform.drop_remainder, pads, longer)
         if part is not None and pads:
             part = dataclasses.replace(part, padding=self._reader.padding)
-        self._engine = transform.engine(self._reader, seed, transform.numbers(), part=part)
-        self._deliver = transform.delivered
+        self._engine = transform._engine(self._reader, seed, transform._numbers(), part=part)
+        self._deliver = transform._delivered
 
     def get_state(self) -> dict[str, Any]:
         """Returns the parent's state at the last delivered batch, and the random state."""
@@ -598,10 +598,10 @@ class DecodedIterator(RecordIterator):
     def _fingerprint(self, position: RecordPosition) -> Fingerprint:
         return {
             "rows": self._rows,
-            "last_batch": self._transform.last_batch,
+            "last_batch": self._transform._last_batch,
             "reads": self._reads,
             "seed": str(self._seed_at(position)),
-            "outputs": self._transform.outputs,
+            "outputs": self._transform._outputs,
             "operators": list(self._engine.operators(position)),
         }
 
@@ -623,7 +623,7 @@ class DecodedIterator(RecordIterator):
         if saved != self._seed_at(snapshot) and self._takes_seed and 0 <= saved < 1 << 63:
             seed, now["seed"] = saved, str(saved)
         fingerprint = {**{name: state[name] for name in now}, "seed": str(saved)}
-        differences.check(fingerprint, now, self._transform.allow_changes)
+        differences.check(fingerprint, now, self._transform._allow_changes)
         parent, after = state["parent"], self._position(state)
         restored = Restored(state["random"], tuple(state["operators"]), seed)
         self._engine.check(restored)

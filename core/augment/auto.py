@@ -220,7 +220,7 @@ def _augmented(
         return arrays
 
     nodes = iter(
-        draw.compute_outputs(
+        draw._compute_outputs(
             arguments,
             forms,
             columns=columns,

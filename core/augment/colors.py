@@ -71,7 +71,7 @@ def color_jitter(
         return list(values.T)
 
     forms = [((), np.float32)] * 4
-    drawn = draw.compute_outputs(
+    drawn = draw._compute_outputs(
         factors, forms, columns=4, settings=ranges, name=name, kind="augment.color_jitter"
     )
     arguments: dict[str, Any] = dict(zip(ranges, drawn))

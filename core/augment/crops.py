@@ -59,7 +59,7 @@ def random_resized_crop(
     size = windows.pair(size, "size")
     windows.check_ranges(scale, ratio)
     check_share("flip", flip)
-    start, end = draw.compute_outputs(
+    start, end = draw._compute_outputs(
         lambda u, sizes: windows.flipped(*windows.resized_crops(u, sizes, scale, ratio), u, flip),
         [_PIXELS, _PIXELS],
         columns=windows.COLUMNS + 1,
@@ -106,7 +106,7 @@ def random_crop(
     if len(sides) not in (1, 2, 4) or any(not isinstance(p, int) or p < 0 for p in sides):
         raise ValueError(f"padding must be 1, 2 or 4 numbers of pixels, not {padding!r}")
     sides *= 4 // len(sides)
-    (start,) = draw.compute_outputs(
+    (start,) = draw._compute_outputs(
         lambda u, sizes: (windows.crops(u, sizes, size, sides),),
         [((2,), np.int32)],
         columns=2,
@@ -161,7 +161,7 @@ def center_crop(
     size = windows.pair(size, "size")
     if resize is not None:
         windows.pair(resize, "resize")
-    start, end = draw.compute_outputs(
+    start, end = draw._compute_outputs(
         lambda _, sizes: windows.central_crops(sizes, size, resize),
         [_PIXELS, _PIXELS],
         columns=0,
@@ -265,7 +265,7 @@ def random_erasing(
     check_draw(draw)
     check_share("probability", probability)
     windows.check_ranges(scale, ratio)
-    start, extent = draw.compute_outputs(
+    start, extent = draw._compute_outputs(
         lambda u, sizes: windows.erased(u, sizes, probability, scale, ratio),
         [_PIXELS, _PIXELS],
         columns=windows.COLUMNS + 1,

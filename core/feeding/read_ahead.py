@@ -195,7 +195,7 @@ class SourceSupply:
         pictures: Mapping[str, Picture] = MappingProxyType({}),
         known: BadSamples | None = None,
     ):
-        reuse = None if getattr(source, "gives_new_arrays", False) else ReuseCheck(source)
+        reuse = None if getattr(source, "_gives_new_arrays", False) else ReuseCheck(source)
         order = order_of(source, seed, shuffle)
         self.wanted = Wanted(
             source,

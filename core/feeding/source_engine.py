@@ -385,7 +385,7 @@ class SourceEngine(FedEngine[SamplePosition], EpochEngine[SamplePosition]):
         valid = sum(int(part.valid.sum()) for part in parts)
         counts = count_rows(rows, valid, self._samples.policy, self._samples.padded)
         errors = self.num_failed + outcome.failures
-        stats.delivered(*self._number(outcome), *counts, errors)
+        stats._delivered(*self._number(outcome), *counts, errors)
 
     # Positions, supply and graph
 

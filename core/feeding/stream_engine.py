@@ -229,7 +229,7 @@ class StreamEngine(FedEngine[RecordPosition]):
             return
         rows = len(batch.records)
         valid = rows if batch.valid is None else int(batch.valid.sum())
-        stats.delivered(*self._number(outcome), valid, rows - valid, self.errors.total)
+        stats._delivered(*self._number(outcome), valid, rows - valid, self.errors.total)
 
     # Positions, supply and graph
 

@@ -119,7 +119,7 @@ def key_words(device: str = "cpu") -> DataNode:
     draw = draw_of_pipeline()
     words: DataNode
     if draw is not None:
-        words = draw.words()
+        words = draw._words()
     else:
         values = [float(k) for k in range(1 << 8)]
         words = fn.random.uniform(values=values, shape=[8], dtype=types.UINT8)

@@ -464,7 +464,7 @@ class ReaderEngine(EpochEngine[Position]):
         if plan is not None:
             valid = sum(plan.valid(epoch, step, shard) for shard in self.shards)
             examples, padding = count_rows(rows, valid, plan.policy, plan.padded)
-        stats.delivered(epoch, step, examples, padding, outcome.after.errors)
+        stats._delivered(epoch, step, examples, padding, outcome.after.errors)
 
     def checkpoint(self) -> None:
         """Takes DALI's checkpoint of the position, while DALI can still provide it."""

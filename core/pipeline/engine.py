@@ -207,7 +207,7 @@ class Engine(abc.ABC, Generic[P]):
             check_not_traced()
         if self._must_agree:
             self._agree_or_tell()
-        with _UNCOUNTED if stats is None else stats.waiting():
+        with _UNCOUNTED if stats is None else stats._waiting():
             annotation: Any = UNTRACED
             if TraceAnnotation.is_enabled():
                 annotation = TraceAnnotation("dalijax.next", epoch=self.epoch, step=self.step)

@@ -211,7 +211,7 @@ def described_draws(pipeline: Pipeline) -> list[tuple[str, str, dict[str, Any]]]
     with different augmentation would be restored silently.
     """
     draw = _draw_of(pipeline)
-    return [] if draw is None else draw.described()
+    return [] if draw is None else draw._described()
 
 
 def draw_inputs(pipeline: Pipeline) -> dict[str, str]:
@@ -431,7 +431,7 @@ class Draw:
             ValueError: If the name is taken, or the draw's own graph is not being defined.
             TypeError: If the sizes of the images are unknown.
         """
-        return self.compute_outputs(
+        return self._compute_outputs(
             lambda u, sizes: (function(u, sizes),),
             [(shape, dtype)],
             columns=_size(shape) if columns is None else columns,
@@ -442,7 +442,7 @@ class Draw:
         )[0]
 
     @do_not_convert
-    def compute_outputs(
+    def _compute_outputs(
         self,
         function: Callable[[NDArray[np.float32], Any], Sequence[NDArray[Any]]],
         outputs: Sequence[tuple[Sequence[int], Any]],
@@ -538,7 +538,7 @@ class Draw:
                 parts[k] = node if len(pack) == 1 else part_of(node, shapes, place)
         return tuple(parts[k] for k in range(len(forms)))
 
-    def described(self) -> list[tuple[str, str, dict[str, Any]]]:
+    def _described(self) -> list[tuple[str, str, dict[str, Any]]]:
         """Kind, name and settings of each draw; see `described_draws`."""
         return [
             (kind, name, {key: _text(value) for key, value in settings.items()})
@@ -546,7 +546,7 @@ class Draw:
         ]
 
     @do_not_convert
-    def words(self) -> DataNode:
+    def _words(self) -> DataNode:
         """Random bytes from which functions of the graph derive their keys, uint8 [8]."""
         return self.compute(lambda u, _: np.floor(u * 256), (8,), np.uint8)
 

@@ -31,7 +31,7 @@ class Arrays(BaseSource):
         TypeError: If the dtype of an array is not supported by DALI.
     """
 
-    gives_new_arrays = True  # read() copies, so that ReuseCheck is not needed
+    _gives_new_arrays = True  # read() copies, so that ReuseCheck is not needed
 
     def __init__(self, arrays: Mapping[str, Any], *, identity: str | None = None):
         if not isinstance(arrays, Mapping):

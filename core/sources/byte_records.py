@@ -49,7 +49,7 @@ class ByteRecords(BaseSource):
         defaults: Values of fields for records without the field.
     """
 
-    gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
+    _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class Files(BaseSource):
             labels than paths; for a link to a directory that contains it.
     """
 
-    gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
+    _gives_new_arrays = True  # read() returns new arrays, so that ReuseCheck is not needed
     read_threads = 4  # threads that look up image sizes open files, and wait for a disk
 
     def __init__(

@@ -164,7 +164,7 @@ class Mixture(Source):
         self.weights = tuple(count / sum(self._counts) for count in self._counts)
         self._starts = np.cumsum([0, *map(len, self._sources)], dtype=np.int64)
         self._sizes = SizeTables()
-        self.gives_new_arrays = all(getattr(s, "gives_new_arrays", False) for s in self._sources)
+        self._gives_new_arrays = all(getattr(s, "_gives_new_arrays", False) for s in self._sources)
         threads = [getattr(s, "read_threads", Source.read_threads) for s in self._sources]
         self.read_threads = max(threads)
         self._length = int(self._starts[-1]) if length is None else int(length)
@@ -237,9 +237,9 @@ class Mixture(Source):
 
     def name(self, index: int) -> str:
         """Returns the name of a record in its own source; see `dalijax.sources.Source`."""
-        return self.record_names(np.array([index]))[0]
+        return self._record_names(np.array([index]))[0]
 
-    def record_names(self, indices: Indices) -> list[str]:
+    def _record_names(self, indices: Indices) -> list[str]:
         """Returns the names of several records."""
         names = [""] * len(indices)
         for source, rows, local in self._split(indices):

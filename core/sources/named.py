@@ -81,7 +81,7 @@ class Named(Source):
         """See `dalijax.sources.Source`."""
         return self._source.name(index)
 
-    def record_names(self, indices: Indices) -> list[str]:
+    def _record_names(self, indices: Indices) -> list[str]:
         """Returns the names of several records."""
         return names_of(self._source, indices)
 

@@ -135,7 +135,7 @@ def order_of(source: Any, seed: int, shuffle: bool) -> Order:
 
 def names_of(source: Any, indices: Indices) -> list[str]:
     """Returns the names of several records, by one call if the source supports it."""
-    together = getattr(source, "record_names", None)
+    together = getattr(source, "_record_names", None)
     if together is None:
         return [source.name(index) for index in indices.tolist()]
     names: list[str] = together(indices)

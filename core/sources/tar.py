@@ -134,7 +134,7 @@ class Tar(ByteRecords):
         except (OSError, ValueError):
             return f"{url}: the sample at byte {start:,}"
 
-    def record_names(self, indices: Indices) -> list[str]:
+    def _record_names(self, indices: Indices) -> list[str]:
         """Returns the names of several records, whose headers are read together."""
         try:
             keys = self._keys(indices)

@@ -66,7 +66,7 @@ def test_states_detect_different_settings(function, change):
     def graph(images, draw, **more):
         sizes = [16] if function in (augment.random_resized_crop, augment.random_crop) else []
         output = function(images, *sizes, draw=draw, name="it", **more)
-        seen.append(draw.described())
+        seen.append(draw._described())
         return output
 
     for more in ({}, {}, change):

@@ -115,7 +115,7 @@ def two_outputs(number, data, draw, swapped=False):
         return [np.repeat(u[:, k : k + 1], 70, axis=1) for k in range(2)]
 
     forms = [((70,), np.float32)] * 2
-    first, second = draw.compute_outputs(wide, forms, columns=2, name="wide")
+    first, second = draw._compute_outputs(wide, forms, columns=2, name="wide")
     if swapped:
         first, second = second, first
     return number, first * 2 + second

@@ -117,6 +117,42 @@ def test_public_names_are_there():
         assert {n for n in dir(found) if not n.startswith("_")} == set(found.__all__)
 
 
+STATE = "get_state set_state "
+PUBLIC_ATTRIBUTES = {
+    "dalijax.DALIGenericIterator": STATE
+    + (
+        "batch_size checkpoints close closed element_spec epoch epochs errors next num_errors peek "
+        "reset seek seek_step size skip start_prefetch step total watch"
+    ),
+    "dalijax.BatchStream": STATE
+    + (
+        "close closed element_spec epoch errors peek reset seek_step skip start_prefetch step watch"
+    ),
+    "dalijax.IteratorFunction": "stream",
+    "dalijax.Draw": "choice coin_flip compute normal sized uniform",
+    "dalijax.InputStats": "batches copy epoch errors examples padding since step wait_seconds",
+    "dalijax.sources.Source": "identity name read read_threads sizes",
+    "dalijax.sources.Files": "identity name read read_threads sizes",
+    "dalijax.sources.Tar": "identity name read read_threads sizes",
+    "dalijax.sources.Mixture": "identity name order read read_threads sizes",
+    "dalijax.adapters.clu.DALIDatasetIterator": STATE
+    + (
+        "close element_spec get_next load peek peek_async reset restore save seek_step "
+        "start_prefetch watch"
+    ),
+    "dalijax.adapters.grain.DALITransform": "map",
+    "dalijax.adapters.grain.DALIDataLoader": "num_steps",
+}
+
+
+@pytest.mark.parametrize("path", PUBLIC_ATTRIBUTES)
+def test_public_attributes(path):
+    """Attributes that users should not see begin with an underscore."""
+    module, name = path.rsplit(".", 1)
+    found = dir(getattr(importlib.import_module(module), name))
+    assert {n for n in found if not n.startswith("_")} == set(PUBLIC_ATTRIBUTES[path].split())
+
+
 def test_each_exception_that_users_meet_is_public():
     """Exceptions outside of core/errors.py are caught within the package, or private."""
     found = {

@@ -67,7 +67,7 @@ def test_draws_are_functions_of_seed_epoch_record_and_name():
 def test_a_function_may_have_several_outputs_in_any_order_of_memory():
     def graph(draw):
         forms = [((), np.float32), ((2,), np.int32)]
-        return draw.compute_outputs(
+        return draw._compute_outputs(
             lambda u, _: (u.T[1], (u[:, :2] * 10).T[::-1].T), forms, columns=3, name="a"
         )
 
@@ -90,7 +90,7 @@ def test_small_outputs_of_one_dtype_are_one_input_of_the_graph():
         return [one.reshape(len(one), *shape) for one, (shape, _) in zip(cut, forms)]
 
     def graph(draw):
-        made.extend(draw.compute_outputs(function, forms, columns=sum(counts), name="a"))
+        made.extend(draw._compute_outputs(function, forms, columns=sum(counts), name="a"))
         return tuple(made)
 
     outputs = run(graph, np.arange(5))
@@ -138,7 +138,7 @@ def test_a_function_that_is_not_pure_is_refused(function, message):
 @pytest.mark.parametrize("given", (0, 1, 3))
 def test_a_function_returns_an_array_for_each_output(given):
     def graph(draw):
-        return draw.compute_outputs(
+        return draw._compute_outputs(
             lambda u, _: [u[:, 0]] * given, [((), np.float32)] * 2, columns=1, name="a"
         )
 

@@ -350,7 +350,7 @@ def test_who_watches_goes_on_counting():
         next(iterator)
         run(iterator, steps=4, seconds=0)
         next(iterator)
-        assert iterator.watch() is stats and stats.batches == 6 and stats.calls is None
+        assert iterator.watch() is stats and stats.batches == 6 and stats._calls is None
 
 
 def test_a_loop_that_fails_leaves_nothing_behind():

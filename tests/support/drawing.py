@@ -63,8 +63,8 @@ class RecordingDraw(Draw):
         self.drawn = []
 
     @do_not_convert
-    def compute_outputs(self, *args, **options):
-        nodes = super().compute_outputs(*args, **options)
+    def _compute_outputs(self, *args, **options):
+        nodes = super()._compute_outputs(*args, **options)
         self.drawn += nodes
         return nodes
 

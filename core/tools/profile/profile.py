@@ -100,7 +100,7 @@ def profile(iterator: Any, *, seconds: float = 4.0) -> Iterator[Report]:
     stats = iterator.watch()
     before = stats.copy()
     try:
-        with stats.logging() as calls:
+        with stats._logging() as calls:
             yield report
             end = time.perf_counter()
     finally:
