@@ -234,7 +234,7 @@ def test_numpy_and_64_bits_and_bool_are_taken():
         (lambda x: "text", {}, "is a str, not an array"),
         (lambda x: x, {"output_layouts": "HW"}, "3 dimensions without the batch, and its layout"),
         (lambda x: 1 / 0, {}, "ZeroDivisionError"),
-        (jax.vmap(lambda x, *, key: x), {}, "take it in a function around the mapped one"),
+        (jax.vmap(lambda x, *, key: x), {}, "vmap was requested to map its argument"),
     ],
 )
 def test_what_functions_do_wrong_is_said(function, options, words):

@@ -168,7 +168,7 @@ def test_private_texts_exist():
 def test_datasets_that_are_recognized_by_name_exist():
     folder = pathlib.Path(importlib.import_module("grain._src.python.dataset").__path__[0])
     text = "".join(file.read_text() for file in folder.rglob("*.py"))
-    known = (*lengths._AS_LONG, *lengths._WITH_HOLES, "RepeatIterDataset")
+    known = (*lengths._LENGTH_PRESERVING, *lengths._WITH_HOLES, "RepeatIterDataset")
     assert [name for name in known if f"class {name}(" not in text] == []
 
 
