@@ -326,7 +326,7 @@ def test_only_endless_iterators_take_auto_reset(jpegs_many):
         DALIDatasetIterator(endless, num_epochs=1, files=jpegs_many, batch_size=B)
 
 
-def test_partial_batches_have_the_spec_of_whole_ones(jpegs_many):
+def test_partial_batches_have_the_spec_of_complete_batches(jpegs_many):
     policy = data_iterator(
         numbers, ["x", "u"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL
     )
@@ -508,7 +508,7 @@ def test_grains_iterators_count_equally(jpegs_many):
         assert stats.wait_seconds > 0
 
 
-def test_tensorboard_reads_what_was_written(jpegs_many, tmp_path):
+def test_tensorboard_reads_the_written_values(jpegs_many, tmp_path):
     writer = metric_writers.SummaryWriter(str(tmp_path))
     iterator = make(jpegs_many, num_epochs=2)
     report = ReportInput(iterator, writer=writer, every_steps=2, every_secs=None)

@@ -195,7 +195,7 @@ def test_flat_map_delivers_its_records():
     assert rows(events(iter(ds.repeat(2).pipe(transform())))) == chunks(want * 2)
 
 
-def test_a_filter_that_leaves_nothing_ends():
+def test_a_filter_without_records_ends():
     assert events(iter(source().filter(lambda record: False).pipe(transform()))) == []
 
 
@@ -316,7 +316,7 @@ class GatedIterator(grain.DatasetIterator):
 
 
 @pytest.mark.parametrize("prefetch", (1, 2, 4))
-def test_the_first_batch_does_not_wait_for_the_records_of_later_ones(prefetch):
+def test_the_first_batch_does_not_wait_for_later_records(prefetch):
     received = threading.Event()
     iterator = iter(Gated(B, received).pipe(transform(prefetch=prefetch)))
     first = next(iterator)

@@ -634,7 +634,7 @@ def test_batches_are_global_arrays_with_the_right_rows(sharding):
     assert walk(again) == whole[1:]
 
 
-def test_shards_mask_a_corrupt_record_where_it_is():
+def test_a_shard_masks_its_corrupt_record():
     ds = source(8, (5,)).pipe(transform(sharding=over(4), pad="mask", on_error="mask"))
     got = walk(iter(ds))
     assert [batch["mask"] for batch in got] == [[True] * 4, [True, False, True, True]]

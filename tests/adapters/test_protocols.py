@@ -111,7 +111,7 @@ PROTOCOLS = (Core, Grain, CLU, TensorFlow)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("there", PROTOCOLS)
 @pytest.mark.parametrize("here", PROTOCOLS)
-def test_each_restores_what_each_saves(jpegs_many, tmp_path, here, there, policy):
+def test_every_protocol_restores_every_state(jpegs_many, tmp_path, here, there, policy):
     whole = [frozen(b) for b in Core(jpegs_many, policy, tmp_path).iterator]
     assert len(whole) == EPOCHS * (2 if policy == "DROP" else 3)
     for at in range(len(whole) + 1):

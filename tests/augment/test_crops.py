@@ -87,12 +87,12 @@ def test_resized_crops_have_torchvisions_distribution(size, mean):
     start, end = windows.resized_crops(u, sizes, (0.08, 1.0), (3 / 4, 4 / 3))
     rng = np.random.default_rng(0)  # the definition with another generator
     plain = np.array([plain_crop(rng.random(COLUMNS), *size) for _ in range(count)])
-    assert_distributed_alike(np.hstack([start, end - start]), plain)
+    check_windows(np.hstack([start, end - start]), plain)
     areas = (end - start).prod(axis=1) / math.prod(size)
     assert abs(areas.mean() - mean) < 0.01
 
 
-def assert_distributed_alike(ours, plain):
+def check_windows(ours, plain):
     """Checks areas, ratios and centers of two samples of windows (top, left, height, width)."""
     quantities = [
         (h * w, w / h, y + h / 2, x + w / 2) for y, x, h, w in (ours.T.astype(float), plain.T)
@@ -111,7 +111,7 @@ def test_erased_windows_have_torchvisions_distribution():
     plain = np.array([(y, x, h, w) for h, w, y, x in (one for one in plain if one[0])])
     some = extent[:, 0] > 0
     assert abs(some.mean() - len(plain) / count) < 0.02
-    assert_distributed_alike(np.hstack([start, extent])[some], plain)
+    check_windows(np.hstack([start, extent])[some], plain)
 
 
 def test_a_resized_crop_has_the_pixels_of_pillows_box():
@@ -181,7 +181,7 @@ def test_random_crops_are_torchvisions(padding):
         np.testing.assert_array_equal(image, padded[y : y + 32, x : x + 34])
 
 
-def test_random_crops_reach_every_place_alike():
+def test_random_crops_are_uniform():
     sizes = np.full((6000, 2), (4, 5), np.int32)
     u = numbers(np.arange(6000), "crop", 2).astype(np.float32)
     start = windows.crops(u, sizes, (2, 4), (0, 0, 0, 0))
@@ -212,7 +212,7 @@ def test_a_center_crop_is_torchvisions():
 
 
 @pytest.mark.parametrize("vertical", (False, True))
-def test_flips_are_those_of_the_coins(vertical):
+def test_flips_follow_the_draws(vertical):
     pictures = [picture(k) for k in range(20)]
     (images,) = run(
         lambda images, draw: augment.flip(
@@ -260,7 +260,7 @@ def test_erased_pixels():
     assert 0 < erased < 12
 
 
-def test_sizes_are_known_behind_decoders_and_augmentation_or_said():
+def test_sizes_are_known_after_decoders_and_augmentation_or_requested():
     pictures = [picture(k, 30 + k) for k in range(3)]
     seen = []
 
@@ -302,7 +302,7 @@ def test_sizes_are_known_behind_decoders_and_augmentation_or_said():
         (lambda x, d: augment.random_erasing(x, draw=d, ratio=(1,)), "ratio must"),
     ],
 )
-def test_what_can_not_be_is_refused(call, text):
+def test_invalid_settings_are_refused(call, text):
     with pytest.raises(ValueError, match=text):
         run(call, [picture(0)])
 

@@ -154,7 +154,7 @@ def check_alone(given, name, expected):
         assert np.abs(difference).max() <= 1
 
 
-def test_equalizing_is_pillows_also_where_much_is_black():
+def test_equalizing_matches_pillow_even_for_mostly_black_images():
     given = [picture(k, 300, 400) for k in range(6)]
     given += [np.asarray(Image.fromarray(one).rotate(20)) for one in given]
     check_alone(given, "equalize", ImageOps.equalize)
@@ -351,6 +351,6 @@ def test_interpolation_and_filling():
         (lambda x, d: augment.auto_augment(x, draw=d, policy="image_net"), "'svhn'.*'image_net'"),
     ],
 )
-def test_what_can_not_be_is_refused(call, text):
+def test_invalid_settings_are_refused(call, text):
     with pytest.raises(ValueError, match=text):
         run(call, [picture(0)])

@@ -14,7 +14,7 @@ def pictures(records):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_record_is_augmented_alike_in_every_batch(function):
+def test_a_record_is_augmented_equally_in_every_batch(function):
     graph = FUNCTIONS[function]
     (together,) = run(graph, pictures(RECORDS), RECORDS)
     for conditionals in (False, True):

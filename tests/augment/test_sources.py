@@ -47,7 +47,7 @@ def by_number(batches):
 
 
 @pytest.mark.parametrize(("batch_size", "shards"), ((6, 0), (8, 2), (24, 4)))
-def test_a_record_is_augmented_alike_on_every_layout(batch_size, shards):
+def test_a_record_is_augmented_equally_on_every_layout(batch_size, shards):
     with make(4) as iterator, make(batch_size, shards) as other:
         images, others = by_number(iterator), by_number(other)
     assert sorted(images) == sorted(others) == list(range(COUNT))
@@ -55,7 +55,7 @@ def test_a_record_is_augmented_alike_on_every_layout(batch_size, shards):
         np.testing.assert_array_equal(image, others[number])
 
 
-def test_a_state_goes_on_and_knows_the_settings():
+def test_a_state_resumes_and_compares_the_settings():
     with make(4) as iterator:
         next(iterator)
         state = json.loads(json.dumps(iterator.get_state()))
@@ -88,7 +88,7 @@ def jittered(number, data, draw, jitter=0.0):
 
 
 @pytest.mark.parametrize(("before", "after"), ((0.0, 0.4), (0.4, 0.0)))
-def test_a_state_goes_on_with_more_draws_or_fewer_where_that_is_allowed(before, after):
+def test_a_state_resumes_with_other_draws_if_allowed(before, after):
     with make(4, function=jittered, jitter=before) as iterator:
         next(iterator)
         state = iterator.get_state()
@@ -122,7 +122,7 @@ def two_outputs(number, data, draw, swapped=False):
 
 
 @pytest.mark.parametrize("function", (two_draws, two_outputs))
-def test_a_state_is_refused_where_draws_have_changed_places(function):
+def test_a_state_is_refused_if_draws_changed_their_order(function):
     with make(4, function=function) as iterator:
         next(iterator)
         state = iterator.get_state()

@@ -46,7 +46,7 @@ RAISED = {
 
 
 @pytest.mark.parametrize("case", RAISED)
-def test_it_has_what_is_raised(case):
+def test_it_contains_the_raised_errors(case):
     with pytest.raises(Exception) as caught:
         RAISED[case]()
     raised = " ".join(str(caught.value).split())

@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_and_prints_what_it_has_stored(path, tmp_path):
+def test_it_runs_and_prints_its_stored_output(path, tmp_path):
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     env.pop("XLA_FLAGS", None)  # the notebook prints the number of devices
     run_python(DOCS / "make_notebooks.py", "--check", path, cwd=tmp_path, env=env)

@@ -45,7 +45,7 @@ def test_a_gpu_has_the_numbers_of_a_cpu_and_its_pixels(function):
         assert difference.mean() < 3
 
 
-def test_a_record_is_augmented_alike_in_every_batch_on_a_gpu():
+def test_a_record_is_augmented_equally_in_every_batch_on_a_gpu():
     given = [picture(k) for k in range(24)]
     (together,) = run(ALL["chain"], given, gpu=True)
     for start, stop in ((0, 1), (1, 9), (9, 24)):

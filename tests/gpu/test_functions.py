@@ -77,7 +77,7 @@ def test_jax_function(compiled):
     check(graph, lambda x: x[::-1] * 2)
 
 
-def test_jax_function_behind_heavy_work_on_both_streams():
+def test_jax_function_after_heavy_work_on_both_streams():
     @jax.jit
     def heavy(x):
         flat = x.reshape(x.shape[0], -1)
@@ -132,7 +132,7 @@ def test_dlpack_functions(library, batch):
     check(graph, lambda x: x * 2)
 
 
-def doubling_behind_work(cupy, private):
+def doubling_after_work(cupy, private):
     """A slow function of a sample, on its own stream or on CuPy's default stream."""
     with cupy.cuda.Device(0):
         busy = cupy.cuda.Stream(non_blocking=True) if private else cupy.cuda.Stream.null
@@ -151,7 +151,7 @@ def doubling_behind_work(cupy, private):
 @pytest.mark.parametrize("batch", (False, True))
 def test_dali_waits_for_cupys_current_stream(batch):
     """Also if a single event covers all arrays of a batch."""
-    double = doubling_behind_work(pytest.importorskip("cupy"), private=True)
+    double = doubling_after_work(pytest.importorskip("cupy"), private=True)
 
     def doubles(xs):
         made = [double(x) for x in xs]
@@ -188,7 +188,7 @@ def test_work_on_dalis_stream_needs_no_waiting():
     check(graph, lambda x: x * 2, runs=60)
 
 
-def test_what_is_wrong_is_said():
+def test_wrong_outputs_are_named():
     def keyed(x, *, key):
         return x
 
@@ -320,7 +320,7 @@ def test_samples_at_any_address_are_whole_on_any_stream(size, dtype):
 @pytest.mark.parametrize("batch", (False, True))
 def test_copies_at_even_addresses_last_as_long_as_a_busy_stream_needs_them(batch):
     """JAX owns the copies, and does not know the stream."""
-    double = doubling_behind_work(pytest.importorskip("cupy"), private=True)
+    double = doubling_after_work(pytest.importorskip("cupy"), private=True)
 
     def graph():
         x = uniform((1,))
@@ -420,7 +420,7 @@ def test_outputs_are_whole_while_jax_computes_something_else(double, kind):
 @pytest.mark.parametrize("batch", (False, True))
 def test_outputs_are_whole_while_cupy_computes_something_else(batch):
     cupy = pytest.importorskip("cupy")
-    double = doubling_behind_work(cupy, private=False)
+    double = doubling_after_work(cupy, private=False)
 
     def graph():
         x = uniform(SHAPE)
@@ -471,7 +471,7 @@ def test_outputs_are_kept_for_as_long_as_dali_reads_them_only(kind):
 
 
 @pytest.mark.parametrize("kind", ("jax_function", "batch"))
-def test_nothing_is_kept_once_an_iterator_is_closed(kind):
+def test_a_closed_iterator_frees_everything(kind):
     made = []
 
     def double(x):
@@ -516,7 +516,7 @@ def test_one_array_of_the_whole_batch(library):
 
 
 @pytest.mark.parametrize("mode", ("pad", "group"))
-def test_ragged_functions_may_return_what_is_elsewhere(mode):
+def test_ragged_functions_may_return_arrays_on_another_device(mode):
     cpu = jax.devices("cpu")[0]
 
     def doubled(x, place):

@@ -204,7 +204,7 @@ KINDS = {
 
 @pytest.mark.parametrize("saved", KINDS)
 @pytest.mark.parametrize("now", KINDS)
-def test_a_state_goes_on_on_another_device(photos, saved, now):
+def test_a_state_resumes_on_another_device(photos, saved, now):
     names = ["label", "flip", "drawn", "image"]
     iterator_fn = data_iterator(drawing, names, reader_name="reader")
     ours, other = (

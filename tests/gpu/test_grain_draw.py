@@ -64,7 +64,7 @@ def check(rows, reference):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_transform_draws_what_it_draws_on_a_cpu(photos, layout):
+def test_a_transform_draws_the_numbers_of_a_cpu(photos, layout):
     ds = grain.MapDataset.source(records(photos))
 
     def over(layout):
@@ -74,7 +74,7 @@ def test_a_transform_draws_what_it_draws_on_a_cpu(photos, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_pictures_of_paths_are_those_of_their_bytes(photos, layout):
+def test_images_of_paths_equal_images_of_bytes(photos, layout):
     paths = [{"image": str(path), "id": np.int32(k)} for k, path in enumerate(photos)]
 
     def over(records, graph, layout):
@@ -87,7 +87,7 @@ def test_pictures_of_paths_are_those_of_their_bytes(photos, layout):
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.product(LAYOUTS, LAYOUTS)])
-def test_a_loader_goes_on_with_any_layout(photos, first, second):
+def test_a_loader_resumes_on_any_layout(photos, first, second):
     sampler = grain.samplers.IndexSampler(len(photos), shuffle=True, num_epochs=1, seed=3)
 
     def over(layout):

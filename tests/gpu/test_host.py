@@ -23,7 +23,7 @@ def called(files, dynamic=True):
 
 
 @pytest.mark.parametrize("dynamic", (True, False), ids=("dynamic", "older executor"))
-def test_they_are_those_of_the_device(photos, dynamic):
+def test_they_equal_the_batches_of_the_device(photos, dynamic):
     call = called(photos, dynamic)
     want = list(DALIDatasetIterator(FUNCTION, num_epochs=2, element="jax", **call))
     got = list(DALIDatasetIterator(FUNCTION, num_epochs=2, **call))  # kept while DALI continues

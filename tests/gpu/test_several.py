@@ -96,7 +96,7 @@ def test_batch_map(photos, spec):
     np.testing.assert_array_equal(np.asarray(next(other)["f"]).ravel(), batches[1])
 
 
-def test_batch_map_beside_a_step(photos):
+def test_batch_map_next_to_a_step(photos):
     """Both use collectives, which the GPUs must start in the same order."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), PartitionSpec("d"))
 

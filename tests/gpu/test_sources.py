@@ -89,7 +89,7 @@ def test_a_layout_has_the_records_and_the_numbers_of_a_cpu(photos, layout):
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.product(LAYOUTS, LAYOUTS)])
-def test_a_state_goes_on_with_any_layout(photos, first, second):
+def test_a_state_resumes_on_any_layout(photos, first, second):
     saved = over(photos, first, seed=7)
     rows_of(saved, 2)
     state = json.loads(json.dumps(saved.get_state()))
@@ -102,7 +102,7 @@ def test_a_state_goes_on_with_any_layout(photos, first, second):
         other.close()
 
 
-def test_moves_flush_what_a_gpu_has_prepared(photos):
+def test_moves_drop_batches_that_a_gpu_has_prepared(photos):
     iterator = over(photos, "gpu", seed=7)
     every = rows_of(iterator, len(photos) // BATCH)
     for step in (2, 0, 2, 1, 1):
@@ -117,6 +117,6 @@ def test_moves_flush_what_a_gpu_has_prepared(photos):
     ("how", "bad"),
     [("records", "empty"), ("files", "text"), ("record paths", "cut"), ("grain", "gif")],
 )
-def test_a_record_that_is_no_picture_is_masked_in_a_large_batch(how, bad):
+def test_an_invalid_image_is_masked_in_a_large_batch(how, bad):
     done = run_python(pathlib.Path(picture_worker.__file__), f"{how}:{bad}", "mixed")
     assert json.loads(done.stdout) == picture_worker.MASKS

@@ -46,7 +46,7 @@ def assert_close(frames, wanted, most=8.0):
 
 
 @pytest.mark.parametrize("name", (*ON_GPU, *ON_BOTH))
-def test_frames_are_those_that_were_drawn(name):
+def test_frames_match_the_drawn_frames(name):
     make = data_iterator(whole, ["frames"], source=sources.Files(paths=[FOLDER / name]))
     with make(batch_size=1) as iterator:
         frames = next(iterator)["frames"]
@@ -78,7 +78,7 @@ def check(rows, wanted, exact):
 
 @pytest.mark.parametrize("to", ("mixed", "cpu"))
 @pytest.mark.parametrize("device", ("mixed", "cpu"))
-def test_a_state_goes_on_on_a_gpu_and_on_a_cpu(webms, device, to):
+def test_a_state_resumes_on_a_gpu_and_on_a_cpu(webms, device, to):
     saved = of_files(webms, device, seed=7)
     next(saved)
     state = json.loads(json.dumps(saved.get_state()))
@@ -143,7 +143,7 @@ def read(files):
     return frames, label, fn.random.uniform()
 
 
-def test_every_state_of_dalis_video_reader_goes_on():
+def test_every_state_of_dalis_video_reader_resumes():
     files = [str(FOLDER / name) for name in ("h264.mp4", "hevc.mp4", "vp9.webm")]
 
     def make():
@@ -184,7 +184,7 @@ def recordings(data, label, *, draw, device):
     return fn.pad(mel, axes=[1], shape=[100], fill_value=-80.0), frames, label
 
 
-def test_spectrograms_are_those_of_a_cpu_and_compile_one_step(tmp_path):
+def test_spectrograms_equal_a_cpus_and_compile_one_step(tmp_path):
     rng = np.random.default_rng(0)
     for number in range(N):
         sound = rng.normal(size=8_000 + 2_000 * number) * 3_000

@@ -84,7 +84,7 @@ def run(after):
     )
 
 
-def test_ctrl_c_keeps_what_was_measured():
+def test_ctrl_c_keeps_the_measurements():
     tuned = run(8)  # 6 for threads, 2 for queues
     assert tuned.interrupted and set(tuned.measured) == {"num_threads", "prefetch_queue_depth"}
     assert [len(rounds) for rounds in tuned.measured["num_threads"].values()] == [3, 3]

@@ -266,13 +266,13 @@ def test_loops_that_do_not_warn():
     def listed(it):
         assert len(list(it)) == 3
 
-    def kept_beside_a_range(it):
+    def zipped_with_a_range(it):
         kept = (iter(range(9)), it)
         one_epoch(it)
         assert kept
 
     loops = [epochs, one_epoch, in_numbers, enough, limited_in_each_epoch, limited_and_continued]
-    for loop in [*loops, beside_another, by_epochs, listed, kept_beside_a_range]:
+    for loop in [*loops, beside_another, by_epochs, listed, zipped_with_a_range]:
 
         def used(loop=loop):
             it = iterator()

@@ -327,7 +327,7 @@ def emptied(tmp_path):
 
 @two_policies
 @pytest.mark.parametrize("empty", [{0}, {3}, {6}, {2, 3, 4}, set(range(N))], ids=str)
-def test_empty_files_fail_as_corrupt_ones(emptied, policy, padded, empty):
+def test_empty_files_fail_like_corrupt_files(emptied, policy, padded, empty):
     paths = emptied(empty)
     for depth in (1, 2, 3) if FULL else (1 + (len(policy) + min(empty)) % 3,):
         for case in (Case(N, 1, 2, policy, padded, False), Case(N, 3, 2, policy, padded, False)):

@@ -23,7 +23,7 @@ def draws(transform, size):
     return {name: np.array([one[name] for one in params], float) for name in names}
 
 
-def assert_windows_alike(piece, ours, theirs, size):
+def check_windows(piece, ours, theirs, size):
     """Checks areas, ratios and centers of two samples of windows (top, left, height, width)."""
     for name, quantity in {
         "area": lambda y, x, h, w: h * w / np.prod(size),
@@ -46,7 +46,7 @@ def test_resized_crops_have_torchvisions_distribution(size):
     start, end = windows.resized_crops(u, sizes, (0.08, 1.0), (3 / 4, 4 / 3))
     drawn = draws(v2.RandomResizedCrop(224), size)
     theirs = [drawn[name] for name in ("top", "left", "height", "width")]
-    assert_windows_alike("resized crop", [*start.T, *(end - start).T], theirs, size)
+    check_windows("resized crop", [*start.T, *(end - start).T], theirs, size)
 
 
 @pytest.mark.parametrize("ratio", [(0.3, 3.3), (1.0, 4.0)])
@@ -62,7 +62,7 @@ def test_erased_windows_have_torchvisions_distribution(size, ratio):
     )  # if any is erased
     assert abs(np.mean(extent[:, 0] > 0) - np.mean(some)) < 0.01
     ours, theirs = ours[:, extent[:, 0] > 0], theirs[:, some]
-    assert_windows_alike("erased", ours, theirs, size)
+    check_windows("erased", ours, theirs, size)
 
 
 @pytest.mark.parametrize("antialias", [True, False])

@@ -139,7 +139,7 @@ def test_equalizing_black_corners_is_torchvisions(photos):
 
 
 @pytest.mark.parametrize("side", [32, 64, 128])
-def test_equalizing_small_images_differs_by_what_its_docstring_says(photos, side):
+def test_equalizing_small_images_differs_as_documented(photos, side):
     small = [one[100 : 100 + side, 150 : 150 + side] for one in photos]
     levels = differences(f"equalize {side} x {side}", *both(small, "equalize", 9))
     assert levels.max() <= 65_000 / side**2 + 2

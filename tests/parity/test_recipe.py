@@ -48,7 +48,7 @@ def test_normalization(recipe, photos):
     assert differences("normalization", [ours], [pixels(normalized(images))]).max() < 1e-5
 
 
-def test_what_is_erased_is_the_mean_of_normalized_images(recipe):
+def test_erased_pixels_are_the_mean_of_normalized_images(recipe):
     module, models, _ = recipe
     erased = models.normalize(np.array(module.MEAN, np.uint8)[None, None, None], "float32")
     assert differences("erased pixels, normalized", [erased], [np.zeros((1, 1, 1, 3))]).max() < 0.01

@@ -156,7 +156,7 @@ def test_hosts_read_their_shards(jpegs_many):
     assert not np.array_equal(draws[2], draws[3])  # host 0 of one seed, host 1 of another
 
 
-def test_nothing_is_built_before_it_is_used(jpegs_many, built):
+def test_pipelines_are_built_on_first_use(jpegs_many, built):
     data = made(jpegs_many, is_training=True)
     state = data.get_state()
     data.reset()
@@ -252,7 +252,7 @@ def test_specs_build_no_pipeline_twice(jpegs_many, built):
     assert adapter._handed_over[0]() is None
 
 
-def test_specs_of_a_device_and_given_ones(jpegs_many, built):
+def test_given_specs_and_specs_of_a_device(jpegs_many, built):
     train = config(jpegs_many, is_training=True, batch_size=16)
     a_device = pax_fiddle.Config(DALIInputSpecsProvider, input_p=train, per_device=True)
     specs = base_hyperparams.instantiate(a_device).get_input_specs()
@@ -280,7 +280,7 @@ def unresumable():
     return fn.external_source(iter(np.zeros((6, 2, 1), np.int32))), fn.random.uniform()
 
 
-def test_a_source_without_a_state_is_refused_only_where_states_are_kept():
+def test_a_source_without_a_state_is_refused_only_if_states_are_saved():
     own = {"iterator_fn": data_iterator(unresumable, ["x", "u"]), "batch_size": 2}
     for enabled, error in ((True, ValueError), (False, NotImplementedError)):
         data = base_hyperparams.instantiate(
@@ -339,7 +339,7 @@ def test_seeds(jpegs_many):
     assert reader_state.decode(by_numpy.get_state()).fingerprint["seed"] == 3
 
 
-def test_a_peek_or_a_state_that_fails_breaks_nothing(jpegs, tmp_path):
+def test_a_failed_peek_or_state_has_no_effect(jpegs, tmp_path):
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no picture")
 
@@ -364,7 +364,7 @@ def wide():
     return fn.cast(label, dtype=types.INT64), fn.random.uniform()
 
 
-def test_what_jax_would_narrow_is_refused():
+def test_values_that_jax_would_narrow_are_refused():
     own = {"iterator_fn": data_iterator(wide, ["x", "u"], reader_name="reader"), "batch_size": 2}
     for kind in ("numpy", "jax"):
         with pytest.raises(TypeError, match="int64"):
@@ -406,7 +406,7 @@ def test_what_is_refused(jpegs_many, fields, words):
         made(jpegs_many, **fields)
 
 
-def test_one_shard_of_a_function_that_takes_none():
+def test_one_shard_of_a_function_without_shard_arguments():
     def plain(files):
         return fn.readers.file(files=files, name="reader")[1], fn.random.uniform()
 

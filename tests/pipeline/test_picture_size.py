@@ -95,7 +95,7 @@ def shape_by_dali(data):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_sizes_are_those_of_dali(name, tmp_path):
+def test_sizes_match_dali(name, tmp_path):
     size = picture_size(PICTURES[name])
     assert (size, size) == shape_by_dali(PICTURES[name])
     (tmp_path / "picture").write_bytes(PICTURES[name])
@@ -104,7 +104,7 @@ def test_sizes_are_those_of_dali(name, tmp_path):
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "TIFF"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (700, 5), (255, 256)])
-def test_sizes_are_those_of_pillow(form, shape):
+def test_sizes_match_pillow(form, shape):
     data = encoded(form, pixels=np.zeros((*shape, 3), np.uint8))
     assert Image.open(io.BytesIO(data)).size[::-1] == shape
     assert picture_size(data) == picture_size(np.frombuffer(data, np.uint8)) == shape

@@ -241,7 +241,7 @@ def of_numbers(source, size=80):
 
 
 @pytest.mark.parametrize("by_hand", (False, True))
-def test_a_source_that_fails_in_one_shard_takes_nothing_of_the_others(by_hand):
+def test_a_source_that_fails_in_one_shard_loses_no_batch_of_the_others(by_hand):
     failed = []
 
     def source(info, shard):

@@ -105,7 +105,7 @@ def test_the_slowest_stage_is_of_the_slowest_lane():
     assert Replay(1.0).slowest is None and Replay(1.0).shares == {}
 
 
-def test_it_says_what_it_can_not_say():
+def test_missing_information_is_reported():
     found = said(loop(pipelines=0.1), None, "a generator can't run twice")
     assert found.input_bound and found.input == ""
     assert "but the part is unknown: a generator can't run twice" in found.text
@@ -117,7 +117,7 @@ def test_it_says_what_it_can_not_say():
     assert nothing.input_bound is None and "took no batch" in nothing.text
 
 
-def test_a_machine_that_is_busy_beside_the_loop_is_said():
+def test_a_machine_that_is_busy_with_other_work_is_reported():
     found = said(loop(pipelines=0.1), Replay(0.05, GRAPH, 4))
     assert "in the loop it reaches 1/4.0 of that" in found.text
     assert "in the loop" not in said(loop(pipelines=0.1), Replay(0.19, GRAPH, 4)).text
@@ -203,7 +203,7 @@ def test_a_slow_model_is_not_input_bound():
     assert sum(report.waits.values()) == pytest.approx(report.wait_share)
 
 
-def test_ends_of_epochs_are_no_steps():
+def test_ends_of_epochs_are_not_steps():
     with data_iterator(as_float, ["x"], source=numbers(2 * BATCH))(**CALL) as iterator:
         report = run(iterator, steps=12, model=SLOW, seconds=0)
     assert report.steps <= 12
@@ -312,7 +312,7 @@ def test_slow_placing():
 
 
 @pytest.mark.parametrize("kind", ("reader", "source"))
-def test_the_iterator_stays_where_it_is(kind, arrays_dir):
+def test_the_iterator_does_not_move(kind, arrays_dir):
     def read():
         x = dali_fn.readers.numpy(
             file_root=arrays_dir, name="reader", random_shuffle=True, pad_last_batch=True
@@ -344,7 +344,7 @@ def test_the_iterator_stays_where_it_is(kind, arrays_dir):
         np.testing.assert_array_equal(seen + batches(iterator, 7), expected)
 
 
-def test_who_watches_goes_on_counting():
+def test_other_observers_continue_to_count():
     with NUMBERS(**CALL) as iterator:
         stats = iterator.watch()
         next(iterator)
@@ -353,7 +353,7 @@ def test_who_watches_goes_on_counting():
         assert iterator.watch() is stats and stats.batches == 6 and stats._calls is None
 
 
-def test_a_loop_that_fails_leaves_nothing_behind():
+def test_a_failed_loop_is_cleaned_up():
     with NUMBERS(**CALL) as iterator:
         with pytest.raises(KeyError), profile(iterator) as report:
             next(iterator)
@@ -443,6 +443,6 @@ def test_a_grain_transform_has_the_times_of_the_loop():
 
 
 @pytest.mark.parametrize("other", (NUMBERS, [1, 2], DALIDataset(NUMBERS, **CALL)))
-def test_what_is_no_iterator_is_refused(other):
+def test_other_objects_are_refused(other):
     with pytest.raises(TypeError, match="does not count its batches"), profile(other):
         pass

@@ -167,7 +167,7 @@ def test_a_decompression_bomb_is_not_drawn():
     assert page.html.count("no picture that Pillow reads") == 2
 
 
-def test_figures_of_what_is_wrong_stand_out():
+def test_wrong_figures_are_highlighted():
     values = RNG.normal(size=(4, 8)).astype(np.float32)
     values[1, 2] = np.nan
     found = parsed(show({"bad": values, "good": values[2:].repeat(2, 0)}))
@@ -175,7 +175,7 @@ def test_figures_of_what_is_wrong_stand_out():
     assert "1, 0" in found.texts and "0, 0" in found.texts
 
 
-def test_an_iterator_stays_where_it_is(pictures):
+def test_an_iterator_does_not_move(pictures):
     with train(pictures, batch_size=5) as iterator, train(pictures, batch_size=5) as other:
         stats = iterator.watch()
         next(iterator), next(other)
@@ -229,7 +229,7 @@ def test_a_notebook_displays_it():
     assert tag == "iframe" and attrs["srcdoc"] == page.html
 
 
-def test_what_fails_is_named(tmp_path):
+def test_failures_are_named(tmp_path):
     files = write_jpegs(tmp_path, 8)
     corrupt(files[2])
 
@@ -413,7 +413,7 @@ def test_the_command(folder):
     assert found.pictures[0].shape == (16, 16, 3)
 
 
-def test_what_the_command_draws(folder):
+def test_the_command_draws(folder):
     main([*TRAIN, "--out", "out/batch.png", "--classes", "label=zero,one"])
     assert np.ptp(np.asarray(Image.open("out/batch.png"))) == 255
     main(["my_data:iterator", *TRAIN[1:], "--samples", "3"])
@@ -450,7 +450,7 @@ def test_a_batch_that_fails_ends_the_command(folder, capsys):
     assert "class/00000.jpg" in (folder / "batch.html").read_text()
 
 
-def test_without_pillow_it_says_so_at_once():
+def test_without_pillow_an_error_is_raised_at_once():
     code = "import sys; sys.modules['PIL'] = None; import dalijax; import dalijax.show"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1

@@ -64,7 +64,7 @@ def test_damage_is_detected(whole, tmp_path, monkeypatch):
             load(str(path))
 
 
-def test_a_failed_write_leaves_nothing_and_the_old_index(tmp_path):
+def test_a_failed_write_keeps_only_the_old_index(tmp_path):
     path = tmp_path / "a.index"
     save(str(path), Index({}, ARRAYS))
     data = path.read_bytes()

@@ -63,7 +63,7 @@ def test_keys_are_chosen_and_reached_by_their_paths():
         Records(rows, fields={})
 
 
-def test_records_that_are_no_dicts():
+def test_records_that_are_not_dicts():
     source = Records([b"ab", b"c"])
     equal(source.read(np.array([1]), ["data"])["data"], [np.array([99], np.uint8)])
     with pytest.raises(TypeError, match="Convert them to dicts"):

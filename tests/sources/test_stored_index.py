@@ -504,7 +504,7 @@ def test_a_mapped_index_outlives_its_replacement(tmp_path, cache):
     assert first.read(np.arange(COUNT), ["label"])["label"].tolist() == [1] * COUNT
 
 
-def test_nothing_of_an_index_is_unpickled(tmp_path):
+def test_an_index_is_never_unpickled(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(indexes.DamagedIndexError, match="not an index"):
         indexes.load(str(tmp_path / "a.npy"))

@@ -31,7 +31,7 @@ def expected_labels(source, batch):
     return Expected(epochs, state_bytes=2048)
 
 
-def check_goes_on(saved, other):
+def check_resumes(saved, other):
     """Saves after a batch, resumes in another iterator, and compares the rows that follow."""
     next(saved)
     state = json.loads(json.dumps(saved.get_state()))

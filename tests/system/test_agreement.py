@@ -82,7 +82,7 @@ def test_a_difference_raises_the_same_error_in_every_process(seen, name):
 
 
 @pytest.mark.parametrize("processes", (2, 3))
-def test_processes_that_agree_deliver_what_one_process_does(request, processes):
+def test_processes_that_agree_deliver_the_batches_of_one_process(request, processes):
     from dalijax import data_iterator, sources
 
     reports = request.getfixturevalue("seen" if processes == 2 else "seen_by_three")["agree"]

@@ -110,7 +110,7 @@ def test_no_module_imports_itself_through_others():
     assert not find_cycle(imports)
 
 
-def test_packages_say_what_lives_there():
+def test_packages_describe_their_modules():
     for folder in sorted({file.parent for file in SOURCES} - {PACKAGE}):
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
         assert text and len(text) > 100, f"{folder.name}/__init__.py does not say what lives there"

@@ -5,7 +5,7 @@ import pathlib
 import arrays  # of examples/
 import numpy as np
 import pytest
-from labelled import check_goes_on, expected_labels, rows_of
+from labelled import check_resumes, expected_labels, rows_of
 from nvidia.dali import backend
 from PIL import Image
 from shardings import rows_over
@@ -62,7 +62,7 @@ def test_crops_match_numpy(opened):
     assert len({flips for _, flips in places}) > 2
 
 
-def test_columns_are_those_of_the_table(opened):
+def test_columns_match_the_table(opened):
     table = opened["table"]
     rows = rows_of(batches_of(table))
     columns = table.read(np.arange(N), ["age", "dose", "label"])
@@ -75,7 +75,7 @@ def test_columns_are_those_of_the_table(opened):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_state_goes_on(opened, kind):
+def test_every_state_resumes(opened, kind):
     source = opened[kind]
     check(lambda: batches_of(source, shuffle=False), expected_labels(source, BATCH), tail=3)
 
@@ -85,9 +85,9 @@ def test_every_state_goes_on(opened, kind):
 @pytest.mark.parametrize(
     "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": rows_over(2)}, {"as_numpy": True})
 )
-def test_a_state_goes_on_with_any_batch_size_and_devices(opened, kind, first, then):
+def test_a_state_resumes_with_any_batch_size_and_devices(opened, kind, first, then):
     source = opened[kind]
-    check_goes_on(batches_of(source, seed=9, **first), batches_of(source, **then))
+    check_resumes(batches_of(source, seed=9, **first), batches_of(source, **then))
 
 
 def test_show_draws_the_slices_of_volumes(opened):
@@ -140,7 +140,7 @@ def test_a_file_of_another_dtype_is_cast(opened, tmp_path):
 
 
 @pytest.mark.skipif(backend.GetCUDADeviceCount() > 0, reason="DALI transposes with a CUDA driver")
-def test_a_file_of_fortran_order_is_named_where_there_is_no_driver(opened, tmp_path):
+def test_a_file_of_fortran_order_is_named_without_a_driver(opened, tmp_path):
     np.save(tmp_path / "bad.npy", np.asfortranarray(np.load(opened["files"].name(0))))
     iterator = batches_of(sources.Files(paths=[tmp_path / "bad.npy"], labels=[0]))
     with pytest.raises(BatchError, match=r"bad\.npy can't be decoded"):

@@ -5,7 +5,7 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from labelled import check_goes_on, expected_labels, rows_of, write_labelled_tar
+from labelled import check_resumes, expected_labels, rows_of, write_labelled_tar
 from PIL import Image
 from shardings import rows_over
 
@@ -60,7 +60,7 @@ def log_mel(sound):
     return 10 * np.log10(np.maximum(mel / mel.max(), 1e-8))
 
 
-def test_spectrograms_are_those_of_numpy(folder):
+def test_spectrograms_match_numpy(folder):
     paths = [
         path for path in sorted(folder.glob("*/*")) if soundfile.info(path).samplerate == 16000
     ]
@@ -129,7 +129,7 @@ def test_one_shape_compiles_once_and_buckets_a_few_times(folder):
     np.testing.assert_allclose(same, wanted, rtol=1e-5)
 
 
-def test_every_state_goes_on(folder):
+def test_every_state_resumes(folder):
     source = sources.Files(folder)
     call = {"shuffle": False, "last_batch_padded": True}
     check(lambda: batches_of(source, **call), expected_labels(source, BATCH), tail=3)
@@ -139,10 +139,10 @@ def test_every_state_goes_on(folder):
 @pytest.mark.parametrize(
     "then", ({"batch_size": 3}, {"batch_size": 6, "sharding": rows_over(2)}, {"as_numpy": True})
 )
-def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
+def test_a_state_resumes_with_any_batch_size_and_devices(folder, first, then):
     source = sources.Files(folder)
     saved = batches_of(source, seed=9, last_batch_padded=True, **first)
-    check_goes_on(saved, batches_of(source, last_batch_padded=True, **then))
+    check_resumes(saved, batches_of(source, last_batch_padded=True, **then))
 
 
 def test_an_archive_has_the_same_spectrograms(folder, tmp_path):

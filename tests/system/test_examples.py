@@ -75,7 +75,7 @@ def clu_train(folder, steps, out):
     return {one["step"]: one["loss"] for one in map(json.loads, lines)}
 
 
-def test_clu_train_goes_on_where_it_was_and_reports_its_input(tmp_path):
+def test_clu_train_resumes_and_reports_its_input(tmp_path):
     straight = clu_train(tmp_path, 18, "straight")
     assert sorted(straight) == list(range(1, 19))
     clu_train(tmp_path, 12, "stopped")

@@ -28,7 +28,7 @@ def batches_of(iterator):
     return batches
 
 
-def test_each_caption_is_beside_its_picture(folder):
+def test_each_caption_belongs_to_its_image(folder):
     captions = json.loads((folder / "captions.json").read_text())
     seen = []
     for batch in batches_of(iter(image_text.dataset(folder, epochs=1))):
@@ -47,7 +47,7 @@ def test_each_caption_is_beside_its_picture(folder):
         assert seen.count(text) <= list(captions.values()).count(text)
 
 
-def test_every_state_goes_on(folder):
+def test_every_state_resumes(folder):
     saved = iter(image_text.dataset(folder, epochs=3))
     states, batches = [saved.get_state()], []
     for batch in saved:

@@ -94,7 +94,7 @@ for name, module in list(sys.modules.items()):
     return execute
 
 
-def test_the_wheel_has_every_source_and_nothing_else(wheel):
+def test_the_wheel_has_exactly_the_sources(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     packed = {name for name in names if ".dist-info/" not in name}
     assert packed == {f"dalijax/{name}" for name in {*sources(), "py.typed"}}

@@ -92,7 +92,7 @@ def test_or_as_few_as_the_smallest(request, processes):
         assert records == list(range(process, count, processes))[: 2 * fewest]
 
 
-def test_repeated_slices_go_on(seen):
+def test_repeated_slices_continue(seen):
     for process, batches in enumerate(seen["slices_repeated"]):
         own = list(range(process, COUNT, 2))
         assert [x for xs, _ in batches for x in xs] == (own * 2)[:18]
@@ -143,7 +143,7 @@ def test_a_map_that_removes_records(seen):
     assert "Filter the records by filter()" in error
 
 
-def test_repeated_iter_datasets_go_on(seen):
+def test_repeated_iter_datasets_continue(seen):
     for process, batches in enumerate(seen["iter_repeated"]):
         own = UNKNOWN["filtered"](process, 2)
         for every in batches:

@@ -128,7 +128,7 @@ def test_two_processes_of_four_devices(reports, index):
 
 
 @pytest.mark.parametrize("devices,steps", (in_full(1, 60), (2, 200)))
-def test_batch_map_beside_a_step(tmp_path, jpegs_many, devices, steps):
+def test_batch_map_next_to_a_step(tmp_path, jpegs_many, devices, steps):
     """Each process checks its rows; all processes must start collectives in the same order.
 
     A process is slower by 0.35 s at one batch in ten; threads that take batches are refused.

@@ -62,7 +62,7 @@ def test_the_smoke_run_learns_and_evaluates_each_picture_once(tmp_path):
         assert high - low > 50, name
 
 
-def test_a_run_that_was_killed_before_an_evaluation_makes_it_and_an_ended_one_says_so(tmp_path):
+def test_a_run_killed_before_an_evaluation_repeats_it_and_a_complete_run_is_reported(tmp_path):
     options = ("--steps", 3, "--save-every", 2, "--evaluate-every", 2, "--batch", 8)
     run_python(*command(tmp_path, "out", *options), env=environment(1))
     evaluated = lines(tmp_path, "out", "evaluation")
@@ -79,7 +79,7 @@ def test_a_run_that_was_killed_before_an_evaluation_makes_it_and_an_ended_one_sa
 
 
 @pytest.mark.skipif(not FULL, reason="a minute: make test-full")
-def test_a_killed_run_goes_on_with_another_number_of_devices(tmp_path):
+def test_a_killed_run_resumes_on_another_number_of_devices(tmp_path):
     options = ("--steps", 24, "--save-every", 5, "--batch", 28)  # 120 is not a multiple of 28
     run_python(*command(tmp_path, "unbroken", *options), env=environment(1))
     for devices, step in ((2, 8), (4, 16)):
@@ -130,7 +130,7 @@ def run_over_tars(folder, out, steps, processes):
 
 
 @pytest.mark.skipif(not FULL, reason="a minute: make test-full")
-def test_two_processes_over_tars_train_as_one_and_go_on_as_one(tmp_path):
+def test_two_processes_over_tars_train_and_resume_like_one(tmp_path):
     for name, numbers in {
         "train-0": range(60),
         "train-1": range(60, 110),
@@ -237,7 +237,7 @@ def test_its_normalization_is_flaxs_of_each_group(recipe, size, dtype):
 
 
 @pytest.mark.parametrize("size", [0, 12])
-def test_one_group_costs_what_flaxs_normalization_does(recipe, size):
+def test_one_group_costs_as_much_as_flaxs_normalization(recipe, size):
     x = jnp.ones((12, 5, 5, 3), "bfloat16")
 
     def costs(layer, **options):
@@ -359,7 +359,7 @@ def test_groups_of_a_negative_number_of_pictures_are_refused(recipe):
     ([-1, 5], [True, True], False),
     ([-1, 5], [False, True], True),
 ])  # fmt: skip
-def test_the_loss_of_a_label_that_is_no_class_is_no_number(recipe, labels, mask, finite):
+def test_the_loss_of_an_out_of_range_label_is_nan(recipe, labels, mask, finite):
     steps, smoke = map(importlib.import_module, ("steps", "configs.smoke"))
     begin, _, count = steps.steps_of(smoke.config, 6, 10)
     images = np.zeros((2, smoke.config.side, smoke.config.side, 3), np.uint8)
@@ -455,7 +455,7 @@ def test_the_recipe_erases_rectangles(recipe, photos):
         assert (box == recipe[0].MEAN).all()
 
 
-def test_the_recipe_mixes_pictures_and_labels_alike(recipe, photos):
+def test_the_recipe_mixes_images_and_labels_equally(recipe, photos):
     images, labels = batch_of(recipe, photos)
     other_images, other_labels = np.roll(images, 1, 0), np.roll(labels, 1, 0)
     mixed, soft = batch_of(recipe, photos, mixup=0.8)
@@ -476,7 +476,7 @@ def test_the_recipe_mixes_pictures_and_labels_alike(recipe, photos):
     np.testing.assert_allclose(soft, share * labels + (1 - share) * other_labels, atol=1e-5)
 
 
-def test_a_label_that_is_no_class_is_no_number(recipe):
+def test_an_out_of_range_label_is_nan(recipe):
     module, config = recipe
     for mixup in (0.0, 0.8):
         mix = module.mixing(dataclasses.replace(config, mixup=mixup, cutmix=0.0), 10)

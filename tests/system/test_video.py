@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from labelled import check_goes_on, expected_labels, rows_of, write_labelled_tar
+from labelled import check_resumes, expected_labels, rows_of, write_labelled_tar
 from nvidia.dali import fn
 from PIL import Image
 from shardings import rows_over
@@ -55,7 +55,7 @@ def assert_close(frames, wanted):
 
 @pytest.mark.parametrize("name", (*ON_CPU, "drawn.avi"))
 @pytest.mark.parametrize(("start", "length", "stride"), ((0, 24, 1), (3, 5, 2), (10, 6, 4)))
-def test_frames_are_those_that_were_drawn(name, start, length, stride, tmp_path):
+def test_frames_match_the_drawn_frames(name, start, length, stride, tmp_path):
     path = FOLDER / name
     if name == "drawn.avi":
         drawing.write_avi(path := tmp_path / name, list(drawn()))
@@ -64,7 +64,7 @@ def test_frames_are_those_that_were_drawn(name, start, length, stride, tmp_path)
 
 
 @pytest.mark.parametrize("name", ON_GPU)
-def test_what_a_cpu_can_not_decode_is_named(name):
+def test_videos_that_a_cpu_cannot_decode_are_named(name):
     with pytest.raises(BatchError, match=rf"{name} can't be decoded"):
         decoded(FOLDER / name)
 
@@ -92,7 +92,7 @@ def test_all_frames_of_a_clip_are_cropped_and_flipped_equally(folder, tmp_path):
     assert len({clip[0].tobytes() for clip in frames}) == N
 
 
-def test_every_state_goes_on(folder):
+def test_every_state_resumes(folder):
     source = opened(folder)
     call = {"shuffle": False, "length": 3, "side": 16}
     check(lambda: batches_of(source, **call), expected_labels(source, BATCH), tail=3)
@@ -102,9 +102,9 @@ def test_every_state_goes_on(folder):
 @pytest.mark.parametrize(
     "then", ({"batch_size": 2}, {"batch_size": 6, "sharding": rows_over(2)}, {"as_numpy": True})
 )
-def test_a_state_goes_on_with_any_batch_size_and_devices(folder, first, then):
+def test_a_state_resumes_with_any_batch_size_and_devices(folder, first, then):
     source = opened(folder)
-    check_goes_on(batches_of(source, seed=9, **first), batches_of(source, **then))
+    check_resumes(batches_of(source, seed=9, **first), batches_of(source, **then))
 
 
 def test_an_archive_has_the_same_clips(folder, tmp_path):
@@ -190,7 +190,7 @@ def of_reader(files, **options):
 
 
 @pytest.mark.parametrize("shuffle", (False, True))
-def test_every_state_of_dalis_video_reader_goes_on(folder, shuffle):
+def test_every_state_of_dalis_video_reader_resumes(folder, shuffle):
     files = sorted(map(str, folder.glob("*/*")))[:3]
     wanted = [(label, first) for label in range(3) for first in (0, 6, 12, 18)]
     epoch = []
