@@ -237,7 +237,7 @@ def test_hand_made_pipelines_without_a_sharding(jpegs_many):
         pipelines(2), ["g", "x"], reader_name="reader", sharding=sharding, mask="mask"
     )
     check_array(next(placed)["x"], np.array([[0], [1], [4], [5]], np.int32), sharding)
-    with pytest.raises(ValueError, match="2 data shards .* 1 pipeline:"):
+    with pytest.raises(ValueError, match="2 data shards .* 1 pipeline"):
         DALIGenericIterator(pipelines(1), ["g", "x"], reader_name="reader", sharding=sharding)
 
 
@@ -254,7 +254,7 @@ def test_mistakes(jpegs_many):
         make(batch_size=6)
     with pytest.raises(ValueError, match=r"no argument \['num_shards', 'shard_id'\]"):
         make(lambda files, case: graph(files, case))
-    with pytest.raises(ValueError, match=r"\['shard_id'\] come from the sharding"):
+    with pytest.raises(ValueError, match=r"\['shard_id'\] are set by the sharding"):
         make(shard_id=1)
     with pytest.raises(
         ValueError, match=r"has entries for \['g'\], but the outputs are \['g', 'x'\]"
