@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "adapters/",
     "core/iterator/",
+    "core/feeding/engine",
     "core/feeding/record_",
     "core/feeding/source_engine",
     "core/feeding/stream_",
